@@ -11,7 +11,7 @@ import numpy as np
 from bench.figures import Figure, Findings, Ratio, all_of, in_turn
 from bench.games import CART, cart_obs, record
 from bench.scale import Scale
-from understudy.client.spool import Entry, Spool
+from understudy.client.spool import SpooledFrame, Spool
 from understudy.core.names import new_session, player_name
 from understudy.experience.builder import ChunkBuilder, encode_block
 from understudy.experience.chunk import Chunk, RowKind, decode_chunk
@@ -47,7 +47,7 @@ def _spool(folder: Path, *, steps: int, n_blocks: int) -> tuple[float, bool]:
     session = new_session(time.time())
     builder = ChunkBuilder(CART, session=session, max_steps=steps, client="bench")
     spool = Spool(folder).create(session, player=player_name("bench"), spec=CART)
-    entries: list[Entry] = []
+    entries: list[SpooledFrame] = []
     bodies: list[bytes] = []
     cpu_s = 0.0
     clock = time.thread_time

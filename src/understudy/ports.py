@@ -312,7 +312,7 @@ class FullStore(ExperienceStore, StoreAdmin, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casting:
+class LiveModels:
     """Who plays a game now, as signed documents that whoever asked checks for itself."""
 
     number: int
@@ -352,7 +352,7 @@ class Link(Protocol):
         recorded."""
         ...
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         """Who plays, once that is newer than number `after`; None when nothing came within
         `wait_s`."""
         ...

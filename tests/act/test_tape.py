@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.act.tape import Standing, best_value, count, n_step_td, q_of
+from understudy.act.tape import EpisodeProgress, best_value, count, n_step_td, q_of
 from understudy.core.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ from understudy.core.errors import ConfigError
 )
 def test_episodes_are_counted_across_collects(seed: int, num_envs: int, collects: list[int]):
     rng = np.random.default_rng(seed)
-    standing = Standing(np.zeros(num_envs), np.zeros(num_envs, np.int64))
+    standing = EpisodeProgress(np.zeros(num_envs), np.zeros(num_envs, np.int64))
     total = [0.0] * num_envs
     length = [0] * num_envs
     for steps in collects:

@@ -17,14 +17,14 @@ import understudy
 from tests.platform.switches import GAME, QUICK
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
-from understudy.cli.training_view import Progress, duration, fitted, line, table, watching_run
+from understudy.cli.training_view import RunProgress, duration, fitted, line, table, watching_run
 from understudy.core.errors import StorageFull
 from understudy.core.log import is_locked
 from understudy.experience.spaces import Box
 from understudy.training.events import (
     CheckpointSaved,
     Compiling,
-    Episode,
+    EpisodeEnded,
     Evaluation,
     Event,
     Guarded,
@@ -509,7 +509,7 @@ def test_help_has_examples_and_does_not_wait_for_jax(command: str):
 def events() -> list[Event]:
     return [
         Started(env_steps=0, run="R", game="g", algorithm="dqn", seed=0, steps=10_000, until=9.0),
-        Episode(env_steps=500, env=0, return_=4.0, length=10),
+        EpisodeEnded(env_steps=500, env=0, return_=4.0, length=10),
         Compiling(env_steps=500, what="update"),
         Update(
             env_steps=1_000, updates=100, version=1, replay_ratio=8.0, lag_versions=0, metrics={}
@@ -523,7 +523,7 @@ def events() -> list[Event]:
 
 def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
     now_s = iter(range(100))
-    progress = Progress(lambda: float(next(now_s)))
+    progress = RunProgress(lambda: float(next(now_s)))
     seen = []
     for event in events():
         progress.hear(event)
@@ -546,7 +546,7 @@ def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
 
 
 def test_a_terminal_gets_a_table_that_shows_compiling():
-    progress = Progress()
+    progress = RunProgress()
     out = Console(file=io.StringIO(), force_terminal=True, width=100)
     with watching_run(out, progress) as hear:
         for event in events()[:3]:
@@ -571,7 +571,7 @@ def test_a_terminal_gets_a_table_that_shows_compiling():
 
 def test_lines_are_few():
     out = Console(file=io.StringIO(), width=80)
-    with watching_run(out, Progress()) as hear:
+    with watching_run(out, RunProgress()) as hear:
         for event in [*events(), CheckpointSaved(env_steps=3_000, path="p"), *events()[1:2] * 50]:
             hear(event)
     assert 3 <= out.file.getvalue().count("\n") <= 5  # type: ignore[attr-defined]
@@ -583,7 +583,7 @@ def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
         Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"])
         for step in range(100)
     ]
-    with watching_run(out, Progress()) as hear:
+    with watching_run(out, RunProgress()) as hear:
         for event in [
             *events(),
             *refused,
@@ -609,7 +609,7 @@ def test_a_run_from_a_store_is_counted_in_updates_alone():
         until=None,
         is_from_store=True,
     )
-    progress = Progress()
+    progress = RunProgress()
     out = Console(file=io.StringIO(), width=200)
     with watching_run(out, progress) as hear:
         for event in [started, *events()[2:]]:

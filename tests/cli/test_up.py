@@ -30,7 +30,7 @@ from understudy.platform.platform import (
     DevelopmentKeys,
     Platform,
     Role,
-    Standing,
+    RoleStatus,
     development_keys,
 )
 from understudy.platform.play_web import answer_of, for_others, page_address, play_key
@@ -273,7 +273,7 @@ def test_what_roles_say_while_they_start_is_shown_unless_the_command_ends_with_i
 def test_why_a_role_ended_is_shown_once_however_often_it_says_so():
     written = io.StringIO()
     view = _View(Console(file=written, force_terminal=True, width=200), is_json=False)
-    standing = Standing(Role(name="ingest", command=lambda _: [], drains_s=1.0))
+    standing = RoleStatus(Role(name="ingest", command=lambda _: [], drains_s=1.0))
     view.standings = {"ingest": standing}
     for said in (
         "ended with 3: no broker; restart 1 in 0.1 s",

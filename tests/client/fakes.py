@@ -20,7 +20,7 @@ from understudy.core.names import PlayerName
 from understudy.experience.chunk import Chunk, RowKind, chunk_of
 from understudy.experience.frame import Frame, FrameKind, read_close, read_drop
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Casting, Link
+from understudy.ports import Ack, LiveModels, Link
 
 
 class FakeClock:
@@ -62,7 +62,7 @@ class MemoryLink:
         self.is_closed = False
         self.keep_share = 1.0
         self.skipped_steps = self.n_polls = 0
-        self.casting: Casting | None = None
+        self.casting: LiveModels | None = None
         self.policies: dict[int, bytes] = {}
 
     def register(self, spec: GameSpec) -> None:
@@ -93,7 +93,7 @@ class MemoryLink:
         self.skipped_steps += skipped_steps
         return [Ack(False, refused="not_today") if no else Ack(True) for no in refused]
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         self.n_polls += 1
         if self.is_down:
             raise LinkFailed("unreachable", "down")

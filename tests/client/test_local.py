@@ -9,7 +9,7 @@ from understudy.client import RecordingWarning
 from understudy.client.local import RETRY_AFTER_S, LocalLink
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.names import game_name, new_session, player_name
-from understudy.experience.door import Door, pseudonym
+from understudy.experience.door import Intake, pseudonym
 from understudy.experience.frame import data_frame, decode_frame
 from understudy.experience.game import game_spec, spec_from_json
 from understudy.ports import Ack
@@ -21,7 +21,7 @@ ANNA = player_name("anna")
 
 def link_over(stream, tmp_path, clock=CLOCK):
     return LocalLink(
-        stream, door=Door(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games"
+        stream, door=Intake(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games"
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, client, episodes
 from understudy.core.names import game_name, player_name, session_time_s
-from understudy.experience.door import Door
+from understudy.experience.door import Intake
 from understudy.experience.frame import Frame
 from understudy.experience.session import DAY_S
 
@@ -14,7 +14,7 @@ class DoorLink(MemoryLink):
 
     def __init__(self, clock):
         super().__init__()
-        door = Door(bytes(32), game_name("my-game"), clock)
+        door = Intake(bytes(32), game_name("my-game"), clock)
         anna = player_name("anna")
         self.refuses = lambda frame: (
             not isinstance(door.admit([frame], {frame.session: anna})[0], Frame)

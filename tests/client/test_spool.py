@@ -14,7 +14,7 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import connect
 from understudy.client.sender import send_leftovers
-from understudy.client.spool import Entry, SessionSpool, Spool, forget_spooled, read_about
+from understudy.client.spool import SpooledFrame, SessionSpool, Spool, forget_spooled, read_about
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
@@ -41,13 +41,13 @@ def spool_of(folder: Path, clock: FakeClock | None = None) -> tuple[Spool, Sessi
     return spool, spool.create(session, player=ANNA, spec=SPEC)
 
 
-def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[Entry]:
+def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[SpooledFrame]:
     return [
         one.add(data_frame(one.session, one.next_no, bytes([at]) * size), 10) for at in range(n)
     ]
 
 
-def adopted(folder: Path) -> tuple[SessionSpool, list[Entry]]:
+def adopted(folder: Path) -> tuple[SessionSpool, list[SpooledFrame]]:
     ((one, entries),) = Spool(folder).adopt(FakeClock().now())
     return one, entries
 

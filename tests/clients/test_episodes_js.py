@@ -13,7 +13,7 @@ from tests.ingest.specs import KnownSpecs
 from understudy.core.clock import SystemClock
 from understudy.core.tensors import DTYPES
 from understudy.experience.chunk import By, Chunk, RowKind, chunk_of
-from understudy.experience.door import Door
+from understudy.experience.door import Intake
 from understudy.experience.frame import Frame, FrameKind, decode_parcel, read_close, read_drop
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.session import Arrival, SessionState, admit
@@ -131,7 +131,7 @@ def taken(
 ) -> tuple[dict[uuid.UUID, list[Chunk]], dict[uuid.UUID, str], int]:
     """Chunks and player by session as door, checks and session rule let them through, and how
     often one came again."""
-    door = Door(bytes(32), spec.game, SystemClock())
+    door = Intake(bytes(32), spec.game, SystemClock())
     again = 0
     states: dict[uuid.UUID, SessionState] = {}
     chunks: dict[uuid.UUID, list[Chunk]] = defaultdict(list)

@@ -254,12 +254,12 @@ def assert_same_choice(
 
 
 def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
-    from understudy.ports import Casting
-    from understudy.serve.bots import OnStage, _advise
+    from understudy.ports import LiveModels
+    from understudy.serve.bots import ServedModels, _advise
 
     for name in ("masked values", "masked logits", "choices and switches"):
         policy, columns, legal, found = runs[name]
-        stage = OnStage(bot=Casting(number=1), policy=policy, model_no=1)
+        stage = ServedModels(bot=LiveModels(number=1), policy=policy, model_no=1)
         for at, got in enumerate(found["ranks"]):
             mask = None if legal is None else legal[at : at + 1]
             row = {column: array[at : at + 1] for column, array in columns.items()}

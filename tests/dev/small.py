@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.dev.packages import place_of
-from understudy.dev.recipes import RECIPES, Launch, Place, Recipe
+from understudy.dev.recipes import RECIPES, Launch, ServerFolder, Recipe
 
 PROGRAM = """
 import http.server, os, sys
@@ -24,11 +24,11 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 
 
-def prepare(place: Place) -> None:
+def prepare(place: ServerFolder) -> None:
     (place.folder / "program.py").write_text(PROGRAM)
 
 
-def launch(place: Place, mood: str = "works") -> Launch:
+def launch(place: ServerFolder, mood: str = "works") -> Launch:
     words: list[str | Path] = [
         sys.executable,
         place.folder / "program.py",
@@ -38,12 +38,12 @@ def launch(place: Place, mood: str = "works") -> Launch:
     return Launch(words, {"SECRET": place.credentials["password"]})
 
 
-def ask(place: Place) -> None:
+def ask(place: ServerFolder) -> None:
     with urllib.request.urlopen(place.url, timeout=5.0) as answer:
         assert answer.read().decode() == place.credentials["password"]
 
 
-def welcome(place: Place) -> None:
+def welcome(place: ServerFolder) -> None:
     ask(place)
     with (place.folder / "guests").open("a") as file:
         file.write("one\n")

@@ -33,7 +33,7 @@ from understudy.models.keys import SCOPES
 from understudy.serve.api import STATUS
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
-from understudy.serve.wire import Columns, Promote
+from understudy.serve.wire import ChunkColumns, Promote
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
@@ -69,7 +69,7 @@ def test_every_route_is_on_the_page_with_its_scope():
     assert told == {(route.name.replace(":int", ""), route.scope or "open") for route in ROUTES}
     assert all(f"| `{scope}` |" in PAGE for scope in SCOPES)
     assert [code for code in STATUS if f"`{code}`" not in PAGE] == []
-    for word in ("columns", "player", "session", *(f for f in Columns.__struct_fields__)):
+    for word in ("columns", "player", "session", *(f for f in ChunkColumns.__struct_fields__)):
         assert f"`{word}`" in PAGE
     assert (MAX_FRAMES_PER_SEND, MAX_FRAME_BYTES) == (64, 512 * 1024)
 

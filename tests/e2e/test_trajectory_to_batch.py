@@ -35,7 +35,7 @@ from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
 from understudy.nn.policy import Policy
-from understudy.ports import Ack, Casting
+from understudy.ports import Ack, LiveModels
 from understudy.stores.local import LocalStore
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space
@@ -125,7 +125,7 @@ class Collected:
         self.players |= players
         return [Ack(True)] * len(frames)
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         return None
 
     def policy(self, model_no: int) -> bytes:

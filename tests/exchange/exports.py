@@ -13,7 +13,7 @@ from tests.simulation.recordings import recording
 from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
 from understudy.exchange.destination import Destination
-from understudy.exchange.exporting import Wanted, Written, open_history
+from understudy.exchange.exporting import ExportFilter, Written, open_history
 from understudy.exchange.importing import Imported, import_files
 from understudy.exchange.incoming import noise_of
 from understudy.exchange.minari import WrittenDataset, write_minari
@@ -77,13 +77,13 @@ def to_parquet(
 ) -> Written:
     with StoreView(data.store) as view:
         return write_parquet(
-            open_history(data, view, Wanted(**wanted)), path, with_player=with_player
+            open_history(data, view, ExportFilter(**wanted)), path, with_player=with_player
         )
 
 
 def to_minari(data: DataFolder, path: Path, **wanted: Any) -> WrittenDataset:
     with StoreView(data.store) as view:
-        return write_minari(open_history(data, view, Wanted(**wanted)), path)
+        return write_minari(open_history(data, view, ExportFilter(**wanted)), path)
 
 
 def from_parquet(data: DataFolder, *paths: Path, **options: Any) -> Imported:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.exchange.exports import file_of_steps
 from understudy.backends.data import DataFolder
-from understudy.backends.unfinished_imports import Begun, Sent
+from understudy.backends.unfinished_imports import UnfinishedImports, SendingSession
 from understudy.client.local import LocalLink
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, Unreachable
 from understudy.core.names import new_session, player_name
@@ -118,14 +118,14 @@ def test_what_nobody_stores_yet_is_told_with_the_next_step_and_stored_once_howev
     )
     last = made.bring()
     assert (last.stored_steps, last.there_steps, last.waiting_steps) == (0, first.steps, 0)
-    assert not Begun(made.data.root).sessions
+    assert not UnfinishedImports(made.data.root).sessions
     assert made.drained().steps == first.steps
 
 
 def test_control_ids_that_nobody_wrote_down_store_everything_twice(
     made: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Begun, "add", lambda *_: None)
+    monkeypatch.setattr(UnfinishedImports, "add", lambda *_: None)
     first = made.bring()
     made.bring()
     assert made.drained().steps == 2 * first.steps
@@ -203,12 +203,12 @@ def test_an_import_under_another_name_or_after_too_long_is_not_mixed_up(made: De
     made.bring(player=ADA)
     with pytest.raises(ConfigError, match="give the same --player"):
         made.bring(player=player_name("bob"))
-    sessions = Begun(made.data.root).sessions
+    sessions = UnfinishedImports(made.data.root).sessions
     old = {
-        noise: Sent(new_session(START_S - 30 * DAY_S, bytes(10)), one.player)
+        noise: SendingSession(new_session(START_S - 30 * DAY_S, bytes(10)), one.player)
         for noise, one in sessions.items()
     }
-    Begun(made.data.root).add(old)
+    UnfinishedImports(made.data.root).add(old)
     with pytest.raises(ConfigError, match="too long ago"):
         made.bring(player=ADA)
 

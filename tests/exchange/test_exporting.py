@@ -11,7 +11,7 @@ import pytest
 from tests.ingest.specs import KnownSpecs
 from understudy.core.errors import MissingExtra, StorageFailed
 from understudy.core.names import new_session
-from understudy.exchange.exporting import Wanted, copied, extra, one_line
+from understudy.exchange.exporting import ExportFilter, copied, extra, one_line
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import DropReport, drop_frame
 from understudy.ports import Candidate, Cursor, Stored, Tail
@@ -30,7 +30,7 @@ def chunks_in(view: StoreView) -> list[Chunk]:
 
 def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
     with copied(
-        desk.store, KnownSpecs(SPEC), Wanted(game=SPEC.game), beside=folder / "out.parquet"
+        desk.store, KnownSpecs(SPEC), ExportFilter(game=SPEC.game), beside=folder / "out.parquet"
     ) as view:
         return chunks_in(view)
 
@@ -83,7 +83,7 @@ def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
 
     before = random_session(SPEC, rng, n_chunks=3)
     desk.put(*before)
-    with copied(Busy(), KnownSpecs(SPEC), Wanted(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
+    with copied(Busy(), KnownSpecs(SPEC), ExportFilter(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
         assert chunks_in(view)[:3] == before
 
 

@@ -29,7 +29,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.names import game_name
 from understudy.exchange import parquet
 from understudy.exchange.destination import Destination
-from understudy.exchange.exporting import Wanted, copied, open_history
+from understudy.exchange.exporting import ExportFilter, copied, open_history
 from understudy.exchange.importing import import_files
 from understudy.exchange.incoming import noise_of
 from understudy.exchange.parquet import SPEC_KEY, ParquetFile, write_parquet
@@ -101,19 +101,19 @@ def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> 
     nowhere = DataFolder(tmp_path / "nowhere")
     with (
         closing(made.open()) as store,
-        copied(store, specs, Wanted(game="cart"), beside=out) as view,
+        copied(store, specs, ExportFilter(game="cart"), beside=out) as view,
     ):
-        write_parquet(open_history(nowhere, view, Wanted(game="cart"), specs=specs), out)
+        write_parquet(open_history(nowhere, view, ExportFilter(game="cart"), specs=specs), out)
     assert steps_in(out) == steps_in(tmp_path / "here.parquet")
     with closing(made.open()) as store:
         assert store.forget(b"b" * 16) == 2
-        with copied(store, specs, Wanted(), beside=out) as view:
-            assert open_history(nowhere, view, Wanted(), specs=specs).n_steps == steps
+        with copied(store, specs, ExportFilter(), beside=out) as view:
+            assert open_history(nowhere, view, ExportFilter(), specs=specs).n_steps == steps
         with (
-            copied(store, specs, Wanted(game="other"), beside=out) as view,
+            copied(store, specs, ExportFilter(game="other"), beside=out) as view,
             pytest.raises(ConfigError, match="nothing"),
         ):
-            open_history(nowhere, view, Wanted(), specs=specs)
+            open_history(nowhere, view, ExportFilter(), specs=specs)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "D",
         "here.parquet",

@@ -13,7 +13,7 @@ import pytest
 
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.names import game_name, new_session, player_name
-from understudy.experience.door import Door, create_once, deployment_key, pseudonym
+from understudy.experience.door import Intake, create_once, deployment_key, pseudonym
 from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame, data_frame
 from understudy.experience.session import (
     AHEAD_S,
@@ -43,7 +43,7 @@ class Still:
 
 
 def door():
-    return Door(KEY, GAME, Still())
+    return Intake(KEY, GAME, Still())
 
 
 def frame(session=None, body=b"body"):

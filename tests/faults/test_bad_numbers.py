@@ -25,7 +25,7 @@ from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
 from understudy.training.choice import GameChoice, look_at
 from understudy.training.events import Event, Guarded
-from understudy.training.inline import History
+from understudy.training.inline import RunStore
 from understudy.training.train import Run, train
 from understudy.training.training_job import Checkpoint, Checkpoints
 
@@ -160,7 +160,7 @@ def names_of(ids: Any) -> set[str]:
 
 def quarantined(run: Path) -> set[str]:
     game = look_at(GameChoice(game="CartPole-v1")).spec
-    with contextlib.closing(History(run / "store", game, clock=SystemClock())) as history:
+    with contextlib.closing(RunStore(run / "store", game, clock=SystemClock())) as history:
         return names_of(history.quarantined)
 
 

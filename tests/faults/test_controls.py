@@ -27,7 +27,7 @@ from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.platform.ingest import IngestRole
 from understudy.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
-from understudy.simulation.verify import Verdict, verify
+from understudy.simulation.verify import Verification, verify
 from understudy.stores import database, draft
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
@@ -138,7 +138,7 @@ class DataFirst(PositionFirst):
 
 def crash_while_storing(
     data: DataFolder, rng: np.random.Generator, wrap: Callable[[LocalStore], PositionFirst]
-) -> Verdict:
+) -> Verification:
     deployment_key(data.root)
     stream = FileStream(data.stream)
     specs = SpecFolder(data.games)
@@ -156,7 +156,7 @@ def crash_while_storing(
     raise AssertionError("nobody died")
 
 
-def verify_after(store: LocalStore, data: DataFolder) -> Verdict:
+def verify_after(store: LocalStore, data: DataFolder) -> Verification:
     """What a new start finds."""
     store.close()
     return verify(data)

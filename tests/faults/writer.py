@@ -19,7 +19,7 @@ from understudy.client.connect import ClientConfig, connect
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
 from understudy.core.log import no_sync, sync_data
-from understudy.experience.door import Door, deployment_key, pseudonym
+from understudy.experience.door import Intake, deployment_key, pseudonym
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.simulation.ledger import LedgerLink
@@ -52,7 +52,7 @@ def main(settings: WriterSettings) -> None:
     key = deployment_key(data.root)
     specs = SpecFolder(data.games)
     stream = FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
-    door = Door(key, cart().game, SystemClock())
+    door = Intake(key, cart().game, SystemClock())
     link = LedgerLink(LocalLink(stream, door=door, specs_folder=data.games), outside / "ledger")
     config = ClientConfig(background=False, spool=data.spool)
     with LocalStore(data.store, specs=specs, synchronous=settings.synchronous) as store:

@@ -21,7 +21,7 @@ from understudy.backends.deployment import open_deployment
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.names import new_session
 from understudy.experience.frame import Frame
-from understudy.ingest.service import IngestService, IngestStats, Progress, Turn, leaving_the_rest
+from understudy.ingest.service import IngestService, IngestStats, IngestProgress, Turn, leaving_the_rest
 from understudy.ingest.spark import Opened, Spark, SparkJob, SparkTasks
 from understudy.platform import ingest as role
 from understudy.platform.children import Child, python_module
@@ -173,11 +173,11 @@ class Ingest:
 
     def __init__(self, spark: Spark, job: SparkJob, stream: Stream) -> None:
         self.tasks = SparkTasks(job, lambda _: contextlib.nullcontext(spark))
-        self.reports: list[Progress] = []
+        self.reports: list[IngestProgress] = []
         driver: Any = (OnlyListed(stream), Untouched(), OneSpec())
         self.service = IngestService(*driver, owner="driver", spread=self._spread)
 
-    def _spread(self, turns: Iterable[Turn]) -> Iterator[Progress]:
+    def _spread(self, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
         for progress in self.tasks(turns):
             self.reports.append(progress)
             yield progress

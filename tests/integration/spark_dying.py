@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from understudy.backends.data import DataFolder
-from understudy.ingest.service import Progress, Turn
+from understudy.ingest.service import IngestProgress, Turn
 from understudy.ingest.spark import SparkTasks
 from understudy.platform.children import log_to_stderr
 from understudy.platform.config import read_config
@@ -17,7 +17,7 @@ from understudy.platform.ingest import main
 _take = SparkTasks.__call__
 
 
-def _take_and_die(self: SparkTasks, turns: Iterable[Turn]) -> Iterator[Progress]:
+def _take_and_die(self: SparkTasks, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
     for progress in _take(self, turns):
         if progress.records:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ from understudy.core.errors import Unreachable
 from understudy.core.location import parse_location
 from understudy.dev import servers
 from understudy.dev.process import HOST, free_ports, listens
-from understudy.dev.recipes import RECIPES, Place, prepare_cassandra
+from understudy.dev.recipes import RECIPES, ServerFolder, prepare_cassandra
 from understudy.stores.cassandra.wire import Wire, read_options
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ NODES = ("1", "2", "3")
 _TOGETHER_S = 60.0
 
 
-def prepare(place: Place, *, seed: int) -> None:
+def prepare(place: ServerFolder, *, seed: int) -> None:
     """One of three, which the first one tells of each other; without passwords, whose table has
     one copy."""
     prepare_cassandra(place)

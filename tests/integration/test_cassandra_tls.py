@@ -15,7 +15,7 @@ from understudy.core.errors import ConfigError, UnderstudyError, Unreachable
 from understudy.dev import servers
 from understudy.dev.recipes import (
     RECIPES,
-    Place,
+    ServerFolder,
     ask_cassandra,
     prepare_cassandra,
     welcome_cassandra,
@@ -36,7 +36,7 @@ client_encryption_options:
 """
 
 
-def prepare(place: Place) -> None:
+def prepare(place: ServerFolder) -> None:
     """The same node behind TLS, for clients that have a certificate of the same authority."""
     prepare_cassandra(place)
     if not (place.folder / "ca.pem").exists():
@@ -45,7 +45,7 @@ def prepare(place: Place) -> None:
     settings.write_text(settings.read_text() + _SETTINGS.format(folder=place.folder))
 
 
-def tls(place: Place) -> ssl.SSLContext:
+def tls(place: ServerFolder) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=place.folder / "ca.pem")
     context.load_cert_chain(place.folder / "us.pem")
     return context

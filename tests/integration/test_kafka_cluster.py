@@ -11,13 +11,13 @@ from tests.integration.kafka import PATIENCE_S, Topic
 from tests.integration.kafka_table import Table, run
 from understudy.dev import servers
 from understudy.dev.process import HOST, free_ports
-from understudy.dev.recipes import RECIPES, Place, prepare_kafka
+from understudy.dev.recipes import RECIPES, ServerFolder, prepare_kafka
 
 NODES = ("1", "2", "3")
 _VOTERS = "controller.quorum.voters"
 
 
-def prepare(place: Place, *, voters: str) -> None:
+def prepare(place: ServerFolder, *, voters: str) -> None:
     """One of three; its number is the name of its folder."""
     prepare_kafka(place)
     settings = place.folder / "server.properties"

@@ -13,7 +13,7 @@ from tests.integration.kafka import PATIENCE_S
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.location import Location, parse_location
 from understudy.dev import servers
-from understudy.dev.recipes import RECIPES, Place, prepare_kafka
+from understudy.dev.recipes import RECIPES, ServerFolder, prepare_kafka
 from understudy.streams.kafka import create_kafka, open_kafka
 from understudy.streams.kafka_client import kafka_config
 from understudy.testing.streams import read_all, sample_frames
@@ -32,7 +32,7 @@ super.users=User:{user};User:ANONYMOUS
 """
 
 
-def prepare(place: Place) -> None:
+def prepare(place: ServerFolder) -> None:
     """The same node behind TLS, with SCRAM beside PLAIN, and rights."""
     prepare_kafka(place)
     if not (place.folder / "ca.pem").exists():
@@ -47,7 +47,7 @@ def prepare(place: Place) -> None:
     )
 
 
-def ask(place: Place) -> None:
+def ask(place: ServerFolder) -> None:
     tls = f"tls=true&ca={place.folder}/ca.pem&certificate={place.folder}/client.pem"
     location = parse_location(
         f"kafka://{place.address}/{TOPIC}?{tls}&credentials={place.credentials_file}"

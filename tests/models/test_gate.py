@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from understudy.core.errors import ConfigError
-from understudy.models.gate import Bounds, Check, Evidence, Verdict, looks, verdict
+from understudy.models.gate import Bounds, ModelCheck, Evidence, GateDecision, looks, verdict
 
-SOUND = (Check("finite", True), Check("golden", True))
+SOUND = (ModelCheck("finite", True), ModelCheck("golden", True))
 BOUNDS = Bounds()
 
 
-def judge(candidate: np.ndarray, champion: np.ndarray, bounds: Bounds = BOUNDS) -> Verdict:
+def judge(candidate: np.ndarray, champion: np.ndarray, bounds: Bounds = BOUNDS) -> GateDecision:
     """Live play as it comes: looked at only when the bounds say so, until there is a decision."""
     for count in looks(bounds):
         found = verdict(
@@ -28,12 +28,12 @@ def judge(candidate: np.ndarray, champion: np.ndarray, bounds: Bounds = BOUNDS) 
 
 
 def test_a_failed_check_rejects_whatever_the_returns():
-    checks = (*SOUND, Check("latency", False, "90 ms, at most 5 are allowed"))
+    checks = (*SOUND, ModelCheck("latency", False, "90 ms, at most 5 are allowed"))
     found = verdict(
         Evidence(checks=checks, has_champion=True, candidate=[9e9] * 99, champion=[0.0] * 99),
         BOUNDS,
     )
-    assert found == Verdict("reject", "latency: 90 ms, at most 5 are allowed")
+    assert found == GateDecision("reject", "latency: 90 ms, at most 5 are allowed")
 
 
 def test_the_first_bot_needs_only_the_checks():

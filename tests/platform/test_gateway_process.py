@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from understudy.platform.gateway_process import IngestMetrics
-from understudy.platform.platform import Role, Standing
+from understudy.platform.platform import Role, RoleStatus
 from understudy.testing.clock import START_S, ManualClock
 
 NATIVE = {
@@ -37,7 +37,7 @@ def metrics(
 ) -> str:
     """What whoever asks a gateway is told of a role that stands like this."""
     role = Role(name="ingest", command=lambda _: (), drains_s=1.0)
-    standing = Standing(role, state=state, restarts=2, last_report=report)
+    standing = RoleStatus(role, state=state, restarts=2, last_report=report)
     path = tmp_path / "ingest.json"
     path.write_text(json.dumps(standing.to_json(START_S)))
     registry = CollectorRegistry()

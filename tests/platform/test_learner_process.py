@@ -17,7 +17,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.platform.children import NOT_CARRIED_OUT
 from understudy.platform.config import Config, StoreSection, write_config
-from understudy.platform.learner_process import Follower, learn
+from understudy.platform.learner_process import WindowFiller, learn
 from understudy.ports import Cursor, Tail
 from understudy.release.game_learner import LearnerServiceConfig
 from understudy.stores.view import StoreView
@@ -58,7 +58,7 @@ def test_what_a_follower_dies_of_ends_the_role_and_is_raised(
     remote = Remote(tmp_path / "there", lambda call: error if call == 3 else None)
     stop = threading.Event()
     window = Window(remote, tmp_path / "window")  # type: ignore[arg-type]
-    with window, pytest.raises(type(error), match=r"gone|bug"), Follower(window, stop):
+    with window, pytest.raises(type(error), match=r"gone|bug"), WindowFiller(window, stop):
         assert stop.wait(30), "the role is told to stop"
     assert window.items == 4
 
@@ -73,7 +73,7 @@ def test_a_learner_ends_when_its_follower_has_died(
     stop = threading.Event()
     window = Window(remote, data.store)  # type: ignore[arg-type]
     registry = recording(data, SPEC).registry()
-    with window, pytest.raises(StorageFailed, match="gone"), Follower(window, stop) as follower:
+    with window, pytest.raises(StorageFailed, match="gone"), WindowFiller(window, stop) as follower:
         assert learn(data, registry, LearnerServiceConfig(), stop, fields=follower.fields) == 0
     assert '"window": {"items": 6, "error": ""}' in capsys.readouterr().out
 
@@ -84,7 +84,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_told(tmp_path: Path)
     )
     stop = threading.Event()
     window = Window(remote, tmp_path / "window")  # type: ignore[arg-type]
-    with window, Follower(window, stop) as follower:
+    with window, WindowFiller(window, stop) as follower:
         until(stop, lambda: bool(follower.fields()["window"]["error"]))
         assert follower.fields()["window"] == {"items": 2, "error": "nobody answers"}
         until(stop, lambda: window.items == 6 and not window.trouble)

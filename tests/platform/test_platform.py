@@ -15,7 +15,7 @@ import pytest
 
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Locked
-from understudy.platform.platform import Role, Standing, Supervisor
+from understudy.platform.platform import Role, RoleStatus, Supervisor
 
 GOOD = "import sys; print('{\"stored\": 1}', flush=True); sys.stdin.read()"
 CRASHING = (
@@ -43,7 +43,7 @@ class Watched:
             roles, folder, clock=SystemClock(), tell=self._tell, log=lambda *_: None
         )
 
-    def _tell(self, standing: Standing, said: str) -> None:
+    def _tell(self, standing: RoleStatus, said: str) -> None:
         self.told.append((standing.role.name, said))
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -11,7 +11,7 @@ from tests.simulation.recordings import CONTINUOUS, GAME, balancing_policy
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from understudy.experience.writer import obs_reader
-from understudy.models.gate import Check
+from understudy.models.gate import ModelCheck
 from understudy.models.manifest import Lineage, Manifest, make_manifest
 from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_apart, check_model, fuzzed_observations
@@ -38,7 +38,7 @@ def model(policy: Policy) -> tuple[Manifest, bytes]:
     return make_manifest(policy, raw, model_no=1, lineage=Lineage(algorithm="bc")), raw
 
 
-def failed(checks: list[Check]) -> list[str]:
+def failed(checks: list[ModelCheck]) -> list[str]:
     return [check.name for check in checks if not check.passed]
 
 

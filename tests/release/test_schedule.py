@@ -8,20 +8,20 @@ import pytest
 from understudy.core.errors import ConfigError
 from understudy.release.schedule import (
     LearningSchedule,
-    Standing,
+    LearnerStatus,
     algorithm_for,
     next_action,
     written,
 )
 
 SCHEDULE = LearningSchedule(dqn_updates=4_096, updates_per_step=4.0)
-NEW = Standing(algorithm="bc", has_champion=False, has_canary=False)
-DQN = Standing(
+NEW = LearnerStatus(algorithm="bc", has_champion=False, has_canary=False)
+DQN = LearnerStatus(
     algorithm="dqn", has_champion=True, has_canary=False, usable_steps=5_000, steps=5_000
 )
 
 
-def action(now: Standing, **changes: object) -> str:
+def action(now: LearnerStatus, **changes: object) -> str:
     return next_action(replace(now, **changes), SCHEDULE).action  # type: ignore[arg-type]
 
 

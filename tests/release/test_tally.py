@@ -11,7 +11,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
 from understudy.experience.chunk import By, Chunk, split_chunk
 from understudy.experience.game import game_spec
-from understudy.release.tally import Tally
+from understudy.release.tally import StoreStats
 from understudy.testing.clock import START_S
 from understudy.training.follower import StoreFollower
 
@@ -32,8 +32,8 @@ def bot_chunk(length: int = 40, *, number: int = 1) -> Chunk:
     return next(chunks_of(played, session(number), model=MODEL))
 
 
-def tally_of(made: Recording) -> Tally:
-    tally = Tally(StoreFollower(made.data.store))
+def tally_of(made: Recording) -> StoreStats:
+    tally = StoreStats(StoreFollower(made.data.store))
     while tally.follow(max_items=3):
         pass
     return tally
@@ -104,7 +104,7 @@ def test_a_tally_that_was_written_down_goes_on_in_the_middle_of_an_episode(made:
     state = json.loads(json.dumps(before.state()))
     before.close()
     made.store([second])
-    after = Tally(StoreFollower(made.data.store))
+    after = StoreStats(StoreFollower(made.data.store))
     after.restore(state)
     while after.follow():
         pass

@@ -25,8 +25,8 @@ from understudy.models.manifest import Lineage, Manifest
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.serve.gateway import Gateway
-from understudy.serve.house import GatewayConfig, House
-from understudy.serve.server import Listen, Server
+from understudy.serve.house import GatewayConfig, GatewayState
+from understudy.serve.server import Listen, GatewayServer
 from understudy.streams.file import FileStream
 from understudy.testing.samples import cart_spec, random_session
 
@@ -58,7 +58,7 @@ class Running:
     """A gateway that serves, and everything behind it."""
 
     folder: Path
-    server: Server
+    server: GatewayServer
     keys: Keys
     registry: Registry
     stream: FileStream
@@ -156,8 +156,8 @@ def running(
     registry = Registry(objects, trusted=TRUSTED, signer=SIGNER)
     stream = FileStream(folder / "stream")
 
-    def house() -> House:
-        return House(
+    def house() -> GatewayState:
+        return GatewayState(
             config=config or GatewayConfig(),
             stream=stream,
             registry=registry,
@@ -167,7 +167,7 @@ def running(
             clock=clock,
         )
 
-    server = Server(Gateway(house), listen or Listen())
+    server = GatewayServer(Gateway(house), listen or Listen())
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(ready.set,), daemon=True)
     thread.start()

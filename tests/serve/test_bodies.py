@@ -18,7 +18,7 @@ from understudy.core.errors import Refused
 from understudy.core.names import player_name
 from understudy.experience.frame import MAX_PARCEL_BYTES, encode_parcel
 from understudy.serve.api import Call, read_body
-from understudy.serve.house import GatewayConfig, Room
+from understudy.serve.house import GatewayConfig, MemoryBudget
 from understudy.serve.routes import ROUTES
 
 PACKED = {"Content-Encoding": "gzip"}
@@ -172,7 +172,7 @@ def test_bodies_of_all_requests_together_have_their_room(tmp_path: Path):
 
 
 def test_room_is_given_back_whatever_happens():
-    room = Room(100)
+    room = MemoryBudget(100)
 
     async def gone() -> dict[str, Any]:
         return {"type": "http.disconnect"}

@@ -19,7 +19,7 @@ from understudy.models.manifest import manifest_from_json, open_policy
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
-from understudy.serve.bots import Bots
+from understudy.serve.bots import ServedBots
 from understudy.serve.house import GatewayConfig
 from understudy.testing.samples import cart_spec
 
@@ -467,7 +467,7 @@ def test_a_registry_where_a_look_costs_something_is_looked_at_as_seldom_as_it_sa
     for objects, every_s in ((near, 0.03), (far, 0.5)):
         registry = Registry(objects, trusted=TRUSTED)
         with concurrent.futures.ThreadPoolExecutor() as executor:
-            bots = Bots(
+            bots = ServedBots(
                 registry,
                 executor,
                 trust=[],

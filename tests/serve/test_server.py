@@ -29,7 +29,7 @@ from understudy.experience.frame import encode_parcel
 from understudy.models.objects import FolderObjects
 from understudy.serve.gateway import Gateway, follow_keys
 from understudy.serve.house import GatewayConfig
-from understudy.serve.server import Listen, Server
+from understudy.serve.server import Listen, GatewayServer
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -92,18 +92,18 @@ def test_plain_http_off_loopback_must_be_said():
 
 def test_a_port_that_is_taken_or_a_certificate_that_is_none_says_so(tmp_path: Path):
     with running(tmp_path) as gateway, pytest.raises(ConfigError, match="give another port"):
-        Server(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
+        GatewayServer(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
     (tmp_path / "x").write_text("no certificate")
     for path in (tmp_path / "x", tmp_path / "missing"):
         with pytest.raises(ConfigError, match="no certificate"):
-            Server(Gateway(lambda: None), Listen(certificate=path, certificate_key=path))  # type: ignore[arg-type, return-value]
+            GatewayServer(Gateway(lambda: None), Listen(certificate=path, certificate_key=path))  # type: ignore[arg-type, return-value]
 
 
 def test_a_gateway_that_cannot_start_says_so_and_leaves_nothing_open():
     def broken() -> Any:
         raise RuntimeError("no disk")
 
-    server = Server(Gateway(broken), Listen())
+    server = GatewayServer(Gateway(broken), Listen())
     with pytest.raises(ConfigError, match="could not start"):
         server.run()
 
@@ -114,7 +114,7 @@ def test_a_stream_that_is_away_at_the_start_is_told_as_that_and_once(
     def away() -> Any:
         raise Unreachable("no broker; start one")
 
-    server = Server(Gateway(away), Listen())
+    server = GatewayServer(Gateway(away), Listen())
     with capture_logs() as logs, pytest.raises(Unreachable, match="no broker; start one"):
         server.run()
     assert (logs, caplog.records) == ([], [])

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from understudy.core.errors import Unreachable
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
-from understudy.serve.house import Specs
+from understudy.serve.house import SpecCache
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec
 
@@ -25,7 +25,7 @@ def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(
     clock = ManualClock()
     registry.register(SPEC)
 
-    async def look(specs: Specs, times: int) -> None:
+    async def look(specs: SpecCache, times: int) -> None:
         for _ in range(times):
             assert SPEC.schema in await specs.of(SPEC.game)
             clock.advance(60.0)
@@ -34,7 +34,7 @@ def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(
         raise Unreachable("no answer")
 
     with ThreadPoolExecutor(1) as pool, capture_logs() as logs:
-        specs = Specs(registry, pool, clock)
+        specs = SpecCache(registry, pool, clock)
         asyncio.run(look(specs, 1))
         for _ in range(2):
             with monkeypatch.context() as patch:

@@ -10,18 +10,18 @@ import pytest
 from understudy.core.location import parse_location
 from understudy.core.statistics import Estimate
 from understudy.dev.process import Identity, Process
-from understudy.dev.recipes import Place
+from understudy.dev.recipes import ServerFolder
 from understudy.dev.servers import Server
 from understudy.simulation import loop
 from understudy.simulation.loop import LoopResult
-from understudy.simulation.verify import Verdict
+from understudy.simulation.verify import Verification
 
 ODD = Path("/srv/A & B/100%41 #1+2/Zürich=?")
-COUNTS: dict[str, Any] = {field.name: 0 for field in fields(Verdict)} | {
+COUNTS: dict[str, Any] = {field.name: 0 for field in fields(Verification)} | {
     "corrupt": (),
     "live_writer": False,
 }
-VERDICT = Verdict(**COUNTS | {"steps": 120, "ledger_steps": 100})
+VERDICT = Verification(**COUNTS | {"steps": 120, "ledger_steps": 100})
 RESULT = LoopResult(
     first=Estimate(-0.7, -0.7999999999999999, -0.6),
     last=Estimate(0.1, None, None),
@@ -48,7 +48,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Server]:
 
 
 def server(name: str) -> Server:
-    place = Place(
+    place = ServerFolder(
         folder=ODD / name,
         package=ODD,
         ports={"client": 20_001},

@@ -18,7 +18,7 @@ from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec
 from understudy.platform.erase import forget_player, replay_quarantine
 from understudy.platform.ingest import IngestRole
-from understudy.ports import Ack, Casting, Cursor, Tail
+from understudy.ports import Ack, LiveModels, Cursor, Tail
 from understudy.simulation.ledger import LedgerLink, read_ledger
 from understudy.simulation.verify import digests, verify, whole
 from understudy.stores.local import LocalStore
@@ -197,7 +197,7 @@ def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) ->
         def send(self, frames: object, players: object, *, skipped_steps: int = 0) -> Sequence[Ack]:
             raise TimeoutError("away")
 
-        def bot(self, after: int, *, wait_s: float) -> Casting | None:
+        def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
             return None
 
         def policy(self, model_no: int) -> bytes:

@@ -35,10 +35,10 @@ from understudy.stores.cassandra.keyspace import (
     held,
     settings,
 )
-from understudy.stores.cassandra.known import Journal, Stated
+from understudy.stores.cassandra.known import AdminJournal, Stated
 from understudy.stores.cassandra.partitions import Lease, Partitions
 from understudy.stores.cassandra.store import version_after
-from understudy.stores.cassandra.tailing import SLACK_S, Place, Places, Tailer, read_cursor
+from understudy.stores.cassandra.tailing import SLACK_S, TailPosition, Places, Tailer, read_cursor
 from understudy.stores.cassandra.wire import Options, Wire, no_connection, read_options
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.samples import OTHER_PLAYER, PLAYER
@@ -243,7 +243,7 @@ def test_chunks_with_a_time_to_live_are_compacted_in_windows_of_a_thirtieth() ->
 
 
 def test_a_cursor_is_read_back() -> None:
-    places = Places(12, {"p": Place(3, 1, 9), ADMIN: Place(1, 0, 1)})
+    places = Places(12, {"p": TailPosition(3, 1, 9), ADMIN: TailPosition(1, 0, 1)})
     assert read_cursor(places.text()) == places
     assert read_cursor(None) == Places()
 
@@ -325,7 +325,7 @@ def tailer(clock: ManualClock, *, has_ttl: bool) -> Tailer:
     return Tailer(
         wire=wire,
         partitions=Partitions(wire, clock),
-        journal=Journal(wire),
+        journal=AdminJournal(wire),
         clock=clock,
         has_ttl=has_ttl,
     )
@@ -359,8 +359,8 @@ class _NoWire:
     """Nothing is read."""
 
 
-def journal(*commits: CommitFacts) -> Journal:
-    made = Journal(_NoWire())  # type: ignore[arg-type]
+def journal(*commits: CommitFacts) -> AdminJournal:
+    made = AdminJournal(_NoWire())  # type: ignore[arg-type]
     for number, facts in enumerate(commits, 1):
         made.apply(commit(number, facts))
         made.head = number

@@ -20,7 +20,7 @@ from understudy.streams.kafka import (
     GRACE_S,
     KafkaLane,
     KafkaWriter,
-    Waiting,
+    PendingAppend,
     lane_of,
     offset_behind,
     open_kafka,
@@ -262,7 +262,7 @@ def test_after_a_fatal_error_the_next_append_begins_anew(nobody: str):
     first = writer._sender
     assert first is not None
     fatal = confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL, "fenced", fatal=True)
-    waiting = Waiting(1)
+    waiting = PendingAppend(1)
     writer._report(first, waiting, 0, fatal)
     (outcome,) = waiting.outcomes(0.0, unanswered=lambda: Ack(True))
     assert (outcome.accepted, outcome.retry_after_s > 0) == (False, True)

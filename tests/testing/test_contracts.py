@@ -18,7 +18,7 @@ from understudy.ports import Ack, Candidate, FullStore, Position, Read, Receipt,
 from understudy.stores import view
 from understudy.stores.draft import Draft, _stored
 from understudy.stores.local import LocalStore
-from understudy.stores.view import Known
+from understudy.stores.view import LocalLookup
 from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
 
@@ -170,7 +170,7 @@ SABOTAGE: dict[str, tuple[object, str, object]] = {
     ),
     "conflicts ignored": (Draft, "_seen", lambda *_: ("duplicate", "")),
     "quarantine ignored": (Draft, "_quarantine", lambda *_, **__: None),
-    "forgetting ignored": (Known, "is_forgotten", lambda *_: False),
+    "forgetting ignored": (LocalLookup, "is_forgotten", lambda *_: False),
     "nothing erased": (LocalStore, "_finish_erasures", lambda _: 0),
     "optional columns lost": (view, "chunk_of", without_optional_columns),
 }

@@ -15,7 +15,7 @@ from understudy.core.errors import StorageFailed
 from understudy.core.names import PlayerName, player_name
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Casting
+from understudy.ports import Ack, LiveModels
 from understudy.testing import Faults, FaultyLink, FaultyStream, FaultySync, ManualClock
 from understudy.testing.streams import read_all, sample_frames
 
@@ -46,7 +46,7 @@ class RecordingLink:
         self.taken += frames
         return [Ack(True)] * len(frames)
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         return None
 
     def policy(self, model_no: int) -> bytes:

@@ -11,12 +11,12 @@ from understudy.core.errors import ConfigError
 from understudy.ports import Forgotten, Stored
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
-from understudy.training.follower import Place, StoreFollower, place_from_json
-from understudy.training.inline import History
+from understudy.training.follower import ReaderPosition, StoreFollower, place_from_json
+from understudy.training.inline import RunStore
 
 
 def add(store: Path, *numbers: int) -> None:
-    with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
+    with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
         history.add([played(number) for number in numbers])
         history.flush()
 
@@ -24,8 +24,8 @@ def add(store: Path, *numbers: int) -> None:
 class Notes:
     """Writes down the chunk numbers it gets; refuses one of them."""
 
-    def __init__(self, place: Place | None = None, refuses: int = -1) -> None:
-        self.place = place or Place()
+    def __init__(self, place: ReaderPosition | None = None, refuses: int = -1) -> None:
+        self.place = place or ReaderPosition()
         self.numbers: list[int] = []
         self.refuses = refuses
 

@@ -25,7 +25,7 @@ from understudy.testing.clock import ManualClock
 from understudy.training.events import Event, Update
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import IDLE_S, FromStore, people_in
-from understudy.training.inline import History
+from understudy.training.inline import RunStore
 
 GAME = game_spec("line", obs=3, actions=2)
 N = 12
@@ -46,7 +46,7 @@ def played(number: int, *, env: int = 0) -> Chunk:
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """Two sessions that nobody has closed."""
-    with contextlib.closing(History(tmp_path / "store", GAME, clock=ManualClock())) as history:
+    with contextlib.closing(RunStore(tmp_path / "store", GAME, clock=ManualClock())) as history:
         history.add([played(number, env=env) for number in range(3) for env in range(2)])
         history.flush()
     return tmp_path / "store"
@@ -60,14 +60,14 @@ def put(store: Path, *chunks: Chunk, player: bytes = bytes(16), closes: int | No
         frames.append(
             Candidate(close_frame(session_id(closes), 4, report).stamped(player, NOW_S), None)
         )
-    with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
+    with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
         receipt = history._store.write(WriteBatch("actors", history._claim.epoch, None, frames))
     assert set(receipt.fates) == {"new"}
 
 
 def store_of(store: Path, numbers: range) -> Path:
     """A store of these chunks of one session."""
-    with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
+    with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
         history.add([played(number) for number in numbers])
         history.flush()
     return store
@@ -119,7 +119,7 @@ def test_a_session_that_goes_on_after_the_start_is_followed_and_ends_when_it_fal
 ):
     with contextlib.closing(engine(store)) as one:
         one.follow()
-        with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
             history.add([played(3)])
             history.flush()
         one.follow()
@@ -137,7 +137,7 @@ def test_a_training_that_is_resumed_does_not_end_sessions_again(store: Path):
         contextlib.closing(engine(store, later_s=IDLE_S / 2)) as other,
     ):
         one.step()
-        with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
             history.add([played(3)])
             history.flush()
         one.step()
@@ -220,7 +220,7 @@ def test_a_player_who_is_forgotten_while_the_training_runs_leaves_the_replay(sto
         assert one.step()
         saved = one.checkpoint()
         assert held(one) == {session_id(env) for env in range(5)}
-        with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
             history._store.forget(gone)
         other.restore(*saved)  # from before: they are not read again either
         for each in (one, other):
@@ -232,7 +232,7 @@ def test_a_player_who_is_forgotten_while_the_training_runs_leaves_the_replay(sto
 def test_a_chunk_that_is_quarantined_while_the_training_runs_leaves_the_replay(store: Path):
     with contextlib.closing(engine(store)) as one:
         one.follow()
-        with contextlib.closing(History(store, GAME, clock=ManualClock())) as history:
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
             history.quarantine([(session_id(1), 2)], reason="not_finite")
         one.follow()
         assert (session_id(1), 2) not in one._replay.held()
@@ -304,7 +304,7 @@ def test_of_a_chunk_in_which_people_and_bots_played_only_peoples_episodes_are_cl
 
 
 def test_what_was_left_out_of_a_chunk_stays_out_after_a_resume(tmp_path: Path):
-    with contextlib.closing(History(tmp_path / "store", GAME, clock=ManualClock())) as history:
+    with contextlib.closing(RunStore(tmp_path / "store", GAME, clock=ManualClock())) as history:
         history.add([mixed()])
         history.flush()
     config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))

@@ -21,7 +21,7 @@ from understudy.nn.policy import Policy
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 from understudy.training.events import Event, Update
-from understudy.training.inline import History, Inline, InlineConfig
+from understudy.training.inline import RunStore, Inline, InlineConfig
 
 GAME = game_spec("line", obs=3, actions=2)
 N = 16
@@ -78,7 +78,7 @@ def engine(
     algorithm = Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=N_STEP))
     learner = Learner(algorithm, DqnKnobs(), root_seed=5, config=config)
     learner._call = PROGRAMS.setdefault("dqn", learner._call)  # one compilation for all
-    history = History(folder / "store", GAME, clock=ManualClock())
+    history = RunStore(folder / "store", GAME, clock=ManualClock())
     events = [] if heard is None else heard
     return Inline(
         learner,

@@ -22,7 +22,7 @@ from understudy.nn.network import Dense, Input, NetworkSpec
 from understudy.training.settings import (
     ALGORITHMS,
     Resolver,
-    Wanted,
+    TrainRequest,
     algorithm_class,
     algorithm_name,
     default_preset,
@@ -71,7 +71,7 @@ def test_every_algorithms_defaults_are_within_their_ranges(name: str):
 def test_later_ones_win_preset_then_file_then_single_values(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "dqn"\n[config]\nbatch = 32\nn_step = 2\n')
-    wanted = Wanted(preset="dqn-vector", config_file=file, settings={"n_step": 4}, network=(5,))
+    wanted = TrainRequest(preset="dqn-vector", config_file=file, settings={"n_step": 4}, network=(5,))
     found = resolve(wanted, GAME)
     assert found.algorithm == "dqn"
     assert found.run.envs == read_preset("dqn-vector")["run"]["envs"]
@@ -86,21 +86,21 @@ def test_a_variable_wins_over_the_file_and_a_single_value_over_the_variable(
     (tmp_path / "widths").write_text("32, 16\n")
     monkeypatch.setenv("UNDERSTUDY_TRAIN_LEARNING_RATE", "{start = 0.3, end = 0.1}")
     monkeypatch.setenv("UNDERSTUDY_TRAIN_WIDTHS_FILE", str(tmp_path / "widths"))
-    found = resolve(Wanted(algorithm="dqn", config_file=file), GAME)
+    found = resolve(TrainRequest(algorithm="dqn", config_file=file), GAME)
     assert (found.knobs.learning_rate, found.config.widths, found.run.steps) == (
         Schedule(0.3, 0.1),
         (32, 16),
         7,
     )
     found = resolve(
-        Wanted(algorithm="dqn", config_file=file, settings={"learning_rate": 0.4}), GAME
+        TrainRequest(algorithm="dqn", config_file=file, settings={"learning_rate": 0.4}), GAME
     )
     assert found.knobs.learning_rate == 0.4
     monkeypatch.setenv("UNDERSTUDY_TRAIN_BATCH", "many")
     with pytest.raises(
         ConfigError, match=r"batch is 'many' \(UNDERSTUDY_TRAIN_BATCH\); give a whole number"
     ):
-        resolve(Wanted(algorithm="dqn"), GAME)
+        resolve(TrainRequest(algorithm="dqn"), GAME)
 
 
 def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_training(
@@ -108,12 +108,12 @@ def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_t
 ):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "bc"\n')
-    assert resolve(Wanted(), GAME).algorithm == "ppo"
-    assert resolve(Wanted(from_store=tmp_path), GAME).algorithm == "bc"
-    assert resolve(Wanted(preset="dqn-vector"), GAME).algorithm == "dqn"
-    assert resolve(Wanted(preset="bc-vector", config_file=file), GAME).algorithm == "bc"
+    assert resolve(TrainRequest(), GAME).algorithm == "ppo"
+    assert resolve(TrainRequest(from_store=tmp_path), GAME).algorithm == "bc"
+    assert resolve(TrainRequest(preset="dqn-vector"), GAME).algorithm == "dqn"
+    assert resolve(TrainRequest(preset="bc-vector", config_file=file), GAME).algorithm == "bc"
     assert (
-        resolve(Wanted(algorithm="bc", preset="bc-vector", config_file=file), GAME).algorithm
+        resolve(TrainRequest(algorithm="bc", preset="bc-vector", config_file=file), GAME).algorithm
         == "bc"
     )
 
@@ -123,15 +123,15 @@ def test_two_that_name_different_algorithms_are_refused_by_name(tmp_path: Path):
     file.write_text('algorithm = "bc"\n')
     for wanted, said in [
         (
-            Wanted(algorithm="ppo", preset="dqn-vector"),
+            TrainRequest(algorithm="ppo", preset="dqn-vector"),
             "--algorithm is for ppo, and --preset dqn-vector for dqn",
         ),
         (
-            Wanted(algorithm="ppo", config_file=file),
+            TrainRequest(algorithm="ppo", config_file=file),
             f"--algorithm is for ppo, and --config {file} for bc",
         ),
         (
-            Wanted(preset="dqn-vector", config_file=file),
+            TrainRequest(preset="dqn-vector", config_file=file),
             f"--config {file} is for bc, and --preset dqn-vector for dqn",
         ),
     ]:
@@ -144,7 +144,7 @@ class OwnBc(Bc):
 
 
 def test_an_own_algorithm_takes_from_a_preset_what_is_not_the_algorithms_own():
-    found = resolve(Wanted(algorithm=OwnBc, preset="dqn-vector"), GAME)
+    found = resolve(TrainRequest(algorithm=OwnBc, preset="dqn-vector"), GAME)
     assert found.learner.capacity == read_preset("dqn-vector")["learner"]["capacity"]
     assert found.config == algorithm_class("bc").Config()
 
@@ -171,7 +171,7 @@ def test_an_algorithm_is_known_by_its_short_name_however_it_was_given():
     )
     assert algorithm_name("mine:Algorithm") == "mine:Algorithm"
     assert (
-        resolve(Wanted(algorithm=Dqn), GAME).config == resolve(Wanted(algorithm="dqn"), GAME).config
+        resolve(TrainRequest(algorithm=Dqn), GAME).config == resolve(TrainRequest(algorithm="dqn"), GAME).config
     )
 
 
@@ -261,7 +261,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("samples_per_insert", [1e-3, 0.4, 8.0, 1e6])
 def test_every_rate_of_samples_within_its_range_is_taken(preset: str, samples_per_insert: float):
     found = resolve(
-        Wanted(preset=preset, settings={"samples_per_insert": samples_per_insert}), GAME
+        TrainRequest(preset=preset, settings={"samples_per_insert": samples_per_insert}), GAME
     )
     limiter = found.learner_config().limiter
     assert limiter is not None

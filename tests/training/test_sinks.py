@@ -18,14 +18,14 @@ import understudy
 from tests.platform.switches import GAME, QUICK
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.training import sinks
-from understudy.training.events import Episode, Evaluation, Event, Started, Stop, Update
+from understudy.training.events import EpisodeEnded, Evaluation, Event, Started, Stop, Update
 from understudy.training.sinks import Feed, Feeds, both, numbers_of, sinks_named
 
 STARTED = Started(env_steps=0, run="R", game="g", algorithm="dqn", seed=0, steps=100, until=None)
 
 
 def episode(env_steps: int) -> Event:
-    return Episode(env_steps=env_steps, env=0, return_=1.5, length=7)
+    return EpisodeEnded(env_steps=env_steps, env=0, return_=1.5, length=7)
 
 
 class Kept:

@@ -27,7 +27,7 @@ from understudy.training.evaluation import evaluate_run
 from understudy.training.events import (
     CheckpointSaved,
     Compiling,
-    Episode,
+    EpisodeEnded,
     Evaluation,
     Event,
     Started,
@@ -280,7 +280,7 @@ def test_events_are_typed_and_come_in_order(tmp_path: Path):
     assert isinstance(heard[0], Started)
     assert (heard[0].run, heard[0].steps, heard[0].until) == (str(tmp_path / "R"), 1_536, None)
     assert {type(event) for event in heard} >= {
-        Episode,
+        EpisodeEnded,
         Update,
         Evaluation,
         CheckpointSaved,

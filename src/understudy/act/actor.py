@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from understudy.act.chance import EpisodeSeeds, actor_session, noise_rng
 from understudy.act.live import LiveEnvs
-from understudy.act.tape import Standing, Tape, best_value, count, n_step_td, q_of
+from understudy.act.tape import EpisodeProgress, Tape, best_value, count, n_step_td, q_of
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array, part
@@ -97,7 +97,7 @@ class Actor:
             prepare=getattr(envs, "prepare", None),
         )
         self._seed = np.zeros(self.num_envs, np.int64)  # of the open episodes
-        self._standing = Standing(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
+        self._standing = EpisodeProgress(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
         self._open_actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
 
     # A game's odd numbers are the replay's to refuse; a warning at every step would only bury its
@@ -258,7 +258,7 @@ class Actor:
         self._first_step = facts["first_step"]
         self._seeds.begin_at(arrays["n_episodes"])
         self._seed = arrays["seed"].copy()
-        self._standing = Standing(arrays["return"].copy(), arrays["length"].copy())
+        self._standing = EpisodeProgress(arrays["return"].copy(), arrays["length"].copy())
         split = np.split(arrays["actions"], np.cumsum(self._standing.length)[:-1])
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
         if seen := part(arrays, "live"):

@@ -241,7 +241,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EpisodeProgress:
     """How far the open episode of each env is: float64[envs] and int64[envs]."""
 
     return_: NDArray[np.float64]
@@ -249,8 +249,8 @@ class Standing:
 
 
 def count(
-    reward: NDArray[np.float64], ended: Flags, before: Standing
-) -> tuple[Standing, NDArray[np.float64], Ints]:
+    reward: NDArray[np.float64], ended: Flags, before: EpisodeProgress
+) -> tuple[EpisodeProgress, NDArray[np.float64], Ints]:
     """Where the episodes stand after [steps, envs] more; return and length of those that ended,
     by step and env."""
     n_steps, num_envs = reward.shape
@@ -270,7 +270,7 @@ def count(
     lengths[np.searchsorted(starts, first)] += before.length
     has_ended = ends[last]
     of_env = starts // n_steps
-    after = Standing(np.zeros(num_envs), np.zeros(num_envs, np.int64))
+    after = EpisodeProgress(np.zeros(num_envs), np.zeros(num_envs, np.int64))
     after.return_[of_env[~has_ended]] = returns[~has_ended]
     after.length[of_env[~has_ended]] = lengths[~has_ended]
     closed = np.flatnonzero(has_ended)

@@ -13,7 +13,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError
 from understudy.core.log import make_folder
 from understudy.core.signed import KEY_BYTES, Signer, Trusted
-from understudy.experience.door import Door, create_once, deployment_key, key_mark
+from understudy.experience.door import Intake, create_once, deployment_key, key_mark
 from understudy.experience.game import GameSpec
 from understudy.models.keys import Keys
 from understudy.models.objects import open_objects
@@ -127,7 +127,7 @@ def _share(root: Path, objects: Objects) -> Signer:
 def open_link(data: DataFolder, spec: GameSpec, *, stream: str, clock: Clock) -> LocalLink:
     """A link for commands of the deployment: into the stream at this address, past the same
     checks as a game's."""
-    door = Door(deployment_key(data.root), spec.game, clock)
+    door = Intake(deployment_key(data.root), spec.game, clock)
     return LocalLink(open_stream(stream, data), door=door, specs_folder=data.games)
 
 

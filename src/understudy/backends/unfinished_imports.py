@@ -11,7 +11,7 @@ from understudy.core.log import write_file
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendingSession:
     """A session that may be on its way."""
 
     session: uuid.UUID
@@ -19,7 +19,7 @@ class Sent:
     """A pseudonym."""
 
 
-class Begun:
+class UnfinishedImports:
     """Under which ids imports have begun to send sessions to a store elsewhere, in a file of the
     data folder.
 
@@ -30,14 +30,14 @@ class Begun:
 
     def __init__(self, root: Path) -> None:
         self._path = root / "import.json"
-        self.sessions: dict[int, Sent] = self._read()
+        self.sessions: dict[int, SendingSession] = self._read()
         """By the random part of their ids."""
 
-    def _read(self) -> dict[int, Sent]:
+    def _read(self) -> dict[int, SendingSession]:
         try:
             fields = json.loads(self._path.read_bytes())
             return {
-                int(noise, 16): Sent(uuid.UUID(hex=session), bytes.fromhex(player))
+                int(noise, 16): SendingSession(uuid.UUID(hex=session), bytes.fromhex(player))
                 for noise, (session, player) in fields.items()
             }
         except FileNotFoundError:
@@ -49,7 +49,7 @@ class Begun:
                 "of an unfinished import may be stored twice"
             ) from None
 
-    def add(self, sessions: Mapping[int, Sent]) -> None:
+    def add(self, sessions: Mapping[int, SendingSession]) -> None:
         """Make durable that these are about to be sent."""
         self._keep({**self._read(), **sessions})
 
@@ -63,7 +63,7 @@ class Begun:
         takes new ones."""
         self.finish([noise for noise, sent in self.sessions.items() if sent.player in players])
 
-    def _keep(self, sessions: dict[int, Sent]) -> None:
+    def _keep(self, sessions: dict[int, SendingSession]) -> None:
         self.sessions = sessions
         if sessions:
             fields = {

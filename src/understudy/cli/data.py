@@ -31,7 +31,7 @@ from understudy.platform.erase import (
 )
 from understudy.platform.ingest import replay as replay_frames
 from understudy.ports import SessionFilter
-from understudy.simulation.verify import Verdict, digests, verify_elsewhere, whole
+from understudy.simulation.verify import Verification, digests, verify_elsewhere, whole
 from understudy.simulation.verify import verify as verify_data
 from understudy.stores.view import StoreView
 
@@ -176,7 +176,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
     return finish(fields, as_json=as_json, code=verdict.exit_code)
 
 
-def _print_verdict(out: Console, verdict: Verdict, took_s: float, *, is_elsewhere: bool) -> None:
+def _print_verdict(out: Console, verdict: Verification, took_s: float, *, is_elsewhere: bool) -> None:
     if verdict.recovered_frames:
         out.print(f"sent {count(verdict.recovered_frames)} frames that a killed game had spooled")
     out.print(

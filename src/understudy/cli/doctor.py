@@ -42,7 +42,7 @@ _FREE_BYTES = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One line: what was looked at, how it is, and what to do about it."""
 
     name: str
@@ -69,27 +69,27 @@ def doctor(data_text: str | None, as_json: bool) -> int:
     )
 
 
-def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
+def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCheck]:
     """Every check in turn; a config that cannot be read is one that failed."""
     config = Config()
     if data is not None:
         try:
             config = resolve({"data": data_text}).config.check()
         except ConfigError as error:
-            yield Check("config", "red", str(error), "understudy config check shows more")
-    yield Check("python", "green", platform.python_version())
+            yield DoctorCheck("config", "red", str(error), "understudy config check shows more")
+    yield DoctorCheck("python", "green", platform.python_version())
     if sys.platform == "win32":
         advice = "games can record; run stream, store and roles elsewhere"
-        yield Check("system", "yellow", platform.platform(), advice)
+        yield DoctorCheck("system", "yellow", platform.platform(), advice)
     else:
-        yield Check("system", "green", platform.platform())
+        yield DoctorCheck("system", "green", platform.platform())
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        yield Check(
+        yield DoctorCheck(
             "packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'"
         )
     else:
-        yield Check("packages", "green", f"{len(_NEEDED)} needed, all there")
+        yield DoctorCheck("packages", "green", f"{len(_NEEDED)} needed, all there")
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
         stream = config.stream.url
@@ -100,11 +100,11 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
         yield from _models(data, models)
 
 
-def _disk(where: Path) -> Iterator[Check]:
+def _disk(where: Path) -> Iterator[DoctorCheck]:
     while not where.exists():
         where = where.parent
     free = shutil.disk_usage(where).free
-    yield Check(
+    yield DoctorCheck(
         "free disk",
         "green" if free >= _FREE_BYTES else "red",
         f"{free / 1024**3:.1f} GiB at {where}",
@@ -121,7 +121,7 @@ def _disk(where: Path) -> Iterator[Check]:
                 sync_data(file.fileno())
                 times_s.append(time.perf_counter() - began_s)
     except OSError as error:
-        yield Check(
+        yield DoctorCheck(
             "writing",
             "red",
             f"{where}: {error.strerror}",
@@ -131,14 +131,14 @@ def _disk(where: Path) -> Iterator[Check]:
     took_ms = sorted(times_s)[4] * 1000
     slow = took_ms > 20
     advice = "acknowledgements wait for this; a local SSD is faster" if slow else ""
-    yield Check(
+    yield DoctorCheck(
         "sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice
     )
 
 
-def _folder(data: DataFolder) -> Iterator[Check]:
+def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
     if not data.has_store():
-        yield Check(
+        yield DoctorCheck(
             "store",
             "yellow",
             f"none in {data.root}",
@@ -147,8 +147,8 @@ def _folder(data: DataFolder) -> Iterator[Check]:
         return
     if not (data.root / "key").exists():
         advice = "restore it from a backup: recording and forgetting need it"
-        yield Check("key", "red", f"{data.root / 'key'} is missing", advice)
-    yield Check(
+        yield DoctorCheck("key", "red", f"{data.root / 'key'} is missing", advice)
+    yield DoctorCheck(
         "writer",
         "green",
         "a process has the store open" if data.has_writer() else "nobody has the store open",
@@ -158,53 +158,53 @@ def _folder(data: DataFolder) -> Iterator[Check]:
             trouble = view.damage()
             arrivals = view.next_arrival - 1
     except StorageFailed as error:
-        yield Check("store", "red", str(error))  # which says what to do
+        yield DoctorCheck("store", "red", str(error))  # which says what to do
         return
     except (UnderstudyError, OSError) as error:
-        yield Check("store", "red", str(error), f"understudy data verify --data {data.root}")
+        yield DoctorCheck("store", "red", str(error), f"understudy data verify --data {data.root}")
         return
     if trouble:
-        yield Check("store", "red", f"database: {trouble}", "restore the folder from a backup")
+        yield DoctorCheck("store", "red", f"database: {trouble}", "restore the folder from a backup")
     else:
-        yield Check("store", "green", f"{arrivals} arrivals; the database is sound")
+        yield DoctorCheck("store", "green", f"{arrivals} arrivals; the database is sound")
     yield from _leftovers(data)
 
 
-def _stream(data: DataFolder, url: str) -> Iterator[Check]:
+def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
     try:
         with contextlib.closing(open_stream(url, data)) as stream:
-            yield Check(
+            yield DoctorCheck(
                 "stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}"
             )
     except UnderstudyError as error:
-        yield Check("stream", "red", str(error))  # which says what to do
+        yield DoctorCheck("stream", "red", str(error))  # which says what to do
 
 
-def _store(data: DataFolder, url: str, models: str) -> Iterator[Check]:
+def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
     try:
         specs = RegistrySpecs(open_deployment(data, models=models).registry)
         with contextlib.closing(open_store(url, specs=specs)) as store:
             store.tail(None, max_items=1, wait_s=0.0)
-            yield Check("store", "green", f"answers at {hidden(url)}")
+            yield DoctorCheck("store", "green", f"answers at {hidden(url)}")
     except UnderstudyError as error:
-        yield Check("store", "red", str(error))
+        yield DoctorCheck("store", "red", str(error))
     yield from _leftovers(data)
 
 
-def _leftovers(data: DataFolder) -> Iterator[Check]:
+def _leftovers(data: DataFolder) -> Iterator[DoctorCheck]:
     left = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
     if left:
-        yield Check(
+        yield DoctorCheck(
             "spool",
             "yellow",
             f"{left} sessions wait to be sent",
             f"understudy data verify --data {data.root}",
         )
     else:
-        yield Check("spool", "green", "empty")
+        yield DoctorCheck("spool", "green", "empty")
 
 
-def _models(data: DataFolder, models: str) -> Iterator[Check]:
+def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
     if not signing_key(data).exists():
         return
     try:
@@ -216,11 +216,11 @@ def _models(data: DataFolder, models: str) -> Iterator[Check]:
             for what, why in registry.damage(game, every=True).items()
         ]
     except (UnderstudyError, OSError) as error:
-        yield Check(
+        yield DoctorCheck(
             "models", "red", str(error), "restore them from a backup: understudy restore --help"
         )
         return
     if damaged:
-        yield Check("models", "red", "; ".join(damaged))
+        yield DoctorCheck("models", "red", "; ".join(damaged))
     else:
-        yield Check("models", "green", f"{len(games)} games; journals and models are whole")
+        yield DoctorCheck("models", "green", f"{len(games)} games; journals and models are whole")

@@ -28,7 +28,7 @@ from understudy.cli.options import (
 )
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
-from understudy.exchange.exporting import OnSteps, Wanted, copied, must_be_free, open_history
+from understudy.exchange.exporting import OnSteps, ExportFilter, copied, must_be_free, open_history
 from understudy.experience.chunk import CONSENTS
 from understudy.platform.config import resolve
 from understudy.stores.view import StoreView
@@ -95,7 +95,7 @@ def export_data(
         raise ConfigError("--with-player is for parquet; a Minari dataset has no place for players")
     # A Minari dataset is made to learn from, and does not tell consent apart.
     consent = consent or (("granted",) if kind == "minari" else ())
-    wanted = Wanted(consent=consent, since_s=_since(since), **chosen)
+    wanted = ExportFilter(consent=consent, since_s=_since(since), **chosen)
     must_be_free(out)
     more: dict[str, Any] = {}
     with ExitStack() as opened:

@@ -41,7 +41,7 @@ from understudy.core.tensors import Array
 from understudy.models.manifest import open_policy
 from understudy.nn.policy import Policy
 from understudy.platform.config import Config, Resolved, resolve
-from understudy.platform.platform import Platform, Standing
+from understudy.platform.platform import Platform, RoleStatus
 from understudy.platform.play_web import (
     answer_of,
     await_gateway,
@@ -372,7 +372,7 @@ def _run(
     is_told = False
     late_s = time.monotonic() + _PATIENCE_S
 
-    def tell(standing: Standing, said: str) -> None:
+    def tell(standing: RoleStatus, said: str) -> None:
         if standing.state == "waiting":
             out.print(f"[yellow]{standing.role.name}[/] {escape(said)}", soft_wrap=True)
 

@@ -19,7 +19,7 @@ from understudy.cli.options import (
 )
 from understudy.core.errors import ConfigError
 from understudy.platform.config import hidden, resolve
-from understudy.simulation.people import Progress, SimulateConfig, Simulation
+from understudy.simulation.people import SimulationProgress, SimulateConfig, Simulation
 
 _LINE_EVERY_S = 2.0
 
@@ -77,14 +77,14 @@ def simulate(
         **settings,
     )
 
-    def line(progress: Progress) -> str:
+    def line(progress: SimulationProgress) -> str:
         return (
             f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded "
             f"{count(progress.recorded_steps)}, "
             f"acked {count(progress.acked_steps)}, stored {count(progress.stored_steps)} steps"
         )
 
-    def draw(progress: Progress) -> Table:
+    def draw(progress: SimulationProgress) -> Table:
         return _table(progress, config)
 
     with Simulation(data, config) as simulation:
@@ -111,7 +111,7 @@ def simulate(
     return finish(asdict(result), as_json=as_json)
 
 
-def _table(progress: Progress, config: SimulateConfig) -> Table:
+def _table(progress: SimulationProgress, config: SimulateConfig) -> Table:
     title = (
         f"{config.players} players of {config.env_id}   {progress.elapsed_s:.1f} of "
         f"{config.seconds:g} s"

@@ -26,7 +26,7 @@ from understudy.cli.options import (
     json_option,
     results,
 )
-from understudy.cli.training_view import Progress, duration, watching_run
+from understudy.cli.training_view import RunProgress, duration, watching_run
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.settings import parse_value
 from understudy.nn.network import ACTIVATIONS
@@ -156,7 +156,7 @@ def train(
         "env_kwargs": json_object(env_kwargs, "--env-kwargs"),
     }
     out = console(as_json=as_json)
-    progress = Progress()
+    progress = RunProgress()
     try:
         with Interrupts() as interrupts:
             result = _trained(out, progress, game, asked, interrupts)
@@ -173,7 +173,7 @@ def train(
 
 def _trained(
     out: Console,
-    progress: Progress,
+    progress: RunProgress,
     game: str | None,
     asked: Mapping[str, Any],
     interrupts: Interrupts,
@@ -215,7 +215,7 @@ def _pair(text: str) -> tuple[str, Any]:
     return name.strip(), parse_value(value)
 
 
-def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
+def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
     """Where a run stands that was stopped, and how it goes on; empty before it has begun."""
     run = progress.started
     if run is None:

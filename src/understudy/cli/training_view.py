@@ -15,7 +15,7 @@ from rich.table import Table
 from understudy.cli.options import count
 from understudy.training.events import (
     Compiling,
-    Episode,
+    EpisodeEnded,
     Evaluation,
     Event,
     Guarded,
@@ -32,7 +32,7 @@ _GUARDS_SHOWN = 3
 _NAMES_SHOWN = 6
 
 
-class Progress:
+class RunProgress:
     """Where a run stands, from its events."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class Progress:
                 self._begin(event)
             case Compiling():
                 self.is_compiling = True
-            case Episode():
+            case EpisodeEnded():
                 self._recent.append(event.return_)
             case Update():
                 self.updates = event.updates
@@ -111,7 +111,7 @@ class Progress:
 
 
 @contextmanager
-def watching_run(out: Console, progress: Progress) -> Iterator[OnEvent]:
+def watching_run(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
     """Show a run until the block ends; `progress` hears every event first."""
     next_s = 0.0
 
@@ -146,7 +146,7 @@ def _kind(event: Guarded) -> str:
     return re.sub(r"[0-9]+", "", event.what.partition(":")[0])
 
 
-def _said(event: Started | Guarded, progress: Progress) -> str:
+def _said(event: Started | Guarded, progress: RunProgress) -> str:
     at = f"at {progress.unit.removesuffix('s')} {count(event.env_steps)}"
     if isinstance(event, Started):
         goes_on = f", goes on {at}" if event.env_steps else ""
@@ -168,7 +168,7 @@ def _said(event: Started | Guarded, progress: Progress) -> str:
     return said
 
 
-def _guarded_csv(progress: Progress) -> str:
+def _guarded_csv(progress: RunProgress) -> str:
     return escape(
         str(Path("RUN" if progress.started is None else progress.started.run) / "guarded.csv")
     )
@@ -207,7 +207,7 @@ def duration(seconds: float | None) -> str:
     )
 
 
-def line(progress: Progress) -> str:
+def line(progress: RunProgress) -> str:
     """Where a run stands, in one line."""
     steps_s, updates_s = progress.rates
     shown = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
@@ -226,7 +226,7 @@ def line(progress: Progress) -> str:
     return "; ".join(parts)
 
 
-def table(progress: Progress) -> Table:
+def table(progress: RunProgress) -> Table:
     """Where a run stands, as a table."""
     run = progress.started
     shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))

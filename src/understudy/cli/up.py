@@ -32,7 +32,7 @@ from understudy.platform.config import (
     resolve,
     used_by,
 )
-from understudy.platform.platform import GAME, DevelopmentKeys, Platform, Standing
+from understudy.platform.platform import GAME, DevelopmentKeys, Platform, RoleStatus
 from understudy.platform.play_web import PAGES, for_others, openable, page_address
 
 
@@ -278,7 +278,7 @@ class _View:
         self._held: dict[str, str] | None = {}
         """Until everything runs: the last line of each role, which may be the error that ends
         the command."""
-        self.standings: dict[str, Standing] = {}
+        self.standings: dict[str, RoleStatus] = {}
         self._next_s = 0.0
 
     def begin(self) -> None:
@@ -294,7 +294,7 @@ class _View:
             self._live.stop()
             self._live = None
 
-    def tell(self, standing: Standing, said: str) -> None:
+    def tell(self, standing: RoleStatus, said: str) -> None:
         """What became of a role; its own last line is left out where that is the reason."""
         if (
             self._held
@@ -367,7 +367,7 @@ def _words(line: str) -> str:
     return " ".join([str(event), *(f"{name}={value}" for name, value in shown.items())])
 
 
-def _table(standings: dict[str, Standing]) -> Table:
+def _table(standings: dict[str, RoleStatus]) -> Table:
     table = Table("role", "state", "since", "restarts", "a second", "lag", min_width=64)
     for standing in standings.values():
         rates = ", ".join(

@@ -37,7 +37,7 @@ from understudy.core.signed import Trusted, open_signed, trusted_keys
 from understudy.experience.door import create_once
 from understudy.experience.game import GameSpec
 from understudy.experience.writer import action_writer
-from understudy.ports import Casting, Link
+from understudy.ports import LiveModels, Link
 
 if TYPE_CHECKING:
     # Policies are loaded with the first bot; a game that only records does without them.
@@ -67,7 +67,7 @@ class BotCache:
         self._folder = folder
         self._pinned: tuple[str, ...] = ()
 
-    def read(self) -> tuple[Casting | None, dict[str, int]]:
+    def read(self) -> tuple[LiveModels | None, dict[str, int]]:
         """The last good news, None when there were none, and the highest entry seen of each
         alias."""
         path = self._folder / "bot.json"
@@ -75,7 +75,7 @@ class BotCache:
             found = strict_json(path.read_bytes())
             news = found["casting"]
             seen = {alias: int(found["seen"][alias]) for alias in _ALIASES}
-            return None if news is None else Casting(**news | {"trust": tuple(news["trust"])}), seen
+            return None if news is None else LiveModels(**news | {"trust": tuple(news["trust"])}), seen
         except FileNotFoundError:
             return None, dict.fromkeys(_ALIASES, 0)
         except (Refused, KeyError, TypeError, ValueError) as error:
@@ -97,7 +97,7 @@ class BotCache:
             write_file(path, raw)
 
     def write(
-        self, casting: Casting | None, seen: dict[str, int], policies: Collection[str]
+        self, casting: LiveModels | None, seen: dict[str, int], policies: Collection[str]
     ) -> None:
         """Keep the news, and only these policies; unless another process has newer ones there."""
         with contextlib.suppress(Corrupt):
@@ -138,7 +138,7 @@ class Bot:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LivePolicies:
     """Who plays new episodes; replaced as a whole."""
 
     champion: Bot | None = None
@@ -170,8 +170,8 @@ class Bots:
         self._has_thread = has_thread
         self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
         self._lock = threading.Lock()
-        self._stage: Stage | None = None
-        self._casting: Casting | None = None
+        self._stage: LivePolicies | None = None
+        self._casting: LiveModels | None = None
         """The last good news."""
         self._seen = dict.fromkeys(_ALIASES, 0)
         """The highest entry of each alias whose signature was right; older ones are never
@@ -221,7 +221,7 @@ class Bots:
                 self._clock.wait(self._stop, pause_s)
         return self.cast() is not None
 
-    def _begin(self) -> Stage:
+    def _begin(self) -> LivePolicies:
         with self._lock:
             if self._stage is None:
                 self._stage = self._load()
@@ -233,21 +233,21 @@ class Bots:
                     self._thread.start()
             return self._stage
 
-    def _load(self) -> Stage:
+    def _load(self) -> LivePolicies:
         """The last good bots. Their signatures were checked when they were kept; what may have
         rotted is checked."""
         try:
             self._casting, self._seen = self._cache.read()
             if self._casting is None:
-                return Stage()
+                return LivePolicies()
             known = trusted_keys(*(self._trust or self._cache.pinned()))
             champion = self._restored(self._casting.champion_release, known)
             canary = self._restored(self._casting.canary_release, known)
             self._after = self._good_number = self._casting.number
-            return Stage(champion, canary, min(self._casting.canary_share, _MAX_CANARY))
+            return LivePolicies(champion, canary, min(self._casting.canary_share, _MAX_CANARY))
         except (*_BAD, OSError) as error:
             self._refuse(error)
-            return Stage()
+            return LivePolicies()
 
     def _restored(self, release: str | None, known: Trusted) -> Bot | None:
         from understudy.models.manifest import manifest_from_json, open_policy
@@ -322,7 +322,7 @@ class Bots:
             self._pump_at_s = self._clock.monotonic() + left_s
         return left_s
 
-    def _take(self, news: Casting) -> None:
+    def _take(self, news: LiveModels) -> None:
         try:
             trusted = trusted_keys(*(self._trust or self._cache.pinned(news.trust)))
             champion = self._opened(news, "champion", trusted)
@@ -342,11 +342,11 @@ class Bots:
         except _BAD as error:
             # The champion plays on; a canary that cannot be checked plays nowhere.
             self._refuse(error)
-        self._stage = Stage(champion, canary, min(news.canary_share, _MAX_CANARY))
+        self._stage = LivePolicies(champion, canary, min(news.canary_share, _MAX_CANARY))
         self._after = self._good_number = news.number
         return self._keep(news if canary else replace(news, canary_release=None))
 
-    def _opened(self, news: Casting, alias: str, trusted: Trusted) -> Bot | None:
+    def _opened(self, news: LiveModels, alias: str, trusted: Trusted) -> Bot | None:
         from understudy.models.manifest import manifest_from_json, open_policy
 
         point = self._entry(getattr(news, alias), "point", trusted)
@@ -408,7 +408,7 @@ class Bots:
         return manifest
 
     def _on_stage(self) -> list[Bot]:
-        stage = self._stage or Stage()
+        stage = self._stage or LivePolicies()
         return [bot for bot in (stage.champion, stage.canary) if bot is not None]
 
     def _refuse(self, error: Exception) -> None:
@@ -417,7 +417,7 @@ class Bots:
             str(error)[:300] if isinstance(error, UnderstudyError) else repr(error)[:300]
         )
 
-    def _keep(self, casting: Casting | None) -> None:
+    def _keep(self, casting: LiveModels | None) -> None:
         self._casting = casting
         try:
             self._cache.write(

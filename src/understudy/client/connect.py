@@ -29,7 +29,7 @@ from understudy.core.errors import Closed, ConfigError
 from understudy.core.names import PlayerName, player_name
 from understudy.core.signed import trusted_keys
 from understudy.experience.chunk import CONSENTS, KINDS, EpisodeNote
-from understudy.experience.door import Door, create_once, deployment_key
+from understudy.experience.door import Intake, create_once, deployment_key
 from understudy.experience.game import GameSpec, game_spec
 from understudy.ports import Link
 
@@ -308,7 +308,7 @@ class Game:
         self._bots.abandon()
 
 
-class Settings(TypedDict, total=False):
+class ConnectSettings(TypedDict, total=False):
     """Fields of ClientConfig that `connect` takes by name as well."""
 
     spool: str | os.PathLike[str]
@@ -339,7 +339,7 @@ def connect(
     linger_s: float | None = None,
     strict: bool | None = None,
     config: ClientConfig | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConnectSettings],
 ) -> Game:
     """A Game that records to the platform at `url` with a `key` (or UNDERSTUDY_URL and
     UNDERSTUDY_KEY), into the folder `data` (or UNDERSTUDY_DATA), or through `link`.
@@ -421,7 +421,7 @@ def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
     from understudy.streams.file import FileStream
 
     must_record_into(data_folder)
-    door = Door(deployment_key(data_folder), spec.game, clock)
+    door = Intake(deployment_key(data_folder), spec.game, clock)
     return LocalLink(
         FileStream(data_folder / "stream"), door=door, specs_folder=data_folder / "models" / "games"
     )

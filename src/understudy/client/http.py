@@ -21,7 +21,7 @@ from understudy.core.location import is_loopback
 from understudy.core.names import PlayerName
 from understudy.experience.frame import CONTENT_TYPE, Frame, encode_parcel
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Casting
+from understudy.ports import Ack, LiveModels
 
 if TYPE_CHECKING:
     from understudy.client.connect import Address
@@ -101,14 +101,14 @@ class HttpLink:
         except (KeyError, TypeError, ValueError):
             raise _strange(f"an ack of {_words(acks, 60)}") from None
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         """Who plays, by long poll."""
         path = f"{self._path}/bot?after={after}&wait_s={wait_s:g}"
         status, body = self._asking.ask("GET", path, wait_s=wait_s)
         if status == 204:
             return None
         found = _object(body)
-        known = {field.name: found[field.name] for field in fields(Casting) if field.name in found}
+        known = {field.name: found[field.name] for field in fields(LiveModels) if field.name in found}
         trust = known.get("trust", [])
         share = known.get("canary_share", 0.0)
         number = known.get("number")
@@ -123,7 +123,7 @@ class HttpLink:
         )
         if not is_fine:
             raise _strange(f"a bot {_words(found, 80)}")
-        return Casting(**known | {"trust": tuple(trust), "canary_share": float(share)})
+        return LiveModels(**known | {"trust": tuple(trust), "canary_share": float(share)})
 
     def policy(self, model_no: int) -> bytes:
         """A model's policy as the gateway has it, not checked."""

@@ -11,10 +11,10 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
-from understudy.experience.door import Door
+from understudy.experience.door import Intake
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Casting, Stream
+from understudy.ports import Ack, LiveModels, Stream
 
 if TYPE_CHECKING:
     from understudy.models.registry import Registry
@@ -31,7 +31,7 @@ class LocalLink:
     keep_share = 1.0
 
     def __init__(
-        self, stream: Stream, *, door: Door, specs_folder: Path, clock: Clock | None = None
+        self, stream: Stream, *, door: Intake, specs_folder: Path, clock: Clock | None = None
     ) -> None:
         self._stream = stream
         self._door = door
@@ -71,7 +71,7 @@ class LocalLink:
             for one in judged
         ]
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         """Who plays, by looking now and then."""
         from understudy.models.catalogue import casting
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.client.session import RecordingWarning, Session, Sessions
-from understudy.client.spool import Entry, SessionSpool, Spool, Waiting, read_about
+from understudy.client.spool import SpooledFrame, SessionSpool, Spool, UnackedFrames, read_about
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.names import PlayerName
@@ -67,7 +67,7 @@ class Backoff:
 
 
 @dataclass(slots=True)
-class Counts:
+class SenderCounts:
     """What happened so far."""
 
     spooled_steps: int = 0
@@ -210,9 +210,9 @@ class Sender:
         self._settled = threading.Condition(self._work)
         self._never = threading.Event()
         self.wake = sessions.handoff.filled
-        self.counts = Counts()
+        self.counts = SenderCounts()
         self._open: dict[uuid.UUID, SessionSpool] = {}
-        self._waiting = Waiting(memory_bytes=_MEMORY_BYTES)
+        self._waiting = UnackedFrames(memory_bytes=_MEMORY_BYTES)
         self._unchecked_bytes = 0
         self._losses = Losses()
         self._keeping = sessions.keeping
@@ -401,10 +401,10 @@ class Sender:
 
     # --- From the spool through the link ----------------------------------------------------------
 
-    def _batch(self) -> list[tuple[Entry, Frame]]:
+    def _batch(self) -> list[tuple[SpooledFrame, Frame]]:
         if self._backoff.left_s > 0:
             return []
-        batch: list[tuple[Entry, Frame]] = []
+        batch: list[tuple[SpooledFrame, Frame]] = []
         room = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
         for entry in self._waiting:
             room -= entry.size_bytes
@@ -420,7 +420,7 @@ class Sender:
         self._report_lost()
         return batch
 
-    def _send(self, batch: Sequence[tuple[Entry, Frame]]) -> tuple[Sequence[Ack], str]:
+    def _send(self, batch: Sequence[tuple[SpooledFrame, Frame]]) -> tuple[Sequence[Ack], str]:
         players: dict[uuid.UUID, PlayerName] = {
             entry.spool.session: entry.spool.player for entry, _ in batch
         }
@@ -452,7 +452,7 @@ class Sender:
             return (), repr(error)[:300]
 
     def _settle(
-        self, batch: Sequence[tuple[Entry, Frame]], acks: Sequence[Ack], error: str
+        self, batch: Sequence[tuple[SpooledFrame, Frame]], acks: Sequence[Ack], error: str
     ) -> None:
         self.counts.sent_frames += len(batch)
         again = len(batch) - len(acks)
@@ -483,7 +483,7 @@ class Sender:
             self._backoff.succeeded()
         self._settled.notify_all()
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
+    def _refuse(self, entry: SpooledFrame, reason: str) -> None:
         self.counts.refused_frames += 1
         self.counts.refused_steps += entry.n_steps
         self.counts.last_error = reason

@@ -94,7 +94,7 @@ class SpoolFile:
         self.n_live = self.n_arrived = 0
 
 
-class Entry:
+class SpooledFrame:
     """One frame that waits for its acknowledgement; `frame` is kept in memory only while there
     is room."""
 
@@ -157,7 +157,7 @@ class SessionSpool:
         self._next_file = 1
         self._held: tuple[int, int] | None = None
         """The first number that is lost and in no report on the disk, and the steps before it."""
-        self._open: dict[int, Entry] = {}
+        self._open: dict[int, SpooledFrame] = {}
         self.next_no = 0
         self.n_steps = 0
         """Steps under all numbers given out so far."""
@@ -183,10 +183,10 @@ class SessionSpool:
         """Bytes on disk, done frames in files that still exist included."""
         return sum(file.size_bytes for file in self._files)
 
-    def add(self, frame: Frame, n_steps: int) -> Entry:
+    def add(self, frame: Frame, n_steps: int) -> SpooledFrame:
         """Spool the frame that takes the next number; when the disk refuses, it is kept in
         memory alone."""
-        entry = Entry(self, frame, n_steps)
+        entry = SpooledFrame(self, frame, n_steps)
         entry.steps_before = self.n_steps
         total = self.n_steps + n_steps if entry.is_data else self.n_steps
         with contextlib.suppress(StorageFull, StorageFailed, OSError):
@@ -205,7 +205,7 @@ class SessionSpool:
             self.save()
         return entry
 
-    def _write(self, entry: Entry, frame: Frame, total: int) -> None:
+    def _write(self, entry: SpooledFrame, frame: Frame, total: int) -> None:
         file = self._file(is_data=entry.is_data)
         assert file.log is not None
         entry.start = file.log.append(
@@ -234,7 +234,7 @@ class SessionSpool:
         ):
             self._held = None
 
-    def read(self, entry: Entry) -> Frame | None:
+    def read(self, entry: SpooledFrame) -> Frame | None:
         """The entry's frame, from memory or disk; None when its bytes are damaged."""
         if entry.frame is not None or entry.file is None:
             return entry.frame
@@ -244,7 +244,7 @@ class SessionSpool:
                 return decode_frame(found.payload[_ENTRY.size :])
         return None
 
-    def done(self, entry: Entry, *, arrived: bool) -> None:
+    def done(self, entry: SpooledFrame, *, arrived: bool) -> None:
         """The entry is acknowledged, or refused or dropped; `tidy` frees its place."""
         entry.is_done = True
         entry.frame = None
@@ -337,7 +337,7 @@ class SessionSpool:
 
     # --- Taking over what a killed game left ------------------------------------------------------
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[SpooledFrame]:
         """Read what another process spooled here and did not finish; damaged ends are left out."""
         done_below, done_steps, self.next_no, self.n_steps = self._position()
         dropped: set[int] = set()
@@ -367,7 +367,7 @@ class SessionSpool:
         )
 
     def _adopt(self, file: SpoolFile, start: int, frame: Frame, n_steps: int, total: int) -> None:
-        entry = Entry(self, frame, n_steps)
+        entry = SpooledFrame(self, frame, n_steps)
         entry.frame = None
         entry.file = file
         entry.start = start
@@ -463,7 +463,7 @@ class Spool:
         """Whether any session folder is there at all."""
         return any(_session_of(path) for path in self.folder.iterdir())
 
-    def adopt(self, now_s: float) -> Iterator[tuple[SessionSpool, list[Entry]]]:
+    def adopt(self, now_s: float) -> Iterator[tuple[SessionSpool, list[SpooledFrame]]]:
         """Sessions a killed game left, with the frames still to be sent; too old ones are
         dropped and counted."""
         self.foreign_bytes = 0
@@ -518,25 +518,25 @@ def _session_of(folder: Path) -> uuid.UUID | None:
         return None
 
 
-class Waiting:
+class UnackedFrames:
     """Entries of every session; their frames stay in memory while there is room, and on disk
     anyway."""
 
     def __init__(self, *, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._kept_bytes = 0
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[SpooledFrame] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[SpooledFrame]:
         """Whatever is not done, in order."""
         while self._entries and self._entries[0].is_done:
             self._entries.popleft()
         return (entry for entry in self._entries if not entry.is_done)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: SpooledFrame) -> None:
         """Take the next entry; its frame is let go when memory is full and the disk has it."""
         if entry.file is not None and self._kept_bytes + entry.size_bytes > self._memory_bytes:
             entry.frame = None
@@ -549,19 +549,19 @@ class Waiting:
         else:
             self._entries.append(entry)
 
-    def adopt(self, entries: Iterable[Entry]) -> None:
+    def adopt(self, entries: Iterable[SpooledFrame]) -> None:
         """Take entries that another process spooled; their frames are on disk alone."""
         self._entries.extend(entries)
 
-    def finish(self, entry: Entry, *, arrived: bool) -> None:
+    def finish(self, entry: SpooledFrame, *, arrived: bool) -> None:
         """The entry was acknowledged, or refused or dropped."""
         if entry.frame is not None:
             self._kept_bytes -= entry.size_bytes
         entry.spool.done(entry, arrived=arrived)
 
-    def drop_oldest(self, disk_bytes: int, memory_bytes: int) -> list[Entry]:
+    def drop_oldest(self, disk_bytes: int, memory_bytes: int) -> list[SpooledFrame]:
         """Finish the oldest data until so much of disk and memory is free; what was dropped."""
-        dropped: list[Entry] = []
+        dropped: list[SpooledFrame] = []
         for entry in self:
             if disk_bytes <= 0 and memory_bytes <= 0:
                 break

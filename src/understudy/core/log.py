@@ -302,7 +302,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class _Waiting(Generic[Item, Result]):
+class _PendingCommit(Generic[Item, Result]):
     __slots__ = ("done", "error", "item", "result", "size")
 
     def __init__(self, item: Item, size: int) -> None:
@@ -327,14 +327,14 @@ class GroupCommit(Generic[Item, Result]):
         self._commit = commit
         self._size = size
         self._most = most
-        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._waiting: deque[_PendingCommit[Item, Result]] = deque()
         self.alone = threading.Lock()
         """While it is held, no commit runs; callers of `submit` wait."""
 
     def submit(self, item: Item) -> Result:
         """The commit's result for this item, once it is durable; its error when the commit
         failed."""
-        mine: _Waiting[Item, Result] = _Waiting(item, self._size(item))
+        mine: _PendingCommit[Item, Result] = _PendingCommit(item, self._size(item))
         self._waiting.append(mine)
         while not mine.done:
             # The lock's holder commits for everybody queued; the next holder usually finds its own

@@ -34,7 +34,7 @@ _ASK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ServerFolder:
     """Where one server lives: its data, its ports, its credentials, and the resolved package it
     is run from."""
 
@@ -72,13 +72,13 @@ class Recipe:
     """Whether what it acknowledged outlives its process."""
     trouble: Callable[[], str | None]
     """Why it cannot run here, whatever was downloaded; None when it can."""
-    prepare: Callable[[Place], None] = lambda place: None
+    prepare: Callable[[ServerFolder], None] = lambda place: None
     """Write its settings, before every start; what is there already stays."""
-    launch: Callable[[Place], Launch]
+    launch: Callable[[ServerFolder], Launch]
     """The command that runs it in the foreground."""
-    ask: Callable[[Place], None]
+    ask: Callable[[ServerFolder], None]
     """Have a real request answered; raises whatever its client raises while that does not work."""
-    welcome: Callable[[Place], None] = lambda place: None
+    welcome: Callable[[ServerFolder], None] = lambda place: None
     """What is done as soon as it answers, once for the life of its data; may be done again."""
 
 
@@ -146,12 +146,12 @@ _CASSANDRA_SETTINGS = {
 }
 
 
-def prepare_cassandra(place: Place) -> None:
+def prepare_cassandra(place: ServerFolder) -> None:
     (place.folder / "cassandra.yaml").write_text(_CASSANDRA_YAML.format(host=HOST, **place.ports))
     (place.folder / "logback.xml").write_text(_LOGBACK)
 
 
-def _launch_cassandra(place: Place) -> Launch:
+def _launch_cassandra(place: ServerFolder) -> Launch:
     jars = place.package / "lib"
     (agent,) = jars.glob("jamm-*.jar")
     settings = {
@@ -173,12 +173,12 @@ def _launch_cassandra(place: Place) -> Launch:
     )
 
 
-def ask_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> None:
+def ask_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
     with _cassandra_session(place, place.credentials, tls) as session:
         session.execute("SELECT release_version FROM system.local")
 
 
-def welcome_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> None:
+def welcome_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
     """Create our own superuser, and drop the one whose password is public."""
     own = place.credentials
     try:
@@ -198,7 +198,7 @@ def welcome_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> Non
 
 @contextlib.contextmanager
 def _cassandra_session(
-    place: Place, user: Mapping[str, str], tls: ssl.SSLContext | None
+    place: ServerFolder, user: Mapping[str, str], tls: ssl.SSLContext | None
 ) -> Iterator[Any]:
     """A session for a few statements, as one user."""
     from cassandra.auth import PlainTextAuthProvider
@@ -269,7 +269,7 @@ _LOG4J = """\
 """
 
 
-def prepare_kafka(place: Place) -> None:
+def prepare_kafka(place: ServerFolder) -> None:
     settings = place.folder / "server.properties"
     data = place.folder / "data"
     # Paths in it are relative: Kafka would read a comma as a list, and other letters than English
@@ -309,7 +309,7 @@ def prepare_kafka(place: Place) -> None:
             )
 
 
-def _launch_kafka(place: Place) -> Launch:
+def _launch_kafka(place: ServerFolder) -> Launch:
     return Launch(
         [
             must_find("java"),
@@ -327,7 +327,7 @@ def _launch_kafka(place: Place) -> Launch:
     )
 
 
-def _ask_kafka(place: Place) -> None:
+def _ask_kafka(place: ServerFolder) -> None:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(
@@ -394,11 +394,11 @@ def _node_trouble() -> str | None:
     return (None if find("node") else missing("node")) or client_trouble("boto3")
 
 
-def _prepare_node(place: Place) -> None:
+def _prepare_node(place: ServerFolder) -> None:
     (place.folder / "loopback.cjs").write_text(_LOOPBACK)
 
 
-def _launch_kinesis_local(place: Place) -> Launch:
+def _launch_kinesis_local(place: ServerFolder) -> Launch:
     package = place.package / "node_modules" / "kinesis-local"
     env = {
         "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),
@@ -414,7 +414,7 @@ def _launch_kinesis_local(place: Place) -> Launch:
     )
 
 
-def _launch_kinesalite(place: Place) -> Launch:
+def _launch_kinesalite(place: ServerFolder) -> Launch:
     return Launch(
         [
             must_find("node"),
@@ -437,16 +437,16 @@ def _launch_kinesalite(place: Place) -> Launch:
     )
 
 
-def _ask_kinesis(place: Place) -> None:
+def _ask_kinesis(place: ServerFolder) -> None:
     aws_client("kinesis", place.url, place.credentials).list_streams(Limit=1)
 
 
-def _prepare_versity(place: Place) -> None:
+def _prepare_versity(place: ServerFolder) -> None:
     for name in ("data", "facts"):
         (place.folder / name).mkdir(exist_ok=True)
 
 
-def _launch_versity(place: Place) -> Launch:
+def _launch_versity(place: ServerFolder) -> Launch:
     # What S3 knows of an object beyond its bytes stands in attributes of the file, where the disk
     # has them.
     facts: list[str | Path] = ["--sidecar", place.folder / "facts"]
@@ -473,17 +473,17 @@ def _launch_versity(place: Place) -> Launch:
     )
 
 
-def _launch_moto(place: Place) -> Launch:
+def _launch_moto(place: ServerFolder) -> Launch:
     return Launch(
         [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(place.ports["client"])]
     )
 
 
-def _ask_s3(place: Place) -> None:
+def _ask_s3(place: ServerFolder) -> None:
     aws_client("s3", place.url, place.credentials).list_buckets()
 
 
-def _welcome_s3(place: Place) -> None:
+def _welcome_s3(place: ServerFolder) -> None:
     client = aws_client("s3", place.url, place.credentials)
     if BUCKET not in [found["Name"] for found in client.list_buckets()["Buckets"]]:
         client.create_bucket(Bucket=BUCKET)

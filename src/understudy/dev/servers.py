@@ -26,7 +26,7 @@ from understudy.core.location import Location
 from understudy.core.log import FileLock, write_file
 from understudy.dev.packages import PACKAGES, cache_root, cached, find, place_of, plain_environment
 from understudy.dev.process import Identity, Process, free_ports, is_free, listens, spawn
-from understudy.dev.recipes import MOTO, RECIPES, Place, Recipe
+from understudy.dev.recipes import MOTO, RECIPES, ServerFolder, Recipe
 
 SERVERS = tuple(RECIPES)
 USUAL = ("cassandra", "kafka", "kinesis", "s3")
@@ -92,7 +92,7 @@ def is_ready(name: str) -> bool:
 class Server:
     """A running server; as a context manager it is stopped at the end."""
 
-    def __init__(self, name: str, place: Place, *, process: Process) -> None:
+    def __init__(self, name: str, place: ServerFolder, *, process: Process) -> None:
         self.name = name
         self.place = place
         self.address = place.address
@@ -186,7 +186,7 @@ def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) ->
         raise
 
 
-def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) -> Place:
+def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) -> ServerFolder:
     if unknown := set(ports) - set(recipe.ports):
         raise ConfigError(
             f"{name} has no port {sorted(unknown)[0]!r}; give {', '.join(recipe.ports)}"
@@ -201,7 +201,7 @@ def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) ->
     file = folder / "credentials"
     if not file.exists():
         write_credentials(file, new_credentials(is_aws=name in AWS_SHAPED))
-    return Place(
+    return ServerFolder(
         folder=folder,
         package=cached(name) or folder,
         ports=ports,
@@ -210,7 +210,7 @@ def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) ->
     )
 
 
-def _run(name: str, recipe: Recipe, place: Place) -> Process:
+def _run(name: str, recipe: Recipe, place: ServerFolder) -> Process:
     """The process of a server that has answered; nothing is left of one that did not."""
     if taken := [port for port in place.ports.values() if not is_free(port)]:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _run(name: str, recipe: Recipe, place: Place) -> Process:
 
 
 def _until_it_works(
-    name: str, process: Process, place: Place, ask: Callable[[Place], None]
+    name: str, process: Process, place: ServerFolder, ask: Callable[[ServerFolder], None]
 ) -> None:
     deadline = time.monotonic() + _START_S
     while True:
@@ -329,7 +329,7 @@ def attach(folder: Path) -> Server | None:
     known: Mapping[str, str] = {}
     with contextlib.suppress(OSError, ConfigError):
         known = read_credentials(file)
-    place = Place(
+    place = ServerFolder(
         folder=folder,
         package=cached(state["name"]) or folder,
         ports=state["ports"],
@@ -343,7 +343,7 @@ State = Literal["running", "died", "stopped", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ServerStatus:
     """How one server stands."""
 
     name: str
@@ -359,15 +359,15 @@ def default_folder() -> Path:
     return cache_root() / "running"
 
 
-def look(name: str, folder: Path) -> Found:
+def look(name: str, folder: Path) -> ServerStatus:
     """How this server stands in this folder; nothing is changed."""
     server = attach(folder / name)
     if server is None:
         reason = why_not(name)
-        return Found(name=name, state="unavailable" if reason else "stopped", words=reason or "")
+        return ServerStatus(name=name, state="unavailable" if reason else "stopped", words=reason or "")
     if server.is_alive:
-        return Found(name=name, state="running", server=server)
-    return Found(name=name, state="died", server=server, words=_last_lines(folder / name))
+        return ServerStatus(name=name, state="running", server=server)
+    return ServerStatus(name=name, state="died", server=server, words=_last_lines(folder / name))
 
 
 def ensure(name: str, folder: Path) -> tuple[Server, bool]:

@@ -60,7 +60,7 @@ def one_line(error: BaseException, *, most: int = 160) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ExportFilter:
     """Which chunks to export; empty fields match everything."""
 
     game: str | None = None
@@ -75,12 +75,12 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class History:
+class ExportedChunks:
     """The chunks that are wanted, as they were when this was opened."""
 
     view: StoreView
     spec: GameSpec
-    wanted: Wanted
+    wanted: ExportFilter
     n_steps: int
     """Steps of the game and schema; what is left out for its consent is among them."""
     _numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]"
@@ -124,8 +124,8 @@ class History:
 
 
 def open_history(
-    data: DataFolder, view: StoreView, wanted: Wanted, *, specs: Specs | None = None
-) -> History:
+    data: DataFolder, view: StoreView, wanted: ExportFilter, *, specs: Specs | None = None
+) -> ExportedChunks:
     """The history of one game's schema; ConfigError when there are several and none was named,
     or nothing at all."""
     player = None
@@ -163,12 +163,12 @@ def open_history(
             "game again"
         )
     numbers = np.array([row.arrival_no for row in rows], np.int64)
-    return History(view, spec, wanted, sum(row.n_steps for row in rows), numbers)
+    return ExportedChunks(view, spec, wanted, sum(row.n_steps for row in rows), numbers)
 
 
 @contextmanager
 def copied(
-    store: ExperienceStore, specs: Specs, wanted: Wanted, *, beside: Path
+    store: ExperienceStore, specs: Specs, wanted: ExportFilter, *, beside: Path
 ) -> Iterator[StoreView]:
     """A local copy of a store elsewhere, in a folder beside `beside` that is removed when the block
     ends.

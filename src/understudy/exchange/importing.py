@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any
 
 from understudy.backends.deployment import open_link, register
-from understudy.backends.unfinished_imports import Begun, Sent
+from understudy.backends.unfinished_imports import UnfinishedImports, SendingSession
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.log import FileLock
@@ -96,7 +96,7 @@ def import_files(
     lock = FileLock(root / "import.lock", what="an import into this folder")
     with lock, closing(place.landing(clock)) as landing:
         landing.settle(spec.game, {})  # what a killed import has sent counts as here
-        begun = Begun(root)
+        begun = UnfinishedImports(root)
         key = deployment_key(root)
         now_s = clock.now()
         origins = {noise: origin for file in files for noise, origin in file.origins.items()}
@@ -110,7 +110,7 @@ def import_files(
                 plan, known.get(noise), players[plan.player], now_s=now_s, sent=before
             )
         sent = {
-            noise: Sent(plan.session, players[plan.player])
+            noise: SendingSession(plan.session, players[plan.player])
             for noise, plan in plans.items()
             if plan.session is not None
         }
@@ -210,7 +210,7 @@ def _planned(
 
 
 def placed(
-    plan: Plan, info: SessionInfo | None, player: bytes, *, now_s: float, sent: "Sent | None" = None
+    plan: Plan, info: SessionInfo | None, player: bytes, *, now_s: float, sent: "SendingSession | None" = None
 ) -> Plan:
     """The plan with an id, or without one where everything is there; ConfigError where the two may
     differ.

@@ -168,7 +168,7 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class ImportedEpisode:
     """n steps from a beginning to an end; neither terminated nor truncated means that the end
     was not seen."""
 
@@ -183,7 +183,7 @@ class Episode:
     note: EpisodeNote = field(default_factory=lambda: EpisodeNote(row=0))
 
 
-def chunks_of(episode: Episode, spec: GameSpec, *, consent: str, client: str) -> Iterator[Chunk]:
+def chunks_of(episode: ImportedEpisode, spec: GameSpec, *, consent: str, client: str) -> Iterator[Chunk]:
     """The episode as a session of its own, cut into chunks that fit into frames."""
     n = len(episode.reward)
     has_ended = episode.terminated or episode.truncated

@@ -21,7 +21,7 @@ from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.tensors import Array
 from understudy.exchange.exporting import (
-    History,
+    ExportedChunks,
     OnSteps,
     Written,
     extra,
@@ -29,7 +29,7 @@ from understudy.exchange.exporting import (
     optional_columns,
     whole,
 )
-from understudy.exchange.incoming import Episode, chunks_of, noise_of, session_of
+from understudy.exchange.incoming import ImportedEpisode, chunks_of, noise_of, session_of
 from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec, nested, spec_from_json
 from understudy.experience.spaces import (
@@ -113,7 +113,7 @@ class WrittenDataset:
 
 
 def write_minari(
-    history: History, path: Path, *, on_steps: OnSteps | None = None
+    history: ExportedChunks, path: Path, *, on_steps: OnSteps | None = None
 ) -> WrittenDataset:
     """Write whole episodes as a Minari dataset in the folder `path`; ConfigError, and no folder,
     without any."""
@@ -159,7 +159,7 @@ def dataset_name(path: Path) -> str:
 
 
 def _buffers(
-    history: History, counts: Counter[str], facts: list[dict[str, Any]], on_steps: OnSteps | None
+    history: ExportedChunks, counts: Counter[str], facts: list[dict[str, Any]], on_steps: OnSteps | None
 ) -> Iterator[Any]:
     """Every whole episode as Minari wants it, and its `facts`."""
     spec = history.spec
@@ -191,7 +191,7 @@ def _buffers(
 
 
 def _whole_episodes(
-    history: History, counts: Counter[str], on_steps: OnSteps | None
+    history: ExportedChunks, counts: Counter[str], on_steps: OnSteps | None
 ) -> Iterator[tuple[ChunkMeta, EpisodeNote, dict[str, Array]]]:
     """Rows from an episode's first step to its final observation; one episode is in memory at a
     time.
@@ -344,7 +344,7 @@ class MinariDataset:
 
     def _episode(
         self, raw: Mapping[str, Any], facts: Mapping[str, Any], seen: Counter[bytes]
-    ) -> Episode:
+    ) -> ImportedEpisode:
         spec = self.spec
         reward = np.asarray(raw["rewards"])
         if reward.ndim != 1 or reward.dtype.kind not in "biuf":
@@ -396,7 +396,7 @@ class MinariDataset:
             seed=None if seed is None else int(seed),
             model=None if model is None else str(model),
         )
-        return Episode(
+        return ImportedEpisode(
             session=session,
             obs=obs,
             action=action,

@@ -25,7 +25,7 @@ from understudy.core.errors import ConfigError, Refused, SpecError
 from understudy.core.names import GameName, PlayerName, player_name
 from understudy.core.tensors import Array
 from understudy.exchange.exporting import (
-    History,
+    ExportedChunks,
     OnSteps,
     Written,
     extra,
@@ -141,7 +141,7 @@ def parquet_schema(spec: GameSpec, *, with_player: bool) -> Any:
 
 
 def write_parquet(
-    history: History, path: Path, *, with_player: bool = False, on_steps: OnSteps | None = None
+    history: ExportedChunks, path: Path, *, with_player: bool = False, on_steps: OnSteps | None = None
 ) -> Written:
     """Write what is wanted as one Parquet file; ConfigError, and no file, when that is nothing."""
     schema = parquet_schema(history.spec, with_player=with_player)

@@ -27,7 +27,7 @@ import numpy as np
 from understudy.core.errors import ConfigError, InvalidName, SpecError
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.tensors import Array
-from understudy.exchange.incoming import Episode, chunks_of, session_of
+from understudy.exchange.incoming import ImportedEpisode, chunks_of, session_of
 from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec, spec_from_gymnasium
 
@@ -278,7 +278,7 @@ class SeedA:
                 for chunk in chunks_of(episode, self.spec, consent=consent, client=client):
                     yield chunk, None
 
-    def _episodes(self, number: int, rows: Array) -> Iterator[Episode]:
+    def _episodes(self, number: int, rows: Array) -> Iterator[ImportedEpisode]:
         """The parts of an episode in which no record is missing."""
         counts = self._counts
         mode = self._options.mode
@@ -313,7 +313,7 @@ class SeedA:
                 f"{terminated} {truncated}",
             )
             place = f"{number} {taken['step'][0]}"
-            yield Episode(
+            yield ImportedEpisode(
                 session=session_of("seed-a", mode, self.spec.game, place, *content),
                 obs={obs_name: states},
                 action={action_name: actions},

@@ -77,7 +77,7 @@ def create_once(path: Path, raw: bytes) -> None:
     sync_folder(path.parent)
 
 
-class Door:
+class Intake:
     """Stamps the frames that may enter with their player's pseudonym and the time."""
 
     def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:

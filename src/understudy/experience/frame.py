@@ -283,7 +283,7 @@ _PARCEL_HEAD = struct.Struct("<4sI")
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class FrameBatch:
     """One request's worth of frames; each is a frame, or why these bytes are none."""
 
     frames: Sequence[Frame | Refused]
@@ -304,7 +304,7 @@ def encode_parcel(
     return b"".join([head, preamble, *(frame.encode() for frame in frames)])
 
 
-def decode_parcel(raw: bytes | memoryview) -> Parcel:
+def decode_parcel(raw: bytes | memoryview) -> FrameBatch:
     """What a request's body holds; Refused when it is no parcel. A frame that is none does not
     spoil the others."""
     view = memoryview(raw)
@@ -342,4 +342,4 @@ def decode_parcel(raw: bytes | memoryview) -> Parcel:
         except Refused as refused:
             frames.append(refused)
         at += size
-    return Parcel(frames, players, preamble["skipped_steps"])
+    return FrameBatch(frames, players, preamble["skipped_steps"])

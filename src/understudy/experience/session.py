@@ -36,7 +36,7 @@ _HEAD = struct.Struct("<16sQQQqI??")
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SeenRange:
     """Seen numbers `first..last`; where its steps begin (-1: unknown) and end (exactly, or at
     least)."""
 
@@ -52,7 +52,7 @@ class SessionState:
     """One session as the store knows it."""
 
     player: bytes
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[SeenRange, ...] = ()
     n_chunks: int = 0
     n_steps: int = 0
     dropped_steps: int = 0
@@ -104,7 +104,7 @@ class SessionState:
 def unpack_state(raw: bytes) -> SessionState:
     """The state that `pack` wrote."""
     player, n_chunks, n_steps, dropped, closed_at, received, forgotten, _ = _HEAD.unpack_from(raw)
-    ranges = tuple(Range(*fields) for fields in _RANGE.iter_unpack(raw[_HEAD.size :]))
+    ranges = tuple(SeenRange(*fields) for fields in _RANGE.iter_unpack(raw[_HEAD.size :]))
     return SessionState(
         player=player,
         ranges=ranges,
@@ -205,7 +205,7 @@ def withdraw(state: SessionState, n_steps: int) -> SessionState:
     return replace(state, n_chunks=state.n_chunks - 1, n_steps=state.n_steps - n_steps)
 
 
-def _add_data(ranges: tuple[Range, ...], arrival: Arrival) -> tuple[Range, ...] | None:
+def _add_data(ranges: tuple[SeenRange, ...], arrival: Arrival) -> tuple[SeenRange, ...] | None:
     """Ranges with one more data number, or None when its steps contradict a neighbour's."""
     number = arrival.number
     first_step = arrival.first_step
@@ -220,22 +220,22 @@ def _add_data(ranges: tuple[Range, ...], arrival: Arrival) -> tuple[Range, ...] 
         return None
     if right and right[0].first == number + 1 and right[0].first_step not in (-1, end_step):
         return None
-    return _insert(ranges, Range(number, number, first_step, end_step, True))
+    return _insert(ranges, SeenRange(number, number, first_step, end_step, True))
 
 
-def _cover(ranges: tuple[Range, ...], first: int, last: int) -> tuple[Range, ...]:
+def _cover(ranges: tuple[SeenRange, ...], first: int, last: int) -> tuple[SeenRange, ...]:
     """Ranges with `first..last` marked as seen, whatever was seen of it before."""
     at = first
     for one in ranges:
         if one.last < at or one.first > last:
             continue
         if one.first > at:
-            ranges = _insert(ranges, Range(at, one.first - 1))
+            ranges = _insert(ranges, SeenRange(at, one.first - 1))
         at = one.last + 1
-    return _insert(ranges, Range(at, last)) if at <= last else ranges
+    return _insert(ranges, SeenRange(at, last)) if at <= last else ranges
 
 
-def _insert(ranges: tuple[Range, ...], new: Range) -> tuple[Range, ...]:
+def _insert(ranges: tuple[SeenRange, ...], new: SeenRange) -> tuple[SeenRange, ...]:
     before = [one for one in ranges if one.last < new.first]
     after = [one for one in ranges if one.first > new.last]
     if before and before[-1].last == new.first - 1:
@@ -245,8 +245,8 @@ def _insert(ranges: tuple[Range, ...], new: Range) -> tuple[Range, ...]:
     return (*before, new, *after)
 
 
-def _merged(left: Range, right: Range) -> Range:
-    return Range(
+def _merged(left: SeenRange, right: SeenRange) -> SeenRange:
+    return SeenRange(
         left.first, right.last, left.first_step, max(left.end_step, right.end_step), right.exact
     )
 

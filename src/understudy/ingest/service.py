@@ -91,7 +91,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Progress:
+class IngestProgress:
     """What a turn did; it holds no bytes of any frame."""
 
     partition: str
@@ -106,7 +106,7 @@ class Progress:
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """What the log should say of it."""
 
-    def add(self, later: "Progress") -> None:
+    def add(self, later: "IngestProgress") -> None:
         """Go on with a later turn of the same partition."""
         self.claim = later.claim
         self.records += later.records
@@ -117,7 +117,7 @@ class Progress:
         self.events += later.events
 
 
-Spread = Callable[[Iterable[Turn]], Iterable[Progress]]
+Spread = Callable[[Iterable[Turn]], Iterable[IngestProgress]]
 """Takes the turns of a round in other processes, and raises what went wrong after all that went
 well."""
 
@@ -144,9 +144,9 @@ class PartitionIngest:
         self._epochs: dict[str, int] = {}
         """Claims that were made here; another process of this owner may have newer ones."""
 
-    def advance(self, turn: Turn) -> Progress:
+    def advance(self, turn: Turn) -> IngestProgress:
         """Store what one read gives. Where nothing comes, nothing is claimed anew."""
-        progress = Progress(turn.partition)
+        progress = IngestProgress(turn.partition)
         began_s = self._clock.monotonic() - turn.draining_s
         began_at_s = self._clock.now() - turn.draining_s
         try:
@@ -180,7 +180,7 @@ class PartitionIngest:
         self._epochs[partition] = claim.epoch
         return claim
 
-    def _read(self, claim: Claim, progress: Progress) -> Read:
+    def _read(self, claim: Claim, progress: IngestProgress) -> Read:
         most = self._config.max_read_bytes
         try:
             return self._stream.read(claim.partition, claim.position, max_bytes=most, wait_s=0.0)
@@ -190,7 +190,7 @@ class PartitionIngest:
             earliest = None if error.earliest is None else Position(error.earliest)
             return self._stream.read(claim.partition, earliest, max_bytes=most, wait_s=0.0)
 
-    def _write(self, claim: Claim, read: Read, progress: Progress) -> None:
+    def _write(self, claim: Claim, read: Read, progress: IngestProgress) -> None:
         candidates, refused, parked = self._checked(read.records)
         batch = WriteBatch(claim.partition, claim.epoch, read.next, candidates, refused, parked)
         receipt = self._store.write(batch)
@@ -308,7 +308,7 @@ class IngestService:
 
     def _round(
         self, *, without: Container[str], draining_since_s: float | None = None
-    ) -> Iterator[Progress]:
+    ) -> Iterator[IngestProgress]:
         """Each readable partition that is ours, advanced once."""
         for progress in self._spread(self._turns(without, draining_since_s)):
             for event, said in progress.events:
@@ -339,7 +339,7 @@ class IngestService:
                 draining_s = 0.0 if draining_since_s is None else now_s - draining_since_s
                 yield Turn(partition.id, self._claims.get(partition.id), draining_s)
 
-    def _one_by_one(self, turns: Iterable[Turn]) -> Iterator[Progress]:
+    def _one_by_one(self, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
         for turn in turns:
             try:
                 yield self._partitions.advance(turn)

@@ -36,7 +36,7 @@ from understudy.core.errors import (
     Unreachable,
 )
 from understudy.core.settings import load
-from understudy.ingest.service import IngestConfig, PartitionIngest, Progress, Turn
+from understudy.ingest.service import IngestConfig, PartitionIngest, IngestProgress, Turn
 from understudy.ports import ExperienceStore, Specs, Stream
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _MASTER = re.compile(
 _RAISED = re.compile(r"^\s*(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 
 Opened = tuple[Stream, ExperienceStore, Specs]
-Report = tuple[Progress, Exception | None]
+Report = tuple[IngestProgress, Exception | None]
 """What a task did, and what ended it before its time."""
 
 
@@ -127,7 +127,7 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
     task = TaskContext.get()
     if task is not None and task.attemptNumber():
         turn = replace(turn, claim=None)
-    total = Progress(turn.partition, turn.claim)
+    total = IngestProgress(turn.partition, turn.claim)
     try:
         partitions = _partitions_of(job)
         is_over = False
@@ -177,7 +177,7 @@ class SparkTasks:
                 over.set()
                 watcher.join()
 
-    def __call__(self, turns: Iterable[Turn]) -> Iterator[Progress]:
+    def __call__(self, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
         """A batch: one task for each turn. Errors of tasks are raised when all the others have
         been told of."""
         assigned = list(turns)

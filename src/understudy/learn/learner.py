@@ -50,7 +50,7 @@ class LearnerConfig:
 
 
 @dataclass(slots=True)
-class Counts:
+class LearnerCounts:
     """Where a learner stands; part of every checkpoint."""
 
     calls: int = 0
@@ -117,7 +117,7 @@ class Learner:
         self.algorithm = algorithm
         self.config = config or LearnerConfig()
         self._knobs = knobs
-        self.counts = Counts()
+        self.counts = LearnerCounts()
         self.compile_s = 0.0
         needs = algorithm.needs
         self.source: ReplaySource | RolloutQueue
@@ -276,7 +276,7 @@ class Learner:
     ) -> None:
         """Go back to a checkpoint; `read` gives chunks by id from the run's store."""
         self.state = state_from_arrays(self.state, part(arrays, "state"))
-        self.counts = Counts(**facts["counts"])
+        self.counts = LearnerCounts(**facts["counts"])
         self.source.restore(part(arrays, "source"), facts["source"], read)
 
     def go_back(self, arrays: Mapping[str, Array]) -> None:

@@ -125,7 +125,7 @@ class Drawn(NamedTuple):
     stamps: NDArray[np.int32]  # [k, batch]
 
 
-class Found(NamedTuple):
+class DrawnRows(NamedTuple):
     """Drawn rows and what is known of each, in arrays [k, batch]."""
 
     places: NDArray[np.int64]  # [2, k, batch]: the rows, and the rows to bootstrap from
@@ -228,7 +228,7 @@ class HostReplay:
         if isinstance(self._masses, Roster):
             found = self._look_up(self._masses.draw(rng, size))
         else:
-            found = Found(*self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines))
+            found = DrawnRows(*self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines))
         return Drawn(self._gather(found), found.places[0], found.stamps)
 
     def feedback(
@@ -306,10 +306,10 @@ class HostReplay:
             self._largest = max(self._largest, largest)
         return int(np.count_nonzero(edit.weight))
 
-    def _look_up(self, rows: NDArray[np.int64]) -> Found:
+    def _look_up(self, rows: NDArray[np.int64]) -> DrawnRows:
         facts = self._facts.take(rows, axis=0)
         whole = facts.view(np.int32)
-        return Found(
+        return DrawnRows(
             np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]),
             np.ones(rows.shape, np.float32),
             facts[..., RETURN].copy(),
@@ -318,7 +318,7 @@ class HostReplay:
             whole[..., STAMP].copy(),
         )
 
-    def _gather(self, found: Found) -> Batch:
+    def _gather(self, found: DrawnRows) -> Batch:
         layout = self.layout
         places = found.places
         rows = found.places[0]

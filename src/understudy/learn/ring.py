@@ -45,7 +45,7 @@ _SMALL = ("row", "reward", "is_first", "terminated", "weight", "priority")
 
 
 @dataclass(slots=True)
-class Stretch:
+class Span:
     """Where one chunk lies."""
 
     session: uuid.UUID
@@ -61,11 +61,11 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Tail:
+class OpenSession:
     """The newest stretch of a session that may go on, and the last rows of its open episode, for
     the next lead-in."""
 
-    stretch: Stretch
+    stretch: Span
     ends_open: bool
     lead: dict[str, Array]
 
@@ -84,7 +84,7 @@ class Placed(NamedTuple):
     """What to write for one chunk: its parts one after the other from `stretch.start`, then the
     edits in order."""
 
-    stretch: Stretch
+    stretch: Span
     parts: tuple[Mapping[str, Array], ...]
     windows: Windows
     edits: tuple[Edit, ...]
@@ -108,10 +108,10 @@ class Ring:
         """No row from here on was ever written."""
         self.n_steps_inserted = 0
         self.stamp = 0
-        self.stretches: OrderedDict[ChunkId, Stretch] = (
+        self.stretches: OrderedDict[ChunkId, Span] = (
             OrderedDict()
         )  # oldest first, found faster than in a dict
-        self.tails: dict[uuid.UUID, Tail] = {}
+        self.tails: dict[uuid.UUID, OpenSession] = {}
         self._needs = needs
         self._windows_of = windows
         self.fixed = asdict(needs) | {
@@ -168,14 +168,14 @@ class Ring:
             edits += self._release(tail)
         self.stamp = (self.stamp + 1) & 0x7FFFFFFF
         lead_from = int(lead["chunk_no"][0]) if lead else meta.chunk_no
-        stretch = Stretch(*name, start, n_rows, n_lead, lead_from, n_waiting, self.stamp)
+        stretch = Span(*name, start, n_rows, n_lead, lead_from, n_waiting, self.stamp)
         self.stretches[name] = stretch
         self.n_steps_inserted += meta.n_steps
         weights = windows.weight
         if not is_late:
             own["weight"] = weights[n_lead:]
             kept = self._lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
-            self.tails[meta.session] = Tail(stretch, bool(columns["row"][-1] == _BOOTSTRAP), kept)
+            self.tails[meta.session] = OpenSession(stretch, bool(columns["row"][-1] == _BOOTSTRAP), kept)
         if n_waiting:
             weights = weights.copy()
             weights[n_rows - 1 - n_waiting :] = 0.0
@@ -252,8 +252,8 @@ class Ring:
         ]
         return start, edits
 
-    def _drop_oldest_within(self, begin: int, end: int) -> list[Stretch]:
-        gone: list[Stretch] = []
+    def _drop_oldest_within(self, begin: int, end: int) -> list[Span]:
+        gone: list[Span] = []
         while self.stretches:
             oldest = next(iter(self.stretches.values()))
             if not begin <= oldest.start < end:
@@ -263,12 +263,12 @@ class Ring:
             gone.append(oldest)
         return gone
 
-    def _forget_tail(self, stretch: Stretch) -> None:
+    def _forget_tail(self, stretch: Span) -> None:
         tail = self.tails.get(stretch.session)
         if tail is not None and tail.stretch is stretch:
             del self.tails[stretch.session]
 
-    def _release(self, tail: Tail) -> list[Edit]:
+    def _release(self, tail: OpenSession) -> list[Edit]:
         stretch = tail.stretch
         n = stretch.n_waiting
         if n == 0 or (stretch.session, stretch.chunk_no) not in self.stretches:
@@ -356,7 +356,7 @@ class Ring:
         for name in _COUNTERS:
             setattr(self, name, int(facts[name]))
         stretches = [
-            Stretch(
+            Span(
                 uuid.UUID(bytes=session.tobytes()),
                 **dict(zip(_NUMBERS, numbers.tolist(), strict=True)),
             )
@@ -394,7 +394,7 @@ class Ring:
 
     def _place_again(
         self,
-        stretch: Stretch,
+        stretch: Span,
         chunks: Sequence[Chunk],
         arrays: Mapping[str, Array],
         *,
@@ -434,7 +434,7 @@ class Ring:
                 kept["weight"] = arrays["tail_weights"][tail].copy()
                 kept["priority"] = arrays["tail_priorities"][tail].copy()
             ends_open = bool(chunk.columns["row"][-1] == _BOOTSTRAP)
-            self.tails[stretch.session] = Tail(stretch, ends_open, kept)
+            self.tails[stretch.session] = OpenSession(stretch, ends_open, kept)
         windows.weight[:] = arrays["weights"][stretch.start : stretch.start + stretch.n_rows]
         return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
 

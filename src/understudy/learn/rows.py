@@ -40,7 +40,7 @@ TOO_LARGE = 1e20
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ReplayColumn:
     """One column of a replay."""
 
     dtype: np.dtype[Any]
@@ -63,21 +63,21 @@ class RowLayout:
         self._size = math.prod(space.shape)
         self.extras = needs.extras
         self.obs = tuple(game.obs_columns)
-        self.columns: dict[str, Kept] = {
-            name: Kept(part.dtype, part.shape) for name, part in game.obs_columns.items()
+        self.columns: dict[str, ReplayColumn] = {
+            name: ReplayColumn(part.dtype, part.shape) for name, part in game.obs_columns.items()
         }
         discrete = game.discrete
-        actions = Kept(np.dtype(np.float32), (self._size,))
-        self.columns["action"] = Kept(np.dtype(np.int32), ()) if discrete else actions
+        actions = ReplayColumn(np.dtype(np.float32), (self._size,))
+        self.columns["action"] = ReplayColumn(np.dtype(np.int32), ()) if discrete else actions
         if discrete is not None and game.has_legal:
-            self.columns["legal"] = Kept(np.dtype(np.bool_), (discrete.n,))
+            self.columns["legal"] = ReplayColumn(np.dtype(np.bool_), (discrete.n,))
         for name in needs.extras:
             if name != "raw_action" and name not in OPTIONAL:
                 raise ConfigError(
                     f"{name!r} is no optional column; give some of "
                     f"{['raw_action', *sorted(OPTIONAL)]}"
                 )
-            self.columns[name] = actions if name == "raw_action" else Kept(OPTIONAL[name], ())
+            self.columns[name] = actions if name == "raw_action" else ReplayColumn(OPTIONAL[name], ())
         self._as_they_are = [name for name in self.columns if name not in ("action", "legal")]
         self._reals = [name for name, kept in self.columns.items() if kept.dtype.kind == "f"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from understudy.core.errors import Refused
 from understudy.models.manifest import Manifest, manifest_from_json, model_name
-from understudy.ports import Casting
+from understudy.ports import LiveModels
 
 ALIASES = ("champion", "canary")
 MAX_WHY = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
+class Alias:
     """Which model an alias means, since which entry; model 0: none."""
 
     model_no: int
@@ -36,8 +36,8 @@ class Catalogue:
     owner: str = ""
     """Whoever took over last; only their releases are taken."""
     models: dict[int, Manifest] = field(default_factory=dict)
-    aliases: dict[str, Pointer] = field(default_factory=dict)
-    history: list[Pointer] = field(default_factory=list)
+    aliases: dict[str, Alias] = field(default_factory=dict)
+    history: list[Alias] = field(default_factory=list)
     """Every champion there was, oldest first."""
     signed: dict[str, bytes] = field(default_factory=dict)
     """Releases as they were read, by model name: what a client checks for itself."""
@@ -102,7 +102,7 @@ class Catalogue:
         if alias not in ALIASES or model_no not in (0, *self.models):
             raise Refused("bad_entry", f"{alias!r} cannot point to model {model_no!r}")
         why = str(entry.get("why", ""))[:MAX_WHY]
-        pointer = Pointer(model_no, entry["number"], float(entry["at_s"]), why, raw)
+        pointer = Alias(model_no, entry["number"], float(entry["at_s"]), why, raw)
         self.aliases[alias] = pointer
         if alias == "champion":
             self.history.append(pointer)
@@ -113,22 +113,22 @@ CANARY_SHARE = 0.2
 
 def casting(
     now: Catalogue,
-    champion: Pointer | None,
-    canary: Pointer | None,
+    champion: Alias | None,
+    canary: Alias | None,
     *,
     trust: Sequence[str],
     canary_share: float = CANARY_SHARE,
-) -> Casting:
+) -> LiveModels:
     """These two with their signed entries; a client checks those for itself."""
 
-    def release(pointer: Pointer | None) -> str | None:
+    def release(pointer: Alias | None) -> str | None:
         return (
             now.signed[model_name(now.game, pointer.model_no)].decode()
             if pointer and pointer.model_no
             else None
         )
 
-    return Casting(
+    return LiveModels(
         number=now.number,
         trust=tuple(trust),
         champion=champion.signed.decode() if champion else None,

@@ -48,7 +48,7 @@ _OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class ObjectLocation:
     """Where objects lie, for people; what only S3 has is empty elsewhere."""
 
     url: str
@@ -75,7 +75,7 @@ class CloudObjects:
     """
 
     def __init__(self, url: str) -> None:
-        self._where = Whereabouts(_without_secrets(url))
+        self._where = ObjectLocation(_without_secrets(url))
         self.look_every_s = 0.0 if url.startswith(_NEAR) else _LOOK_EVERY_S
         self._store: ObjectStore
         try:
@@ -157,7 +157,7 @@ def _retries() -> "RetryConfig":
     return {"max_retries": 6, "retry_timeout": timedelta(seconds=_RETRY_S)}
 
 
-def _open_s3(location: Location) -> tuple[S3Store, Whereabouts]:
+def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
     """The store of a bucket, and where it is; nothing is asked of the network yet."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -184,7 +184,7 @@ def _open_s3(location: Location) -> tuple[S3Store, Whereabouts]:
     region = session.get_config_variable("region") or "us-east-1"
     if not _REGION.fullmatch(region):
         raise ConfigError(f"region of s3://{bucket} is {region[:40]!r}; give one such as eu-west-1")
-    where = Whereabouts(
+    where = ObjectLocation(
         f"s3://{bucket}{'/' * bool(location.path)}{location.path}",
         bucket=bucket,
         region=region,
@@ -245,7 +245,7 @@ _NO_ACCESS = (
 )
 
 
-def _explained(doing: str, error: Exception, where: Whereabouts) -> StorageFailed:
+def _explained(doing: str, error: Exception, where: ObjectLocation) -> StorageFailed:
     """The error to raise: the library's text and the next step; Unreachable where a retry may
     help."""
     condition = _condition(str(error), where)
@@ -256,7 +256,7 @@ def _explained(doing: str, error: Exception, where: Whereabouts) -> StorageFaile
     )
 
 
-def _condition(text: str, where: Whereabouts) -> str:
+def _condition(text: str, where: ObjectLocation) -> str:
     """A key of `_HINTS`. A server that answers without a code of S3 is another one, or a proxy
     in front of it."""
     code = _first(_CODE, text)
@@ -281,7 +281,7 @@ def _condition(text: str, where: Whereabouts) -> str:
     return "away" if is_busy or (not status and any(words in text for words in _NETWORK)) else ""
 
 
-def _is_missing(error: Exception, where: Whereabouts) -> bool:
+def _is_missing(error: Exception, where: ObjectLocation) -> bool:
     """Whether an object is not there; a bucket, or a key to it, that is not there is told by the
     same status.
 

@@ -21,7 +21,7 @@ Decision = Literal["promote", "wait", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ModelCheck:
     """One thing that was looked at in the model itself, without playing."""
 
     name: str
@@ -57,7 +57,7 @@ class Bounds:
 class Evidence:
     """What is known about a candidate, and about the champion it would replace."""
 
-    checks: Sequence[Check]
+    checks: Sequence[ModelCheck]
     has_champion: bool
     candidate: Sample = ()
     """Returns of its episodes."""
@@ -66,32 +66,32 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateDecision:
     """What becomes of a candidate, and why, in words for people."""
 
     decision: Decision
     why: str
 
 
-def verdict(evidence: Evidence, bounds: Bounds) -> Verdict:
+def verdict(evidence: Evidence, bounds: Bounds) -> GateDecision:
     """Promote what is proven not to be worse, reject what fails a check or cannot be proven,
     wait in between."""
     for check in evidence.checks:
         if not check.passed:
-            return Verdict("reject", f"{check.name}: {check.detail}")
+            return GateDecision("reject", f"{check.name}: {check.detail}")
     if not evidence.has_champion:
-        return Verdict("promote", "the first bot, and it passed every check")
+        return GateDecision("promote", "the first bot, and it passed every check")
     ours = np.asarray(evidence.candidate, float)
     theirs = np.asarray(evidence.champion, float)
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        return Verdict("reject", "a return is not finite")
+        return GateDecision("reject", "a return is not finite")
     n_looked = min(len(ours), len(theirs))
     if n_looked < bounds.min_episodes:
-        return Verdict("wait", f"{n_looked} of {bounds.min_episodes} episodes of both")
+        return GateDecision("wait", f"{n_looked} of {bounds.min_episodes} episodes of both")
     return _compare(ours, theirs, bounds)
 
 
-def _compare(ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bounds) -> Verdict:
+def _compare(ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bounds) -> GateDecision:
     gain = float(ours.mean() - theirs.mean())
     half = _confidence(bounds) * math.sqrt(
         ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs)
@@ -103,12 +103,12 @@ def _compare(ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bou
         f"{len(theirs)}; the difference is {gain:.3g} ± {half:.2g}"
     )
     if gain - half >= -allowed:
-        return Verdict("promote", says)
+        return GateDecision("promote", says)
     if gain + half < -allowed:
-        return Verdict("reject", f"{says}, more than {allowed:.2g} worse")
+        return GateDecision("reject", f"{says}, more than {allowed:.2g} worse")
     if len(ours) >= bounds.max_episodes:
-        return Verdict("reject", f"{says}, not proven within {bounds.max_episodes} episodes")
-    return Verdict("wait", says)
+        return GateDecision("reject", f"{says}, not proven within {bounds.max_episodes} episodes")
+    return GateDecision("wait", says)
 
 
 def looks(bounds: Bounds) -> list[int]:

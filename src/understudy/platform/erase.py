@@ -5,7 +5,7 @@ from typing import Any
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.backends.specs import registered_specs
-from understudy.backends.unfinished_imports import Begun
+from understudy.backends.unfinished_imports import UnfinishedImports
 from understudy.client.spool import forget_spooled
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
@@ -54,7 +54,7 @@ def forget_elsewhere(
     comes."""
     games, players, spooled = _find(data, player, known, game)
     chunks = sum(store.forget(one) for one in players)
-    Begun(data.root).forget(players)
+    UnfinishedImports(data.root).forget(players)
     return {
         "chunks": chunks,
         "stream_bytes": 0,

@@ -24,8 +24,8 @@ from understudy.platform.children import report, run_role, stop_with_parent
 from understudy.platform.config import Config
 from understudy.platform.platform import roles_folder
 from understudy.serve.gateway import Gateway
-from understudy.serve.house import House
-from understudy.serve.server import Server
+from understudy.serve.house import GatewayState
+from understudy.serve.server import GatewayServer
 
 _REPORT_EVERY_S = 0.5
 _STALE_S = 10.0
@@ -89,11 +89,11 @@ def main(data: DataFolder, config: Config) -> None:
     """Serve until the parent asks to stop, then answer the requests that are being served."""
     stop = stop_with_parent()
     opened = open_deployment(data, models=config.models.url)
-    houses: list[House] = []
+    houses: list[GatewayState] = []
 
-    def make_house() -> House:
+    def make_house() -> GatewayState:
         houses.append(
-            House(
+            GatewayState(
                 config=config.gateway_config,
                 stream=open_stream(config.stream.url, data),
                 registry=opened.registry,
@@ -107,7 +107,7 @@ def main(data: DataFolder, config: Config) -> None:
         houses[-1].metrics.registry.register(ingest)
         return houses[-1]
 
-    server = Server(Gateway(make_house), config.listen)
+    server = GatewayServer(Gateway(make_house), config.listen)
     is_ready = threading.Event()
 
     def watch() -> None:
@@ -128,7 +128,7 @@ def main(data: DataFolder, config: Config) -> None:
     server.run(on_ready=is_ready.set)
 
 
-def _figures(house: House) -> dict[str, Any]:
+def _figures(house: GatewayState) -> dict[str, Any]:
     """Totals since the start, from the gateway's own metrics; and why the stream takes nothing,
     while it does not."""
     totals = {"requests": 0.0, "frames": 0.0, "refused": 0.0, "errors": 0.0}

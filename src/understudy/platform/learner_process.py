@@ -36,10 +36,10 @@ from understudy.learn.compile_cache import use_compile_cache
 from understudy.models.registry import Registry
 from understudy.platform.children import FENCED, report, reporting, run_role, stop_with_parent
 from understudy.platform.config import Config
-from understudy.release.game_learner import GameLearner, LearnerServiceConfig, Means
+from understudy.release.game_learner import GameLearner, LearnerServiceConfig, ServiceContext
 from understudy.release.gatekeeper import CheckModel, Gatekeeper
 from understudy.release.model_check import check_apart
-from understudy.release.tally import Tally
+from understudy.release.tally import StoreStats
 from understudy.stores.view import StoreView
 from understudy.stores.window import Window
 from understudy.training.follower import StoreFollower
@@ -71,7 +71,7 @@ class LearnerRole:
         )
         self._owner = f"learner {os.getpid()} on {socket.gethostname()}"
         self._follower: StoreFollower | None = None
-        self._tally: Tally | None = None
+        self._tally: StoreStats | None = None
         self._games: dict[str, GameLearner] = {}
         self._next_games_s = self._next_save_s = 0.0
         self._is_fenced = False
@@ -166,7 +166,7 @@ class LearnerRole:
         make_folder(self._folder)
         write_file(before, here.encode())
         self._follower = StoreFollower(self._data.store)
-        tally = Tally(self._follower)
+        tally = StoreStats(self._follower)
         path = self._folder / "tally.json"
         if path.exists():
             try:
@@ -175,7 +175,7 @@ class LearnerRole:
                 _log.warning(
                     "tally_not_readable", error=repr(error)[:200], next="the store is counted again"
                 )
-                fresh = Tally(
+                fresh = StoreStats(
                     self._follower
                 )  # before the other leaves, which would close the store
                 tally.close()
@@ -183,14 +183,14 @@ class LearnerRole:
         self._tally = tally
         return True
 
-    def _meet_games(self, tally: Tally) -> None:
+    def _meet_games(self, tally: StoreStats) -> None:
         if self._clock.monotonic() < self._next_games_s:
             return
         self._next_games_s = self._clock.monotonic() + max(
             _NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s
         )
         assert self._follower is not None
-        means = Means(
+        means = ServiceContext(
             self._data,
             self._registry,
             self._keeper,
@@ -233,7 +233,7 @@ class LearnerRole:
 # --- the role as a process of its own -------------------------------------------------------------
 
 
-class Follower:
+class WindowFiller:
     """Fills a window until `stop` is set; a context manager that raises, at its end, what the
     thread died of.
 
@@ -259,7 +259,7 @@ class Follower:
         so."""
         return {"window": {"items": self._window.items, "error": self._window.trouble}}
 
-    def __enter__(self) -> "Follower":
+    def __enter__(self) -> "WindowFiller":
         self._thread.start()
         return self
 
@@ -304,7 +304,7 @@ def _copied(
     with (
         contextlib.closing(open_store(config.store.url, specs=specs)) as remote,
         Window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
-        Follower(window, stop) as follower,
+        WindowFiller(window, stop) as follower,
     ):
         yield folder, follower.fields
 

@@ -80,7 +80,7 @@ class Role:
 
 
 @dataclass(slots=True)
-class Standing:
+class RoleStatus:
     """How a role stands."""
 
     role: Role
@@ -136,7 +136,7 @@ class Standing:
         }
 
 
-Tell = Callable[[Standing, str], None]
+Tell = Callable[[RoleStatus, str], None]
 """Hears what happens to a role, in words for people."""
 
 
@@ -163,7 +163,7 @@ class Supervisor:
         self._tell = tell
         self._log = log
         self._written_s = 0.0
-        self.standings = {role.name: Standing(role, since_s=clock.now()) for role in roles}
+        self.standings = {role.name: RoleStatus(role, since_s=clock.now()) for role in roles}
         with contextlib.ExitStack() as opened:
             for role in roles:
                 lock = folder / f"{role.name}.lock"
@@ -195,7 +195,7 @@ class Supervisor:
 
     # --- one role ---------------------------------------------------------------------------------
 
-    def _look_after(self, standing: Standing) -> None:
+    def _look_after(self, standing: RoleStatus) -> None:
         now_s = self._clock.monotonic()
         if standing.child is None:
             if now_s >= standing.due_s and standing.state != "ended":
@@ -213,7 +213,7 @@ class Supervisor:
         elif standing.crashes and now_s - standing.started_s > _STEADY_S:
             standing.crashes = 0
 
-    def _ended(self, standing: Standing, now_s: float) -> None:
+    def _ended(self, standing: RoleStatus, now_s: float) -> None:
         child = standing.child
         assert child is not None
         has_run = bool(standing.report)
@@ -241,7 +241,7 @@ class Supervisor:
         standing.pause_s = pause_s
         self._becomes(standing, "waiting", said)
 
-    def _why(self, standing: Standing, reason: str, *, is_news: bool) -> str:
+    def _why(self, standing: RoleStatus, reason: str, *, is_news: bool) -> str:
         """Why a role ended; a reason of many words is said once, however many roles meet it, and
         how often."""
         how, has_words, _ = reason.partition(": ")
@@ -258,14 +258,14 @@ class Supervisor:
         )
         return f"{how} as {same} did" if has_words and same else reason
 
-    def _becomes(self, standing: Standing, state: str, said: str) -> None:
+    def _becomes(self, standing: RoleStatus, state: str, said: str) -> None:
         standing.state = state
         standing.since_s = self._clock.now()
         self._write(standing)
         if said:
             self._tell(standing, said)
 
-    def _write(self, standing: Standing) -> None:
+    def _write(self, standing: RoleStatus) -> None:
         path = self._folder / f"{standing.role.name}.json"
         text = json.dumps(standing.to_json(self._clock.now()))
         temporary = path.with_suffix(".json.tmp")
@@ -303,7 +303,7 @@ class Supervisor:
             self._clock.wait(Event(), _TICK_S)
         return all_finished
 
-    def _finished(self, standing: Standing) -> bool:
+    def _finished(self, standing: RoleStatus) -> bool:
         code = standing.child.wait(5.0) if standing.child else 0
         if standing.child is not None and code:
             standing.last_error, _ = _reason(code, standing.child)

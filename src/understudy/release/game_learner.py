@@ -17,7 +17,7 @@ from understudy.core.errors import ConfigError, Corrupt, Fenced, UnderstudyError
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
-from understudy.models.gate import Bounds, Verdict
+from understudy.models.gate import Bounds, GateDecision
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
 from understudy.release.gatekeeper import Gatekeeper, fitting_champion, held_out
@@ -25,16 +25,16 @@ from understudy.release.model_check import Budget
 from understudy.release.schedule import (
     LearningSchedule,
     Next,
-    Standing,
+    LearnerStatus,
     algorithm_for,
     next_action,
     written,
 )
-from understudy.release.tally import Played, Tally
+from understudy.release.tally import Played, StoreStats
 from understudy.training.events import Event, Guarded, Update
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore
-from understudy.training.settings import Settings, Wanted, resolve
+from understudy.training.settings import RunSettings, TrainRequest, resolve
 from understudy.training.training_job import Checkpoints, TrainingJob
 
 _log = structlog.get_logger("understudy.learner")
@@ -75,14 +75,14 @@ class LearnerServiceConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ServiceContext:
     """What every game's learner works with."""
 
     data: DataFolder
     registry: Registry
     keeper: Gatekeeper
     follower: StoreFollower
-    tally: Tally
+    tally: StoreStats
     config: LearnerServiceConfig
     clock: Clock
 
@@ -100,15 +100,15 @@ class Marks:
     steps: int = 0
 
 
-class Course:
+class GameTraining:
     """One algorithm that learns one game from the store for as long as there is something to
     learn."""
 
     def __init__(
         self,
         spec: GameSpec,
-        settings: Settings,
-        means: Means,
+        settings: RunSettings,
+        means: ServiceContext,
         *,
         on_guarded: Callable[[Guarded], object],
     ) -> None:
@@ -223,14 +223,14 @@ class Course:
 class GameLearner:
     """Follows the schedule for one game; raises Fenced once another learner has taken over."""
 
-    def __init__(self, game: str, means: Means, *, owner: str) -> None:
+    def __init__(self, game: str, means: ServiceContext, *, owner: str) -> None:
         self.game = game
         self._means = means
         self.epoch = means.registry.takeover(game, owner=owner)
-        self._course: Course | None = None
+        self._course: GameTraining | None = None
         self._spec: GameSpec | None = None
         self._next = Next("wait", "nothing is recorded yet")
-        self._verdict: tuple[str, Verdict] | None = None
+        self._verdict: tuple[str, GateDecision] | None = None
         self._guarded: list[str] = []
         self._n_guarded = 0
         self._error = ""
@@ -279,7 +279,7 @@ class GameLearner:
         course.engine.follow()
         if self._judge():
             return True
-        standing = Standing(
+        standing = LearnerStatus(
             algorithm=course.algorithm,
             has_champion=champion > 0,
             has_canary=now.points_to("canary") > 0,
@@ -298,7 +298,7 @@ class GameLearner:
             self._release(course)
         return self._next.action != "wait"
 
-    def _attend(self, spec: GameSpec, algorithm: str) -> Course:
+    def _attend(self, spec: GameSpec, algorithm: str) -> GameTraining:
         """The course of this algorithm, from its last checkpoint if it had begun."""
         course = self._course
         if course is not None and (course.spec.schema, course.algorithm) == (
@@ -311,14 +311,14 @@ class GameLearner:
         given = dict(config.settings.get(algorithm, {}))
         if algorithm == "bc":
             given.setdefault("steps", config.schedule.bc_updates)
-        settings = resolve(Wanted(algorithm=algorithm, settings=given), spec)
-        self._course = Course(spec, settings, self._means, on_guarded=self._hear)
+        settings = resolve(TrainRequest(algorithm=algorithm, settings=given), spec)
+        self._course = GameTraining(spec, settings, self._means, on_guarded=self._hear)
         _log.info("course", game=self.game, algorithm=algorithm, updates=self._course.updates)
         return self._course
 
     # --- the gate ---------------------------------------------------------------------------------
 
-    def _release(self, course: Course) -> None:
+    def _release(self, course: GameTraining) -> None:
         means = self._means
         config = self._means.config
         manifest = means.registry.release(course.engine.policy, course.lineage(), epoch=self.epoch)
@@ -344,7 +344,7 @@ class GameLearner:
     def _returns(self, model: str, since_s: float) -> list[Played]:
         return self._means.tally.returns(model, since_s=since_s)
 
-    def _tell(self, model_no: int, found: Verdict) -> None:
+    def _tell(self, model_no: int, found: GateDecision) -> None:
         self._verdict = (model_name(self.game, model_no), found)
         _log.info("verdict", model=self._verdict[0], decision=found.decision, why=found.why)
 

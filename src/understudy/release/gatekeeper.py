@@ -22,7 +22,7 @@ from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.models.catalogue import Catalogue
-from understudy.models.gate import Bounds, Check, Evidence, Verdict, looks, verdict
+from understudy.models.gate import Bounds, ModelCheck, Evidence, GateDecision, looks, verdict
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
@@ -30,7 +30,7 @@ from understudy.release.model_check import Budget, check_apart
 from understudy.release.tally import Played
 from understudy.training.folder import RunFolder
 
-CheckModel = Callable[[Manifest, bytes, Budget], Sequence[Check]]
+CheckModel = Callable[[Manifest, bytes, Budget], Sequence[ModelCheck]]
 
 Returns = Callable[[str, float], Sequence[Played]]
 """Episodes of a model, by its name, that began since a time."""
@@ -55,7 +55,7 @@ class Gatekeeper:
         self.bounds = bounds or Bounds()
         self._budget = budget or Budget()
 
-    def admit(self, game: str, model_no: int, *, epoch: int, play: Play | None = None) -> Verdict:
+    def admit(self, game: str, model_no: int, *, epoch: int, play: Play | None = None) -> GateDecision:
         """Check a release: the first bot becomes champion, a later one canary, a bad one nothing.
 
         With a game to `play` in, held-out episodes decide at once and no player meets a worse bot.
@@ -75,13 +75,13 @@ class Gatekeeper:
         if found.decision == "promote":
             self._registry.point(game, "champion", model_no, why=found.why, epoch=epoch)
         elif found.decision == "wait":
-            found = Verdict(
+            found = GateDecision(
                 "wait", f"passed {len(checks)} checks; it plays a share of the episodes"
             )
             self._registry.point(game, "canary", model_no, why=found.why, epoch=epoch)
         return found
 
-    def judge(self, game: str, returns: Returns, *, epoch: int) -> Verdict | None:
+    def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
         """Compare the canary with the champion by what both returned since it began; None when
         there is no canary."""
         now = self._registry.catalogue(game)
@@ -113,19 +113,19 @@ class Gatekeeper:
             try:
                 self._registry.policy(game, canary.model_no)
             except (Refused, Corrupt) as error:
-                found = Verdict("reject", f"its file is no longer good: {error}")
+                found = GateDecision("reject", f"its file is no longer good: {error}")
         if found.decision == "promote":
             self._registry.point(game, "champion", canary.model_no, why=found.why, epoch=epoch)
         self._registry.point(game, "canary", 0, why=f"{found.decision}: {found.why}", epoch=epoch)
         return found
 
-    def _checks(self, now: Catalogue, model_no: int) -> Sequence[Check]:
+    def _checks(self, now: Catalogue, model_no: int) -> Sequence[ModelCheck]:
         name = model_name(now.game, model_no)
         if model_no not in now.models:
-            return [Check("release", False, f"{name} is not in the registry")]
+            return [ModelCheck("release", False, f"{name} is not in the registry")]
         if model_no != max(now.models):
             return [
-                Check(
+                ModelCheck(
                     "release",
                     False,
                     f"{name} is not the newest release, which is {max(now.models)}",
@@ -134,7 +134,7 @@ class Gatekeeper:
         try:
             raw = self._registry.policy_bytes(now.models[model_no])
         except Corrupt as error:
-            return [Check("loads", False, str(error))]
+            return [ModelCheck("loads", False, str(error))]
         return self._check(now.models[model_no], raw, self._budget)
 
 
@@ -144,7 +144,7 @@ def fitting_champion(now: Catalogue, schema: str) -> int:
     return champion.model_no if champion is not None and champion.schema == schema else 0
 
 
-def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) -> Verdict:
+def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) -> GateDecision:
     """The verdict of the first look that decides; each look sees what was known when it was due,
     and no more.
 
@@ -152,7 +152,7 @@ def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) ->
     """
     for due in looks(bounds):
         if min(len(ours), len(theirs)) < due:
-            return Verdict(
+            return GateDecision(
                 "wait",
                 f"{len(ours)} episodes of the canary, {len(theirs)} of the champion; looked at "
                 f"from {due} of both",
@@ -208,7 +208,7 @@ class Released:
     """A model that was released, and what the gate said to it."""
 
     manifest: Manifest
-    verdict: Verdict
+    verdict: GateDecision
 
     @property
     def is_champion(self) -> bool:
@@ -266,7 +266,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
     if fitting_champion(catalogue, manifest.schema):
         return Released(
             manifest,
-            Verdict("wait", f"passed {len(checks)} checks; the champion stays until you promote"),
+            GateDecision("wait", f"passed {len(checks)} checks; the champion stays until you promote"),
         )
     registry.point(game, "champion", manifest.model_no, why=judged.why)
     return Released(manifest, judged)

@@ -19,7 +19,7 @@ from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec, nested
 from understudy.experience.spaces import Box, Discrete, MultiDiscrete, Space
-from understudy.models.gate import Check
+from understudy.models.gate import ModelCheck
 from understudy.models.manifest import Manifest, manifest_from_json, open_policy
 from understudy.nn.policy import Policy
 
@@ -46,7 +46,7 @@ class Budget:
             raise ConfigError(f"{self}; give numbers above 0")
 
 
-def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
+def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
     """The checks of a model, made in a clean process that has neither JAX nor any game."""
     head = json.dumps({"manifest": manifest.to_json(), "budget": asdict(budget)}).encode() + b"\n"
     command = [sys.executable, "-m", "understudy.release.model_check"]
@@ -55,32 +55,32 @@ def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
             command, input=head + raw, capture_output=True, timeout=budget.timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return [Check("loads", False, f"not checked within {budget.timeout_s:g} s")]
+        return [ModelCheck("loads", False, f"not checked within {budget.timeout_s:g} s")]
     try:
-        return [Check(**fields) for fields in json.loads(ended.stdout)]
+        return [ModelCheck(**fields) for fields in json.loads(ended.stdout)]
     except (ValueError, TypeError):
         said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2][-200:]
-        return [Check("loads", False, f"a clean process ended with {ended.returncode}: {said}")]
+        return [ModelCheck("loads", False, f"a clean process ended with {ended.returncode}: {said}")]
 
 
-def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[Check]:
+def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
     """The checks of a model, made here; the rest is left out when one of the first fails."""
     if len(raw) > budget.max_bytes:
-        return [Check("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")]
+        return [ModelCheck("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")]
     try:
         policy = open_policy(manifest, raw)  # hash, format, finite weights, golden outputs
     except UnderstudyError as error:
-        return [Check("loads", False, str(error)[:300])]
-    checks = [Check("size", True), Check("loads", True)]
+        return [ModelCheck("loads", False, str(error)[:300])]
+    checks = [ModelCheck("size", True), ModelCheck("loads", True)]
     try:
         checks.append(_acts_legally(policy))
         checks.append(_is_quick(policy, budget))
     except Exception as error:
-        checks.append(Check("acts", False, f"{type(error).__name__}: {error}"[:300]))
+        checks.append(ModelCheck("acts", False, f"{type(error).__name__}: {error}"[:300]))
     return checks
 
 
-def _acts_legally(policy: Policy) -> Check:
+def _acts_legally(policy: Policy) -> ModelCheck:
     rng = np.random.default_rng(0)
     spec = policy.game
     for at, obs in enumerate(fuzzed_observations(spec, rng)):
@@ -91,10 +91,10 @@ def _acts_legally(policy: Policy) -> Check:
         rows = [obs] * policy.stack if policy.stack > 1 else obs
         action = policy.act(rows, legal=legal, deterministic=at % 2 == 0, rng=rng)
         if not _is_legal(spec, action, legal):
-            return Check(
+            return ModelCheck(
                 "acts", False, f"a fuzzed observation gives the illegal action {str(action)[:80]}"
             )
-    return Check("acts", True)
+    return ModelCheck("acts", True)
 
 
 def _is_legal(spec: GameSpec, action: Any, legal: Array | None) -> bool:
@@ -147,7 +147,7 @@ def _ends(space: Space) -> tuple[Any, Any]:
     return np.clip(low, -far, far), np.clip(high, -far, far)
 
 
-def _is_quick(policy: Policy, budget: Budget) -> Check:
+def _is_quick(policy: Policy, budget: Budget) -> ModelCheck:
     """By the quickest of several decisions: what else the machine does is not the model's fault."""
     obs = next(fuzzed_observations(policy.game, np.random.default_rng(1)))
     rows = [obs] * policy.stack if policy.stack > 1 else obs
@@ -157,7 +157,7 @@ def _is_quick(policy: Policy, budget: Budget) -> Check:
         policy.act(rows)
         best_s = min(best_s, time.perf_counter() - began_s)
     says = f"{best_s * 1e3:.3g} ms a decision; at most {budget.max_decision_ms:g} are allowed"
-    return Check("latency", best_s * 1e3 <= budget.max_decision_ms, says)
+    return ModelCheck("latency", best_s * 1e3 <= budget.max_decision_ms, says)
 
 
 def main(given: bytes) -> Sequence[dict[str, Any]]:
@@ -166,7 +166,7 @@ def main(given: bytes) -> Sequence[dict[str, Any]]:
     facts = json.loads(head)
     checks = check_model(manifest_from_json(facts["manifest"]), raw, Budget(**facts["budget"]))
     heavy = sorted({"jax", "gymnasium", "numba"} & sys.modules.keys())
-    checks.append(Check("light", not heavy, f"deciding needs {', '.join(heavy)}" if heavy else ""))
+    checks.append(ModelCheck("light", not heavy, f"deciding needs {', '.join(heavy)}" if heavy else ""))
     return [asdict(check) for check in checks]
 
 

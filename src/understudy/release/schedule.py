@@ -45,7 +45,7 @@ class LearningSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class LearnerStatus:
     """Where a game stands: all that the schedule looks at."""
 
     algorithm: str
@@ -75,12 +75,12 @@ def algorithm_for(*, is_discrete: bool, has_champion: bool) -> str:
     return "dqn" if is_discrete and has_champion else "bc"
 
 
-def next_action(now: Standing, schedule: LearningSchedule) -> Next:
+def next_action(now: LearnerStatus, schedule: LearningSchedule) -> Next:
     """The next piece of work."""
     return _next_clone(now, schedule) if now.algorithm == "bc" else _next_candidate(now, schedule)
 
 
-def _next_clone(now: Standing, schedule: LearningSchedule) -> Next:
+def _next_clone(now: LearnerStatus, schedule: LearningSchedule) -> Next:
     wanted = schedule.first_steps
     if now.has_champion and now.released_steps:
         wanted = max(wanted, int(now.released_steps * schedule.bc_growth))
@@ -100,7 +100,7 @@ def _next_clone(now: Standing, schedule: LearningSchedule) -> Next:
     return Next("release", "the clone is trained")
 
 
-def _next_candidate(now: Standing, schedule: LearningSchedule) -> Next:
+def _next_candidate(now: LearnerStatus, schedule: LearningSchedule) -> Next:
     due_updates = now.released_updates + schedule.dqn_updates
     due_steps = now.released_steps + schedule.dqn_steps
     is_due = now.updates >= due_updates and now.steps >= due_steps

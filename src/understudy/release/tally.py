@@ -16,7 +16,7 @@ import numpy as np
 from understudy.experience.chunk import By, Chunk, RowKind
 from understudy.experience.frame import FrameKind
 from understudy.ports import Forgotten, Stored
-from understudy.training.follower import Place, StoreFollower, place_from_json
+from understudy.training.follower import ReaderPosition, StoreFollower, place_from_json
 
 _MAX_EPISODES = 4_096
 """Kept of each model; the gate decides long before."""
@@ -56,12 +56,12 @@ class Recorded:
     """By consent, as they came; those of actors are under `actor`."""
 
 
-class Tally:
+class StoreStats:
     """Follows one store for all of its games; not thread-safe."""
 
     def __init__(self, follower: StoreFollower) -> None:
         self._follower = follower
-        self.place = Place()
+        self.place = ReaderPosition()
         self._open: dict[str, _Open] = {}
         self._played: dict[str, deque[Played]] = {}
         self.schemas: dict[str, dict[str, Recorded]] = {}

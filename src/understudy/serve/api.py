@@ -19,7 +19,7 @@ from understudy.core.errors import InvalidName, Refused, StorageFull, Understudy
 from understudy.core.names import game_name
 from understudy.models import keys
 from understudy.models.keys import NO_KEY, Key, Keys
-from understudy.serve.house import House
+from understudy.serve.house import GatewayState
 from understudy.serve.wire import Failed, Failure
 
 JSON = "application/json"
@@ -43,7 +43,7 @@ class Call(Request):
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
-        self.house: House = scope["house"]
+        self.house: GatewayState = scope["house"]
         self.head: dict[str, str] = scope["head"]
         """Its headers, looked up at a tenth of the cost of Starlette's."""
         self.key: Key | None = scope["key"]

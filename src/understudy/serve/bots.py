@@ -15,12 +15,12 @@ from understudy.core.errors import Corrupt, Refused, StorageFailed
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec, random_action
 from understudy.experience.writer import check_mask, obs_writer
-from understudy.models.catalogue import Catalogue, Pointer, casting
+from understudy.models.catalogue import Catalogue, Alias, casting
 from understudy.models.manifest import open_policy
 from understudy.models.registry import Registry
 from understudy.nn.heads import env_actions, masked
 from understudy.nn.policy import Policy
-from understudy.ports import Casting
+from understudy.ports import LiveModels
 from understudy.serve.wire import Acted, Advice, Advised, Ask
 
 _log = structlog.get_logger("understudy.gateway")
@@ -34,10 +34,10 @@ _AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnStage:
+class ServedModels:
     """What a game's players get; replaced as a whole, never changed."""
 
-    bot: Casting
+    bot: LiveModels
     seen: int = _UNREAD
     """The newest entry of the journal that was looked at; above the bot's number while its model
     is bad."""
@@ -55,14 +55,14 @@ class OnStage:
 
 @dataclass(slots=True)
 class _Game:
-    stage: OnStage = field(default_factory=lambda: OnStage(bot=Casting(number=0)))
+    stage: ServedModels = field(default_factory=lambda: ServedModels(bot=LiveModels(number=0)))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     asked_s: float = 0.0
     is_failing: bool = False
 
 
-class Bots:
+class ServedBots:
     """Follows the registry for every game that is asked about; a bad model never replaces a good
     one."""
 
@@ -86,7 +86,7 @@ class Bots:
         self._games: dict[str, _Game] = {}
         self._is_stopping = False
 
-    async def now(self, game: str) -> OnStage:
+    async def now(self, game: str) -> ServedModels:
         """The game's bot; read from the registry when it is asked for the first time."""
         known = self._games.get(game)
         if known is None:
@@ -103,7 +103,7 @@ class Bots:
 
     async def newer(
         self, game: str, after: int, wait_s: float, *, with_policy: bool = False
-    ) -> OnStage | None:
+    ) -> ServedModels | None:
         """The bot once its number is above `after` (and there is a champion, if that is asked);
         None: time ran out."""
         deadline_s = self._monotonic() + wait_s
@@ -162,13 +162,13 @@ class Bots:
 
     # --- In a thread ------------------------------------------------------------------------------
 
-    def _read(self, game: str, before: OnStage) -> OnStage:
+    def _read(self, game: str, before: ServedModels) -> ServedModels:
         now = self._registry.catalogue(game)
         if now.number == before.seen and self._monotonic() < before.again_s:
             return before
         champion = now.aliases.get("champion")
         if champion is None or not champion.model_no:
-            return OnStage(bot=self._bot(now, champion, None), seen=now.number)
+            return ServedModels(bot=self._bot(now, champion, None), seen=now.number)
         again_s = self._monotonic() + _AGAIN_S
         stage = self._staged(now, champion, before)
         if stage is not None:
@@ -184,10 +184,10 @@ class Bots:
         damage = (
             f"{now.models[champion.model_no].name} is damaged, and no champion before it is whole"
         )
-        nobody = Casting(number=0, trust=tuple(self._trust))
-        return OnStage(bot=nobody, seen=now.number, again_s=again_s, damage=damage)
+        nobody = LiveModels(number=0, trust=tuple(self._trust))
+        return ServedModels(bot=nobody, seen=now.number, again_s=again_s, damage=damage)
 
-    def _staged(self, now: Catalogue, champion: Pointer, before: OnStage) -> OnStage | None:
+    def _staged(self, now: Catalogue, champion: Alias, before: ServedModels) -> ServedModels | None:
         """The stage with this champion; None when its model is bad. A bad canary is left out."""
         number = champion.model_no
         policy = before.policy
@@ -204,7 +204,7 @@ class Bots:
             and not self._opened(now, canary.model_no, before)
         ):
             canary = None
-        return OnStage(
+        return ServedModels(
             bot=self._bot(now, champion, canary),
             seen=now.number,
             policy=policy,
@@ -214,7 +214,7 @@ class Bots:
         )
 
     def _opened(
-        self, now: Catalogue, model_no: int, before: OnStage
+        self, now: Catalogue, model_no: int, before: ServedModels
     ) -> tuple[Policy, bytes] | None:
         if model_no not in now.models:
             return None
@@ -232,7 +232,7 @@ class Bots:
                 )
             return None
 
-    def _bot(self, now: Catalogue, champion: Pointer | None, canary: Pointer | None) -> Casting:
+    def _bot(self, now: Catalogue, champion: Alias | None, canary: Alias | None) -> LiveModels:
         return casting(now, champion, canary, trust=self._trust, canary_share=self._canary_share)
 
 
@@ -245,10 +245,10 @@ class _Question:
     answer: "asyncio.Future[Any]"
 
 
-class Decider:
+class PolicyServer:
     """Answers `act` and `advise`; on the event loop, with the arithmetic in a thread."""
 
-    def __init__(self, bots: Bots, rng: np.random.Generator, *, within_s: float) -> None:
+    def __init__(self, bots: ServedBots, rng: np.random.Generator, *, within_s: float) -> None:
         self._bots = bots
         self._rng = rng
         self._within_s = within_s
@@ -295,7 +295,7 @@ class Decider:
         return Acted(action=_as_json(action), model_no=0, is_fallback=True, why=why)
 
     def _ask(
-        self, stage: OnStage, obs: dict[str, Array], mask: Array | None, deterministic: bool
+        self, stage: ServedModels, obs: dict[str, Array], mask: Array | None, deterministic: bool
     ) -> "asyncio.Future[Any]":
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -346,7 +346,7 @@ class Decider:
         await asyncio.to_thread(self._thread.shutdown)
 
 
-def why_not(stage: OnStage, spec: GameSpec) -> str:
+def why_not(stage: ServedModels, spec: GameSpec) -> str:
     """Why nobody can decide; empty when the champion can."""
     policy = stage.policy
     if policy is None:
@@ -404,7 +404,7 @@ def _decide(group: list[_Question], seed: int) -> list[Any]:
     return [np.asarray(action).tolist() for action in env_actions(policy.game, decision.action)]
 
 
-def _advise(stage: OnStage, obs: dict[str, Array], mask: Array | None, spec: GameSpec) -> Advised:
+def _advise(stage: ServedModels, obs: dict[str, Array], mask: Array | None, spec: GameSpec) -> Advised:
     policy = stage.policy
     discrete = spec.discrete
     assert policy is not None

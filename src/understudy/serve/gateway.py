@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from understudy.core.errors import ConfigError, Refused, UnderstudyError
 from understudy.models.keys import Keys
 from understudy.serve.api import Answer, ApiRoute, key_of, not_found, refusal
-from understudy.serve.house import House
+from understudy.serve.house import GatewayState
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 from understudy.serve.wire import MAX_HEAD_BYTES
@@ -32,10 +32,10 @@ class Gateway:
     """An ASGI application around Starlette's router; serves while it is `opened`."""
 
     def __init__(
-        self, make_house: Callable[[], House], routes: Sequence[ApiRoute] = (*ROUTES, *PAGES)
+        self, make_house: Callable[[], GatewayState], routes: Sequence[ApiRoute] = (*ROUTES, *PAGES)
     ) -> None:
         self._make_house = make_house
-        self._house: House | None = None
+        self._house: GatewayState | None = None
         self._router = Router(routes, redirect_slashes=False, default=not_found)
 
     @asynccontextmanager
@@ -52,7 +52,7 @@ class Gateway:
             await asyncio.gather(*tasks, return_exceptions=True)
             await house.close()
 
-    async def _open(self) -> tuple[House, list[asyncio.Task[None]]]:
+    async def _open(self) -> tuple[GatewayState, list[asyncio.Task[None]]]:
         loop = asyncio.get_running_loop()
         house = None
         try:
@@ -126,7 +126,7 @@ class Gateway:
             return await refused(scope, receive, answer)
 
 
-async def follow_keys(house: House) -> None:
+async def follow_keys(house: GatewayState) -> None:
     """Keep the keys fresh; while they cannot be read the known ones stay in force, which is
     logged once."""
     loop = asyncio.get_running_loop()

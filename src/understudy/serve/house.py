@@ -24,7 +24,7 @@ from understudy.experience.game import GameSpec
 from understudy.models.keys import Key, Keys
 from understudy.models.registry import Registry
 from understudy.ports import Ack, Stream
-from understudy.serve.bots import Bots, Decider
+from understudy.serve.bots import ServedBots, PolicyServer
 from understudy.serve.intake import Admission, Admitted, Appender
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class _Known:
     """Whether the last look came to nothing, which is said once."""
 
 
-class Specs:
+class SpecCache:
     """Every registered game's specs by schema; for the event loop, with the disk in a thread."""
 
     def __init__(self, registry: Registry, executor: Executor, clock: Clock) -> None:
@@ -283,7 +283,7 @@ class Quota:
         return min(1.0, self._target / played) if played > 0 else 1.0
 
 
-class Room:
+class MemoryBudget:
     """How much memory the bodies of all requests may use together; for the event loop alone."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -309,7 +309,7 @@ class Room:
 
 
 @dataclass(slots=True)
-class House:
+class GatewayState:
     """Everything behind the routes; made on the event loop that uses it."""
 
     config: GatewayConfig
@@ -324,31 +324,31 @@ class House:
     disk: ThreadPoolExecutor = field(init=False)
     """For whatever reads or writes the registry."""
     limits: Limits = field(init=False)
-    room: Room = field(init=False)
+    room: MemoryBudget = field(init=False)
     admission: Admission = field(init=False)
     appender: Appender = field(init=False)
-    specs: Specs = field(init=False)
-    bots: Bots = field(init=False)
-    decider: Decider = field(init=False)
+    specs: SpecCache = field(init=False)
+    bots: ServedBots = field(init=False)
+    decider: PolicyServer = field(init=False)
     metrics: Metrics = field(init=False)
     _quotas: dict[str, Quota] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.disk = ThreadPoolExecutor(8, thread_name_prefix="understudy-gateway")
-        self.limits, self.room = Limits(self.clock), Room(self.config.max_bodies_bytes)
+        self.limits, self.room = Limits(self.clock), MemoryBudget(self.config.max_bodies_bytes)
         self.admission, self.appender = (
             Admission(self.deployment_key, self.clock),
             Appender(self.stream),
         )
-        self.specs = Specs(self.registry, self.disk, self.clock)
-        self.bots = Bots(
+        self.specs = SpecCache(self.registry, self.disk, self.clock)
+        self.bots = ServedBots(
             self.registry,
             self.disk,
             trust=[public_key_text(public) for public in self.trusted.values()],
             canary_share=self.config.canary_share,
             follow_every_s=self.config.follow_every_s,
         )
-        self.decider = Decider(
+        self.decider = PolicyServer(
             self.bots, np.random.default_rng(), within_s=self.config.decide_within_s
         )
         self.metrics = Metrics(lambda: self.appender.waiting_bytes)

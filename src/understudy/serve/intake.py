@@ -26,13 +26,13 @@ from understudy.experience.chunk import (
     RowKind,
     chunk_of,
 )
-from understudy.experience.door import Door
+from understudy.experience.door import Intake
 from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame
 from understudy.experience.game import GameSpec
 from understudy.ingest.check import check_against_spec
 from understudy.models.keys import Key
 from understudy.ports import Ack, Stream
-from understudy.serve.wire import Close, Columns
+from understudy.serve.wire import Close, ChunkColumns
 
 _log = structlog.get_logger("understudy.gateway")
 _MAX_APPEND_BYTES = 8 * 1024 * 1024
@@ -41,7 +41,7 @@ _RETRY_AFTER_S = 1.0
 # --- Columns: experience as JSON, made into the same frame that other clients send ----------------
 
 
-def frame_of(sent: Columns, specs: Mapping[str, GameSpec]) -> tuple[Frame, PlayerName]:
+def frame_of(sent: ChunkColumns, specs: Mapping[str, GameSpec]) -> tuple[Frame, PlayerName]:
     """The frame of these columns and whose it is; Refused when they are no chunk of this game."""
     player = _player(sent.player)
     if sent.schema is not None:
@@ -73,7 +73,7 @@ def close_of(sent: Close) -> tuple[Frame, PlayerName]:
     return close_frame(_session(sent.session), sent.chunk_no, report), _player(sent.player)
 
 
-def _frame(sent: Columns, spec: GameSpec) -> Frame:
+def _frame(sent: ChunkColumns, spec: GameSpec) -> Frame:
     columns = _arrays(sent, spec)
     meta = ChunkMeta(
         game=spec.game,
@@ -95,7 +95,7 @@ def _frame(sent: Columns, spec: GameSpec) -> Frame:
     return frame
 
 
-def _arrays(sent: Columns, spec: GameSpec) -> dict[str, Array]:
+def _arrays(sent: ChunkColumns, spec: GameSpec) -> dict[str, Array]:
     wanted: dict[str, Any] = {
         name: np.dtype(dtype) for name, dtype in (REQUIRED | OPTIONAL).items()
     }
@@ -129,7 +129,7 @@ def _array(name: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
     return array
 
 
-def _notes(sent: Columns, is_first: Array) -> tuple[EpisodeNote, ...]:
+def _notes(sent: ChunkColumns, is_first: Array) -> tuple[EpisodeNote, ...]:
     if sent.episodes is None:
         return tuple(
             EpisodeNote(row=row) for row in [0, *(np.flatnonzero(is_first[1:]) + 1).tolist()]
@@ -172,7 +172,7 @@ class Admission:
     def __init__(self, deployment_key: bytes, clock: Clock) -> None:
         self._deployment_key = deployment_key
         self._clock = clock
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, Intake] = {}
 
     def admit(
         self,
@@ -185,7 +185,7 @@ class Admission:
         registered one."""
         door = self._doors.get(game)
         if door is None:
-            door = self._doors[game] = Door(self._deployment_key, GameName(game), self._clock)
+            door = self._doors[game] = Intake(self._deployment_key, GameName(game), self._clock)
         judged = iter(door.admit([one for one in frames if isinstance(one, Frame)], players))
         stamped = [next(judged) if isinstance(one, Frame) else one for one in frames]
         return [_owned(one, key, game) if isinstance(one, Frame) else one for one in stamped]
@@ -236,7 +236,7 @@ def _owned(frame: Frame, key: Key, game: str) -> Admitted | Refused:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingFrames:
     frames: Sequence[Frame]
     size_bytes: int
     answer: "asyncio.Future[list[Ack]]"
@@ -251,7 +251,7 @@ class Appender:
         self._max_waiting_bytes = max_waiting_bytes
         # A thread of its own: whatever else reads the disk must not delay an ack.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-appender")
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingFrames] = []
         self.waiting_bytes = 0
         self.trouble = ""
         """Why the stream took nothing the last time; empty once it takes frames again."""
@@ -275,7 +275,7 @@ class Appender:
             )
             return [_again(what)] * len(frames)
         self.waiting_bytes += size_bytes
-        waiting = _Waiting(frames, size_bytes, asyncio.get_running_loop().create_future())
+        waiting = _PendingFrames(frames, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._wake.set()
         return await waiting.answer
@@ -290,7 +290,7 @@ class Appender:
                 frames = [frame for one in taken for frame in one.frames]
                 self._answer(taken, await loop.run_in_executor(self._thread, self._append, frames))
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_PendingFrames]:
         size_bytes = 0
         count = 0
         for one in self._waiting:
@@ -330,7 +330,7 @@ class Appender:
             )
             return [_again(what)] * len(frames)
 
-    def _answer(self, taken: Sequence[_Waiting], acks: Sequence[Ack]) -> None:
+    def _answer(self, taken: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
         at = 0
         for one in taken:
             own = list(acks[at : at + len(one.frames)])

@@ -13,12 +13,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import understudy
 from understudy.core.errors import Corrupt, Refused, SpecError
-from understudy.experience.frame import CONTENT_TYPE, MAX_PARCEL_BYTES, Parcel, decode_parcel
+from understudy.experience.frame import CONTENT_TYPE, MAX_PARCEL_BYTES, FrameBatch, decode_parcel
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import Catalogue
 from understudy.models.keys import Key
 from understudy.models.manifest import Manifest
-from understudy.ports import Ack, Casting
+from understudy.ports import Ack, LiveModels
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.intake import Admitted, close_of, frame_of
@@ -54,23 +54,23 @@ async def send_parcel(call: Call) -> Answer:
 
 async def send_columns(call: Call) -> Answer:
     """A chunk as JSON; it becomes the frame that any other client would have sent."""
-    sent = call.read(wire.Columns)
+    sent = call.read(wire.ChunkColumns)
     specs = await call.house.specs.of(call.game)
     if len(call.content) > _INLINE_BYTES:
         frame, player = await asyncio.to_thread(frame_of, sent, specs)
     else:
         frame, player = frame_of(sent, specs)
-    return await _send(call, Parcel([frame], {frame.session: player}, sent.skipped_steps))
+    return await _send(call, FrameBatch([frame], {frame.session: player}, sent.skipped_steps))
 
 
 async def close_session(call: Call) -> Answer:
     """Say that a session has ended, so that its last steps need not wait for more."""
     await call.house.specs.of(call.game)
     frame, player = close_of(call.read(wire.Close))
-    return await _send(call, Parcel([frame], {frame.session: player}))
+    return await _send(call, FrameBatch([frame], {frame.session: player}))
 
 
-async def _send(call: Call, parcel: Parcel) -> Answer:
+async def _send(call: Call, parcel: FrameBatch) -> Answer:
     verdicts = call.house.admission.admit(_key(call), call.game, parcel.frames, parcel.players)
     admitted = [one for one in verdicts if isinstance(one, Admitted)]
     appended = await call.house.appender.append([one.frame for one in admitted])
@@ -80,7 +80,7 @@ async def _send(call: Call, parcel: Parcel) -> Answer:
         next(left) if isinstance(one, Admitted) else Ack(False, refused=str(one))
         for one in verdicts
     ]
-    return Answer(wire.Sent(acks=acks, keep_share=share))
+    return Answer(wire.SendResponse(acks=acks, keep_share=share))
 
 
 # --- Games and bots -------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ async def show_game(call: Call) -> Answer:
     specs = await call.house.specs.of(call.game)
     catalogue = await _catalogue(call)
     return Answer(
-        wire.Game(
+        wire.GameInfo(
             game=call.game,
             schemas=sorted(specs),
             champion=catalogue.points_to("champion"),
@@ -277,7 +277,7 @@ ROUTES = (
         send_parcel,
         "Send a parcel of frames",
         takes=CONTENT_TYPE,
-        gives=wire.Sent,
+        gives=wire.SendResponse,
         max_bytes=MAX_PARCEL_BYTES,
     ),
     ApiRoute(
@@ -286,7 +286,7 @@ ROUTES = (
         "play",
         show_bot,
         "Who plays now, signed; waits for news",
-        gives=Casting,
+        gives=LiveModels,
         waits=True,
     ),
     ApiRoute(
@@ -314,8 +314,8 @@ ROUTES = (
         "play",
         send_columns,
         "Send a chunk as JSON",
-        takes=wire.Columns,
-        gives=wire.Sent,
+        takes=wire.ChunkColumns,
+        gives=wire.SendResponse,
         max_bytes=4096 * _KIB,
     ),
     ApiRoute(
@@ -325,7 +325,7 @@ ROUTES = (
         close_session,
         "Close a session",
         takes=wire.Close,
-        gives=wire.Sent,
+        gives=wire.SendResponse,
         max_bytes=16 * _KIB,
     ),
     ApiRoute("GET", "/healthz", None, health, "Whether the process lives", gives=wire.Health),
@@ -333,7 +333,7 @@ ROUTES = (
     ApiRoute("GET", "/metrics", "read", metrics, "Figures for Prometheus", gives="text/plain"),
     ApiRoute("GET", "/v1/openapi.json", "play", openapi, "This document", gives=JSON),
     ApiRoute("GET", "/v1/games", "play", list_games, "Registered games", gives=wire.GameList),
-    ApiRoute("GET", _GAME, "play", show_game, "A game's schemas and bots", gives=wire.Game),
+    ApiRoute("GET", _GAME, "play", show_game, "A game's schemas and bots", gives=wire.GameInfo),
     ApiRoute(
         "PUT",
         _GAME,

@@ -33,7 +33,7 @@ class Listen:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free one; `Server.url` says which."""
+    """0: any free one; `GatewayServer.url` says which."""
     certificate: Path | None = None
     """A PEM file, with `certificate_key` for its private key: then it speaks TLS."""
     certificate_key: Path | None = None
@@ -80,7 +80,7 @@ class Listen:
             )
 
 
-class Server:
+class GatewayServer:
     """Serves a gateway until it is told to stop; the address is bound, and `url` known, once
     this is made."""
 

@@ -40,7 +40,7 @@ class Failed(Struct, frozen=True, kw_only=True):
     error: Failure
 
 
-class Sent(Struct, frozen=True, kw_only=True):
+class SendResponse(Struct, frozen=True, kw_only=True):
     """The answer to a parcel or to columns: one ack per frame, and what is asked of the next
     episodes."""
 
@@ -65,7 +65,7 @@ class Note(Struct, frozen=True, kw_only=True):
     cut: bool = False
 
 
-class Columns(Struct, frozen=True, kw_only=True):
+class ChunkColumns(Struct, frozen=True, kw_only=True):
     """A chunk as JSON: the columns of docs/formats.md as lists, one value per row."""
 
     player: Name
@@ -105,7 +105,7 @@ class GameList(Struct, frozen=True, kw_only=True):
     games: list[str]
 
 
-class Game(Struct, frozen=True, kw_only=True):
+class GameInfo(Struct, frozen=True, kw_only=True):
     """A registered game: its specs by schema, and who plays it."""
 
     game: str

@@ -19,7 +19,7 @@ from understudy.core.errors import Corrupt
 from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, Casting, Link
+from understudy.ports import Ack, LiveModels, Link
 
 _MOST_LATENCIES = 20_000
 
@@ -86,7 +86,7 @@ class LedgerLink:
     def register(self, spec: GameSpec) -> None:
         self._link.register(spec)
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         return self._link.bot(after, wait_s=wait_s)
 
     def policy(self, model_no: int) -> bytes:

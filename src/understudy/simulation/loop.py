@@ -41,10 +41,10 @@ from understudy.platform.config import (
     StoreSection,
     StreamSection,
 )
-from understudy.platform.platform import Platform, Standing
+from understudy.platform.platform import Platform, RoleStatus
 from understudy.platform.play_web import PAGES, page_address, play_key
 from understudy.simulation.people import Groups, PeopleSettings
-from understudy.simulation.verify import Verdict, verify, verify_elsewhere
+from understudy.simulation.verify import Verification, verify, verify_elsewhere
 
 Killable = Literal["learner", "ingest", "gateway"]
 KILLABLE: tuple[Killable, ...] = ("learner", "ingest", "gateway")
@@ -225,7 +225,7 @@ class LoopResult:
     """In which episodes both were judged, in words."""
     improved: bool
     """The last bot's interval lies above the first one's."""
-    verdict: Verdict
+    verdict: Verification
     model_versions: list[int]
     """Champions in the order they came."""
     killed: str | None
@@ -436,7 +436,7 @@ class Loop:
             ],
         )
 
-    def _tell(self, standing: Standing, said: str) -> None:
+    def _tell(self, standing: RoleStatus, said: str) -> None:
         if standing.state in ("waiting", "running") and self._killed:
             self._said.append(f"{standing.role.name} {said}")
 

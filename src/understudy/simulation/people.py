@@ -427,7 +427,7 @@ class SimulateConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SimulationProgress:
     """How a simulation stands."""
 
     elapsed_s: float
@@ -483,13 +483,13 @@ class Simulation:
     def _start_ingest(self) -> Child:
         return Child("ingest", python_module("understudy.platform.ingest", str(self._data.root)))
 
-    def progress(self) -> Progress:
+    def progress(self) -> SimulationProgress:
         """Numbers as the processes last reported them."""
         stored = self._ingest.latest if self._ingest else {}
         recorded = self._players.total("recorded")
         if not recorded:
             self._began_s = time.monotonic()  # still starting
-        return Progress(
+        return SimulationProgress(
             elapsed_s=time.monotonic() - self._began_s,
             recorded_steps=recorded,
             acked_steps=self._players.total("acked"),
@@ -499,7 +499,7 @@ class Simulation:
             ingest_alive=self._ingest is not None and self._ingest.exit_code is None,
         )
 
-    def run(self, show: Callable[[Progress], None], *, every_s: float = 0.1) -> SimulateResult:
+    def run(self, show: Callable[[SimulationProgress], None], *, every_s: float = 0.1) -> SimulateResult:
         """Wait for the players, restarting an ingest that ends meanwhile, then let ingest store
         the rest."""
         while any(child.exit_code is None for child in self._players.children):

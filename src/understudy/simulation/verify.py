@@ -34,7 +34,7 @@ _ASK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """What verify found; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger to prove
     against)."""
 
@@ -76,7 +76,7 @@ class Verdict:
         return {**fields, "corrupt": list(self.corrupt), "ok": self.exit_code == 0}
 
 
-def verify(data: DataFolder, *, config: Config | None = None, finish: bool = True) -> Verdict:
+def verify(data: DataFolder, *, config: Config | None = None, finish: bool = True) -> Verification:
     """Everything recorded before this call is brought into the data folder's own store and checked.
 
     `config`: where stream and games are; by itself, in the data folder.
@@ -97,7 +97,7 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
     return _judge(findings, promises, recovered, live)
 
 
-def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verdict:
+def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
     """The same proof against a store on other machines, by its own audit and by its tail;
     `live`: a process writes."""
     promises = list(read_ledger(data.ledger))
@@ -170,7 +170,7 @@ def _judge(
     live: bool,
     *,
     found: Audit | None = None,
-) -> Verdict:
+) -> Verification:
     found = found or summary(findings)
     seen = set()
     lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
@@ -185,7 +185,7 @@ def _judge(
             lost_steps = lost_steps + promise.n_steps
         elif not _is_stored(findings, promise):
             set_aside_steps += promise.n_steps
-    return Verdict(
+    return Verification(
         steps=found.steps,
         sessions=found.sessions,
         chunks=found.chunks,

@@ -57,7 +57,7 @@ class QuarantinedFrame(msgspec.Struct, array_like=True, frozen=True):
     """Hash of the whole frame, in a store that finds its bytes by that."""
 
 
-class Known(Protocol):
+class CommitLookup(Protocol):
     """What the store knows before the commit."""
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None: ...
@@ -75,7 +75,7 @@ _NEVER_REPLAYED = ("conflict", "step_mismatch")
 class Draft:
     """Collects batches; its public fields are what is to be written."""
 
-    def __init__(self, known: Known, first_quarantine: int) -> None:
+    def __init__(self, known: CommitLookup, first_quarantine: int) -> None:
         self._known = known
         self._next_quarantine = first_quarantine
         self._sessions: Sessions = {}

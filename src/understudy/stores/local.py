@@ -64,8 +64,8 @@ from understudy.stores.view import (
     QUARANTINED,
     STORED,
     FrameRow,
-    Head,
-    Known,
+    StoreCounters,
+    LocalLookup,
     StoreView,
     read_head,
 )
@@ -146,7 +146,7 @@ class LocalStore:
         self._schemas: dict[str, int] = {schema: number for number, _, schema, _ in schemas}
         self._without_spec = {schema for _, _, schema, spec in schemas if spec is None}
         self._quarantine_bytes = self._count_quarantine()
-        self.known = Known(db)
+        self.known = LocalLookup(db)
 
     # --- the ExperienceStore port -----------------------------------------------------------------
 

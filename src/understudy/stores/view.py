@@ -1,7 +1,7 @@
 """Reading the embedded store.
 
 `StoreView` looks at it from any process, while its writer writes, forgets or dies; a transaction of
-it lasts one page, since an older one would keep SQLite's write-ahead log from being reused. `Known`
+it lasts one page, since an older one would keep SQLite's write-ahead log from being reused. `LocalLookup`
 is what the writer asks before a commit.
 """
 
@@ -46,7 +46,7 @@ _RECENT = 4_096
 _GONE: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined"}
 
 
-class Head(NamedTuple):
+class StoreCounters(NamedTuple):
     """The counters of a store."""
 
     store: bytes
@@ -59,12 +59,12 @@ class Head(NamedTuple):
     """Sessions that began before this may be known no more."""
 
 
-def read_head(db: sqlite3.Connection) -> Head:
+def read_head(db: sqlite3.Connection) -> StoreCounters:
     """Where the store stands."""
     row = db.execute("SELECT * FROM head").fetchone()
     if row is None:
         raise Corrupt("the store has no counters; restore it from a backup")
-    return Head(*checked("head", row)[1:])
+    return StoreCounters(*checked("head", row)[1:])
 
 
 class FrameRow(NamedTuple):
@@ -99,7 +99,7 @@ COLUMNS = ", ".join(f"f.{name}" for name in FrameRow._fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class StoreCounts:
     """What a store holds, by its own tables."""
 
     chunks: int
@@ -293,7 +293,7 @@ class StoreView:
                     break
         return found
 
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         """What the store holds, by its own tables."""
         by_game = (
             "SELECT s.game, count(*), sum(f.n_steps) FROM frames f JOIN schemas s ON s.id = "
@@ -310,7 +310,7 @@ class StoreView:
             (sessions,) = db.execute("SELECT count(*) FROM sessions").fetchone()
             (free,) = db.execute("PRAGMA freelist_count").fetchone()
             (page_size,) = db.execute("PRAGMA page_size").fetchone()
-        return Counts(
+        return StoreCounts(
             chunks=sum(chunks for _, chunks, _ in games),
             steps_by_game={game: steps for game, _, steps in games},
             sessions=sessions,
@@ -390,7 +390,7 @@ class _Page:
         db: sqlite3.Connection,
         first: int,
         last: int,
-        head: Head,
+        head: StoreCounters,
         rows: Sequence[tuple[Any, ...]],
     ) -> None:
         self._first = first
@@ -462,7 +462,7 @@ def _events(db: sqlite3.Connection, first: int, last: int) -> dict[int, Forgotte
     return found
 
 
-class Known:
+class LocalLookup:
     """What the store knows before a commit; of sessions it keeps the last 4,096 at hand."""
 
     def __init__(self, db: sqlite3.Connection) -> None:

@@ -21,7 +21,7 @@ from understudy.core.location import Location
 from understudy.experience.frame import MAX_FRAME_BYTES, Frame
 from understudy.ports import Ack, Partition, Position, Read, Record
 from understudy.streams.kafka_client import (
-    Bounds,
+    OffsetBounds,
     KafkaConfig,
     LastError,
     kafka_config,
@@ -125,7 +125,7 @@ class KafkaStream:
                 f"partitions={self.count} is "
                 "asked for; give that many or fewer, or none for all"
             )
-        self._bounds = Bounds(config)
+        self._bounds = OffsetBounds(config)
         try:
             spreads = _newest_spreads(kafka, config, there, bounds=self._bounds)
             if others := spreads - {self.count}:
@@ -216,7 +216,7 @@ def _describe(kafka: Any, config: KafkaConfig, last_error: LastError) -> tuple[s
     return str(found.topic_id).replace("+", "-").replace("/", "_"), len(found.partitions)
 
 
-def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Bounds) -> set[int]:
+def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: OffsetBounds) -> set[int]:
     """What the newest record of each partition says about how many there are; records of others
     say nothing."""
     wanted = {}
@@ -285,7 +285,7 @@ class KafkaWriter:
     def _append(
         self, sender: "_Sender", frames: Sequence[Frame], raws: Sequence[bytes | None]
     ) -> list[Ack]:
-        waiting = Waiting(len(frames))
+        waiting = PendingAppend(len(frames))
         time_ms = int(self._clock.now() * 1000)
         for index, (frame, raw) in enumerate(zip(frames, raws, strict=True)):
             if raw is None:
@@ -306,7 +306,7 @@ class KafkaWriter:
         )
 
     def _report(
-        self, sender: "_Sender", waiting: "Waiting", index: int, error: Any, _: Any = None
+        self, sender: "_Sender", waiting: "PendingAppend", index: int, error: Any, _: Any = None
     ) -> None:
         """What became of a frame; `error` is None once every replica in sync has it."""
         if error is None:
@@ -347,7 +347,7 @@ class KafkaWriter:
             sender.close()
 
 
-class Waiting:
+class PendingAppend:
     """The frames of one append, until each has its outcome."""
 
     def __init__(self, count: int) -> None:
@@ -478,7 +478,7 @@ class KafkaLane:
         number: int,
         count: int,
         *,
-        bounds: Bounds,
+        bounds: OffsetBounds,
         clock: Clock,
         closed: threading.Event,
     ) -> None:

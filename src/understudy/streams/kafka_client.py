@@ -330,7 +330,7 @@ def _slice_s(left_s: float) -> float:
     return min(_QUESTION_S, max(_AGAIN_S, left_s))
 
 
-class Bounds:
+class OffsetBounds:
     """Asks leaders on a connection of its own: on one that fetches, every question waits for the
     fetch before it."""
 

@@ -16,7 +16,7 @@ from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
 from understudy.ports import (
     Ack,
-    Casting,
+    LiveModels,
     Claim,
     Cursor,
     ExperienceStore,
@@ -156,7 +156,7 @@ class FaultyLink:
             for frame in frames
         ]
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         if self._dice(self._faults.lose_answer):
             raise self._error()
         return self._inner.bot(after, wait_s=wait_s)

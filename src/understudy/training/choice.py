@@ -134,7 +134,7 @@ def _path_of(wrapper: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class EnvInfo:
     """What one look at a game's envs tells."""
 
     spec: GameSpec
@@ -144,7 +144,7 @@ class Seen:
     is_builtin: bool
 
 
-def look_at(choice: GameChoice) -> Seen:
+def look_at(choice: GameChoice) -> EnvInfo:
     """Make one env and see what it is."""
     envs = choice.make(1)
     try:
@@ -152,7 +152,7 @@ def look_at(choice: GameChoice) -> Seen:
         spec = game_of(envs)
         found = getattr(envs.spec, "reward_threshold", None)
         env_class = f"{type(one).__module__}:{type(one).__qualname__}"
-        return Seen(spec, found, env_class, type(one).__module__.startswith("understudy."))
+        return EnvInfo(spec, found, env_class, type(one).__module__.startswith("understudy."))
     except UnderstudyError:
         raise
     except Exception as error:

@@ -15,7 +15,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 from understudy.nn.policy import Policy
-from understudy.training.choice import GameChoice, Seen, choice_of, look_at
+from understudy.training.choice import GameChoice, EnvInfo, choice_of, look_at
 from understudy.training.folder import RunFolder, seed_folders
 
 WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
@@ -54,7 +54,7 @@ class Judge:
         return evaluate(policy, self.envs, episodes=episodes, seeds=seeds)
 
 
-def judge_of(choice: GameChoice, seen: Seen, episodes: int, opened: contextlib.ExitStack) -> Judge:
+def judge_of(choice: GameChoice, seen: EnvInfo, episodes: int, opened: contextlib.ExitStack) -> Judge:
     """Envs of its own for evaluations, as many side by side as is worth it."""
     side_by_side = min(episodes, _SIDE_BY_SIDE if seen.is_builtin else _GYM_SIDE_BY_SIDE)
     return Judge(opened.enter_context(contextlib.closing(choice.make(side_by_side))))
@@ -64,7 +64,7 @@ def judge_of(choice: GameChoice, seen: Seen, episodes: int, opened: contextlib.E
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EvaluationResult:
     """What the policies of one or more runs return on seeds that no training has seen."""
 
     run: str
@@ -91,7 +91,7 @@ def evaluate_run(
     policy: str = "best",
     game: Any = None,
     on_progress: Callable[[int, int], object] = lambda done, whole: None,
-) -> Verdict:
+) -> EvaluationResult:
     """IQM and interval of a run's policy over held-out seeds; of a folder with several runs, over
     the runs.
 
@@ -137,7 +137,7 @@ def evaluate_run(
     pooled = groups[0] if len(groups) == 1 else [np.concatenate(group) for group in groups]
     found = bootstrap(pooled, iqm)
     everything = np.concatenate(pooled)
-    return Verdict(
+    return EvaluationResult(
         run=str(root),
         policy=policy,
         iqm=found.value,

@@ -39,7 +39,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class EpisodeEnded:
     """An actor's episode ended; its return is a training return, never the measure of a policy."""
 
     env_steps: int
@@ -102,7 +102,7 @@ class Compiling:
     what: str
 
 
-Event = Started | Episode | Update | Evaluation | CheckpointSaved | Guarded | Compiling
+Event = Started | EpisodeEnded | Update | Evaluation | CheckpointSaved | Guarded | Compiling
 
 
 class StopType:

@@ -20,7 +20,7 @@ from understudy.stores.view import StoreView
 
 
 @dataclass(slots=True)
-class Place:
+class ReaderPosition:
     """How far a reader of a store came."""
 
     cursor: Cursor | None = None
@@ -32,16 +32,16 @@ class Place:
         return [self.cursor, self.seen_no]
 
 
-def place_from_json(fields: Any) -> Place:
+def place_from_json(fields: Any) -> ReaderPosition:
     """The place that `to_json` wrote."""
     cursor, seen_no = fields
-    return Place(None if cursor is None else Cursor(cursor), int(seen_no))
+    return ReaderPosition(None if cursor is None else Cursor(cursor), int(seen_no))
 
 
 class Reader(Protocol):
     """Gets the items of a store, each once and in order."""
 
-    place: Place
+    place: ReaderPosition
 
     def read(self, item: Stored | Forgotten) -> None: ...
 

@@ -19,7 +19,7 @@ from understudy.learn.replay import ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Forgotten, Stored
 from understudy.training.events import Compiling, Guarded, OnEvent, Update
-from understudy.training.follower import Place, StoreFollower, place_from_json, stored_chunks
+from understudy.training.follower import ReaderPosition, StoreFollower, place_from_json, stored_chunks
 
 IDLE_S = 60.0
 """A session that was silent for this long is taken as ended, if it was heard of since the
@@ -57,7 +57,7 @@ class FromStore:
         self._clock = clock
         self._learn_from = tuple(learn_from)
         self._only_people = only_people
-        self.place = Place()
+        self.place = ReaderPosition()
         self._is_first_look = True
         self._owners: dict[uuid.UUID, bytes] = {}
         self._heard_s: dict[uuid.UUID, float] = {}

@@ -26,7 +26,7 @@ from understudy.learn.learner import Learner
 from understudy.nn.policy import Policy
 from understudy.ports import Candidate, Quarantined, WriteBatch
 from understudy.stores.local import LocalStore
-from understudy.training.events import Compiling, Episode, Guarded, OnEvent, Update
+from understudy.training.events import Compiling, EpisodeEnded, Guarded, OnEvent, Update
 from understudy.training.follower import stored_chunks
 
 _PARTITION = "actors"
@@ -48,7 +48,7 @@ class _OneGame:
         return game == self._game.game
 
 
-class History:
+class RunStore:
     """A run's own store: what its actors played, so that a replay can be filled again after a kill.
 
     Chunks wait in memory until a checkpoint needs them on the disk; `read` gives them back.
@@ -144,7 +144,7 @@ class Inline:
         actor: Actor,
         *,
         config: InlineConfig,
-        history: History | None,
+        history: RunStore | None,
         on_event: OnEvent,
     ) -> None:
         if config.is_asynchronous and learner.is_on_policy:
@@ -175,7 +175,7 @@ class Inline:
                 "with; add "
                 "epsilon: float | Schedule, set ladder, or choose another head, such as categorical"
             )
-        self._ahead: _Ahead | None = None
+        self._ahead: _ActorThread | None = None
 
     @property
     def env_steps(self) -> int:
@@ -196,14 +196,14 @@ class Inline:
         if is_asynchronous and self._ahead is None:
             # of before a resume: nothing follows what they played
             self.learner.source.end_sessions()
-            self._ahead = _Ahead(self, self._round)
+            self._ahead = _ActorThread(self, self._round)
         ahead = self._ahead
         collected = self.play(self.policy, self._round) if ahead is None else ahead.take()
         self.steps += collected.env_steps
         self._round += 1
         for episode in collected.episodes:
             self._on_event(
-                Episode(
+                EpisodeEnded(
                     env_steps=self.steps,
                     env=episode.env,
                     return_=episode.return_,
@@ -294,7 +294,7 @@ class Inline:
             self._history.close()
 
 
-class _Ahead:
+class _ActorThread:
     """The actor's thread: plays one round ahead with the newest policy, and waits when nobody
     takes it."""
 

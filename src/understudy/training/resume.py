@@ -15,8 +15,8 @@ from understudy.training.choice import GameChoice, choice_of
 from understudy.training.folder import RunFolder
 from understudy.training.settings import (
     Resolver,
-    Settings,
-    Wanted,
+    RunSettings,
+    TrainRequest,
     algorithm_name,
     check_until,
     filled,
@@ -30,10 +30,10 @@ from understudy.training.settings import (
 def check_agrees(
     root: Path,
     facts: Mapping[str, Any],
-    settings: Settings,
+    settings: RunSettings,
     *,
     choice: GameChoice | None,
-    wanted: Wanted,
+    wanted: TrainRequest,
 ) -> None:
     """ConfigError names the first thing that was given and differs; what was left out is as it
     was."""
@@ -46,7 +46,7 @@ def check_agrees(
 
 
 def _differences(
-    facts: Mapping[str, Any], settings: Settings, choice: GameChoice | None, wanted: Wanted
+    facts: Mapping[str, Any], settings: RunSettings, choice: GameChoice | None, wanted: TrainRequest
 ) -> Iterator[tuple[str, Any, Any]]:
     """A name, what the run has, and what was asked."""
     if choice is not None:
@@ -85,7 +85,7 @@ def _differences(
 # --- A run that has ended goes on, with more steps or a higher goal -------------------------------
 
 
-def asked_more(facts: Mapping[str, Any], settings: Settings, wanted: Wanted) -> dict[str, Any]:
+def asked_more(facts: Mapping[str, Any], settings: RunSettings, wanted: TrainRequest) -> dict[str, Any]:
     """What is asked of a run beyond what it was begun with: more steps, a higher goal, both or
     nothing."""
     steps = wanted.settings.get("steps")
@@ -100,7 +100,7 @@ def asked_more(facts: Mapping[str, Any], settings: Settings, wanted: Wanted) -> 
 
 
 def extended(
-    folder: RunFolder, facts: Mapping[str, Any], settings: Settings, result: Mapping[str, Any]
+    folder: RunFolder, facts: Mapping[str, Any], settings: RunSettings, result: Mapping[str, Any]
 ) -> Any:
     """The facts of a run that has ended, changed so that it goes on; ConfigError where it would
     end at once."""
@@ -143,7 +143,7 @@ def extended(
 # --- What a run's preset file does not hold, read from the files beside it ------------------------
 
 
-def begun_with(choice: GameChoice, wanted: Wanted) -> tuple[GameChoice, Wanted, Policy | None]:
+def begun_with(choice: GameChoice, wanted: TrainRequest) -> tuple[GameChoice, TrainRequest, Policy | None]:
     """What a run begins with: as asked; where the preset lies in a run's folder, what was left out
     is that run's.
 

@@ -167,7 +167,7 @@ class LearnerPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """Everything that, with a game and a seed, makes a run."""
 
     algorithm: str
@@ -283,7 +283,7 @@ class Resolver:
             f"{self.algorithm} has no setting {name!r}{hint} (see: understudy train --list)"
         )
 
-    def settings(self) -> Settings:
+    def settings(self) -> RunSettings:
         """The checked settings."""
         types = self._types()
         values = self.values()
@@ -294,7 +294,7 @@ class Resolver:
                 f"{self.algorithm} cannot be set up: {error}; give every setting a default"
             ) from error
         chosen = algorithm_class(self.algorithm_type or self.algorithm)
-        return Settings(algorithm=self.algorithm, algorithm_type=chosen, **parts)
+        return RunSettings(algorithm=self.algorithm, algorithm_type=chosen, **parts)
 
     def values(self) -> dict[str, dict[str, Any]]:
         """What was given so far, by section, checked."""
@@ -404,7 +404,7 @@ MAX_SEED = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TrainRequest:
     """What the user asked for; what is None comes from the preset, or from the run that goes on."""
 
     algorithm: Any = None
@@ -428,7 +428,7 @@ class Wanted:
         check_until(self.until)
 
 
-def wanted_algorithm(wanted: Wanted) -> Any:
+def wanted_algorithm(wanted: TrainRequest) -> Any:
     """The algorithm that was asked for, in words, in a file or by a preset; else the one for the
     kind of training."""
     named = {
@@ -449,7 +449,7 @@ def wanted_algorithm(wanted: Wanted) -> Any:
     return named[first] if first is not None else "ppo" if wanted.from_store is None else "bc"
 
 
-def check_words(wanted: Wanted) -> None:
+def check_words(wanted: TrainRequest) -> None:
     """ConfigError for what is wrong whatever the game; without JAX, unless the algorithm is the
     user's own."""
     algorithm = wanted_algorithm(wanted)
@@ -460,7 +460,7 @@ def check_words(wanted: Wanted) -> None:
     filled(Resolver(name, chosen), wanted, wanted.preset, with_environment=True).values()
 
 
-def resolve(wanted: Wanted, game: GameSpec) -> Settings:
+def resolve(wanted: TrainRequest, game: GameSpec) -> RunSettings:
     """Preset, file, environment and single settings, checked; in this order, the later wins."""
     algorithm = wanted_algorithm(wanted)
     name = algorithm_name(algorithm)
@@ -475,7 +475,7 @@ def resolve(wanted: Wanted, game: GameSpec) -> Settings:
 
 
 def filled(
-    resolver: Resolver, wanted: Wanted, preset: str | None, *, with_environment: bool = False
+    resolver: Resolver, wanted: TrainRequest, preset: str | None, *, with_environment: bool = False
 ) -> Resolver:
     """The resolver with a preset, the user's file, the environment and single settings, of which
     the later wins."""
@@ -492,7 +492,7 @@ def filled(
     return resolver
 
 
-def with_network(settings: Settings, network: NetworkSpec | None) -> Settings:
+def with_network(settings: RunSettings, network: NetworkSpec | None) -> RunSettings:
     """The same settings with a network of one's own."""
     if network is None:
         return settings

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from understudy.core.errors import ConfigError, MissingExtra
-from understudy.training.events import Episode, Evaluation, Event, OnEvent, Started, Stop, Update
+from understudy.training.events import EpisodeEnded, Evaluation, Event, OnEvent, Started, Stop, Update
 
 QUEUE = 4_096
 CLOSE_S = 20.0
@@ -128,7 +128,7 @@ def sinks_named(names: str | Iterable[str]) -> dict[str, Open]:
 def numbers_of(event: Event) -> dict[str, float]:
     """What a dashboard shows of an event; nothing for most."""
     match event:
-        case Episode():
+        case EpisodeEnded():
             return {"train/return": event.return_, "train/length": float(event.length)}
         case Update():
             shown = {

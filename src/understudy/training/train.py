@@ -25,7 +25,7 @@ from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
-from understudy.training.choice import GameChoice, Seen, choice_of, look_at
+from understudy.training.choice import GameChoice, EnvInfo, choice_of, look_at
 from understudy.training.evaluation import AT_THE_END, Judge, held_out_seeds, judge_of
 from understudy.training.events import InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
@@ -33,8 +33,8 @@ from understudy.training.resume import asked_more, begun_with, check_agrees, ext
 from understudy.training.settings import (
     MAX_SEED,
     Resolver,
-    Settings,
-    Wanted,
+    RunSettings,
+    TrainRequest,
     algorithm_name,
     check_words,
     resolve,
@@ -118,7 +118,7 @@ def train(
             if value is not None
         },
     }
-    wanted = Wanted(
+    wanted = TrainRequest(
         algorithm=algorithm,
         preset=preset,
         config_file=_path(config),
@@ -205,7 +205,7 @@ def _path(given: str | Path | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, listener: _Listener) -> Run:
+def _begun(choice: GameChoice, wanted: TrainRequest, out: Path | None, listener: _Listener) -> Run:
     check_words(wanted)  # here, since what comes next imports much and takes its time
     if out is not None:
         check_free(out)
@@ -253,7 +253,7 @@ def _begun(choice: GameChoice, wanted: Wanted, out: Path | None, listener: _List
 
 
 def _resumed(
-    folder: RunFolder, choice: GameChoice | None, wanted: Wanted, listener: _Listener
+    folder: RunFolder, choice: GameChoice | None, wanted: TrainRequest, listener: _Listener
 ) -> Run:
     facts = folder.facts()
     is_object = wanted.algorithm is not None and not isinstance(wanted.algorithm, str)
@@ -323,10 +323,10 @@ def _held(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
 def _trained(
     folder: RunFolder,
     choice: GameChoice,
-    settings: Settings,
+    settings: RunSettings,
     facts: Mapping[str, Any],
     *,
-    seen: Seen | None,
+    seen: EnvInfo | None,
     listener: _Listener,
 ) -> Run:
     from understudy.training.training import (
@@ -508,7 +508,7 @@ def train_seeds(
             "which runs are to be resumed? give their folder: --resume --out runs/GAME-ALGORITHM-N"
         )
     if out is None:
-        wanted = Wanted(
+        wanted = TrainRequest(
             algorithm=asked.get("algorithm"),
             preset=asked.get("preset"),
             from_store=asked.get("from_store"),

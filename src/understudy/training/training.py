@@ -25,7 +25,7 @@ from understudy.training.choice import GameChoice
 from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
 from understudy.training.events import (
     CheckpointSaved,
-    Episode,
+    EpisodeEnded,
     Evaluation,
     Event,
     Guarded,
@@ -35,8 +35,8 @@ from understudy.training.events import (
 from understudy.training.folder import RunFolder
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore
-from understudy.training.inline import History, Inline, InlineConfig
-from understudy.training.settings import RunPart, Settings
+from understudy.training.inline import RunStore, Inline, InlineConfig
+from understudy.training.settings import RunPart, RunSettings
 from understudy.training.training_job import Engine, TrainingJob
 
 FINAL_EPISODES = 100
@@ -93,7 +93,7 @@ class Training:
 
     def hear(self, event: Event) -> None:
         """Every event of the run passes here."""
-        if isinstance(event, Episode):
+        if isinstance(event, EpisodeEnded):
             self._recent.append(event.return_)
             self.episodes += 1
         if isinstance(event, Guarded):
@@ -281,7 +281,7 @@ class Training:
 
 def build(
     folder: RunFolder,
-    settings: Settings,
+    settings: RunSettings,
     facts: Mapping[str, Any],
     *,
     spec: GameSpec,
@@ -325,7 +325,7 @@ def build(
         history = None
         if not learner.is_on_policy:
             history = opened.enter_context(
-                contextlib.closing(History(folder.store, spec, clock=SystemClock()))
+                contextlib.closing(RunStore(folder.store, spec, clock=SystemClock()))
             )
         engine = Inline(
             learner,

@@ -44,7 +44,7 @@ def stated(row: Row) -> Stated | None:
     return Stated(row.game or "", unpack_state(row.state), row.state_events, row.version)
 
 
-class Journal:
+class AdminJournal:
     """Admin commits up to `head`; many threads may ask at once."""
 
     def __init__(self, wire: Wire) -> None:
@@ -135,10 +135,10 @@ def _stored(state: SessionState, one: Arrived) -> SessionState:
     return readmit(state, one.arrival()) if verdict else after
 
 
-class Known:
+class CassandraLookup:
     """Answers a draft's questions; what is not at hand is read."""
 
-    def __init__(self, wire: Wire, journal: Journal, recent: Mapping[uuid.UUID, Stated]) -> None:
+    def __init__(self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, Stated]) -> None:
         self._wire = wire
         self._journal = journal
         self._recent = recent

@@ -66,7 +66,7 @@ from understudy.stores.cassandra.commits import (
     registered,
 )
 from understudy.stores.cassandra.keyspace import check, identity, numbers
-from understudy.stores.cassandra.known import STATE, Journal, Known, Stated, raws_of, stated
+from understudy.stores.cassandra.known import STATE, AdminJournal, CassandraLookup, Stated, raws_of, stated
 from understudy.stores.cassandra.partitions import Lease, Outdated, Partitions
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.wire import Row, Statement, Wire, read_options
@@ -92,7 +92,7 @@ class AdminLock:
 
     wire: Wire
     partitions: Partitions
-    journal: Journal
+    journal: AdminJournal
     clock: Clock
     keep_s: int
     grace_s: float = 15.0
@@ -195,7 +195,7 @@ class CassandraStore:
         """The way to the servers."""
         self._clock = clock
         self._keep_s = keep_s
-        self._journal = Journal(wire)
+        self._journal = AdminJournal(wire)
         self._partitions = Partitions(wire, clock)
         journal = self._journal
         partitions = self._partitions
@@ -228,7 +228,7 @@ class CassandraStore:
                     lease.events = outdated.events
 
     def _attempt(self, lease: Lease, batch: WriteBatch) -> Receipt:
-        known = Known(self.wire, self._journal, lease.states)
+        known = CassandraLookup(self.wire, self._journal, lease.states)
         withheld = [
             (one.raw, identity_of(one.raw), one.received_s)
             for one in (*batch.refused, *batch.parked)
@@ -405,8 +405,8 @@ class CassandraStore:
             elif frame is not None:
                 _audit_frame(one, frame, findings)
 
-    def _known(self) -> Known:
-        return Known(self.wire, self._journal, {})
+    def _known(self) -> CassandraLookup:
+        return CassandraLookup(self.wire, self._journal, {})
 
     def _decide(self, decide: Decide) -> None:
         def decided() -> tuple[CommitFacts, Sequence[Statement]]:
@@ -535,7 +535,7 @@ class CassandraStore:
         self._decide(decide)
         return taken[0]
 
-    def _there(self, known: Known, wanted: Sequence[tuple[uuid.UUID, int]]) -> list[Row]:
+    def _there(self, known: CassandraLookup, wanted: Sequence[tuple[uuid.UUID, int]]) -> list[Row]:
         known.look_up([], wanted)
         return [row for key in wanted for row in known.data_rows(*key)]
 
@@ -658,7 +658,7 @@ class CassandraStore:
 
 
 def _states_after(
-    draft: Draft, known: Known, *, events: int, now_us: int
+    draft: Draft, known: CassandraLookup, *, events: int, now_us: int
 ) -> dict[uuid.UUID, Stated]:
     """The sessions that a commit changes, as they are then."""
     sessions = draft.sessions()
@@ -677,7 +677,7 @@ def version_after(before: Stated | None, now_us: int) -> int:
     return now_us if before is None else max(before.version + 1, now_us)
 
 
-def _record(session: uuid.UUID, after: Stated, known: Known) -> SessionRecord:
+def _record(session: uuid.UUID, after: Stated, known: CassandraLookup) -> SessionRecord:
     return SessionRecord(
         session=session.bytes,
         player=after.state.player,
@@ -689,7 +689,7 @@ def _record(session: uuid.UUID, after: Stated, known: Known) -> SessionRecord:
     )
 
 
-def _withdrawn(row: Row, known: Known, reason: str) -> QuarantinedFrame:
+def _withdrawn(row: Row, known: CassandraLookup, reason: str) -> QuarantinedFrame:
     session = known.stated(row.session)
     return QuarantinedFrame(
         id=0,

@@ -26,7 +26,7 @@ from understudy.stores.cassandra.commits import (
     commits_after,
     lasting_s,
 )
-from understudy.stores.cassandra.known import Journal
+from understudy.stores.cassandra.known import AdminJournal
 from understudy.stores.cassandra.partitions import Partitions
 from understudy.stores.cassandra.wire import Wire
 
@@ -40,7 +40,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TailPosition:
     """A place in one partition: a commit that was shown whole, and how much of the one behind
     it."""
 
@@ -56,7 +56,7 @@ class Places:
 
     shown: int = 0
     """The last arrival number along this tail."""
-    at: dict[str, Place] = field(default_factory=dict)
+    at: dict[str, TailPosition] = field(default_factory=dict)
 
     def text(self) -> Cursor:
         fields = {
@@ -75,7 +75,7 @@ def read_cursor(cursor: Cursor | None) -> Places:
         return Places()
     try:
         shown, fields = json.loads(cursor)
-        return Places(int(shown), {name: Place(*map(int, place)) for name, place in fields.items()})
+        return Places(int(shown), {name: TailPosition(*map(int, place)) for name, place in fields.items()})
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
             f"{cursor[:40]!r} is no cursor of a Cassandra store; begin without one"
@@ -83,7 +83,7 @@ def read_cursor(cursor: Cursor | None) -> Places:
 
 
 @dataclass(slots=True)
-class _Ahead:
+class _ReadAhead:
     """What is at hand of one partition behind a place."""
 
     head: int
@@ -105,7 +105,7 @@ class Tailer:
 
     wire: Wire
     partitions: Partitions
-    journal: Journal
+    journal: AdminJournal
     clock: Clock
     has_ttl: bool
     """Whether the store has let anything run out by itself, now or before."""
@@ -169,16 +169,16 @@ class Tailer:
                 break
             name = min(ready)[2]
             wanted = sources[name].commits[0].events
-            if name != ADMIN and wanted > places.at.get(ADMIN, Place()).commit_no:
+            if name != ADMIN and wanted > places.at.get(ADMIN, TailPosition()).commit_no:
                 # What was decided before this commit is shown before it.
                 if ADMIN not in sources:
-                    sources[ADMIN] = _Ahead(self.heads(look=True).get(ADMIN, 0))
+                    sources[ADMIN] = _ReadAhead(self.heads(look=True).get(ADMIN, 0))
                     continue
                 name = ADMIN
                 if not sources[ADMIN].commits:
                     break
             places.at[name] = self._show(
-                sources[name], places.at.get(name, Place()), shown, max_items
+                sources[name], places.at.get(name, TailPosition()), shown, max_items
             )
         with self._lock:
             self._ahead.update(
@@ -188,36 +188,36 @@ class Tailer:
         places.shown += sum(one.n_lost or 1 for one in shown)
         return shown, places
 
-    def _begun(self, heads: Mapping[str, int], places: Places) -> dict[str, _Ahead]:
+    def _begun(self, heads: Mapping[str, int], places: Places) -> dict[str, _ReadAhead]:
         """Partitions with something behind these places, and what is at hand of it."""
-        sources: dict[str, _Ahead] = {}
+        sources: dict[str, _ReadAhead] = {}
         for name, head in heads.items():
-            at = places.at.get(name, Place()).commit_no
+            at = places.at.get(name, TailPosition()).commit_no
             if head > at:
                 with self._lock:
                     ahead = self._ahead.pop(name, [])
-                sources[name] = _Ahead(head, ahead if ahead and ahead[0].number == at + 1 else [])
+                sources[name] = _ReadAhead(head, ahead if ahead and ahead[0].number == at + 1 else [])
         return sources
 
-    def _fill(self, sources: Mapping[str, _Ahead], places: Places) -> None:
+    def _fill(self, sources: Mapping[str, _ReadAhead], places: Places) -> None:
         """Read ahead in every partition of which nothing is at hand."""
         empty = [
             (name, source)
             for name, source in sources.items()
-            if not source.commits and places.at.get(name, Place()).commit_no < source.head
+            if not source.commits and places.at.get(name, TailPosition()).commit_no < source.head
         ]
         found = self.wire.all(
             [
-                commits_after(self.wire, name, places.at.get(name, Place()).commit_no, source.head)
+                commits_after(self.wire, name, places.at.get(name, TailPosition()).commit_no, source.head)
                 for name, source in empty
             ]
         )
         for (name, source), rows in zip(empty, found, strict=True):
             source.commits = [commit_of(row) for row in rows]
             if not rows:
-                places.at[name] = self._skip(name, source, places.at.get(name, Place()))
+                places.at[name] = self._skip(name, source, places.at.get(name, TailPosition()))
 
-    def _skip(self, name: str, source: _Ahead, place: Place) -> Place:
+    def _skip(self, name: str, source: _ReadAhead, place: TailPosition) -> TailPosition:
         """Commits of a whole bucket have run out: go on at the next one that is there."""
         bucket = (place.commit_no + 1) >> COMMIT_BUCKET
         for later in range(bucket + 1, (source.head >> COMMIT_BUCKET) + 1):
@@ -226,17 +226,17 @@ class Tailer:
             )[0]
             if rows:
                 source.commits = [commit_of(row) for row in rows]
-                return Place(source.commits[0].number - 1, 0, place.arrivals)
-        return Place(source.head, 0, place.arrivals)
+                return TailPosition(source.commits[0].number - 1, 0, place.arrivals)
+        return TailPosition(source.head, 0, place.arrivals)
 
-    def _show(self, source: _Ahead, place: Place, shown: list[Shown], max_items: int) -> Place:
+    def _show(self, source: _ReadAhead, place: TailPosition, shown: list[Shown], max_items: int) -> TailPosition:
         """Add a partition's first commit to the page, as much of it as fits; the place behind
         it."""
         commit = source.commits[0]
         n_lost = commit.before - (place.arrivals - place.index)
         if n_lost > 0:
             shown.append(Shown(None, None, n_lost))
-            place = Place(commit.number - 1, 0, commit.before)
+            place = TailPosition(commit.number - 1, 0, commit.before)
         whole = [Shown(commit, one) for one in commit.facts.stored]
         if commit.facts.event is not None:
             whole.append(Shown(commit))
@@ -244,9 +244,9 @@ class Tailer:
         shown += fits
         index = place.index + len(fits)
         if index < len(whole):
-            return Place(commit.number - 1, index, place.arrivals + len(fits))
+            return TailPosition(commit.number - 1, index, place.arrivals + len(fits))
         source.commits.pop(0)
-        return Place(commit.number, 0, place.arrivals + len(fits))
+        return TailPosition(commit.number, 0, place.arrivals + len(fits))
 
     # --- items ----------------------------------------------------------------------------------
 
