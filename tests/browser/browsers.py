@@ -19,7 +19,7 @@ from understudy.experience.chunk import By, Chunk
 from understudy.experience.frame import Frame, decode_parcel
 from understudy.experience.game import GameSpec
 from understudy.models.manifest import Lineage
-from understudy.platform.play_web import page_address, play_key
+from understudy.platform.play_page import page_address, play_key
 from understudy.ports import Cursor, Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView

@@ -15,7 +15,7 @@ from tests.clients.test_docs_js import RALLY
 from tests.serve.gateways import running
 from understudy.experience.chunk import chunk_of
 from understudy.experience.frame import FrameKind
-from understudy.platform.play_web import page_address
+from understudy.platform.play_page import page_address
 from understudy.serve import pages
 from understudy.serve.server import Listen
 

@@ -18,8 +18,8 @@ from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.core.errors import StorageFailed
-from understudy.experience.door import deployment_key
 from understudy.experience.game import game_spec
+from understudy.experience.intake import deployment_key
 from understudy.models.registry import Registry
 from understudy.nn.policy import decode_policy
 

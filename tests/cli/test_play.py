@@ -21,7 +21,7 @@ from understudy.cli.play import Moment, watch
 from understudy.cli.root import run as run_command
 from understudy.experience.game import game_spec
 from understudy.models.manifest import Lineage
-from understudy.training.choice import GameChoice, look_at
+from understudy.training.env_info import GameChoice, look_at
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.log import FileLock
 from understudy.models.manifest import Lineage
-from understudy.platform.play_web import (
+from understudy.platform.play_page import (
     answer_of,
     await_gateway,
     check_bot,

@@ -33,7 +33,7 @@ from understudy.platform.platform import (
     RoleStatus,
     development_keys,
 )
-from understudy.platform.play_web import answer_of, for_others, page_address, play_key
+from understudy.platform.play_page import answer_of, for_others, page_address, play_key
 
 ROLES = ("--role", "gateway,ingest")
 

@@ -20,7 +20,7 @@ from understudy.core.names import PlayerName
 from understudy.experience.chunk import Chunk, RowKind, chunk_of
 from understudy.experience.frame import Frame, FrameKind, read_close, read_drop
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, LiveModels, Link
+from understudy.ports import Ack, Link, LiveModels
 
 
 class FakeClock:

@@ -27,8 +27,8 @@ from understudy.core.names import new_session, player_name
 from understudy.experience.frame import Frame, data_frame
 from understudy.experience.game import game_spec
 from understudy.ports import Ack
-from understudy.serve.house import GatewayConfig
 from understudy.serve.server import Listen
+from understudy.serve.state import GatewayConfig
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 OBS = np.zeros(2, np.float32)

@@ -7,7 +7,7 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
 from understudy.core.errors import LinkFailed
 from understudy.experience.chunk import RowKind
-from understudy.serve.house import Quota
+from understudy.serve.state import Quota
 
 OBS = np.zeros(2, np.float32)
 

@@ -9,9 +9,9 @@ from understudy.client import RecordingWarning
 from understudy.client.local import RETRY_AFTER_S, LocalLink
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.names import game_name, new_session, player_name
-from understudy.experience.door import Intake, pseudonym
 from understudy.experience.frame import data_frame, decode_frame
 from understudy.experience.game import game_spec, spec_from_json
+from understudy.experience.intake import Intake, pseudonym
 from understudy.ports import Ack
 
 KEY = bytes(32)

@@ -4,8 +4,8 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, client, episodes
 from understudy.core.names import game_name, player_name, session_time_s
-from understudy.experience.door import Intake
 from understudy.experience.frame import Frame
+from understudy.experience.intake import Intake
 from understudy.experience.session import DAY_S
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import connect
 from understudy.client.sender import send_leftovers
-from understudy.client.spool import SpooledFrame, SessionSpool, Spool, forget_spooled, read_about
+from understudy.client.spool import SessionSpool, Spool, SpooledFrame, forget_spooled, read_about
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name

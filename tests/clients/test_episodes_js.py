@@ -13,9 +13,9 @@ from tests.ingest.specs import KnownSpecs
 from understudy.core.clock import SystemClock
 from understudy.core.tensors import DTYPES
 from understudy.experience.chunk import By, Chunk, RowKind, chunk_of
-from understudy.experience.door import Intake
 from understudy.experience.frame import Frame, FrameKind, decode_parcel, read_close, read_drop
 from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.intake import Intake
 from understudy.experience.session import Arrival, SessionState, admit
 from understudy.experience.spaces import Box, Discrete, Space
 from understudy.ingest.check import check

@@ -30,7 +30,7 @@ from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.ports import Stored
-from understudy.serve.house import GatewayConfig
+from understudy.serve.state import GatewayConfig
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 

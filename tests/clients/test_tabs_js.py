@@ -81,7 +81,7 @@ class Polls:
 
 def test_many_tabs_send_at_once_and_all_get_a_new_bot_while_one_of_them_waits_for_it(
     tmp_path: Path, browser: Any
-):  # noqa: F811
+):
     with running(tmp_path) as gateway:
         spec = gateway.register(CART)
         context = browser.new_context()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.dev.packages import place_of
-from understudy.dev.recipes import RECIPES, Launch, ServerFolder, Recipe
+from understudy.dev.recipes import RECIPES, Launch, Recipe, ServerFolder
 
 PROGRAM = """
 import http.server, os, sys

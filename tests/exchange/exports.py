@@ -19,8 +19,8 @@ from understudy.exchange.incoming import noise_of
 from understudy.exchange.minari import WrittenDataset, write_minari
 from understudy.exchange.parquet import ParquetFile, write_parquet
 from understudy.experience.chunk import Chunk
-from understudy.experience.door import deployment_key
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import deployment_key
 from understudy.ports import Cursor, Forgotten, Stored
 from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S

@@ -12,7 +12,7 @@ import pytest
 
 from tests.exchange.exports import file_of_steps
 from understudy.backends.data import DataFolder
-from understudy.backends.unfinished_imports import UnfinishedImports, SendingSession
+from understudy.backends.unfinished_imports import SendingSession, UnfinishedImports
 from understudy.client.local import LocalLink
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, Unreachable
 from understudy.core.names import new_session, player_name

@@ -23,7 +23,7 @@ from understudy.exchange.destination import LandingHere
 from understudy.exchange.importing import Plan, entering, placed
 from understudy.exchange.incoming import noise_of, session_of, survey
 from understudy.exchange.parquet import ParquetFile
-from understudy.experience.door import deployment_key, pseudonym
+from understudy.experience.intake import deployment_key, pseudonym
 from understudy.experience.session import DAY_S
 from understudy.platform.erase import forget_player
 from understudy.platform.ingest import IngestRole

@@ -37,8 +37,8 @@ from understudy.exchange.incoming import ImportedEpisode, session_of
 from understudy.exchange.incoming import chunks_of as episode_chunks
 from understudy.exchange.minari import MinariDataset, dataset_name, flattened
 from understudy.experience.chunk import Chunk, EpisodeNote, RowKind
-from understudy.experience.door import deployment_key
 from understudy.experience.game import game_spec
+from understudy.experience.intake import deployment_key
 from understudy.experience.spaces import Box
 from understudy.testing.clock import START_S
 

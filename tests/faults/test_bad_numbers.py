@@ -23,7 +23,7 @@ from understudy.learn.learner import Learner
 from understudy.learn.replay import ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
-from understudy.training.choice import GameChoice, look_at
+from understudy.training.env_info import GameChoice, look_at
 from understudy.training.events import Event, Guarded
 from understudy.training.inline import RunStore
 from understudy.training.train import Run, train

@@ -20,8 +20,8 @@ from understudy.core.errors import StorageFailed
 from understudy.experience import frame as frame_module
 from understudy.experience import session as session_module
 from understudy.experience.chunk import chunk_of
-from understudy.experience.door import deployment_key
 from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.intake import deployment_key
 from understudy.experience.session import Arrival, SessionState
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder

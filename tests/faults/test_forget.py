@@ -15,8 +15,8 @@ from tests.faults.processes import start, understudy, wait_until
 from tests.faults.recording import GAME, cart, playing
 from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
-from understudy.experience.door import deployment_key, pseudonym
 from understudy.experience.frame import Frame, decode_frame
+from understudy.experience.intake import deployment_key, pseudonym
 from understudy.platform.ingest import IngestRole
 from understudy.ports import Stored
 from understudy.stores.view import StoreView

@@ -28,7 +28,7 @@ from understudy.nn.policy import decode_policy
 from understudy.ports import Audit, Candidate, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
-from understudy.training.choice import GameChoice, look_at
+from understudy.training.env_info import GameChoice, look_at
 from understudy.training.folder import RunFolder
 from understudy.training.training_job import Checkpoint, decode_checkpoint
 

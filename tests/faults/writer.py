@@ -19,7 +19,7 @@ from understudy.client.connect import ClientConfig, connect
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
 from understudy.core.log import no_sync, sync_data
-from understudy.experience.door import Intake, deployment_key, pseudonym
+from understudy.experience.intake import Intake, deployment_key, pseudonym
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.simulation.ledger import LedgerLink

@@ -21,7 +21,13 @@ from understudy.backends.deployment import open_deployment
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.names import new_session
 from understudy.experience.frame import Frame
-from understudy.ingest.service import IngestService, IngestStats, IngestProgress, Turn, leaving_the_rest
+from understudy.ingest.service import (
+    IngestProgress,
+    IngestService,
+    IngestStats,
+    Turn,
+    leaving_the_rest,
+)
 from understudy.ingest.spark import Opened, Spark, SparkJob, SparkTasks
 from understudy.platform import ingest as role
 from understudy.platform.children import Child, python_module

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from understudy.core.errors import ConfigError
-from understudy.models.gate import Bounds, ModelCheck, Evidence, GateDecision, looks, verdict
+from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck, looks, verdict
 
 SOUND = (ModelCheck("finite", True), ModelCheck("golden", True))
 BOUNDS = Bounds()

@@ -18,7 +18,7 @@ from understudy.models.shared import Journal
 from understudy.nn.policy import Policy
 from understudy.release.gatekeeper import Gatekeeper, compare
 from understudy.release.model_check import check_apart, check_model
-from understudy.release.tally import Played
+from understudy.release.store_stats import Played
 from understudy.testing.clock import ManualClock
 
 CHAMPION = balancing_policy(angle=1.0, spin=0.045)

@@ -7,8 +7,8 @@ import pytest
 
 from understudy.core.errors import ConfigError
 from understudy.release.schedule import (
-    LearningSchedule,
     LearnerStatus,
+    LearningSchedule,
     algorithm_for,
     next_action,
     written,

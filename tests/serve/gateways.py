@@ -17,16 +17,16 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.names import new_session, player_name
 from understudy.core.signed import Signer
 from understudy.experience.chunk import Chunk
-from understudy.experience.door import deployment_key
 from understudy.experience.frame import CONTENT_TYPE, Frame, decode_frame, encode_parcel
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import deployment_key
 from understudy.models.keys import Keys
 from understudy.models.manifest import Lineage, Manifest
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.serve.gateway import Gateway
-from understudy.serve.house import GatewayConfig, GatewayState
-from understudy.serve.server import Listen, GatewayServer
+from understudy.serve.server import GatewayServer, Listen
+from understudy.serve.state import GatewayConfig, GatewayState
 from understudy.streams.file import FileStream
 from understudy.testing.samples import cart_spec, random_session
 

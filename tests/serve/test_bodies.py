@@ -18,8 +18,8 @@ from understudy.core.errors import Refused
 from understudy.core.names import player_name
 from understudy.experience.frame import MAX_PARCEL_BYTES, encode_parcel
 from understudy.serve.api import Call, read_body
-from understudy.serve.house import GatewayConfig, MemoryBudget
 from understudy.serve.routes import ROUTES
+from understudy.serve.state import GatewayConfig, MemoryBudget
 
 PACKED = {"Content-Encoding": "gzip"}
 

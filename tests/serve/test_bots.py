@@ -20,7 +20,7 @@ from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
 from understudy.serve.bots import ServedBots
-from understudy.serve.house import GatewayConfig
+from understudy.serve.state import GatewayConfig
 from understudy.testing.samples import cart_spec
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.serve.gateways import Running, running
 from understudy.experience.game import game_spec
-from understudy.serve.house import GatewayConfig
 from understudy.serve.server import Listen
+from understudy.serve.state import GatewayConfig
 
 HEAD_S = 0.5
 BODY_S = 1.5

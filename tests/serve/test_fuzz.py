@@ -22,8 +22,8 @@ from tests.card import Card
 from tests.serve.gateways import Running, frames_of, played, running
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import CONTENT_TYPE, data_frame, encode_parcel
-from understudy.serve.house import GatewayConfig
 from understudy.serve.routes import ROUTES, document
+from understudy.serve.state import GatewayConfig
 from understudy.testing.samples import cart_spec
 
 CANARY = "a-secret-that-no-answer-may-hold"

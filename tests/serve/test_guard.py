@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.serve.gateways import Running, running
-from understudy.serve.house import GatewayConfig
+from understudy.serve.state import GatewayConfig
 
 GAME_PAGE = "https://game.example"
 EVIL = "https://evil.example"

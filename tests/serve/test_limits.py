@@ -3,7 +3,7 @@
 import pytest
 
 from understudy.models.keys import Key
-from understudy.serve.house import BURST_S, Limits
+from understudy.serve.state import BURST_S, Limits
 from understudy.testing.clock import ManualClock
 
 KEY = Key(id="a", hash="", scopes=("play",), requests_s=10, bytes_s=1_000)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.serve.page_modules import page_modules, run
 from understudy.experience.game import game_spec
-from understudy.training.choice import GameChoice, look_at
+from understudy.training.env_info import GameChoice, look_at
 
 
 @pytest.fixture(scope="module")

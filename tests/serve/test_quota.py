@@ -7,7 +7,7 @@ import pytest
 
 from tests.card import Card
 from understudy.core.errors import ConfigError
-from understudy.serve.house import Quota
+from understudy.serve.state import Quota
 from understudy.testing.clock import ManualClock
 
 STEPS_S = 20

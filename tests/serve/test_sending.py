@@ -16,7 +16,6 @@ from tests.serve.gateways import CART, Running, as_columns, frames_of, fresh, pl
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.names import new_session, player_name
 from understudy.experience.chunk import Chunk, chunk_of, decode_chunk
-from understudy.experience.door import deployment_key, pseudonym
 from understudy.experience.frame import (
     NO_PLAYER,
     CloseReport,
@@ -25,7 +24,8 @@ from understudy.experience.frame import (
     read_close,
 )
 from understudy.experience.game import game_spec
-from understudy.serve.house import GatewayConfig
+from understudy.experience.intake import deployment_key, pseudonym
+from understudy.serve.state import GatewayConfig
 from understudy.testing.samples import cart_spec, random_chunk, random_spec
 
 

@@ -28,8 +28,8 @@ from understudy.core.names import player_name
 from understudy.experience.frame import encode_parcel
 from understudy.models.objects import FolderObjects
 from understudy.serve.gateway import Gateway, follow_keys
-from understudy.serve.house import GatewayConfig
-from understudy.serve.server import Listen, GatewayServer
+from understudy.serve.server import GatewayServer, Listen
+from understudy.serve.state import GatewayConfig
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

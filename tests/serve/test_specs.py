@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from understudy.core.errors import Unreachable
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
-from understudy.serve.house import SpecCache
+from understudy.serve.state import SpecCache
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec
 

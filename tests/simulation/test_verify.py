@@ -18,7 +18,7 @@ from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec
 from understudy.platform.erase import forget_player, replay_quarantine
 from understudy.platform.ingest import IngestRole
-from understudy.ports import Ack, LiveModels, Cursor, Tail
+from understudy.ports import Ack, Cursor, LiveModels, Tail
 from understudy.simulation.ledger import LedgerLink, read_ledger
 from understudy.simulation.verify import digests, verify, whole
 from understudy.stores.local import LocalStore

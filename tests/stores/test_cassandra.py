@@ -35,10 +35,10 @@ from understudy.stores.cassandra.keyspace import (
     held,
     settings,
 )
-from understudy.stores.cassandra.known import AdminJournal, Stated
+from understudy.stores.cassandra.lookup import AdminJournal, Stated
 from understudy.stores.cassandra.partitions import Lease, Partitions
 from understudy.stores.cassandra.store import version_after
-from understudy.stores.cassandra.tailing import SLACK_S, TailPosition, Places, Tailer, read_cursor
+from understudy.stores.cassandra.tailing import SLACK_S, Places, Tailer, TailPosition, read_cursor
 from understudy.stores.cassandra.wire import Options, Wire, no_connection, read_options
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.samples import OTHER_PLAYER, PLAYER

@@ -109,7 +109,7 @@ class MemoryKinesis:
 
     def put_records(
         self, *, StreamName: str, Records: Sequence[Mapping[str, Any]]
-    ) -> Mapping[str, Any]:  # noqa: N803
+    ) -> Mapping[str, Any]:
         self._count("put_records")
         assert len(Records) <= 500
         assert sum(len(one["Data"]) + len(one["PartitionKey"]) for one in Records) <= 5 << 20

@@ -21,7 +21,7 @@ from understudy.nn.policy import Policy
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 from understudy.training.events import Event, Update
-from understudy.training.inline import RunStore, Inline, InlineConfig
+from understudy.training.inline import Inline, InlineConfig, RunStore
 
 GAME = game_spec("line", obs=3, actions=2)
 N = 16

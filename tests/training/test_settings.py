@@ -71,7 +71,9 @@ def test_every_algorithms_defaults_are_within_their_ranges(name: str):
 def test_later_ones_win_preset_then_file_then_single_values(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "dqn"\n[config]\nbatch = 32\nn_step = 2\n')
-    wanted = TrainRequest(preset="dqn-vector", config_file=file, settings={"n_step": 4}, network=(5,))
+    wanted = TrainRequest(
+        preset="dqn-vector", config_file=file, settings={"n_step": 4}, network=(5,)
+    )
     found = resolve(wanted, GAME)
     assert found.algorithm == "dqn"
     assert found.run.envs == read_preset("dqn-vector")["run"]["envs"]
@@ -171,7 +173,8 @@ def test_an_algorithm_is_known_by_its_short_name_however_it_was_given():
     )
     assert algorithm_name("mine:Algorithm") == "mine:Algorithm"
     assert (
-        resolve(TrainRequest(algorithm=Dqn), GAME).config == resolve(TrainRequest(algorithm="dqn"), GAME).config
+        resolve(TrainRequest(algorithm=Dqn), GAME).config
+        == resolve(TrainRequest(algorithm="dqn"), GAME).config
     )
 
 

@@ -22,7 +22,7 @@ from understudy.experience.spaces import Box
 from understudy.learn.algorithms.ppo import Ppo
 from understudy.learn.architecture import network_for
 from understudy.nn.network import Dense
-from understudy.training.choice import GameChoice, choice_of
+from understudy.training.env_info import GameChoice, choice_of
 from understudy.training.evaluation import evaluate_run
 from understudy.training.events import (
     CheckpointSaved,

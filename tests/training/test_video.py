@@ -11,7 +11,7 @@ from PIL import Image
 import understudy
 from tests.platform.switches import GAME, QUICK, Switches
 from understudy.core.errors import ConfigError, MissingExtra
-from understudy.training.choice import GameChoice
+from understudy.training.env_info import GameChoice
 from understudy.training.video import check_video
 
 

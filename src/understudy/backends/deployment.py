@@ -13,8 +13,8 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError
 from understudy.core.log import make_folder
 from understudy.core.signed import KEY_BYTES, Signer, Trusted
-from understudy.experience.door import Intake, create_once, deployment_key, key_mark
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import Intake, create_once, deployment_key, key_mark
 from understudy.models.keys import Keys
 from understudy.models.objects import open_objects
 from understudy.models.registry import Registry

@@ -176,7 +176,9 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
     return finish(fields, as_json=as_json, code=verdict.exit_code)
 
 
-def _print_verdict(out: Console, verdict: Verification, took_s: float, *, is_elsewhere: bool) -> None:
+def _print_verdict(
+    out: Console, verdict: Verification, took_s: float, *, is_elsewhere: bool
+) -> None:
     if verdict.recovered_frames:
         out.print(f"sent {count(verdict.recovered_frames)} frames that a killed game had spooled")
     out.print(

@@ -164,7 +164,9 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
         yield DoctorCheck("store", "red", str(error), f"understudy data verify --data {data.root}")
         return
     if trouble:
-        yield DoctorCheck("store", "red", f"database: {trouble}", "restore the folder from a backup")
+        yield DoctorCheck(
+            "store", "red", f"database: {trouble}", "restore the folder from a backup"
+        )
     else:
         yield DoctorCheck("store", "green", f"{arrivals} arrivals; the database is sound")
     yield from _leftovers(data)

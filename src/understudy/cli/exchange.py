@@ -28,7 +28,7 @@ from understudy.cli.options import (
 )
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
-from understudy.exchange.exporting import OnSteps, ExportFilter, copied, must_be_free, open_history
+from understudy.exchange.exporting import ExportFilter, OnSteps, copied, must_be_free, open_history
 from understudy.experience.chunk import CONSENTS
 from understudy.platform.config import resolve
 from understudy.stores.view import StoreView

@@ -20,7 +20,7 @@ from understudy.experience.game import GameSpec, game_spec, spec_from_json
 from understudy.experience.spaces import Discrete
 from understudy.models.registry import Registry
 from understudy.platform.config import resolve
-from understudy.training.choice import GameChoice, look_at
+from understudy.training.env_info import GameChoice, look_at
 
 _WHAT = (
     "GAME is a Gymnasium id, a name with --obs and --actions for a game of your own, or a .json "

@@ -42,7 +42,7 @@ from understudy.models.manifest import open_policy
 from understudy.nn.policy import Policy
 from understudy.platform.config import Config, Resolved, resolve
 from understudy.platform.platform import Platform, RoleStatus
-from understudy.platform.play_web import (
+from understudy.platform.play_page import (
     answer_of,
     await_gateway,
     check_bot,
@@ -56,7 +56,7 @@ from understudy.platform.play_web import (
     page_address,
     play_key,
 )
-from understudy.training.choice import GameChoice, look_at
+from understudy.training.env_info import GameChoice, look_at
 from understudy.training.video import check_video, film, frame_of, rendering
 
 MAX_STEPS = 100_000

@@ -19,7 +19,7 @@ from understudy.cli.options import (
 )
 from understudy.core.errors import ConfigError
 from understudy.platform.config import hidden, resolve
-from understudy.simulation.people import SimulationProgress, SimulateConfig, Simulation
+from understudy.simulation.people import SimulateConfig, Simulation, SimulationProgress
 
 _LINE_EVERY_S = 2.0
 

@@ -33,7 +33,7 @@ from understudy.platform.config import (
     used_by,
 )
 from understudy.platform.platform import GAME, DevelopmentKeys, Platform, RoleStatus
-from understudy.platform.play_web import PAGES, for_others, openable, page_address
+from understudy.platform.play_page import PAGES, for_others, openable, page_address
 
 
 @click.command(

@@ -34,10 +34,10 @@ from understudy.core.errors import (
 )
 from understudy.core.log import make_folder, write_file
 from understudy.core.signed import Trusted, open_signed, trusted_keys
-from understudy.experience.door import create_once
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import create_once
 from understudy.experience.writer import action_writer
-from understudy.ports import LiveModels, Link
+from understudy.ports import Link, LiveModels
 
 if TYPE_CHECKING:
     # Policies are loaded with the first bot; a game that only records does without them.
@@ -75,7 +75,9 @@ class BotCache:
             found = strict_json(path.read_bytes())
             news = found["casting"]
             seen = {alias: int(found["seen"][alias]) for alias in _ALIASES}
-            return None if news is None else LiveModels(**news | {"trust": tuple(news["trust"])}), seen
+            return None if news is None else LiveModels(
+                **news | {"trust": tuple(news["trust"])}
+            ), seen
         except FileNotFoundError:
             return None, dict.fromkeys(_ALIASES, 0)
         except (Refused, KeyError, TypeError, ValueError) as error:

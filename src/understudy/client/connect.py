@@ -29,8 +29,8 @@ from understudy.core.errors import Closed, ConfigError
 from understudy.core.names import PlayerName, player_name
 from understudy.core.signed import trusted_keys
 from understudy.experience.chunk import CONSENTS, KINDS, EpisodeNote
-from understudy.experience.door import Intake, create_once, deployment_key
 from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.intake import Intake, create_once, deployment_key
 from understudy.ports import Link
 
 Held = TypeVar("Held", Episode, Recorder)

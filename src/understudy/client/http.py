@@ -108,7 +108,9 @@ class HttpLink:
         if status == 204:
             return None
         found = _object(body)
-        known = {field.name: found[field.name] for field in fields(LiveModels) if field.name in found}
+        known = {
+            field.name: found[field.name] for field in fields(LiveModels) if field.name in found
+        }
         trust = known.get("trust", [])
         share = known.get("canary_share", 0.0)
         number = known.get("number")

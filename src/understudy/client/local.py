@@ -11,9 +11,9 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
-from understudy.experience.door import Intake
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import Intake
 from understudy.ports import Ack, LiveModels, Stream
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.client.session import RecordingWarning, Session, Sessions
-from understudy.client.spool import SpooledFrame, SessionSpool, Spool, UnackedFrames, read_about
+from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_about
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.names import PlayerName

@@ -26,7 +26,7 @@ from understudy.core.location import Location
 from understudy.core.log import FileLock, write_file
 from understudy.dev.packages import PACKAGES, cache_root, cached, find, place_of, plain_environment
 from understudy.dev.process import Identity, Process, free_ports, is_free, listens, spawn
-from understudy.dev.recipes import MOTO, RECIPES, ServerFolder, Recipe
+from understudy.dev.recipes import MOTO, RECIPES, Recipe, ServerFolder
 
 SERVERS = tuple(RECIPES)
 USUAL = ("cassandra", "kafka", "kinesis", "s3")
@@ -364,7 +364,9 @@ def look(name: str, folder: Path) -> ServerStatus:
     server = attach(folder / name)
     if server is None:
         reason = why_not(name)
-        return ServerStatus(name=name, state="unavailable" if reason else "stopped", words=reason or "")
+        return ServerStatus(
+            name=name, state="unavailable" if reason else "stopped", words=reason or ""
+        )
     if server.is_alive:
         return ServerStatus(name=name, state="running", server=server)
     return ServerStatus(name=name, state="died", server=server, words=_last_lines(folder / name))

@@ -20,8 +20,8 @@ from understudy.core.log import sync_folder
 from understudy.core.names import player_name
 from understudy.experience.builder import raw_name
 from understudy.experience.chunk import OPTIONAL, Chunk, ChunkMeta
-from understudy.experience.door import deployment_key, pseudonym
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import deployment_key, pseudonym
 from understudy.experience.writer import raw_space
 from understudy.ingest.specs import SpecFolder
 from understudy.ports import Cursor, ExperienceStore, Gone, Specs, Stored

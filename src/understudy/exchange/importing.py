@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any
 
 from understudy.backends.deployment import open_link, register
-from understudy.backends.unfinished_imports import UnfinishedImports, SendingSession
+from understudy.backends.unfinished_imports import SendingSession, UnfinishedImports
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.log import FileLock
@@ -23,7 +23,6 @@ from understudy.exchange.destination import Destination, Landing
 from understudy.exchange.exporting import OnSteps
 from understudy.exchange.incoming import Incoming, Outline, noise_of, survey
 from understudy.experience.chunk import Chunk
-from understudy.experience.door import deployment_key, pseudonym
 from understudy.experience.frame import (
     MAX_FRAMES_PER_SEND,
     CloseReport,
@@ -33,6 +32,7 @@ from understudy.experience.frame import (
     drop_frame,
 )
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import deployment_key, pseudonym
 from understudy.experience.session import DOOR_S, SPOOL_S, refused_session
 from understudy.ports import Link, SessionFilter, SessionInfo
 from understudy.simulation.ledger import LedgerLink
@@ -210,7 +210,12 @@ def _planned(
 
 
 def placed(
-    plan: Plan, info: SessionInfo | None, player: bytes, *, now_s: float, sent: "SendingSession | None" = None
+    plan: Plan,
+    info: SessionInfo | None,
+    player: bytes,
+    *,
+    now_s: float,
+    sent: "SendingSession | None" = None,
 ) -> Plan:
     """The plan with an id, or without one where everything is there; ConfigError where the two may
     differ.

@@ -183,7 +183,9 @@ class ImportedEpisode:
     note: EpisodeNote = field(default_factory=lambda: EpisodeNote(row=0))
 
 
-def chunks_of(episode: ImportedEpisode, spec: GameSpec, *, consent: str, client: str) -> Iterator[Chunk]:
+def chunks_of(
+    episode: ImportedEpisode, spec: GameSpec, *, consent: str, client: str
+) -> Iterator[Chunk]:
     """The episode as a session of its own, cut into chunks that fit into frames."""
     n = len(episode.reward)
     has_ended = episode.terminated or episode.truncated

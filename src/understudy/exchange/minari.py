@@ -159,7 +159,10 @@ def dataset_name(path: Path) -> str:
 
 
 def _buffers(
-    history: ExportedChunks, counts: Counter[str], facts: list[dict[str, Any]], on_steps: OnSteps | None
+    history: ExportedChunks,
+    counts: Counter[str],
+    facts: list[dict[str, Any]],
+    on_steps: OnSteps | None,
 ) -> Iterator[Any]:
     """Every whole episode as Minari wants it, and its `facts`."""
     spec = history.spec

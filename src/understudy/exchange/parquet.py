@@ -141,7 +141,11 @@ def parquet_schema(spec: GameSpec, *, with_player: bool) -> Any:
 
 
 def write_parquet(
-    history: ExportedChunks, path: Path, *, with_player: bool = False, on_steps: OnSteps | None = None
+    history: ExportedChunks,
+    path: Path,
+    *,
+    with_player: bool = False,
+    on_steps: OnSteps | None = None,
 ) -> Written:
     """Write what is wanted as one Parquet file; ConfigError, and no file, when that is nothing."""
     schema = parquet_schema(history.spec, with_player=with_player)

@@ -36,7 +36,7 @@ from understudy.core.errors import (
     Unreachable,
 )
 from understudy.core.settings import load
-from understudy.ingest.service import IngestConfig, PartitionIngest, IngestProgress, Turn
+from understudy.ingest.service import IngestConfig, IngestProgress, PartitionIngest, Turn
 from understudy.ports import ExperienceStore, Specs, Stream
 
 if TYPE_CHECKING:

@@ -228,7 +228,9 @@ class HostReplay:
         if isinstance(self._masses, Roster):
             found = self._look_up(self._masses.draw(rng, size))
         else:
-            found = DrawnRows(*self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines))
+            found = DrawnRows(
+                *self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines)
+            )
         return Drawn(self._gather(found), found.places[0], found.stamps)
 
     def feedback(

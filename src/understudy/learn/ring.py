@@ -175,7 +175,9 @@ class Ring:
         if not is_late:
             own["weight"] = weights[n_lead:]
             kept = self._lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
-            self.tails[meta.session] = OpenSession(stretch, bool(columns["row"][-1] == _BOOTSTRAP), kept)
+            self.tails[meta.session] = OpenSession(
+                stretch, bool(columns["row"][-1] == _BOOTSTRAP), kept
+            )
         if n_waiting:
             weights = weights.copy()
             weights[n_rows - 1 - n_waiting :] = 0.0

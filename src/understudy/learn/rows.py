@@ -77,7 +77,9 @@ class RowLayout:
                     f"{name!r} is no optional column; give some of "
                     f"{['raw_action', *sorted(OPTIONAL)]}"
                 )
-            self.columns[name] = actions if name == "raw_action" else ReplayColumn(OPTIONAL[name], ())
+            self.columns[name] = (
+                actions if name == "raw_action" else ReplayColumn(OPTIONAL[name], ())
+            )
         self._as_they_are = [name for name in self.columns if name not in ("action", "legal")]
         self._reals = [name for name, kept in self.columns.items() if kept.dtype.kind == "f"]
 

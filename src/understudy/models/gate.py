@@ -91,7 +91,9 @@ def verdict(evidence: Evidence, bounds: Bounds) -> GateDecision:
     return _compare(ours, theirs, bounds)
 
 
-def _compare(ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bounds) -> GateDecision:
+def _compare(
+    ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bounds
+) -> GateDecision:
     gain = float(ours.mean() - theirs.mean())
     half = _confidence(bounds) * math.sqrt(
         ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs)

@@ -25,8 +25,8 @@ from understudy.models.gate import Bounds
 from understudy.release.schedule import LearningSchedule
 
 if TYPE_CHECKING:
-    from understudy.serve.house import GatewayConfig
     from understudy.serve.server import Listen
+    from understudy.serve.state import GatewayConfig
 
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
@@ -220,7 +220,7 @@ class Config:
 
     @property
     def gateway_config(self) -> "GatewayConfig":
-        from understudy.serve.house import GatewayConfig
+        from understudy.serve.state import GatewayConfig
 
         one = self.gateway
         return GatewayConfig(
@@ -332,7 +332,7 @@ def _check_models(url: str) -> None:
 def _check_simulator(env_id: str) -> None:
     """ConfigError unless Gymnasium can make it, as the learner will; nothing is asked of the
     network."""
-    from understudy.training.choice import GameChoice
+    from understudy.training.env_info import GameChoice
 
     # The learner's process finds modules in the folder it was called in; a command by itself does
     # not.

@@ -9,7 +9,7 @@ from understudy.backends.unfinished_imports import UnfinishedImports
 from understudy.client.spool import forget_spooled
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
-from understudy.experience.door import deployment_key, pseudonym
+from understudy.experience.intake import deployment_key, pseudonym
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest, open_own_store, replay
 from understudy.platform.requests import ask

@@ -19,13 +19,13 @@ from understudy.backends.addresses import open_stream
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.core.clock import Clock
-from understudy.experience.door import deployment_key
+from understudy.experience.intake import deployment_key
 from understudy.platform.children import report, run_role, stop_with_parent
 from understudy.platform.config import Config
 from understudy.platform.platform import roles_folder
 from understudy.serve.gateway import Gateway
-from understudy.serve.house import GatewayState
 from understudy.serve.server import GatewayServer
+from understudy.serve.state import GatewayState
 
 _REPORT_EVERY_S = 0.5
 _STALE_S = 10.0

@@ -28,7 +28,7 @@ from understudy.backends.deployment import models_folder, open_deployment
 from understudy.backends.specs import RegistrySpecs, registered_specs
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
-from understudy.experience.door import deployment_key
+from understudy.experience.intake import deployment_key
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestService, leaving_the_rest, tell_not_drained
 from understudy.ingest.spark import (

@@ -39,7 +39,7 @@ from understudy.platform.config import Config
 from understudy.release.game_learner import GameLearner, LearnerServiceConfig, ServiceContext
 from understudy.release.gatekeeper import CheckModel, Gatekeeper
 from understudy.release.model_check import check_apart
-from understudy.release.tally import StoreStats
+from understudy.release.store_stats import StoreStats
 from understudy.stores.view import StoreView
 from understudy.stores.window import Window
 from understudy.training.follower import StoreFollower

@@ -22,7 +22,7 @@ from understudy.backends.deployment import Deployment, open_deployment
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import FileLock, make_folder, write_file
-from understudy.experience.door import deployment_key
+from understudy.experience.intake import deployment_key
 from understudy.platform.children import FENCED, WRONG_USE, Child, python_module
 from understudy.platform.config import Config, write_config
 

@@ -23,14 +23,14 @@ from understudy.models.registry import Registry
 from understudy.release.gatekeeper import Gatekeeper, fitting_champion, held_out
 from understudy.release.model_check import Budget
 from understudy.release.schedule import (
+    LearnerStatus,
     LearningSchedule,
     Next,
-    LearnerStatus,
     algorithm_for,
     next_action,
     written,
 )
-from understudy.release.tally import Played, StoreStats
+from understudy.release.store_stats import Played, StoreStats
 from understudy.training.events import Event, Guarded, Update
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore

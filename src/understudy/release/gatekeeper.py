@@ -22,12 +22,12 @@ from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.models.catalogue import Catalogue
-from understudy.models.gate import Bounds, ModelCheck, Evidence, GateDecision, looks, verdict
+from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck, looks, verdict
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_apart
-from understudy.release.tally import Played
+from understudy.release.store_stats import Played
 from understudy.training.folder import RunFolder
 
 CheckModel = Callable[[Manifest, bytes, Budget], Sequence[ModelCheck]]
@@ -55,7 +55,9 @@ class Gatekeeper:
         self.bounds = bounds or Bounds()
         self._budget = budget or Budget()
 
-    def admit(self, game: str, model_no: int, *, epoch: int, play: Play | None = None) -> GateDecision:
+    def admit(
+        self, game: str, model_no: int, *, epoch: int, play: Play | None = None
+    ) -> GateDecision:
         """Check a release: the first bot becomes champion, a later one canary, a bad one nothing.
 
         With a game to `play` in, held-out episodes decide at once and no player meets a worse bot.
@@ -178,7 +180,10 @@ def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Pl
     seen = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
-            from understudy.training.choice import GameChoice, look_at  # late: they need gymnasium
+            from understudy.training.env_info import (  # late: they need gymnasium
+                GameChoice,
+                look_at,
+            )
             from understudy.training.evaluation import AFTERWARDS, judge_of
 
             choice = GameChoice(game=env_id)
@@ -266,7 +271,9 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
     if fitting_champion(catalogue, manifest.schema):
         return Released(
             manifest,
-            GateDecision("wait", f"passed {len(checks)} checks; the champion stays until you promote"),
+            GateDecision(
+                "wait", f"passed {len(checks)} checks; the champion stays until you promote"
+            ),
         )
     registry.point(game, "champion", manifest.model_no, why=judged.why)
     return Released(manifest, judged)

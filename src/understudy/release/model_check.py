@@ -60,13 +60,17 @@ def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelChe
         return [ModelCheck(**fields) for fields in json.loads(ended.stdout)]
     except (ValueError, TypeError):
         said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2][-200:]
-        return [ModelCheck("loads", False, f"a clean process ended with {ended.returncode}: {said}")]
+        return [
+            ModelCheck("loads", False, f"a clean process ended with {ended.returncode}: {said}")
+        ]
 
 
 def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
     """The checks of a model, made here; the rest is left out when one of the first fails."""
     if len(raw) > budget.max_bytes:
-        return [ModelCheck("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")]
+        return [
+            ModelCheck("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")
+        ]
     try:
         policy = open_policy(manifest, raw)  # hash, format, finite weights, golden outputs
     except UnderstudyError as error:
@@ -166,7 +170,9 @@ def main(given: bytes) -> Sequence[dict[str, Any]]:
     facts = json.loads(head)
     checks = check_model(manifest_from_json(facts["manifest"]), raw, Budget(**facts["budget"]))
     heavy = sorted({"jax", "gymnasium", "numba"} & sys.modules.keys())
-    checks.append(ModelCheck("light", not heavy, f"deciding needs {', '.join(heavy)}" if heavy else ""))
+    checks.append(
+        ModelCheck("light", not heavy, f"deciding needs {', '.join(heavy)}" if heavy else "")
+    )
     return [asdict(check) for check in checks]
 
 

@@ -19,7 +19,7 @@ from understudy.core.errors import InvalidName, Refused, StorageFull, Understudy
 from understudy.core.names import game_name
 from understudy.models import keys
 from understudy.models.keys import NO_KEY, Key, Keys
-from understudy.serve.house import GatewayState
+from understudy.serve.state import GatewayState
 from understudy.serve.wire import Failed, Failure
 
 JSON = "application/json"

@@ -15,7 +15,7 @@ from understudy.core.errors import Corrupt, Refused, StorageFailed
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec, random_action
 from understudy.experience.writer import check_mask, obs_writer
-from understudy.models.catalogue import Catalogue, Alias, casting
+from understudy.models.catalogue import Alias, Catalogue, casting
 from understudy.models.manifest import open_policy
 from understudy.models.registry import Registry
 from understudy.nn.heads import env_actions, masked
@@ -404,7 +404,9 @@ def _decide(group: list[_Question], seed: int) -> list[Any]:
     return [np.asarray(action).tolist() for action in env_actions(policy.game, decision.action)]
 
 
-def _advise(stage: ServedModels, obs: dict[str, Array], mask: Array | None, spec: GameSpec) -> Advised:
+def _advise(
+    stage: ServedModels, obs: dict[str, Array], mask: Array | None, spec: GameSpec
+) -> Advised:
     policy = stage.policy
     discrete = spec.discrete
     assert policy is not None

@@ -15,9 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 from understudy.core.errors import ConfigError, Refused, UnderstudyError
 from understudy.models.keys import Keys
 from understudy.serve.api import Answer, ApiRoute, key_of, not_found, refusal
-from understudy.serve.house import GatewayState
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
+from understudy.serve.state import GatewayState
 from understudy.serve.wire import MAX_HEAD_BYTES
 
 _log = structlog.get_logger("understudy.gateway")

@@ -26,13 +26,13 @@ from understudy.experience.chunk import (
     RowKind,
     chunk_of,
 )
-from understudy.experience.door import Intake
 from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import Intake
 from understudy.ingest.check import check_against_spec
 from understudy.models.keys import Key
 from understudy.ports import Ack, Stream
-from understudy.serve.wire import Close, ChunkColumns
+from understudy.serve.wire import ChunkColumns, Close
 
 _log = structlog.get_logger("understudy.gateway")
 _MAX_APPEND_BYTES = 8 * 1024 * 1024

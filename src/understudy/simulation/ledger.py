@@ -19,7 +19,7 @@ from understudy.core.errors import Corrupt
 from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ports import Ack, LiveModels, Link
+from understudy.ports import Ack, Link, LiveModels
 
 _MOST_LATENCIES = 20_000
 

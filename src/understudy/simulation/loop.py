@@ -42,7 +42,7 @@ from understudy.platform.config import (
     StreamSection,
 )
 from understudy.platform.platform import Platform, RoleStatus
-from understudy.platform.play_web import PAGES, page_address, play_key
+from understudy.platform.play_page import PAGES, page_address, play_key
 from understudy.simulation.people import Groups, PeopleSettings
 from understudy.simulation.verify import Verification, verify, verify_elsewhere
 

@@ -499,7 +499,9 @@ class Simulation:
             ingest_alive=self._ingest is not None and self._ingest.exit_code is None,
         )
 
-    def run(self, show: Callable[[SimulationProgress], None], *, every_s: float = 0.1) -> SimulateResult:
+    def run(
+        self, show: Callable[[SimulationProgress], None], *, every_s: float = 0.1
+    ) -> SimulateResult:
         """Wait for the players, restarting an ingest that ends meanwhile, then let ingest store
         the rest."""
         while any(child.exit_code is None for child in self._players.children):

@@ -64,7 +64,6 @@ from understudy.stores.view import (
     QUARANTINED,
     STORED,
     FrameRow,
-    StoreCounters,
     LocalLookup,
     StoreView,
     read_head,

@@ -21,9 +21,9 @@ from understudy.core.location import Location
 from understudy.experience.frame import MAX_FRAME_BYTES, Frame
 from understudy.ports import Ack, Partition, Position, Read, Record
 from understudy.streams.kafka_client import (
-    OffsetBounds,
     KafkaConfig,
     LastError,
+    OffsetBounds,
     kafka_config,
     kafka_library,
 )
@@ -216,7 +216,9 @@ def _describe(kafka: Any, config: KafkaConfig, last_error: LastError) -> tuple[s
     return str(found.topic_id).replace("+", "-").replace("/", "_"), len(found.partitions)
 
 
-def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: OffsetBounds) -> set[int]:
+def _newest_spreads(
+    kafka: Any, config: KafkaConfig, there: int, *, bounds: OffsetBounds
+) -> set[int]:
     """What the newest record of each partition says about how many there are; records of others
     say nothing."""
     wanted = {}

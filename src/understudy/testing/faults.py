@@ -16,11 +16,11 @@ from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
 from understudy.ports import (
     Ack,
-    LiveModels,
     Claim,
     Cursor,
     ExperienceStore,
     Link,
+    LiveModels,
     Partition,
     Position,
     Read,

@@ -15,7 +15,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 from understudy.nn.policy import Policy
-from understudy.training.choice import GameChoice, EnvInfo, choice_of, look_at
+from understudy.training.env_info import EnvInfo, GameChoice, choice_of, look_at
 from understudy.training.folder import RunFolder, seed_folders
 
 WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
@@ -54,7 +54,9 @@ class Judge:
         return evaluate(policy, self.envs, episodes=episodes, seeds=seeds)
 
 
-def judge_of(choice: GameChoice, seen: EnvInfo, episodes: int, opened: contextlib.ExitStack) -> Judge:
+def judge_of(
+    choice: GameChoice, seen: EnvInfo, episodes: int, opened: contextlib.ExitStack
+) -> Judge:
     """Envs of its own for evaluations, as many side by side as is worth it."""
     side_by_side = min(episodes, _SIDE_BY_SIDE if seen.is_builtin else _GYM_SIDE_BY_SIDE)
     return Judge(opened.enter_context(contextlib.closing(choice.make(side_by_side))))

@@ -19,7 +19,12 @@ from understudy.learn.replay import ReplaySource
 from understudy.nn.policy import Policy
 from understudy.ports import Forgotten, Stored
 from understudy.training.events import Compiling, Guarded, OnEvent, Update
-from understudy.training.follower import ReaderPosition, StoreFollower, place_from_json, stored_chunks
+from understudy.training.follower import (
+    ReaderPosition,
+    StoreFollower,
+    place_from_json,
+    stored_chunks,
+)
 
 IDLE_S = 60.0
 """A session that was silent for this long is taken as ended, if it was heard of since the

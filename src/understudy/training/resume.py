@@ -11,7 +11,7 @@ from typing import Any
 from understudy.core.errors import ConfigError
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
-from understudy.training.choice import GameChoice, choice_of
+from understudy.training.env_info import GameChoice, choice_of
 from understudy.training.folder import RunFolder
 from understudy.training.settings import (
     Resolver,
@@ -85,7 +85,9 @@ def _differences(
 # --- A run that has ended goes on, with more steps or a higher goal -------------------------------
 
 
-def asked_more(facts: Mapping[str, Any], settings: RunSettings, wanted: TrainRequest) -> dict[str, Any]:
+def asked_more(
+    facts: Mapping[str, Any], settings: RunSettings, wanted: TrainRequest
+) -> dict[str, Any]:
     """What is asked of a run beyond what it was begun with: more steps, a higher goal, both or
     nothing."""
     steps = wanted.settings.get("steps")
@@ -143,7 +145,9 @@ def extended(
 # --- What a run's preset file does not hold, read from the files beside it ------------------------
 
 
-def begun_with(choice: GameChoice, wanted: TrainRequest) -> tuple[GameChoice, TrainRequest, Policy | None]:
+def begun_with(
+    choice: GameChoice, wanted: TrainRequest
+) -> tuple[GameChoice, TrainRequest, Policy | None]:
     """What a run begins with: as asked; where the preset lies in a run's folder, what was left out
     is that run's.
 

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from understudy.core.errors import ConfigError, MissingExtra
-from understudy.training.events import EpisodeEnded, Evaluation, Event, OnEvent, Started, Stop, Update
+from understudy.training.events import (
+    EpisodeEnded,
+    Evaluation,
+    Event,
+    OnEvent,
+    Started,
+    Stop,
+    Update,
+)
 
 QUEUE = 4_096
 CLOSE_S = 20.0

@@ -25,7 +25,7 @@ from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
-from understudy.training.choice import GameChoice, EnvInfo, choice_of, look_at
+from understudy.training.env_info import EnvInfo, GameChoice, choice_of, look_at
 from understudy.training.evaluation import AT_THE_END, Judge, held_out_seeds, judge_of
 from understudy.training.events import InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty

@@ -21,7 +21,7 @@ from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
 from understudy.nn.policy import Policy
-from understudy.training.choice import GameChoice
+from understudy.training.env_info import GameChoice
 from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
 from understudy.training.events import (
     CheckpointSaved,
@@ -35,7 +35,7 @@ from understudy.training.events import (
 from understudy.training.folder import RunFolder
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore
-from understudy.training.inline import RunStore, Inline, InlineConfig
+from understudy.training.inline import Inline, InlineConfig, RunStore
 from understudy.training.settings import RunPart, RunSettings
 from understudy.training.training_job import Engine, TrainingJob
 

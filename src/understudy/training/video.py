@@ -17,7 +17,7 @@ from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.log import make_folder, write_file
 from understudy.core.tensors import Array
 from understudy.nn.policy import Policy
-from understudy.training.choice import GameChoice
+from understudy.training.env_info import GameChoice
 
 MAX_FPS = 25
 MAX_SIDE = 400

@@ -11,7 +11,7 @@ from understudy.core.clock import Clock
 from understudy.core.errors import ClaimLost, ConfigError, UnderstudyError, Unreachable
 from understudy.ports import Claim, Position
 from understudy.stores.cassandra.commits import ADMIN, Commit, redo, registered
-from understudy.stores.cassandra.known import Stated
+from understudy.stores.cassandra.lookup import Stated
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Wire
 
 _READ = "SELECT * FROM partitions WHERE partition = ?"

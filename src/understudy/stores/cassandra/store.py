@@ -66,7 +66,14 @@ from understudy.stores.cassandra.commits import (
     registered,
 )
 from understudy.stores.cassandra.keyspace import check, identity, numbers
-from understudy.stores.cassandra.known import STATE, AdminJournal, CassandraLookup, Stated, raws_of, stated
+from understudy.stores.cassandra.lookup import (
+    STATE,
+    AdminJournal,
+    CassandraLookup,
+    Stated,
+    raws_of,
+    stated,
+)
 from understudy.stores.cassandra.partitions import Lease, Outdated, Partitions
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.wire import Row, Statement, Wire, read_options

@@ -26,7 +26,7 @@ from understudy.stores.cassandra.commits import (
     commits_after,
     lasting_s,
 )
-from understudy.stores.cassandra.known import AdminJournal
+from understudy.stores.cassandra.lookup import AdminJournal
 from understudy.stores.cassandra.partitions import Partitions
 from understudy.stores.cassandra.wire import Wire
 
@@ -75,7 +75,9 @@ def read_cursor(cursor: Cursor | None) -> Places:
         return Places()
     try:
         shown, fields = json.loads(cursor)
-        return Places(int(shown), {name: TailPosition(*map(int, place)) for name, place in fields.items()})
+        return Places(
+            int(shown), {name: TailPosition(*map(int, place)) for name, place in fields.items()}
+        )
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
             f"{cursor[:40]!r} is no cursor of a Cassandra store; begin without one"
@@ -196,7 +198,9 @@ class Tailer:
             if head > at:
                 with self._lock:
                     ahead = self._ahead.pop(name, [])
-                sources[name] = _ReadAhead(head, ahead if ahead and ahead[0].number == at + 1 else [])
+                sources[name] = _ReadAhead(
+                    head, ahead if ahead and ahead[0].number == at + 1 else []
+                )
         return sources
 
     def _fill(self, sources: Mapping[str, _ReadAhead], places: Places) -> None:
@@ -208,7 +212,9 @@ class Tailer:
         ]
         found = self.wire.all(
             [
-                commits_after(self.wire, name, places.at.get(name, TailPosition()).commit_no, source.head)
+                commits_after(
+                    self.wire, name, places.at.get(name, TailPosition()).commit_no, source.head
+                )
                 for name, source in empty
             ]
         )
@@ -229,7 +235,9 @@ class Tailer:
                 return TailPosition(source.commits[0].number - 1, 0, place.arrivals)
         return TailPosition(source.head, 0, place.arrivals)
 
-    def _show(self, source: _ReadAhead, place: TailPosition, shown: list[Shown], max_items: int) -> TailPosition:
+    def _show(
+        self, source: _ReadAhead, place: TailPosition, shown: list[Shown], max_items: int
+    ) -> TailPosition:
         """Add a partition's first commit to the page, as much of it as fits; the place behind
         it."""
         commit = source.commits[0]

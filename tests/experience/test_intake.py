@@ -13,8 +13,8 @@ import pytest
 
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.names import game_name, new_session, player_name
-from understudy.experience.door import Intake, create_once, deployment_key, pseudonym
 from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame, data_frame
+from understudy.experience.intake import Intake, create_once, deployment_key, pseudonym
 from understudy.experience.session import (
     AHEAD_S,
     DAY_S,
@@ -149,7 +149,7 @@ def test_the_deployment_key_is_made_once_and_for_its_owner_only(tmp_path):
 
 def test_processes_that_start_at_once_agree_on_the_key(tmp_path):
     script = (
-        "import sys, pathlib; from understudy.experience.door import deployment_key; "
+        "import sys, pathlib; from understudy.experience.intake import deployment_key; "
         "print(deployment_key(pathlib.Path(sys.argv[1])).hex())"
     )
     started = [

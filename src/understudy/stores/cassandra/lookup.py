@@ -138,7 +138,9 @@ def _stored(state: SessionState, one: Arrived) -> SessionState:
 class CassandraLookup:
     """Answers a draft's questions; what is not at hand is read."""
 
-    def __init__(self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, Stated]) -> None:
+    def __init__(
+        self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, Stated]
+    ) -> None:
         self._wire = wire
         self._journal = journal
         self._recent = recent

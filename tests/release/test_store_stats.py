@@ -11,7 +11,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
 from understudy.experience.chunk import By, Chunk, split_chunk
 from understudy.experience.game import game_spec
-from understudy.release.tally import StoreStats
+from understudy.release.store_stats import StoreStats
 from understudy.testing.clock import START_S
 from understudy.training.follower import StoreFollower
 

@@ -144,7 +144,7 @@ def play_key(deployment: Deployment, game: str) -> str:
 
     The game is registered with it, since such a key may not register anything.
     """
-    from understudy.training.choice import (
+    from understudy.training.env_info import (
         GameChoice,
         look_at,
     )  # late: Gymnasium takes a while, and `up` needs none

@@ -24,7 +24,7 @@ from understudy.experience.game import GameSpec
 from understudy.models.keys import Key, Keys
 from understudy.models.registry import Registry
 from understudy.ports import Ack, Stream
-from understudy.serve.bots import ServedBots, PolicyServer
+from understudy.serve.bots import PolicyServer, ServedBots
 from understudy.serve.intake import Admission, Admitted, Appender
 
 T = TypeVar("T")
