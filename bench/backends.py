@@ -1,8 +1,9 @@
 """Measures streams and stores on real servers, beside what the seed's pipeline did with the same
 servers.
 
-    python bench/backends.py             some minutes on two cores; writes bench/results/backends.json
-    python bench/backends.py --quick     a look with less; writes nothing unless --out is given
+    python bench/backends.py            some minutes on two cores; writes
+                                        bench/results/backends.json
+    python bench/backends.py --quick    a look with less; writes nothing unless --out is given
 
 The servers are those of `understudy dev servers`, started here and stopped again. The peer is the
 seed's way, rebuilt from its description: one JSON record a step and call into Kinesis, one row a

@@ -1,8 +1,10 @@
 """Measures the first wing: what a game records, how it reaches the store, how it is read; beside
 its peers.
 
-    python bench/experience.py                  both passes, about seven minutes; writes bench/results/
-    python bench/experience.py --quick          a look, in about a minute; writes nothing unless --out is given
+    python bench/experience.py                  both passes, about seven minutes; writes
+                                                bench/results/
+    python bench/experience.py --quick          a look, in about a minute; writes nothing
+                                                unless --out is given
     python bench/experience.py --only ingest    one measurement
 
 Every measurement runs in a process of its own, twice: as the machine is, and with 10 ms added to

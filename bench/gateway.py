@@ -1,8 +1,10 @@
 """Measures the gateway: a thousand players while the learner trains, the cost of a frame, and news
 for 64 workers.
 
-    python bench/gateway.py             about three minutes on two cores; writes bench/results/gateway.json
-    python bench/gateway.py --quick     a look with fewer players; writes nothing unless --out is given
+    python bench/gateway.py            about three minutes on two cores; writes
+                                       bench/results/gateway.json
+    python bench/gateway.py --quick    a look with fewer players; writes nothing
+                                       unless --out is given
 
 Everything is the real platform in processes of its own, on two cores. Beside it runs a peer: the
 pickle-over-TCP protocol of the seed, rebuilt from its description in a program of its own

@@ -1,8 +1,10 @@
 """Fills a large store with image chunks and measures what its size could spoil; not part of `make
 bench`.
 
-    python bench/large_store.py             20 GB and a million sessions; writes bench/results/large_store.json
-    python bench/large_store.py --quick     1 GB and 50,000 sessions; writes nothing unless --out is given
+    python bench/large_store.py            20 GB and a million sessions; writes
+                                           bench/results/large_store.json
+    python bench/large_store.py --quick    1 GB and 50,000 sessions; writes nothing
+                                           unless --out is given
 
 Opening after a clean close and after kill -9; how soon another process sees what is written, while
 checkpoints run; the write-ahead log under ten readers; giving room back to the file system; the

@@ -164,8 +164,8 @@ MEASURES = {
             notes=(
                 _LOOKS,
                 (
-                    "the target interval counts env steps: with train_freq 256 the target moves once "
-                    "per 256"
+                    "the target interval counts env steps: with train_freq 256 the target moves "
+                    "once per 256"
                 ),
             ),
         ),
@@ -191,8 +191,8 @@ MEASURES = {
             notes=(
                 _LOOKS,
                 (
-                    "RLlib is looked at after each iteration of 4,000 steps; it has no finer place to "
-                    "look"
+                    "RLlib is looked at after each iteration of 4,000 steps; "
+                    "it has no finer place to look"
                 ),
                 "rlox anneals the learning rate and has no schedule for the clip range",
             ),
@@ -215,8 +215,8 @@ MEASURES = {
             goals=(Goal("64 envs: collect", "SB3 DummyVecEnv + predict", 10),),
             notes=(
                 (
-                    "ours makes chunks that are ready to be stored; the peers' loops keep nothing but "
-                    "the observation"
+                    "ours makes chunks that are ready to be stored; "
+                    "the peers' loops keep nothing but the observation"
                 ),
             ),
         ),

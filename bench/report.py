@@ -87,12 +87,15 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Experience: measured",
         "",
-        f"By `bench/experience.py` on {result['date'][:10]}, commit {result['commit']}, {result['scale']} run of "
-        f"{result['seconds']:.0f} s. {facts['cores']} cores of {facts['cpu']} ({facts['architecture']}), "
+        f"By `bench/experience.py` on {result['date'][:10]}, commit {result['commit']}, "
+        f"{result['scale']} run of {result['seconds']:.0f} s. "
+        f"{facts['cores']} cores of {facts['cpu']} ({facts['architecture']}), "
         f"{facts['memory_gib']} GiB, {facts['kernel']}, Python {facts['python']}; "
         + ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
-        + f". Load average {result['load_average_before'][0]} before, {result['load_average_after'][0]} after. "
-        "A shared machine: figures per core are processor time, medians with the lowest and highest round.",
+        + f". Load average {result['load_average_before'][0]} before, "
+        f"{result['load_average_after'][0]} after. "
+        "A shared machine: figures per core are processor time, "
+        "medians with the lowest and highest round.",
     ]
     for name, found in result["passes"].items():
         lines += [

@@ -1,10 +1,12 @@
 """Measures the learner beside its peers: one process, peers in environments of their own, A B A B
 on the same cores.
 
-    python bench/run.py solve-dqn             10 seeds, SB3, SBX and rlox; writes bench/results/learner-solve-dqn.json
+    python bench/run.py solve-dqn             10 seeds, SB3, SBX and rlox; writes
+                                              bench/results/learner-solve-dqn.json
     python bench/run.py replay inference      two measures, one after the other
     python bench/run.py all                   everything, about two hours on two cores
-    python bench/run.py all --quick           a look at everything, in minutes; writes nothing unless --out is given
+    python bench/run.py all --quick           a look at everything, in minutes; writes nothing
+                                              unless --out is given
     python bench/run.py collect --peers sb3   against the peers whose name contains this
     python bench/run.py --calibrate           store this machine's reference, while it is idle
 

@@ -195,8 +195,8 @@ def _learning(found: dict[str, Any]) -> str:
             "episodes, IQM over seeds"
         ),
         (
-            "with its 95 % interval; *solved*: an evaluation while training reached the goal, and so "
-            "did 100 episodes on"
+            "with its 95 % interval; *solved*: an evaluation while training reached the goal, "
+            "and so did 100 episodes on"
         ),
         "env seeds that no evaluation before had used):",
         "",
@@ -223,8 +223,8 @@ def _learner(results: list[dict[str, Any]]) -> str:
     rows = [
         f"The learner beside its peers (`bench/run.py`, {days}, commits {commits}; medians of",
         (
-            "alternating rounds, ratio of medians with its 95 % interval; a goal is met by the lower "
-            "end; here are the"
+            "alternating rounds, ratio of medians with its 95 % interval; "
+            "a goal is met by the lower end; here are the"
         ),
         (
             "goals, the whole times, and where we lose; every row: "

@@ -1,9 +1,10 @@
 """Spark ingest for a cluster: what spark-submit is given.
 
-    spark-submit --master spark://HOST:7077 scripts/submit_ingest.py --data D --stream kinesis://STREAM \\
-        --store cassandra://HOST/KEYSPACE
+    spark-submit --master spark://HOST:7077 scripts/submit_ingest.py --data D \\
+        --stream kinesis://STREAM --store cassandra://HOST/KEYSPACE
 
-Takes the flags of `understudy ingest`; the master is spark-submit's. See docs/spark.md for what the machines need.
+Takes the flags of `understudy ingest`; the master is spark-submit's. See docs/spark.md for what the
+machines need.
 """
 
 import os

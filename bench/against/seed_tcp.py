@@ -6,8 +6,10 @@ EvalResultsMsg; the answer is a pickled PolicyMsg. Whoever can reach such a port
 learner, which is why ours speaks another protocol. This file is only ever run as a program, on
 loopback, by `bench/gateway.py`; nothing imports it.
 
-    python bench/against/seed_tcp.py serve              one line of JSON with the port; ends with its standard input
-    python bench/against/seed_tcp.py load PORT COUNT    COUNT rollouts of 512 steps, eight workers at a time
+    python bench/against/seed_tcp.py serve              one line of JSON with the port; ends with
+                                                        its standard input
+    python bench/against/seed_tcp.py load PORT COUNT    COUNT rollouts of 512 steps, eight workers
+                                                        at a time
     python bench/against/seed_tcp.py fetch PORT COUNT   COUNT workers ask for the policy at once
 """
 

@@ -25,7 +25,7 @@ SLOPE = np.array([0.0, 0.2, 1.0, 0.6])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--episodes", type=int, default=10_000, help="how many to play")
     parser.add_argument("--seconds", type=float, default=600.0, help="when to stop at the latest")
     parser.add_argument(

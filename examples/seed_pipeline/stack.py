@@ -21,7 +21,7 @@ UNDERSTUDY = [sys.executable, "-m", "understudy.cli.main"]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--seconds", default="240", help="how long the client plays at most")
     parser.add_argument("--until", default="150", help="stop at this mean return of the bot")
     parser.add_argument("--plot", default="returns.png", help="where the client draws its returns")

@@ -1,6 +1,6 @@
 """The Algorithm port: what a learner hands to an algorithm, and what comes back.
 
-    chunks ─► replay or rollout ─► update(state, batch, knobs) ─► state ─► policy ─► actors and games
+    chunks ─► replay or rollout ─► update(state, batch, knobs) ─► state ─► policy ─► actors, games
 
 An algorithm is a frozen dataclass of two fields, `Name(game, config)`, whose methods are pure JAX
 functions: same arguments, same bits. It holds no data, does no I/O and knows no loop. What travels

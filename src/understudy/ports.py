@@ -1,6 +1,7 @@
 """The whole system on one page: who hands what to whom. Read this first.
 
-    game ─ Recorder ─ spool ─► Link ─► (door) ─► Stream ─► ingest ─► ExperienceStore ─► tail ─► replay ─► learner
+    game ─ Recorder ─ spool ─► Link ─► (door) ─► Stream ─► ingest ─► ExperienceStore
+        ─► tail ─► replay ─► learner
 
 A port has at most six methods and a contract test in `understudy.testing` that every adapter
 passes. Positions and cursors are opaque text: keep them, hand them back, never take them apart.

@@ -11,8 +11,8 @@ from tests.cli.platforms import wait_for
 
 PHONES = [(390, 844), (320, 568), (568, 320)]
 CUT = """() => {
-  const inside = (inner, outer) => inner.left >= outer.left && inner.right <= outer.right && inner.top >= outer.top
-    && inner.bottom <= outer.bottom;
+  const inside = (inner, outer) => inner.left >= outer.left && inner.right <= outer.right
+    && inner.top >= outer.top && inner.bottom <= outer.bottom;
   const box = (id) => document.getElementById(id).getBoundingClientRect();
   return ["message", "detail", "start", "quietly"].filter((id) => !inside(box(id), box("stage")));
 }"""

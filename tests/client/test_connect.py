@@ -485,7 +485,9 @@ def test_leaving_the_program_closes_the_game(tmp_path):
                 print([int(frame.kind) for frame in self.frames])
 
         def begin():
-            game = understudy.connect("my-game", obs=2, actions=3, link=Telling(), spool=sys.argv[1])
+            game = understudy.connect(
+                "my-game", obs=2, actions=3, link=Telling(), spool=sys.argv[1]
+            )
             return game.episode(player="anna")
 
         ep = begin()

@@ -504,8 +504,11 @@ def test_a_place_to_record_to_is_said_once(tmp_path, monkeypatch):
 def test_nothing_is_loaded_and_nobody_is_called_before_there_is_something_to_send(tmp_path):
     script = f"""
 import sys, threading, understudy
-game = understudy.connect("my-game", obs=2, actions=3, url="https://a.example", key="uk_x", spool={str(tmp_path)!r})
-print(threading.active_count(), sorted({{"urllib3", "cryptography", "ssl", "understudy.streams"}} & set(sys.modules)))
+game = understudy.connect(
+    "my-game", obs=2, actions=3, url="https://a.example", key="uk_x", spool={str(tmp_path)!r}
+)
+heavy = {{"urllib3", "cryptography", "ssl", "understudy.streams"}}
+print(threading.active_count(), sorted(heavy & set(sys.modules)))
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (ran.stdout.strip(), ran.stderr) == ("1 []", "")
@@ -520,7 +523,8 @@ from understudy.client.http import HttpLink
 from understudy.client.connect import Address
 from understudy.core.errors import LinkFailed
 
-link, together, found = HttpLink(Address("http://127.0.0.1:9", "uk_x"), "pong"), threading.Barrier(2), []
+link = HttpLink(Address("http://127.0.0.1:9", "uk_x"), "pong")
+together, found = threading.Barrier(2), []
 
 def ask(call):
     together.wait()

@@ -158,9 +158,8 @@ def policy_of(made: Case, seed: int) -> Policy:
     network = NetworkSpec(inputs, trunk, heads)
     weights = random_weights(network, np.random.default_rng(seed))
     for name, array in weights.items():
-        if (
-            array.ndim == 2
-        ):  # as large as those of a network that has learned: outputs stay near 1 however wide it is
+        # As large as those of a network that has learned: outputs stay near 1 however wide it is.
+        if array.ndim == 2:
             weights[name] = array * np.float32(min(1.0, 2 / np.sqrt(len(array))))
     return Policy(game, network, weights, head_for(game, kind), stack=stack, version=7)
 

@@ -14,7 +14,9 @@ from understudy.experience.frame import FrameKind
 
 CONNECT = """async ([key, spec]) => {
   const { connect } = await import("/static/understudy.js");
-  window.game = await connect("cart", { url: location.origin, key, spec, consent: "granted", lingerS: 0.01 });
+  window.game = await connect("cart", {
+    url: location.origin, key, spec, consent: "granted", lingerS: 0.01,
+  });
   return window.game.stats().adopted;
 }"""
 PLAY = """async () => {
@@ -26,7 +28,8 @@ PLAY = """async () => {
 }"""
 
 ADOPTED = """async () => {
-  for (let at = 0; at < 200 && !game.stats().adopted; at++) await new Promise((resolve) => setTimeout(resolve, 100));
+  for (let at = 0; at < 200 && !game.stats().adopted; at++)
+    await new Promise((resolve) => setTimeout(resolve, 100));
   return game.stats().adopted;
 }"""
 
@@ -80,7 +83,8 @@ class Polls:
 
 
 def test_many_tabs_send_at_once_and_all_get_a_new_bot_while_one_of_them_waits_for_it(
-    tmp_path: Path, browser: Any
+    tmp_path: Path,
+    browser: Any,  # noqa: F811
 ):
     with running(tmp_path) as gateway:
         spec = gateway.register(CART)

@@ -1,7 +1,8 @@
 """From a real recorder to a learner's batch: what is drawn is what happened, bit for bit, and
 nothing else is.
 
-    recorder ─► spool ─► link ─► stream ─► ingest ─► store ─► StoreView.tail ─► FromStore ─► replay ─► batch
+    recorder ─► spool ─► link ─► stream ─► ingest ─► store
+        ─► StoreView.tail ─► FromStore ─► replay ─► batch
 
 Random games are recorded through the real client and cut into chunks at random. Some chunks are
 lost on the way, some come twice or late, while a learner follows the store. Every observation

@@ -17,7 +17,8 @@ import os, pathlib, pytest
 
 @pytest.mark.parametrize("at", range(8))
 def test_it(at):
-    (pathlib.Path(__file__).parent / f"{os.environ['PYTEST_XDIST_WORKER']}-{pathlib.Path(__file__).stem}").touch()
+    here = pathlib.Path(__file__)
+    (here.parent / f"{os.environ['PYTEST_XDIST_WORKER']}-{here.stem}").touch()
 """
 
 

@@ -4,7 +4,8 @@ stopped at the end.
 A server that cannot be had here skips its tests by name and reason. Instead of one of ours, another
 may be given:
 
-    UNDERSTUDY_TEST_CASSANDRA=host:port   UNDERSTUDY_TEST_CASSANDRA_CREDENTIALS=file    (also _KAFKA, _KINESIS, _S3)
+    UNDERSTUDY_TEST_CASSANDRA=host:port   UNDERSTUDY_TEST_CASSANDRA_CREDENTIALS=file
+    (also _KAFKA, _KINESIS, _S3)
 """
 
 import os

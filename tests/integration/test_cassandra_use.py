@@ -238,7 +238,7 @@ def test_commits_that_ran_out_by_themselves_are_no_damage(
     desk.store.close()
 
 
-def test_what_ran_out_before_the_time_to_live_was_changed_is_no_damage_and_what_is_lost_afterwards_is(
+def test_what_ran_out_before_the_time_to_live_changed_is_no_damage_and_what_is_lost_later_is(
     brief: Keyspace, rng: np.random.Generator
 ) -> None:
     clock = ManualClock(time.time())

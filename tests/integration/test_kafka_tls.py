@@ -21,7 +21,8 @@ from understudy.testing.streams import read_all, sample_frames
 kafka_admin: Any = confluent_kafka.admin
 TOPIC = "plays"
 _SETTINGS = """
-listener.name.client.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.client.scram-sha-512.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required;
 ssl.keystore.type=PEM
 ssl.keystore.location={folder}/broker.pem
 ssl.truststore.type=PEM

@@ -19,7 +19,8 @@ RETRY_S = 120.0
 def new_url(server: Any, *, endpoint: str = "") -> str:
     return (
         f"kinesis://made-{uuid.uuid4().hex[:12]}?region={server.credentials['region']}"
-        f"&endpoint={endpoint or server.url}&credentials={server.credentials_file}&retry_s={RETRY_S}"
+        f"&endpoint={endpoint or server.url}&credentials={server.credentials_file}"
+        f"&retry_s={RETRY_S}"
     )
 
 

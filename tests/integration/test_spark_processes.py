@@ -127,7 +127,7 @@ def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
     )
 
 
-def test_a_role_that_is_interrupted_beside_its_parent_while_spark_starts_hears_nothing_and_leaves_nothing(
+def test_a_role_interrupted_beside_its_parent_while_spark_starts_hears_and_leaves_nothing(
     process: Process,
 ):
     """As Ctrl-C in a terminal, which reaches every process; the parent then asks its roles to
@@ -297,8 +297,8 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
         (
             "spark://127.0.0.1:9",
             (
-                "the stream is in the data folder (stream.url), which workers of spark://127.0.0.1:9 "
-                "have not"
+                "the stream is in the data folder (stream.url), "
+                "which workers of spark://127.0.0.1:9 have not"
             ),
         ),
     ],

@@ -32,7 +32,10 @@ def call():
         warnings.simplefilter("always")
         jax.jit(program)(x)
     (entry,) = folder.glob("jit_program-*-cache")
-    told.append([sum("persistent compilation cache" in str(one.message) for one in caught), entry.stat().st_size > 100])
+    told.append([
+        sum("persistent compilation cache" in str(one.message) for one in caught),
+        entry.stat().st_size > 100,
+    ])
     return entry
 entry = call()
 entry.write_bytes(entry.read_bytes()[:100])

@@ -71,7 +71,7 @@ def values(learner: Learner, states: Any) -> Any:
     return learner.current().outputs({"obs": np.asarray(states)})["q"]
 
 
-# --- One state, reward 1, truncated at 10: worth 10, for ever; the ten rewards that were seen come to 6.5
+# --- One state, reward 1, truncated at 10: worth 10, for ever; the ten rewards seen come to 6.5
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -369,7 +369,9 @@ from understudy.backends.deployment import open_deployment
 log_to_stderr()
 config = msgspec.json.decode(sys.argv[2], type=LearnerServiceConfig)
 data = DataFolder(Path(sys.argv[1]))
-raise SystemExit(learner_process.learn(data, open_deployment(data).registry, config, stop_with_parent()))
+raise SystemExit(
+    learner_process.learn(data, open_deployment(data).registry, config, stop_with_parent())
+)
 """
 """The role's process, which can import neither gymnasium nor the games nor the actors."""
 

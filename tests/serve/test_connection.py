@@ -127,7 +127,8 @@ def test_a_body_that_was_refused_has_its_time_and_then_the_connection_serves_on(
     connection.close()
     connection = connect(gateway)
     connection.sendall(
-        b"POST /v1/games/cart/frames HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v1/games/cart/frames HTTP/1.1\r\nHost: localhost\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
     )
     assert b"401 Unauthorized" in answer(connection)
     assert drip(connection, [b"1\r\nx\r\n"] * 500) < BODY_S + LATE_S

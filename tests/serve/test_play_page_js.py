@@ -36,7 +36,9 @@ const send = (target, kind, facts) => {
   return event.defaultPrevented;
 };
 const touch = (target, kind, pointerId, clientY, more = {}) =>
-  send(target, kind, { pointerId, clientX: 0, clientY, button: 0, isPrimary: pointerId === 1, ...more });
+  send(target, kind, {
+    pointerId, clientX: 0, clientY, button: 0, isPrimary: pointerId === 1, ...more,
+  });
 const key = (kind, code, more = {}) => send(document, kind, { code, key: code, ...more });
 """
 """A court and two buttons without a browser."""
@@ -55,13 +57,16 @@ def test_wherever_a_finger_rests_the_paddle_comes_to_rest(modules: Path):
           for (let decision = 0; decision < 60; decision++) {
             const move = inputs.take(court.left / rally.HEIGHT);
             moves.push(move);
-            for (let frame = 0; frame < rally.FRAMES; frame++)
-              court = { ...rally.frame({ ...court, x: 2000, y: 1500, speedX: 1, speedY: 0 }, move, 0) };
+            for (let frame = 0; frame < rally.FRAMES; frame++) {
+              const held = { ...court, x: 2000, y: 1500, speedX: 1, speedY: 0 };
+              court = { ...rally.frame(held, move, 0) };
+            }
           }
           touch(canvas, "pointerup", 1, 0);
           inputs.take(0.5);
           const wanted = Math.min(2752, Math.max(320, at));
-          if (moves.slice(20).some(Boolean) || Math.abs(court.left - wanted) > 90) restless.push(at);
+          if (moves.slice(20).some(Boolean) || Math.abs(court.left - wanted) > 90)
+            restless.push(at);
         }
         console.log(JSON.stringify(restless));
     """,
@@ -85,7 +90,10 @@ def test_no_key_stays_held_by_a_modifier_a_blur_or_a_pause(modules: Path):
         send(window, "blur", {}); see();
         key("keydown", "KeyS"); see();
         inputs.release(); see();
-        const prevented = [key("keydown", "ArrowUp"), (isOn = false, inputs.release(), key("keydown", "ArrowUp"))];
+        const prevented = [
+          key("keydown", "ArrowUp"),
+          (isOn = false, inputs.release(), key("keydown", "ArrowUp")),
+        ];
         see();
         console.log(JSON.stringify({ got, prevented }));
     """,
@@ -134,7 +142,8 @@ const open = (name, key) => {
   return { page, consent: new Consent({ key, storage, page, onChange }) };
 };
 const tell = (to, key) => to.page.dispatchEvent(Object.assign(new Event("storage"), { key }));
-const [one, other, elsewhere] = [open("one", "uk_a"), open("other", "uk_a"), open("elsewhere", "uk_b")];
+const [one, other] = [open("one", "uk_a"), open("other", "uk_a")];
+const elsewhere = open("elsewhere", "uk_b");
 """
 
 
@@ -151,7 +160,8 @@ def test_consent_that_another_tab_takes_back_is_obeyed_at_once(modules: Path):
         tell(elsewhere, other.consent.name);
         shelf.clear();
         tell(one, null);
-        console.log(JSON.stringify({ heard, between, is: one.consent.isGiven, isOpen: one.consent.isOpen }));
+        const { isGiven, isOpen } = one.consent;
+        console.log(JSON.stringify({ heard, between, is: isGiven, isOpen }));
     """,
     )
     assert got["between"]
@@ -174,7 +184,9 @@ def test_consent_is_obeyed_before_it_is_kept_and_a_full_storage_keeps_no_old_yes
         isFull = true;
         one.consent.say(false);
         const later = open("later", "uk_a").consent;
-        console.log(JSON.stringify({ heard, is: one.consent.isGiven, later: [later.isGiven, later.isOpen] }));
+        console.log(JSON.stringify({
+          heard, is: one.consent.isGiven, later: [later.isGiven, later.isOpen],
+        }));
     """,
     )
     assert got["heard"] == [["one", True, []], ["one", False, ["on"]]]
@@ -189,7 +201,9 @@ def test_another_deployment_is_asked_anew(modules: Path):
         + """
         one.consent.say(true);
         const [same, another] = [open("same", "uk_a").consent, open("another", "uk_b").consent];
-        console.log(JSON.stringify([same.isGiven, another.isGiven, another.isOpen, one.consent.name]));
+        console.log(JSON.stringify([
+          same.isGiven, another.isGiven, another.isOpen, one.consent.name,
+        ]));
     """,
     )
     assert got[:3] == [True, False, True]
@@ -202,16 +216,22 @@ def test_a_bot_draws_and_remembers_alike_with_and_without_a_recording(modules: P
         """
         import { model } from "./opponents.js";
         const looked = [];
-        const policy = { stack: 3, act: (seen, how) => (looked.push([seen.map((one) => one[0]), how]), 2),
-                         rank: (seen) => seen.map((one) => one[0]) };
+        const policy = {
+          stack: 3,
+          act: (seen, how) => (looked.push([seen.map((one) => one[0]), how]), 2),
+          rank: (seen) => seen.map((one) => one[0]),
+        };
         const bot = { name: "rally/3", policy };
         const quiet = model(bot);
         for (const x of [1, 2, 3, 4]) quiet.decide({ episode: null, obs: [x] });
         const [told, recorded] = [[], model(bot)];
         const episode = { act: (obs) => (told.push(obs[0]), 1) };
         for (const x of [5, 6]) recorded.decide({ episode, obs: [x] });
-        recorded.decide({ episode: null, obs: [7] });  // consent was taken back in the middle of the serve
-        console.log(JSON.stringify({ looked, told, ranked: recorded.rank([7]), bot: recorded.bot.name }));
+        // Consent was taken back in the middle of the serve.
+        recorded.decide({ episode: null, obs: [7] });
+        console.log(JSON.stringify({
+          looked, told, ranked: recorded.rank([7]), bot: recorded.bot.name,
+        }));
     """,
     )
     drawn = {"deterministic": False}
@@ -229,8 +249,12 @@ def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
         import { champion } from "./opponents.js";
         let number = 0;
         const acted = [], notes = [];
-        const bot = (name) => ({ name, policy: { stack: 1, act: () => (acted.push(name), 1), rank: () => [] } });
-        const platform = { cast: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; } };
+        const bot = (name) => ({
+          name, policy: { stack: 1, act: () => (acted.push(name), 1), rank: () => [] },
+        });
+        const platform = {
+          cast: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; },
+        };
         const match = new Match({ opponent: () => champion(platform), record: () => null,
           hear: (event) => event.kind === "cast" && notes.push(event.name), random: () => 0.5 });
         for (let at = 0; at < 100000 && !match.isOver; at++) match.frame({ take: () => 0 });
@@ -247,8 +271,10 @@ def test_a_canary_in_the_champions_place_says_that_it_is_on_trial(modules: Path)
         modules,
         """
         import { champion } from "./opponents.js";
-        const cast = (name) => champion({ bot: "rally/1", cast: () => (name ? { name, policy: {} } : null) });
-        console.log(JSON.stringify(["rally/1", "rally/2", ""].map(cast).map(({ name, label }) => [name, label])));
+        const cast = (name) =>
+          champion({ bot: "rally/1", cast: () => (name ? { name, policy: {} } : null) });
+        const found = ["rally/1", "rally/2", ""].map(cast);
+        console.log(JSON.stringify(found.map(({ name, label }) => [name, label])));
     """,
     )
     assert got == [
@@ -266,11 +292,19 @@ def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules
         import { champion } from "./opponents.js";
         const calls = [], said = [];
         let isBroken = true;
-        const policy = { stack: 1, act: () => { if (isBroken) throw new Error("broken"); return 1; }, rank: () => [] };
-        const episode = (seat) => ({ acted: () => {}, reward: () => {}, end: () => calls.push([seat, "end"]),
-          act: () => policy.act(), cancel: () => calls.push([seat, "cancel"]) });
-        const match = new Match({ opponent: () => champion({ cast: () => ({ name: "rally/1", policy }) }),
-          record: (seat) => episode(seat), hear: () => {}, random: () => 0.5 });
+        const policy = {
+          stack: 1,
+          act: () => { if (isBroken) throw new Error("broken"); return 1; },
+          rank: () => [],
+        };
+        const episode = (seat) => ({
+          acted: () => {}, reward: () => {}, end: () => calls.push([seat, "end"]),
+          act: () => policy.act(), cancel: () => calls.push([seat, "cancel"]),
+        });
+        const match = new Match({
+          opponent: () => champion({ cast: () => ({ name: "rally/1", policy }) }),
+          record: (seat) => episode(seat), hear: () => {}, random: () => 0.5,
+        });
         const first = () => match.points[0] + match.points[1] === 0;
         for (let at = 0; at < 100000 && !match.isOver; at++) {
           try { match.frame({ take: () => 0 }); } catch (error) { said.push(match.stumble()); }
@@ -293,7 +327,8 @@ def test_a_model_that_arrives_after_another_was_chosen_does_not_play(modules: Pa
         """
         import { Choice } from "./opponents.js";
         const waiting = {};
-        const fetched = (number) => new Promise((resolve, reject) => (waiting[number] = { resolve, reject }));
+        const fetched = (number) =>
+          new Promise((resolve, reject) => (waiting[number] = { resolve, reject }));
         const choice = new Choice(fetched);
         const give = (number) => waiting[number].resolve({ name: `rally/${number}`, policy: {} });
         const told = [], see = () => told.push(choice.bot?.name ?? "");
@@ -315,8 +350,11 @@ def test_a_model_that_arrives_after_another_was_chosen_does_not_play(modules: Pa
 PLATFORM = """
 const box = () => {
   const kept = new Map();
-  return { getItem: (name) => kept.get(name) ?? null, setItem: (name, text) => void kept.set(name, text),
-           removeItem: (name) => void kept.delete(name) };
+  return {
+    getItem: (name) => kept.get(name) ?? null,
+    setItem: (name, text) => void kept.set(name, text),
+    removeItem: (name) => void kept.delete(name),
+  };
 };
 for (const name of ["localStorage", "sessionStorage"])
   Object.defineProperty(globalThis, name, { value: box(), configurable: true });
@@ -361,8 +399,11 @@ def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modul
         PLATFORM
         + """
         const { readFileSync } = await import("node:fs");
-        const [rally, cartpole, other] = JSON.parse(readFileSync(new URL("given.json", import.meta.url)));
-        const fitting = [[rally, Match], [cartpole, Balance], [other, Match], [cartpole, Match], [null, Match]];
+        const given = readFileSync(new URL("given.json", import.meta.url));
+        const [rally, cartpole, other] = JSON.parse(given);
+        const fitting = [
+          [rally, Match], [cartpole, Balance], [other, Match], [cartpole, Match], [null, Match],
+        ];
         const asked = [];
         globalThis.fetch = async (address, { signal }) => {
           asked.push([address, signal instanceof AbortSignal]);
@@ -373,7 +414,9 @@ def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modul
         await platform.connect();
         const { state } = platform;
         const said = sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 });
-        console.log(JSON.stringify({ fits: fitting.map(([spec, Play]) => fits(spec, Play)), asked, state, said }));
+        console.log(JSON.stringify({
+          fits: fitting.map(([spec, Play]) => fits(spec, Play)), asked, state, said,
+        }));
     """,
     )
     assert got["fits"] == [True, True, False, False, False]
@@ -388,8 +431,10 @@ def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
         PLATFORM
         + """
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
-        const well = { recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "",
-                       stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0 };
+        const well = {
+          recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "",
+          stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0,
+        };
         const away = "unreachable: nobody answers";
         const told = [{}, { lastFollowError: away }, { lastError: away, waiting: 3 },
                       { lastError: away }, { stopped: "revoked_key: it was" }, { badInputs: 2 },
@@ -430,7 +475,8 @@ AbortSignal.timeout = (ms) => timeout.call(AbortSignal, ms / 100);
 await import("./offline.js");
 const ask = (pathname, answer) => new Promise((resolve) => {
   globalThis.fetch = (request, { signal }) => (signals.push(signal), answer(signal));
-  heard.fetch({ request: { method: "GET", url: location.origin + pathname }, respondWith: resolve });
+  const request = { method: "GET", url: location.origin + pathname };
+  heard.fetch({ request, respondWith: resolve });
 });
 """
 
@@ -442,10 +488,15 @@ def test_a_gateway_that_does_not_begin_to_answer_is_given_up_and_a_slow_answer_i
         modules,
         KEEPER
         + """
-        const silence = (signal) => new Promise((_, reject) => signal.addEventListener("abort", () => reject("away")));
+        const silence = (signal) => new Promise((_, reject) =>
+          signal.addEventListener("abort", () => reject("away")));
         const told = [await ask("/play", async () => ({ status: 200 }))];
         await new Promise((done) => wait(done, 200));  // its body may take as long as it likes
-        told.push(signals[0].aborted, await ask("/play", async () => ({ status: 502 })), await ask("/play", silence));
+        told.push(
+          signals[0].aborted,
+          await ask("/play", async () => ({ status: 502 })),
+          await ask("/play", silence),
+        );
         console.log(JSON.stringify(told));
     """,
     )

@@ -67,12 +67,14 @@ const episode = (name) => ({
 });
 let drawn = 1;
 const match = new Match({
-  opponent: () => script("strong"), random: () => (drawn = (drawn * 16807) % 2147483647) / 2147483647,
+  opponent: () => script("strong"),
+  random: () => (drawn = (drawn * 16807) % 2147483647) / 2147483647,
   record: (seat, facts) => (calls.push(["note", seat, facts]), episode(seat ? "other" : "person")),
   hear: (event) => events.push(event.kind),
 });
 for (let at = 0; at < 100000 && !match.isOver; at++) match.frame({ take: () => 0 });
-console.log(JSON.stringify({ calls, events, points: match.points, words: match.words, summary: match.summary }));
+const { points, words, summary } = match;
+console.log(JSON.stringify({ calls, events, points, words, summary }));
 """
 
 

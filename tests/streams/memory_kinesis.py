@@ -108,7 +108,10 @@ class MemoryKinesis:
         return {"Shards": found[start : start + self._page], **more}
 
     def put_records(
-        self, *, StreamName: str, Records: Sequence[Mapping[str, Any]]
+        self,
+        *,
+        StreamName: str,  # noqa: N803
+        Records: Sequence[Mapping[str, Any]],  # noqa: N803
     ) -> Mapping[str, Any]:
         self._count("put_records")
         assert len(Records) <= 500

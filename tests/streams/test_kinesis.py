@@ -271,7 +271,7 @@ def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_
     assert table.read(wait_s=10.0).records == []
 
 
-def test_a_read_says_up_to_when_everything_was_read_by_no_clock_but_ours_and_durations_of_the_server():
+def test_a_read_says_up_to_when_all_was_read_by_our_clock_and_durations_of_the_server_alone():
     table = Table()
     frames = sample_frames(6)
     skew_s = 3600.0

@@ -169,7 +169,9 @@ class SummaryWriter:
 class Run:
     def log(self, numbers, step): log(numbers, step)
     def finish(self): log("close")
-def init(project, group, name, dir, config): log("open", project, group, name, config["seed"]); return Run()
+def init(project, group, name, dir, config):
+    log("open", project, group, name, config["seed"])
+    return Run()
 """,
     "mlflow": """
 def set_tracking_uri(uri): log("open", uri)

@@ -27,7 +27,7 @@ from understudy.nn.policy import Policy
 Flags = NDArray[np.bool_]
 
 
-class EpisodeEnded(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """An episode that ended during a collect; `env` counts over all actors of a run."""
 
     env: int
@@ -42,7 +42,7 @@ class Collected:
     they did."""
 
     chunks: list[Chunk]
-    episodes: list[EpisodeEnded]
+    episodes: list[PlayedEpisode]
     env_steps: int
 
 
@@ -220,7 +220,7 @@ class Actor:
         self._standing, returns, lengths = count(tape.reward, tape.ended, self._standing)
         envs = (tape.ends.env + self.env_index0).tolist()
         episodes = list(
-            map(EpisodeEnded, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended())
+            map(PlayedEpisode, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended())
         )
         return Collected(chunks, episodes, tape.steps * self.num_envs)
 

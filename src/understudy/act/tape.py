@@ -1,7 +1,8 @@
 """Tape: what an actor's envs did during one collect, a row of all envs per time step; cut into
 chunks at its end.
 
-    time-major [steps, envs] ─► rows of env 0 | rows of env 1 | ...   each: steps, and a row behind every end or cut
+    time-major [steps, envs] ─► rows of env 0 | rows of env 1 | ...
+                                each: steps, and a row behind every end or cut
 
 All columns move by the same index arithmetic, so that a chunk is a set of views and costs no loop
 over its steps.
@@ -278,7 +279,8 @@ def count(
     return after, returns[in_time], lengths[in_time]
 
 
-# --- First priorities, computed where the steps are made: |n-step return + discounted value - value of the action|
+# --- First priorities, computed where the steps are made:
+#     |n-step return + discounted value - value of the action|
 
 
 def best_value(q: Array, legal: Array | None) -> Array:

@@ -166,7 +166,8 @@ def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) 
             ran = background.stop(name, place, erases=erase)
         if ran or names:
             out.print(
-                f"  {name:<11}{'stopped' if ran else 'did not run'}{', data erased' if erase else ''}"
+                f"  {name:<11}{'stopped' if ran else 'did not run'}"
+                f"{', data erased' if erase else ''}"
             )
         return {"stopped": ran}
 

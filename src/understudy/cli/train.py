@@ -327,7 +327,7 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
     algorithms = {}
     for name in [algorithm] if algorithm else sorted(ALGORITHMS):
         one: Any = described(name) if name in ALGORITHMS else algorithm_class(name)
-        says = (one.__doc__ or "").strip().partition("\n")[0]
+        says = " ".join((one.__doc__ or "").strip().partition("\n\n")[0].split())
         algorithms[name] = {
             "says": says,
             "config": _settings_of(one.Config),

@@ -1,7 +1,8 @@
 """Bots in the game: the last good ones from the disk at once, newer ones as they come, each checked
 before it plays.
 
-    link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden ─► disk ─► on stage
+    link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden
+        ─► disk ─► on stage
 
 Nothing here ever makes a game wait: a decision reads one attribute, and a thread that begins with
 the first decision does the rest. What is kept for the next start lies in a folder that several

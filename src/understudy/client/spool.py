@@ -2,7 +2,8 @@
 
     SPOOL/TAG/SESSION/.lock           held while a process owns the session
                       session.json    player, game, schema and spec
-                      acked           the number and steps below which all is done; the next number; steps so far
+                      acked           the number and steps below which all is done; the next
+                                      number; steps so far
                       00000001.log    framed entries: steps, steps so far, frame
 
 Nothing here is synced: a killed game loses nothing that was spooled, a power cut may. Files are

@@ -12,10 +12,13 @@ UnderstudyError
 ├── Locked             another process holds the folder (operator)
 ├── StorageFull        no room; nothing was acknowledged (operator, retry helps)
 ├── StorageFailed      the disk refused; reopen to recover (operator)
-│   └── Unreachable    a stream or store elsewhere did not answer; nothing was acknowledged (operator, retry helps)
+│   └── Unreachable    a stream or store elsewhere did not answer; nothing was acknowledged
+│                      (operator, retry helps)
 ├── Corrupt            stored bytes that fail their checksum (operator)
-├── LinkFailed         the platform was not reached, or took nothing of a request (operator, retry helps)
-├── ServerFailed       a server for tests and development could not be fetched, started or asked (operator)
+├── LinkFailed         the platform was not reached, or took nothing of a request
+│                      (operator, retry helps)
+├── ServerFailed       a server for tests and development could not be fetched, started or asked
+│                      (operator)
 ├── GameFailed         an env that raised, or gave what does not fit its spaces (the game's author)
 ├── LearningFailed     a run that cannot go on, whatever was restored (caller)
 └── Closed             used after close (caller)

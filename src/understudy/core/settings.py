@@ -1,7 +1,7 @@
 """Settings: frozen dataclasses whose fields say what they mean, read from one chain of sources for
 every part.
 
-    flag or argument  >  UNDERSTUDY_GATEWAY_PORT  >  UNDERSTUDY_GATEWAY_PORT_FILE  >  TOML file  >  default
+    flag or argument > UNDERSTUDY_GATEWAY_PORT > UNDERSTUDY_GATEWAY_PORT_FILE > TOML file > default
 
 The type of a setting is that of its default. A field whose default is another such dataclass is a
 table of its own.

@@ -1,8 +1,9 @@
 """Signed documents: facts with an Ed25519 signature, checked before anything in them is believed.
 
-    {"entry": {...}, "key_id": "16 hex", "signature": "base64"}      signature over PREFIX + canonical_json(entry)
+    {"entry": {...}, "key_id": "16 hex", "signature": "base64"}
 
-`cryptography` is loaded when a signature is first made or checked, not by importing this module.
+The signature is over PREFIX + canonical_json(entry). `cryptography` is loaded when a signature is
+first made or checked, not by importing this module.
 """
 
 import base64

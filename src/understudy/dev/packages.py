@@ -48,13 +48,16 @@ _LIST = "files.json"
 _FETCH_S = 1800.0
 _SHOWN_LINES = 8
 _ERROR = re.compile(
-    r"\[ERROR\] (?!To see|Re-run|For more|\[Help)\S|npm (?:error|ERR!) (?! *at |A complete log)\S|go: "
+    r"\[ERROR\] (?!To see|Re-run|For more|\[Help)\S"
+    r"|npm (?:error|ERR!) (?! *at |A complete log)\S"
+    r"|go: "
 )
 """A line that says what went wrong, among those that do not."""
 _POM = """\
 <project>
   <modelVersion>4.0.0</modelVersion>
-  <groupId>understudy.dev</groupId> <artifactId>server</artifactId> <version>1</version> <packaging>pom</packaging>
+  <groupId>understudy.dev</groupId> <artifactId>server</artifactId> <version>1</version>
+  <packaging>pom</packaging>
   <dependencies>{dependencies}</dependencies>
 </project>
 """

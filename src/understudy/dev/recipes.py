@@ -245,7 +245,8 @@ inter.broker.listener.name=CLIENT
 controller.listener.names=CONTROLLER
 sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
-listener.name.client.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+listener.name.client.plain.sasl.jaas.config=\
+org.apache.kafka.common.security.plain.PlainLoginModule required \
 username="{username}" password="{password}" user_{username}="{password}";
 log.dirs=data
 offsets.topic.replication.factor=1
@@ -263,7 +264,9 @@ auto.create.topics.enable=false
 """
 _LOG4J = """\
 <Configuration status="WARN">
-  <Appenders><Console name="OUT"><PatternLayout pattern="%d %-5level %c{1}: %m%n"/></Console></Appenders>
+  <Appenders>
+    <Console name="OUT"><PatternLayout pattern="%d %-5level %c{1}: %m%n"/></Console>
+  </Appenders>
   <Loggers><Root level="INFO"><AppenderRef ref="OUT"/></Root></Loggers>
 </Configuration>
 """
@@ -350,7 +353,8 @@ def _ask_kafka(place: ServerFolder) -> None:
 _LOOPBACK = """\
 const net = require('net'), listen = net.Server.prototype.listen
 net.Server.prototype.listen = function (port, ...rest) {
-  if (typeof port !== 'number' && typeof port !== 'string') return listen.call(this, { ...port, host: 'HOST' }, ...rest)
+  if (typeof port !== 'number' && typeof port !== 'string')
+    return listen.call(this, { ...port, host: 'HOST' }, ...rest)
   if (typeof rest[0] === 'string') rest.shift()
   return listen.call(this, Number(port), 'HOST', ...rest)
 }

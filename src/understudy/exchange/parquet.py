@@ -1,10 +1,13 @@
 """Parquet: one row for each step, and the game's spec in the file's metadata; written, and read
 back bit for bit.
 
-    session, chunk_no, step      which step it is; `episode` counts the episodes of a session within the file
-    kind, consent, client, note  what its chunk said; `note` is the episode's, as JSON, and `model` is repeated from it
+    session, chunk_no, step      which step it is; `episode` counts the episodes of a session
+                                 within the file
+    kind, consent, client, note  what its chunk said; `note` is the episode's, as JSON, and `model`
+                                 is repeated from it
     obs, action, reward, …       the chunk's own columns, under their own names
-    next_obs, next_legal         the observation and mask behind the step, exact also where an episode ends or is cut
+    next_obs, next_legal         the observation and mask behind the step, exact also where an
+                                 episode ends or is cut
 
 A column that a chunk did not bring is null in its rows.
 """

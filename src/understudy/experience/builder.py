@@ -4,7 +4,7 @@ into blocks.
 A block is closed rows on their way from the game's thread to the sender, which encodes them as
 frames and gives the columns back to their pool.
 
-    begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next obs) ─► act ... ─► finish(last obs) | cut
+    begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next) ─► act ... ─► finish(last) | cut
              └────── decide(obs, action) ──────┘        └─ closes the step before
 
 The row at `_at` is empty, staged (an observation waits for a decision) or open (a decision waits

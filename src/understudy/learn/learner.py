@@ -1,7 +1,8 @@
 """The learner: turns what a source holds into weights, many updates per compiled call, and guards
 them.
 
-    insert(chunk) ─► source ─► draw ─► one compiled scan of updates ─► feedback ─► publish ─► policy of a version
+    insert(chunk) ─► source ─► draw ─► one compiled scan of updates ─► feedback
+        ─► publish ─► policy of a version
 
 It knows no algorithm by name. Inside the scan an update that is not finite leaves the state as it
 was; outside, the rows that spoiled it are traced to their chunks, which are named and taken out of

@@ -1,6 +1,6 @@
 """The replay a learner samples: the host form, in NumPy and numba.
 
-    insert(chunk) ─► ring of rows ─► draw(k) ─► batches[k, ...] ─► feedback(rows, stamps, priorities)
+    insert(chunk) ─► ring of rows ─► draw(k) ─► batches[k, …] ─► feedback(rows, stamps, priorities)
 
 Each observation is kept once. A row's return, discount factor and reach are computed when it
 enters, so that a draw is a look-up. Which rows may be sampled, and what leaves when, is decided by
@@ -429,7 +429,8 @@ class Limiter:
             )
 
 
-# --- A learner's source: batches for one compiled call, and what came of them; the other source is `RolloutQueue`
+# --- A learner's source: batches for one compiled call, and what came of them;
+#     the other source is `RolloutQueue`
 
 
 _REPLAY_STREAM = 2

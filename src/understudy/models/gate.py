@@ -1,6 +1,6 @@
 """The gate: what must be true of a model before players meet it, decided by one pure function.
 
-    evidence (checks, returns of the candidate and of the champion) ─► verdict: promote, wait or reject
+    evidence (checks, returns of candidate and champion) ─► verdict: promote, wait or reject
 
 Whoever calls gathers the evidence: from a simulator all at once, or from live play as it comes.
 """

@@ -1,6 +1,7 @@
 """Keys: who may do what, shared by every gateway of a deployment; only hashes are kept.
 
-uk_<id>_<secret>      the id names the key, the secret is 256 random bits, so a plain SHA-256 of it is enough
+uk_<id>_<secret>      the id names the key; the secret is 256 random bits, so a plain SHA-256
+                      of it is enough
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 release.
 
     blobs/SHA256.safetensors        policies, written and read back before anything names them
-    registry/GAME/NNNNNNNNNN.json   the game's journal: takeover, release and point entries, each signed
+    registry/GAME/NNNNNNNNNN.json   the game's journal: signed takeover, release and point entries
     games/GAME/SCHEMA.json          game specs
     trust/KEYID.txt                 public keys of those who signed models
 

@@ -1,13 +1,15 @@
 """Heads: how a network's outputs become actions, as data, in NumPy; `learn/networks.py` does the
 same in JAX.
 
-| kind | reads | noise [batch, ...] | action |
-| --- | --- | --- | --- |
-| argmax | q | none | the largest |
-| epsilon_greedy | q | uniform [1 + n] | the largest, or any legal one where the first number is below epsilon |
-| categorical | logits | Gumbel [n] | one by its probability |
-| gaussian_clipped | mean, log_std | normal [size] | mean + std * noise, clipped, from ±1 to low..high |
-| gaussian_tanh | mean, log_std | normal [size] | mean + std * noise through tanh, from ±1 to low..high |
+    kind              reads          noise [batch, ...]  action
+    argmax            q              none                the largest
+    epsilon_greedy    q              uniform [1 + n]     the largest, or any legal one where the
+                                                         first number is below epsilon
+    categorical       logits         Gumbel [n]          one by its probability
+    gaussian_clipped  mean, log_std  normal [size]       mean + std * noise, clipped,
+                                                         from ±1 to low..high
+    gaussian_tanh     mean, log_std  normal [size]       mean + std * noise through tanh,
+                                                         from ±1 to low..high
 
 Noise is passed in, so that NumPy and JAX give the same action and logp. Where a Box has an open
 end, gaussian_clipped takes the number as it is and clips it to the end there is.

@@ -1,11 +1,14 @@
 """Backup and restore: store, models, keys and secrets as one folder, made while the platform runs
 and proved after.
 
-DIR/backup.json           what is in it, with the SHA-256 of every file; written last, so without it there is no backup
-DIR/store/                as of one moment after the backup was asked for; nothing that was stored before is missing
+DIR/backup.json           what is in it, with the SHA-256 of every file; written last, so without it
+                          there is no backup
+DIR/store/                as of one moment after the backup was asked for; nothing that was stored
+                          before is missing
 DIR/models/               specs, keys and models; journals are copied before the policies they name
 DIR/key, signing.key      secrets: whoever has them can speak for the deployment
-DIR/backends.json         where its stream, store and models were; those elsewhere are named, only models are copied
+DIR/backends.json         where its stream, store and models were; those elsewhere are named, only
+                          models are copied
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Gatekeeper: takes a candidate from its release to champion or to nothing, and says why.
 
-    release ─► checks in a clean process ─► canary ─► live returns beside the champion's ─► champion, or cleared
+    release ─► checks in a clean process ─► canary ─► live returns beside the champion's
+                                        │                └─► champion, or cleared
                                         └─► the first bot: champion at once
 
 Everything it knows between two calls is in the registry and the store, so the next learner goes on

@@ -1,7 +1,8 @@
 """The closed loop in a minute: people play, a learner that has no game learns from them, and its
 bots play with them.
 
-    people ─► client ─► gateway ─► stream ─► ingest ─► store ─► learner ─► registry ─► gate ─► the next bot plays
+    people ─► client ─► gateway ─► stream ─► ingest ─► store ─► learner
+        ─► registry ─► gate ─► the next bot plays
 
 Every part is the real one, in processes of its own. What the loop promises is measured at its end:
 the first and the last bot on the same held-out seeds, and every acknowledgement against the stored

@@ -51,32 +51,38 @@ CREATE TABLE head (
   id INTEGER PRIMARY KEY CHECK (id = 1), store BLOB NOT NULL, next_arrival INTEGER NOT NULL,
   next_quarantine INTEGER NOT NULL, next_session INTEGER NOT NULL, pruned_below INTEGER NOT NULL,
   pruned_before_s INTEGER NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE positions (partition TEXT PRIMARY KEY, position TEXT, crc INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE claims (partition TEXT PRIMARY KEY, epoch INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE positions (
+  partition TEXT PRIMARY KEY, position TEXT, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE claims (
+  partition TEXT PRIMARY KEY, epoch INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE schemas (
-  id INTEGER PRIMARY KEY, game TEXT NOT NULL, schema TEXT UNIQUE NOT NULL, spec BLOB, crc INTEGER NOT NULL);
+  id INTEGER PRIMARY KEY, game TEXT NOT NULL, schema TEXT UNIQUE NOT NULL, spec BLOB,
+  crc INTEGER NOT NULL);
 CREATE TABLE sessions (
   id INTEGER PRIMARY KEY, session BLOB UNIQUE NOT NULL, player BLOB NOT NULL, game TEXT NOT NULL,
   last_received INTEGER NOT NULL, state BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE INDEX sessions_by_player ON sessions (player);
 CREATE TABLE frames (
-  arrival INTEGER PRIMARY KEY, session INTEGER, chunk_no INTEGER, gone INTEGER NOT NULL, kind INTEGER NOT NULL,
-  fate INTEGER NOT NULL, event INTEGER NOT NULL, received INTEGER NOT NULL, schema INTEGER NOT NULL,
-  first_step INTEGER NOT NULL, n_steps INTEGER NOT NULL, body_crc INTEGER NOT NULL, body_len INTEGER NOT NULL,
-  crc INTEGER NOT NULL);
+  arrival INTEGER PRIMARY KEY, session INTEGER, chunk_no INTEGER, gone INTEGER NOT NULL,
+  kind INTEGER NOT NULL, fate INTEGER NOT NULL, event INTEGER NOT NULL, received INTEGER NOT NULL,
+  schema INTEGER NOT NULL, first_step INTEGER NOT NULL, n_steps INTEGER NOT NULL,
+  body_crc INTEGER NOT NULL, body_len INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE UNIQUE INDEX frames_by_key ON frames (session, chunk_no, gone);
 CREATE INDEX frames_by_age ON frames (received) WHERE fate = 0;
 CREATE INDEX frames_by_event ON frames (event) WHERE event > 0;
 CREATE TABLE bodies (arrival INTEGER PRIMARY KEY, raw BLOB NOT NULL);
 CREATE TABLE events (
-  arrival INTEGER PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, player BLOB, crc INTEGER NOT NULL);
+  arrival INTEGER PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, player BLOB,
+  crc INTEGER NOT NULL);
 CREATE TABLE forgotten_sessions (digest BLOB PRIMARY KEY, crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE erasures (
-  arrival INTEGER PRIMARY KEY, player BLOB NOT NULL, sessions_below INTEGER NOT NULL, crc INTEGER NOT NULL);
+  arrival INTEGER PRIMARY KEY, player BLOB NOT NULL, sessions_below INTEGER NOT NULL,
+  crc INTEGER NOT NULL);
 CREATE TABLE quarantine (
-  id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL, parked INTEGER NOT NULL, received REAL NOT NULL,
-  game TEXT NOT NULL, session BLOB NOT NULL, chunk_no INTEGER NOT NULL, body_crc INTEGER NOT NULL, player BLOB NOT NULL,
-  replayed INTEGER NOT NULL, crc INTEGER NOT NULL, raw BLOB NOT NULL);
+  id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL, parked INTEGER NOT NULL,
+  received REAL NOT NULL, game TEXT NOT NULL, session BLOB NOT NULL, chunk_no INTEGER NOT NULL,
+  body_crc INTEGER NOT NULL, player BLOB NOT NULL, replayed INTEGER NOT NULL,
+  crc INTEGER NOT NULL, raw BLOB NOT NULL);
 CREATE INDEX quarantine_by_key ON quarantine (session, chunk_no);
 """
 # frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique

@@ -65,6 +65,7 @@ from understudy.stores.view import (
     STORED,
     FrameRow,
     LocalLookup,
+    StoreCounters,
     StoreView,
     read_head,
 )
@@ -754,7 +755,7 @@ def _marks(count: int) -> str:
 
 _ADD_FRAME = f"INSERT INTO frames VALUES ({_marks(len(FrameRow._fields))})"
 _PUT_FRAME = f"REPLACE INTO frames VALUES ({_marks(len(FrameRow._fields))})"
-_PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(Head._fields) + 2)})"
+_PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(StoreCounters._fields) + 2)})"
 _PUT_QUARANTINED = f"REPLACE INTO quarantine VALUES ({_marks(13)})"
 _PUT_SESSION = (
     f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET game = "

@@ -1,8 +1,8 @@
 """Reading the embedded store.
 
-`StoreView` looks at it from any process, while its writer writes, forgets or dies; a transaction of
-it lasts one page, since an older one would keep SQLite's write-ahead log from being reused. `LocalLookup`
-is what the writer asks before a commit.
+`StoreView` reads it from any process, while its writer writes, forgets or dies. A read transaction
+lasts one page, since an older one would keep SQLite's write-ahead log from being reused.
+`LocalLookup` is what the writer asks before a commit.
 """
 
 import sqlite3

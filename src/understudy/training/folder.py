@@ -1,7 +1,8 @@
 """A run's folder: what was asked, where it stands, what came of it.
 
 RUN/run.json               game, seed, wrappers, when it was made and with what
-RUN/preset.toml            every setting; with the game, the seed and the files beside it, it makes the run again
+RUN/preset.toml            every setting; with the game, the seed and the files beside it, it makes
+                           the run again
 RUN/checkpoints/           where a killed run goes on
 RUN/store/                 what its actors played, when a replay must be filled again
 RUN/network.json           only where a network was given by its spec

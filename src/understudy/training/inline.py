@@ -1,6 +1,6 @@
 """The inline engine: actor and learner in one process, in turns.
 
-    round:  collect (actor) ─► insert ─► updates while the limiter lets them pass ─► publish ─► next round
+    round:  collect (actor) ─► insert ─► updates while the limiter allows ─► publish ─► next round
 
 Deterministic: in lock-step, a round is a pure function of the round before, so a run that is killed
 and resumed ends with the same bits. Asynchronous: the actor plays ahead in a thread of its own

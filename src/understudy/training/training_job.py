@@ -1,6 +1,7 @@
 """TrainingJob: an engine with its checkpoints, the same for a run and for the learner service.
 
-FOLDER/000000004096.safetensors     a checkpoint, named by the steps it was taken at; the newest that reads is the one
+FOLDER/000000004096.safetensors     a checkpoint, named by the steps it was taken at;
+                                    the newest that reads is the one
 
 Killed at any moment it resumes from its newest checkpoint: with the same weights, rows and place in
 its data.

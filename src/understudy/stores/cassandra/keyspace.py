@@ -2,8 +2,8 @@
 address.
 
 meta        what holds for the whole store; its row `quarantine_id` only by compare-and-set
-partitions  one row per partition: who may write it, how far it is committed; only by compare-and-set
-registry    numbers that only rise, by kind and name: how far each partition may be read, among others
+partitions  one row each: who may write it, how far it is committed; only by compare-and-set
+registry    numbers that only rise, by kind and name, such as how far each partition may be read
 commits     what arrived, one row per commit of a partition
 chunks      the bytes of frames, stored or quarantined, by their hash
 sessions    what is known of a session, and a row per number: stored under it, or quarantined

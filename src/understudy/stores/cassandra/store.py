@@ -4,9 +4,11 @@ compare-and-set.
 A batch is written as bytes and facts that are not seen yet, the compare-and-set that makes them
 count, then the rest:
 
-1. frames, and the commit's row             keyed so that a crash or a late write leaves nothing to undo
+1. frames, and the commit's row             keyed so that a crash or a late write
+                                            leaves nothing to undo
 2. the partition: commit number, position   only under the claim's epoch
-3. sessions, numbers, players, quarantine   derived from the commit; the next claim repeats it after a crash
+3. sessions, numbers, players, quarantine   derived from the commit; the next claim
+                                            repeats it after a crash
 
 What comes from no stream (forgetting, quarantine by hand, replays) is decided by admin commits.
 Writers are held still while one is made (`AdminLock`): no batch counts that was decided without it.
