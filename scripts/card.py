@@ -72,8 +72,10 @@ class Collector:
 
     def _passed(self, name: str, report: pytest.TestReport) -> None:
         counted: list[dict[str, Any]] = [
-            value for key, value in report.user_properties if key == "card"
-        ]  # type: ignore[misc]
+            value
+            for key, value in report.user_properties
+            if key == "card"  # type: ignore[misc]
+        ]
         for at, one in enumerate(counted):
             # Its seconds are shown once, at its first claim.
             self._line(**one, seconds=0.0 if at else report.duration)

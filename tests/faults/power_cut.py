@@ -149,8 +149,9 @@ class Disk:
             assert change.added is not None
             folder, name = change.added
             self._settle(
-                lambda one, folder=folder, name=name: one.touches(folder, name), up_to=change
-            )  # type: ignore[misc]
+                lambda one, folder=folder, name=name: one.touches(folder, name),
+                up_to=change,  # type: ignore[misc]
+            )
 
     def sync_folder(self, folder: Node) -> None:
         self.syncs += 1

@@ -29,10 +29,10 @@ def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
         writer = start_writer(data, tmp_path, rng)
         try:
             wait_until(
-                lambda w=writer: bool(w.latest) or w.exit_code is not None,
+                lambda w=writer: bool(w.latest) or w.exit_code is not None,  # type: ignore[misc]
                 timeout_s=60,
                 what="the first turn",
-            )  # type: ignore[misc]
+            )
             tailer = tailer or start("tests.faults.tailer", f"{data.store}:{seen}")
             time.sleep(rng.uniform(0.0, 0.8))
             assert writer.exit_code is None, writer.errors

@@ -82,10 +82,10 @@ def engine(
     events = [] if heard is None else heard
     return Inline(
         learner,
-        actor,
+        actor,  # type: ignore[arg-type]
         config=InlineConfig(steps=1000, collect=N, **how),
         history=history,
-        on_event=events.append,  # type: ignore[arg-type]
+        on_event=events.append,
     )
 
 

@@ -76,9 +76,9 @@ def training(
         Rounds(),
         run,
         part,
-        judge=judge,
+        judge=judge,  # type: ignore[arg-type]
         until=GOAL,
-        on_event=None if heard is None else heard.append,  # type: ignore[arg-type]
+        on_event=None if heard is None else heard.append,
         extensions=extensions,
     )
 

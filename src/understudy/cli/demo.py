@@ -135,8 +135,8 @@ def demo(
         env_id=game,
         people=players,
         max_seconds=seconds,
-        kill=kill,
-        seed=seed,  # type: ignore[arg-type]
+        kill=kill,  # type: ignore[arg-type]
+        seed=seed,
         backends=Backends(stream=stream, store=store, models=models, ingest=ingest),
     )
     out = Console(

@@ -206,8 +206,8 @@ class BotJudge:
 def shares(found: Estimate) -> Estimate:
     """A mean return of 1 for a point and -1 for one lost, as the share of points."""
     return Estimate(
-        *(None if end is None else (1 + end) / 2 for end in (found.value, found.low, found.high))
-    )  # type: ignore[arg-type]
+        *(None if end is None else (1 + end) / 2 for end in (found.value, found.low, found.high))  # type: ignore[arg-type]
+    )
 
 
 # --- What it has shown ----------------------------------------------------------------------------
