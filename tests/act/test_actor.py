@@ -103,8 +103,11 @@ def replay_by_hand(
                 assert notes[row].seed == seed
             for name, value in flat(game, obs).items():
                 assert columns[name][row].tobytes() == value.astype(columns[name].dtype).tobytes()
-            if game.has_legal:
-                assert columns["legal"][row].tolist() == info["action_mask"].astype(bool).tolist()
+            if game.has_action_mask:
+                assert (
+                    columns["action_mask"][row].tolist()
+                    == info["action_mask"].astype(bool).tolist()
+                )
             if kind == RowKind.STEP:
                 action = columns["action"][row]
                 obs, reward, terminated, truncated, info = env.step(action)
@@ -145,16 +148,18 @@ def test_logp_and_raw_action_are_the_policys_own(make: Any, kind: str):
         columns = chunk.columns
         steps = columns["row"] == RowKind.STEP
         obs = {name: columns[name][steps] for name in game.obs_columns}
-        legal = columns["legal"][steps] if game.has_legal else None
+        action_mask = columns["action_mask"][steps] if game.has_action_mask else None
         outputs = policy.outputs(obs)
         if kind == "epsilon_greedy":
             epsilon = np.float32([0.1, 0.6][env])
-            best = policy.head.sample(outputs, None, legal=legal, deterministic=True).action
-            n_legal = game.discrete.n if legal is None else legal.sum(1)  # type: ignore[union-attr]
+            best = policy.head.sample(
+                outputs, None, action_mask=action_mask, deterministic=True
+            ).action
+            n_valid = game.discrete.n if action_mask is None else action_mask.sum(1)  # type: ignore[union-attr]
             is_best = columns["action"][steps] - game.discrete.start == best  # type: ignore[union-attr]
             np.testing.assert_allclose(
                 columns["logp"][steps],
-                np.log(epsilon / n_legal + (1 - epsilon) * is_best),
+                np.log(epsilon / n_valid + (1 - epsilon) * is_best),
                 1e-4,
                 1e-6,
             )
@@ -219,8 +224,8 @@ def test_deterministic_play_takes_the_best_action():
     for chunk in actor.collect(policy, 30, round_no=0, deterministic=True).chunks:
         steps = chunk.columns["row"] == RowKind.STEP
         obs = {"obs": chunk.columns["obs"][steps]}
-        legal = chunk.columns["legal"][steps]
-        best = np.where(legal, policy.outputs(obs)["logits"], -np.inf).argmax(1)
+        action_mask = chunk.columns["action_mask"][steps]
+        best = np.where(action_mask, policy.outputs(obs)["logits"], -np.inf).argmax(1)
         assert (chunk.columns["action"][steps] + 1 == best).all()
 
 
@@ -250,7 +255,11 @@ def test_first_priorities_are_the_n_step_errors_of_the_chunk(make: Any, n: int):
     for chunk in [chunk for one in collect(actor, policy, [30, 4, 1]) for chunk in one.chunks]:
         columns = chunk.columns
         q = policy.outputs({"obs": columns["obs"]})["q"]
-        best = np.where(columns["legal"], q, -np.inf).max(1) if game.has_legal else q.max(1)
+        best = (
+            np.where(columns["action_mask"], q, -np.inf).max(1)
+            if game.has_action_mask
+            else q.max(1)
+        )
         for start in np.flatnonzero(columns["row"] == RowKind.STEP).tolist():
             returns, factor, following = walked(columns, start, n=n, discount=0.9)
             target = returns + (factor * best[following] if factor else 0.0)

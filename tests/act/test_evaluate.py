@@ -20,7 +20,7 @@ def by_hand(policy: Policy, env: Any, seed: int) -> float:
     (obs, info), player, total, ended = env.reset(seed=seed), policy.player(), 0.0, False
     player.reset()
     while not ended:
-        action = player.act(obs, legal=info.get("action_mask"))
+        action = player.act(obs, action_mask=info.get("action_mask"))
         obs, reward, terminated, truncated, info = env.step(action)
         total = total + float(reward)
         ended = terminated or truncated

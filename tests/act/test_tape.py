@@ -17,7 +17,7 @@ from understudy.core.errors import ConfigError
 )
 def test_episodes_are_counted_across_collects(seed: int, num_envs: int, collects: list[int]):
     rng = np.random.default_rng(seed)
-    standing = EpisodeProgress(np.zeros(num_envs), np.zeros(num_envs, np.int64))
+    progress = EpisodeProgress(np.zeros(num_envs), np.zeros(num_envs, np.int64))
     total = [0.0] * num_envs
     length = [0] * num_envs
     for steps in collects:
@@ -34,11 +34,11 @@ def test_episodes_are_counted_across_collects(seed: int, num_envs: int, collects
                     length[env] = 0
         given_reward = reward.copy()
         given_ended = ended.copy()
-        standing, returns, lengths = count(reward, ended, standing)
+        progress, returns, lengths = count(reward, ended, progress)
         assert (reward == given_reward).all(), "the caller's tape was changed"
         assert (ended == given_ended).all()
         assert list(zip(returns.tolist(), lengths.tolist(), strict=True)) == wanted
-        assert (standing.return_.tolist(), standing.length.tolist()) == (total, length)
+        assert (progress.return_.tolist(), progress.length.tolist()) == (total, length)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 12))
@@ -73,8 +73,8 @@ def test_where_a_mask_allows_nothing_every_action_counts():
     q = np.array(
         [[[1.0, 5.0, 3.0], [-2.0, -9.0, -4.0]], [[0.0, -1e25, 7.0], [1.0, 2.0, 3.0]]], np.float32
     )
-    legal = np.array([[[0, 0, 0], [0, 1, 1]], [[0, 0, 0], [1, 0, 0]]], np.bool_)
-    assert best_value(q, legal).tolist() == [[5.0, -4.0], [7.0, 1.0]]
+    action_mask = np.array([[[0, 0, 0], [0, 1, 1]], [[0, 0, 0], [1, 0, 0]]], np.bool_)
+    assert best_value(q, action_mask).tolist() == [[5.0, -4.0], [7.0, 1.0]]
 
 
 def test_a_network_without_action_values_is_refused():

@@ -107,8 +107,8 @@ def test_frame_skip_stops_where_the_episode_ends():
 
 
 def test_the_game_of_envs_says_whether_it_has_masks():
-    assert game_of(make_envs(MaskedEnv, 2)).has_legal
-    assert not game_of(make_envs("CartPole-v1", 1)).has_legal
+    assert game_of(make_envs(MaskedEnv, 2)).has_action_mask
+    assert not game_of(make_envs("CartPole-v1", 1)).has_action_mask
     assert game_of(make_envs(MixedEnv, 2)).game == "MixedEnv"
     assert game_of(make_envs(MixedEnv, 2), name="mine").game == "mine"
 

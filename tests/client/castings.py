@@ -10,7 +10,7 @@ from tests.act.policies import random_policy
 from tests.client.fakes import MemoryLink
 from understudy.core.signed import Signer, public_key_text
 from understudy.experience.game import GameSpec, game_spec
-from understudy.models.catalogue import casting
+from understudy.models.catalogue import live_models
 from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
@@ -63,4 +63,6 @@ class Platform:
     def tell(self, *, share: float = 0.2) -> None:
         now = self.registry.catalogue("my-game")
         champion, canary = (now.aliases.get(alias) for alias in ("champion", "canary"))
-        self.link.casting = casting(now, champion, canary, trust=self.trust, canary_share=share)
+        self.link.live_models = live_models(
+            now, champion, canary, trust=self.trust, canary_share=share
+        )

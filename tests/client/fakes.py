@@ -60,9 +60,9 @@ class MemoryLink:
         self.refuses: Any = None
         self.retry_after_s: float | None = None
         self.is_closed = False
-        self.keep_share = 1.0
+        self.recording_rate = 1.0
         self.skipped_steps = self.n_polls = 0
-        self.casting: LiveModels | None = None
+        self.live_models: LiveModels | None = None
         self.policies: dict[int, bytes] = {}
 
     def register(self, spec: GameSpec) -> None:
@@ -97,7 +97,11 @@ class MemoryLink:
         self.n_polls += 1
         if self.is_down:
             raise LinkFailed("unreachable", "down")
-        return self.casting if self.casting is not None and self.casting.number > after else None
+        return (
+            self.live_models
+            if self.live_models is not None and self.live_models.number > after
+            else None
+        )
 
     def policy(self, model_no: int) -> bytes:
         return self.policies[model_no]

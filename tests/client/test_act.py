@@ -161,14 +161,14 @@ def test_without_a_bot_any_action_is_taken_and_told_as_a_scripts(tmp_path):
 
 
 def test_only_legal_actions_are_taken_with_and_without_a_bot(tmp_path):
-    spec = game_spec("my-game", obs=2, actions=3, has_legal=True)
+    spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     platform, game = playing(tmp_path, spec=spec)
-    legal = [True, False, True]
+    action_mask = [True, False, True]
     ep = game.episode(player="ada")
-    assert {ep.act(OBS, legal=legal) for _ in range(100)} == {0, 2}
+    assert {ep.act(OBS, action_mask=action_mask) for _ in range(100)} == {0, 2}
     platform.release(constant_policy(1, spec))
     game._bots.step()
-    assert {ep.act(OBS, legal=legal) for _ in range(50)} <= {0, 2}
+    assert {ep.act(OBS, action_mask=action_mask) for _ in range(50)} <= {0, 2}
     assert {ep.act(OBS) for _ in range(50)} == {1}
     ep.end()
     game.close()
@@ -207,10 +207,10 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "shape": (([0.0] * 3,), {}),
     "nan": (([np.nan, 0.0],), {}),
     "no numbers": ((object(),), {}),
-    "mask": ((OBS,), {"legal": [True, False]}),
-    "nothing legal": ((OBS,), {"legal": [False] * 3}),
+    "mask": ((OBS,), {"action_mask": [True, False]}),
+    "nothing legal": ((OBS,), {"action_mask": [False] * 3}),
     "otherwise": ((OBS,), {"otherwise": 7}),
-    "illegal otherwise": ((OBS,), {"otherwise": 0, "legal": [False, True, True]}),
+    "illegal otherwise": ((OBS,), {"otherwise": 0, "action_mask": [False, True, True]}),
 }
 
 
@@ -226,7 +226,7 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(
     tmp_path, what, has_bot
 ):
-    spec = game_spec("my-game", obs=2, actions=3, has_legal=True)
+    spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     platform, game = playing(tmp_path, constant_policy(1, spec) if has_bot else None, spec=spec)
     arguments, keywords = BAD[what]
     with pytest.raises(Refused):
@@ -247,13 +247,13 @@ def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(
 
 
 def test_a_legal_mask_picks_what_is_returned_for_bad_input(tmp_path):
-    spec = game_spec("my-game", obs=2, actions=3, has_legal=True)
+    spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     _, game = playing(tmp_path, constant_policy(1, spec), spec=spec)
     for _ in range(20):
         ep = game.episode(player="ada")
         ep.act(OBS)
         game._tolerance.warned = True
-        assert ep.act([np.nan, 0], legal=[False, False, True]) == 2
+        assert ep.act([np.nan, 0], action_mask=[False, False, True]) == 2
 
 
 def test_after_the_end_the_bot_still_answers_and_nothing_is_recorded(tmp_path):

@@ -85,21 +85,23 @@ SABOTAGES = {
     "wrong hash": lambda link: link.policies.update({2: link.policies[1]}),
     "truncated": lambda link: link.policies.update({2: link.policies[2][:-1]}),
     "not a policy": lambda link: link.policies.update({2: b"no"}),
-    "changed pointer": lambda link: _put(link, champion=changed(link.casting.champion, number=999)),
+    "changed pointer": lambda link: _put(
+        link, champion=changed(link.live_models.champion, number=999)
+    ),
     "changed release": lambda link: _put(
-        link, champion_release=changed(link.casting.champion_release, epoch=77)
+        link, champion_release=changed(link.live_models.champion_release, epoch=77)
     ),
     "release missing": lambda link: _put(link, champion_release=None),
     "pointer missing": lambda link: _put(link, champion=None),
-    "another's pointer": lambda link: _put(link, champion=link.casting.champion_release),
+    "another's pointer": lambda link: _put(link, champion=link.live_models.champion_release),
     "no document": lambda link: _put(link, champion="{"),
     "no object": lambda link: _put(link, champion="[]"),
 }
 
 
 def _put(link: MemoryLink, **facts) -> None:
-    assert link.casting is not None
-    link.casting = dataclasses.replace(link.casting, **facts)
+    assert link.live_models is not None
+    link.live_models = dataclasses.replace(link.live_models, **facts)
 
 
 @pytest.mark.parametrize("how", SABOTAGES)
@@ -143,13 +145,13 @@ def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
 def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
-    old = platform.link.casting
+    old = platform.link.live_models
     platform.release(constant_policy(2))
     bots = bots_of(platform.link, tmp_path)
     bots.cast()
     bots.step()
     assert old is not None
-    platform.link.casting = dataclasses.replace(old, number=1000)
+    platform.link.live_models = dataclasses.replace(old, number=1000)
     bots.step()
     assert name(bots) == "my-game/2"
     assert "old_bot" in bots.last_error

@@ -216,7 +216,7 @@ BAD = [
     (lambda ep: ep.acted(obs(1), 3), "not_in_space"),
     (lambda ep: ep.acted(obs(1), "up"), "not_in_space"),
     (lambda ep: ep.acted(obs(1), 0.5), "bad_dtype"),
-    (lambda ep: ep.acted(obs(1), 0, legal=[True, True, True]), "bad_columns"),
+    (lambda ep: ep.acted(obs(1), 0, action_mask=[True, True, True]), "bad_columns"),
     (lambda ep: ep.acted(obs(1), 0, by="ghost"), "bad_by"),
     (lambda ep: ep.acted("text", 0), "bad_dtype"),
     (lambda ep: ep.acted(obs(1), 0, frames="many"), "bad_input"),
@@ -286,13 +286,13 @@ def test_strict_always_raises_and_a_good_call_may_follow(tmp_path):
 
 
 def test_an_illegal_action_is_bad_input(tmp_path):
-    game = client(MemoryLink(), tmp_path, has_legal=True, strict=True)
+    game = client(MemoryLink(), tmp_path, has_action_mask=True, strict=True)
     ep = game.episode(player="anna")
-    ep.acted(obs(0), 1, legal=[False, True, False])
-    with pytest.raises(Refused, match="illegal_action"):
-        ep.acted(obs(1), 0, legal=[False, True, False])
+    ep.acted(obs(0), 1, action_mask=[False, True, False])
+    with pytest.raises(Refused, match="invalid_action"):
+        ep.acted(obs(1), 0, action_mask=[False, True, False])
     with pytest.raises(Refused, match="bad_shape"):
-        ep.acted(obs(1), 0, legal=[True, True])
+        ep.acted(obs(1), 0, action_mask=[True, True])
     game.close()
 
 
@@ -338,7 +338,7 @@ def test_an_episode_without_a_decision_leaves_nothing(tmp_path):
             ConfigError,
             "actions, max_episode_steps",
         ),
-        ({"spec": SPEC, "has_legal": False}, ConfigError, "has_legal"),
+        ({"spec": SPEC, "has_action_mask": False}, ConfigError, "has_action_mask"),
         ({"game": "x", "spec": SPEC}, ConfigError, "'my-game'"),
     ],
 )
@@ -405,7 +405,7 @@ def test_keywords_go_before_the_config_and_shape_the_spec(tmp_path):
         "my-game",
         obs=2,
         actions=3,
-        has_legal=True,
+        has_action_mask=True,
         max_episode_steps=9,
         kind="actor",
         strict=True,
@@ -414,7 +414,7 @@ def test_keywords_go_before_the_config_and_shape_the_spec(tmp_path):
         spool=tmp_path,
         config=config,
     ) as game:
-        assert (game.spec.has_legal, game.spec.max_episode_steps) == (True, 9)
+        assert (game.spec.has_action_mask, game.spec.max_episode_steps) == (True, 9)
         used = game._config
         assert (used.kind, used.strict, used.sender.linger_s, used.clock) == (
             "actor",

@@ -216,7 +216,7 @@ class Masked(Script):
 
 def test_action_masks_from_info_are_recorded(tmp_path):
     link = MemoryLink()
-    spec = spec_from_gymnasium(Masked([2], [False]), game="masked", has_legal=True)
+    spec = spec_from_gymnasium(Masked([2], [False]), game="masked", has_action_mask=True)
     game = client(link, tmp_path, spec=spec)
     env = record(Masked([2], [False]), game)
     env.reset()
@@ -225,7 +225,7 @@ def test_action_masks_from_info_are_recorded(tmp_path):
     env.close()
     game.close()
     (frames,) = link.by_session().values()
-    assert chunks(frames)[0].columns["legal"].tolist() == [
+    assert chunks(frames)[0].columns["action_mask"].tolist() == [
         [True, False, True, False],
         [False, True, False, True],
         [False, True, False, True],

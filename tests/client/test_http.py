@@ -152,7 +152,7 @@ def test_the_share_a_gateway_asks_for_is_heard(tmp_path):
         for _ in range(20):
             play(game, 100)
         assert game.flush()
-        assert game.stats().keep_share < 0.05
+        assert game.stats().recording_rate < 0.05
         for _ in range(200):
             play(game)
         assert game.stats().skipped_steps > 800
@@ -251,11 +251,11 @@ def test_acks_are_told_one_by_one():
     later = {"accepted": False, "refused": None, "retry_after_s": 3.0, "error": "busy"}
     never = {"accepted": False, "refused": "too_large: no", "retry_after_s": 0.0, "error": ""}
     with scripted() as server:
-        server.say(200, {"acks": [ACK, later, never], "keep_share": 0.25})
+        server.say(200, {"acks": [ACK, later, never], "recording_rate": 0.25})
         link = HttpLink(Address(server.url, KEY), "my-game")
         acks = link.send(*sent(3))
         assert acks == [Ack(True), Ack(False, None, 3.0, "busy"), Ack(False, "too_large: no")]
-        assert link.keep_share == 0.25
+        assert link.recording_rate == 0.25
         link.close()
 
 
@@ -286,11 +286,11 @@ def test_acks_are_told_one_by_one():
         (502, "<html>", {}, "status_502", 0.0),
         (500, {"error": "?"}, {}, "status_500", 0.0),
         (301, "", {"location": "http://127.0.0.1:1/"}, "status_301", 0.0),
-        (200, {"acks": [], "keep_share": 7}, {}, "strange_answer", 0.0),
-        (200, {"acks": [{"accepted": True}], "keep_share": 1}, {}, "strange_answer", 0.0),
+        (200, {"acks": [], "recording_rate": 7}, {}, "strange_answer", 0.0),
+        (200, {"acks": [{"accepted": True}], "recording_rate": 1}, {}, "strange_answer", 0.0),
         (200, [], {}, "strange_answer", 0.0),
         (200, "x" * 1_100_000, {}, "strange_answer", 0.0),
-        (200, {"acks": [ACK], "keep_share": 1}, {"content-length": "400"}, "unreachable", 0.0),
+        (200, {"acks": [ACK], "recording_rate": 1}, {"content-length": "400"}, "unreachable", 0.0),
         (
             503,
             {"error": {"code": "x\x1b[31m" * 99, "detail": 7, "retry_after_s": "soon"}},
@@ -313,7 +313,7 @@ def test_a_request_that_fails_is_told_in_words_and_tried_again(
         assert len(str(caught.value)) < 500
         assert str(caught.value).isprintable()
         server.answers.clear()
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         assert link.send(*sent()) == [Ack(True)]
         link.close()
 
@@ -335,7 +335,7 @@ def test_what_does_not_speak_http_is_no_platform():
 
 def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
     with scripted() as server:
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         server.pause_s = 1.0
         link = HttpLink(Address(server.url, KEY), "my-game", timeout_s=0.1)
         began_s = time.monotonic()
@@ -349,7 +349,7 @@ def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
 
 def test_one_connection_is_kept_and_made_anew_when_the_platform_closed_it():
     with scripted() as server:
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         link = HttpLink(Address(server.url, KEY), "my-game")
         for _ in range(5):
             link.send(*sent())
@@ -364,8 +364,8 @@ def test_one_connection_is_kept_and_made_anew_when_the_platform_closed_it():
 def test_what_is_too_large_for_somebody_on_the_way_goes_in_halves():
     with scripted() as server:
         server.say(413, raw=b"<html>413</html>")
-        server.say(200, {"acks": [ACK] * 4, "keep_share": 1.0})
-        server.say(200, {"acks": [ACK] * 4, "keep_share": 0.5})
+        server.say(200, {"acks": [ACK] * 4, "recording_rate": 1.0})
+        server.say(200, {"acks": [ACK] * 4, "recording_rate": 0.5})
         link = HttpLink(Address(server.url, KEY), "my-game")
         assert link.send(*sent(8), skipped_steps=9) == [Ack(True)] * 8
         assert len(server.asked) == 3
@@ -424,7 +424,7 @@ def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_pat
             game.pump()
         assert game.stats().failed_sends == 6
         server.answers.clear()
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         clock.advance(60)
         game.pump()
         assert game.stats().acked_steps == 5

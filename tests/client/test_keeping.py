@@ -23,12 +23,12 @@ def with_share(share, tmp_path, **settings):
     """A game that has heard of a share."""
     link = MemoryLink()
     clock = FakeClock()
-    link.keep_share = share
+    link.recording_rate = share
     game = client(link, tmp_path, clock=clock, **settings)
     play(game, 1)
     clock.advance(2)
     game.pump()
-    assert game.stats().keep_share == share
+    assert game.stats().recording_rate == share
     return game, link, clock
 
 
@@ -116,11 +116,11 @@ def test_skipped_steps_are_told_with_what_is_sent_and_alone_when_nothing_is(tmp_
     clock.advance(6)
     game.pump()
     assert (link.n_sends, link.skipped_steps) == (sends + 1, 10)
-    link.keep_share = 1.0
+    link.recording_rate = 1.0
     play(game, 10)
     clock.advance(11)
     game.pump()
-    assert (link.skipped_steps, game.stats().keep_share) == (20, 1.0)
+    assert (link.skipped_steps, game.stats().recording_rate) == (20, 1.0)
     play(game, 10)
     assert game.close()
     assert game.stats().acked_steps == 11
@@ -138,7 +138,7 @@ def test_what_could_not_be_told_is_told_later(tmp_path):
 
     link = Away()
     clock = FakeClock()
-    link.keep_share = 0.0
+    link.recording_rate = 0.0
     game = client(link, tmp_path, clock=clock)
     play(game, 1)
     clock.advance(2)
@@ -168,7 +168,7 @@ class QuotaLink(MemoryLink):
     def send(self, frames, players, *, skipped_steps=0):
         kept = sum(chunk.meta.n_steps for frame in frames for chunk in chunks_in(frame))
         self.steps += kept
-        self.keep_share = self.quota.saw(kept, skipped_steps)
+        self.recording_rate = self.quota.saw(kept, skipped_steps)
         acks = super().send(frames, players, skipped_steps=skipped_steps)
         self.frames.clear()
         return acks
@@ -209,7 +209,7 @@ def test_however_many_players_there_are_the_platform_gets_what_it_asked_for(
                 pass
     rate = (sum(link.steps for link in links) - kept_before) / (seconds - warm_s)
     assert rate == pytest.approx(target_steps_s, rel=0.1)
-    share = np.mean([game.stats().keep_share for game in games])
+    share = np.mean([game.stats().recording_rate for game in games])
     assert share == pytest.approx(target_steps_s / (n_players * n_steps / 2), rel=0.2)
     stats = [game.stats() for game in games]
     assert sum(one.recorded_steps + one.skipped_steps for one in stats) == n_episodes * n_steps

@@ -21,7 +21,7 @@ ANNA = player_name("anna")
 
 def link_over(stream, tmp_path, clock=CLOCK):
     return LocalLink(
-        stream, door=Intake(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games"
+        stream, intake=Intake(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games"
     )
 
 

@@ -14,10 +14,10 @@ class DoorLink(MemoryLink):
 
     def __init__(self, clock):
         super().__init__()
-        door = Intake(bytes(32), game_name("my-game"), clock)
+        intake = Intake(bytes(32), game_name("my-game"), clock)
         anna = player_name("anna")
         self.refuses = lambda frame: (
-            not isinstance(door.admit([frame], {frame.session: anna})[0], Frame)
+            not isinstance(intake.admit([frame], {frame.session: anna})[0], Frame)
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import connect
-from understudy.client.sender import send_leftovers
+from understudy.client.sender import send_unsent_frames
 from understudy.client.spool import SessionSpool, Spool, SpooledFrame, forget_spooled, read_about
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
@@ -197,7 +197,7 @@ def test_a_folder_that_does_not_say_so_is_corrupt_and_skipped(tmp_path, raw):
     with pytest.raises(Corrupt, match="whose session"):
         read_about(folder)
     assert forget_spooled(tmp_path, "anna", ["my-game"]) == 0
-    assert send_leftovers(tmp_path / "tag", lambda spec: MemoryLink()) == 0
+    assert send_unsent_frames(tmp_path / "tag", lambda spec: MemoryLink()) == 0
     assert folder.exists()
 
 
@@ -229,7 +229,7 @@ def test_what_killed_games_left_is_sent_without_a_game(tmp_path):
     clock = FakeClock()
     link = MemoryLink()
     left_by(tmp_path, "anna")
-    assert send_leftovers(tmp_path, lambda spec: link, clock=clock) == 2
+    assert send_unsent_frames(tmp_path, lambda spec: link, clock=clock) == 2
     assert [frame.kind for frame in link.frames] == [FrameKind.DATA, FrameKind.CLOSE]
     assert link.specs == [SPEC]
 
@@ -248,7 +248,7 @@ def test_a_folder_that_is_being_made_is_not_touched(tmp_path):
 def test_strangers_in_the_spool_folder_are_ignored(tmp_path):
     spool = Spool(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    assert not spool.has_leftovers()
+    assert not spool.has_sessions()
     assert list(spool.adopt(FakeClock().now())) == []
 
 

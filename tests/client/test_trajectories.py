@@ -87,8 +87,8 @@ PARTS = st.one_of(
 @st.composite
 def specs(draw: Any) -> GameSpec:
     action: Mapping[str, Space] = draw(PARTS)
-    has_legal = isinstance(action.get(""), Discrete) and draw(st.booleans())
-    return game_spec("any-game", obs=draw(PARTS), actions=action, has_legal=has_legal)
+    has_action_mask = isinstance(action.get(""), Discrete) and draw(st.booleans())
+    return game_spec("any-game", obs=draw(PARTS), actions=action, has_action_mask=has_action_mask)
 
 
 def sample(space: Space, rng: np.random.Generator) -> np.ndarray:
@@ -211,7 +211,7 @@ def script(
         steps: list[Transition] = []
         for at in range(n_steps):
             action = {path: sample(space, rng) for path, space in spec.action.items()}
-            ep.acted(tree(obs), tree(action), legal=mask(spec, action, rng))
+            ep.acted(tree(obs), tree(action), action_mask=mask(spec, action, rng))
             reward = float(np.float32(rng.normal()))
             ep.reward(reward)
             yield
@@ -239,11 +239,11 @@ def script(
 
 def mask(spec: GameSpec, action: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray | None:
     discrete = spec.discrete
-    if not spec.has_legal or discrete is None:
+    if not spec.has_action_mask or discrete is None:
         return None
-    legal = rng.random(discrete.n) < 0.5
-    legal[int(action[""]) - discrete.start] = True
-    return legal
+    action_mask = rng.random(discrete.n) < 0.5
+    action_mask[int(action[""]) - discrete.start] = True
+    return action_mask
 
 
 def finish(ep: Any, ending: str, obs: Any) -> None:

@@ -97,7 +97,7 @@ class Actor:
             prepare=getattr(envs, "prepare", None),
         )
         self._seed = np.zeros(self.num_envs, np.int64)  # of the open episodes
-        self._standing = EpisodeProgress(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
+        self._progress = EpisodeProgress(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
         self._open_actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
 
     # A game's odd numbers are the replay's to refuse; a warning at every step would only bury its
@@ -142,7 +142,7 @@ class Actor:
             policy,
             noise,
             tape,
-            {"explore": explore, "legal": live.legal, "deterministic": deterministic},
+            {"explore": explore, "action_mask": live.action_mask, "deterministic": deterministic},
         )
         return self._collected(policy, tape)
 
@@ -181,13 +181,13 @@ class Actor:
                 tape.ending.append((seeds, live.seen(envs), inputs))
                 self._seed[envs] = seeds
                 live.reset(self._seed.tolist(), ended)
-            if tape.legal is not None:
+            if tape.action_mask is not None:
                 live.check_masks()
         _write(tape, tape.steps, live)
         tape.close()
 
     def _collected(self, policy: Policy, tape: Tape) -> Collected:
-        is_first = np.concatenate([self._standing.length[None] == 0, tape.ended[:-1]])
+        is_first = np.concatenate([self._progress.length[None] == 0, tape.ended[:-1]])
         priority = None if tape.q is None else _priority(policy, tape, last=self._live)
         chunks = []
         number = 0
@@ -217,7 +217,7 @@ class Actor:
                 self._open_actions[env].clear()
             if first < tape.steps:
                 self._open_actions[env].append(tape.action[first:, env].copy())
-        self._standing, returns, lengths = count(tape.reward, tape.ended, self._standing)
+        self._progress, returns, lengths = count(tape.reward, tape.ended, self._progress)
         envs = (tape.ends.env + self.env_index0).tolist()
         episodes = list(
             map(PlayedEpisode, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended())
@@ -233,8 +233,8 @@ class Actor:
         arrays: dict[str, Array] = {
             "n_episodes": self._seeds.n_begun,
             "seed": self._seed.copy(),
-            "return": self._standing.return_.copy(),
-            "length": self._standing.length.copy(),
+            "return": self._progress.return_.copy(),
+            "length": self._progress.length.copy(),
             "actions": np.concatenate(
                 [nothing, *(part for parts in self._open_actions for part in parts)]
             ),
@@ -258,8 +258,8 @@ class Actor:
         self._first_step = facts["first_step"]
         self._seeds.begin_at(arrays["n_episodes"])
         self._seed = arrays["seed"].copy()
-        self._standing = EpisodeProgress(arrays["return"].copy(), arrays["length"].copy())
-        split = np.split(arrays["actions"], np.cumsum(self._standing.length)[:-1])
+        self._progress = EpisodeProgress(arrays["return"].copy(), arrays["length"].copy())
+        split = np.split(arrays["actions"], np.cumsum(self._progress.length)[:-1])
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
         if seen := part(arrays, "live"):
             _rebuild(self._live, seen, seeds=self._seed.tolist(), actions=split)
@@ -277,19 +277,19 @@ class Actor:
 def _write(tape: Tape, t: int, live: LiveEnvs) -> None:
     for name, column in live.obs.items():
         tape.obs[name][t] = column
-    if tape.legal is not None:
-        tape.legal[t] = live.legal
+    if tape.action_mask is not None:
+        tape.action_mask[t] = live.action_mask
 
 
 def _priority(policy: Policy, tape: Tape, *, last: LiveEnvs) -> Array:
     assert tape.q is not None
     assert policy.priority is not None
     tape.q[-1] = q_of(policy.outputs(last.inputs))
-    after = best_value(tape.q, tape.legal)[1:].copy()
+    after = best_value(tape.q, tape.action_mask)[1:].copy()
     ends = tape.ends
     if len(ends.step):
         after[ends.step, ends.env] = best_value(
-            q_of(policy.outputs(ends.inputs)), ends.seen.get("legal")
+            q_of(policy.outputs(ends.inputs)), ends.seen.get("action_mask")
         )
     after[tape.terminated] = 0
     start = tape.game.discrete.start if tape.game.discrete else 0
@@ -321,7 +321,7 @@ def _rebuild(
     if (
         has_spare
     ):  # an env with nothing to play again takes any legal first step, and is reset behind it
-        spare = _first_legal(live)
+        spare = _first_valid_actions(live)
     for step in range(longest):
         place = np.where(step < head, step, (step - head) % np.maximum(lengths, 1))
         if step and (place == 0).any():
@@ -343,14 +343,18 @@ def _rebuild(
                 )
 
 
-def _first_legal(live: LiveEnvs) -> Array:
+def _first_valid_actions(live: LiveEnvs) -> Array:
     """For each env an action that is legal where it stands."""
     space = live.game.action_columns["action"]
     if live.game.discrete is None:
         zeros = np.zeros((live.num_envs, *space.shape), space.dtype)
         return np.clip(zeros, live.envs.action_space.low, live.envs.action_space.high)  # type: ignore[attr-defined]
-    legal = live.legal
-    first = np.zeros(live.num_envs, np.int32) if legal is None else legal.argmax(1).astype(np.int32)
+    action_mask = live.action_mask
+    first = (
+        np.zeros(live.num_envs, np.int32)
+        if action_mask is None
+        else action_mask.argmax(1).astype(np.int32)
+    )
     return first + np.int32(live.game.discrete.start)
 
 

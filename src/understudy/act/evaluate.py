@@ -53,7 +53,9 @@ def evaluate(
     while (episode < n).any():
         live.check_masks()
         noise = None if deterministic else policy.head.noise(rng, live.num_envs)
-        decision = policy.decide(live.inputs, noise, legal=live.legal, deterministic=deterministic)
+        decision = policy.decide(
+            live.inputs, noise, action_mask=live.action_mask, deterministic=deterministic
+        )
         reward, terminated, truncated = live.step(live.actions(decision.action))
         returns[episode] += reward
         steps_left -= 1

@@ -28,8 +28,8 @@ class LiveEnvs:
         """Column name to [envs, ...]."""
         self.frames: dict[str, Array] | None = None
         """Column name to [envs, stack, ...], oldest first; None while nobody wants stacks."""
-        n_actions = game.discrete.n if game.has_legal and game.discrete else 0
-        self.legal: Flags | None = (
+        n_actions = game.discrete.n if game.has_action_mask and game.discrete else 0
+        self.action_mask: Flags | None = (
             np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
         )
         self._columns = columns_of(game)
@@ -110,29 +110,29 @@ class LiveEnvs:
         """Copies of what these envs show: their observations and, where the game has it,
         `legal`."""
         rows = {name: column[envs] for name, column in self.obs.items()}
-        return rows if self.legal is None else {**rows, "legal": self.legal[envs]}
+        return rows if self.action_mask is None else {**rows, "action_mask": self.action_mask[envs]}
 
     def check_masks(self) -> None:
         """ConfigError where an env that goes on allows no action."""
-        if self.legal is not None and not self.legal.any(1).all():
-            env = int(np.flatnonzero(~self.legal.any(1))[0])
+        if self.action_mask is not None and not self.action_mask.any(1).all():
+            env = int(np.flatnonzero(~self.action_mask.any(1))[0])
             raise ConfigError(
                 f"env {env} of {self.game.game} allows no action; its {MASK} must allow one until "
                 "the episode ends"
             )
 
     def _read_masks(self, infos: dict[str, Any], mask: Flags) -> None:
-        if self.legal is None:
-            if MASK in infos and not self.game.has_legal:
+        if self.action_mask is None:
+            if MASK in infos and not self.game.has_action_mask:
                 raise ConfigError(
                     f"{self.game.game} says an {MASK} now, and said none in its first reset, so it "
                     "would go unheard; "
                     "say it in every info, from the first reset on"
                 )
             return
-        self.legal[mask] = True  # an env that says nothing allows everything
+        self.action_mask[mask] = True  # an env that says nothing allows everything
         if (given := infos.get(MASK)) is None:
             return
         mask = mask & infos.get(f"_{MASK}", self._all)
         if mask.any():
-            self.legal[mask] = np.array(given[mask].tolist(), np.bool_)
+            self.action_mask[mask] = np.array(given[mask].tolist(), np.bool_)

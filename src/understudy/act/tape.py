@@ -86,8 +86,10 @@ class Tape:
         if self.has_raw:
             self.raw_action = np.empty((*size, *space.shape), raw_space(space).dtype)
         discrete = self.game.discrete
-        self.legal = (
-            np.empty((*more, discrete.n), np.bool_) if self.game.has_legal and discrete else None
+        self.action_mask = (
+            np.empty((*more, discrete.n), np.bool_)
+            if self.game.has_action_mask and discrete
+            else None
         )
         self.q = np.empty((*more, self.q_size), np.float32) if self.q_size else None
         self.reward = np.empty(size, np.float64)
@@ -172,7 +174,7 @@ class Tape:
         )
         last = layout.at[self.ends.step, self.ends.env] + 1
         for name, seen in (
-            self.obs if self.legal is None else {**self.obs, "legal": self.legal}
+            self.obs if self.action_mask is None else {**self.obs, "action_mask": self.action_mask}
         ).items():
             columns[name] = layout.seen(seen)
             if len(last):
@@ -283,11 +285,11 @@ def count(
 #     |n-step return + discounted value - value of the action|
 
 
-def best_value(q: Array, legal: Array | None) -> Array:
+def best_value(q: Array, action_mask: Array | None) -> Array:
     """The largest of the values of legal actions, along the last axis; of all, where a mask
     allows nothing."""
-    best: Array = (q if legal is None else masked(q, legal)).max(-1)
-    if legal is not None and (is_empty := best < LOWEST).any():
+    best: Array = (q if action_mask is None else masked(q, action_mask)).max(-1)
+    if action_mask is not None and (is_empty := best < LOWEST).any():
         best[is_empty] = q[is_empty].max(-1)
     return best
 

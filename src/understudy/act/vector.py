@@ -91,7 +91,7 @@ def game_of(envs: Envs, *, name: str | None = None) -> GameSpec:
         first = envs.envs[0].unwrapped if isinstance(envs, SyncVectorEnv) else envs
         name = type(first).__name__
     _, infos = envs.reset(seed=0)
-    return spec_from_gymnasium(envs, game=name, has_legal=MASK in infos)
+    return spec_from_gymnasium(envs, game=name, has_action_mask=MASK in infos)
 
 
 class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -100,14 +100,20 @@ class BotCache:
             write_file(path, raw)
 
     def write(
-        self, casting: LiveModels | None, seen: dict[str, int], policies: Collection[str]
+        self, live_models: LiveModels | None, seen: dict[str, int], policies: Collection[str]
     ) -> None:
         """Keep the news, and only these policies; unless another process has newer ones there."""
         with contextlib.suppress(Corrupt):
             there = self.read()[0]
-            if there is not None and there.number > (0 if casting is None else casting.number):
+            if there is not None and there.number > (
+                0 if live_models is None else live_models.number
+            ):
                 return
-        news = None if casting is None else asdict(casting) | {"trust": list(casting.trust)}
+        news = (
+            None
+            if live_models is None
+            else asdict(live_models) | {"trust": list(live_models.trust)}
+        )
         make_folder(self._folder)
         write_file(self._folder / "bot.json", canonical_json({"casting": news, "seen": seen}))
         for path in self._folder.glob("*.safetensors"):
@@ -174,7 +180,7 @@ class Bots:
         self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
         self._lock = threading.Lock()
         self._stage: LivePolicies | None = None
-        self._casting: LiveModels | None = None
+        self._live_models: LiveModels | None = None
         """The last good news."""
         self._seen = dict.fromkeys(_ALIASES, 0)
         """The highest entry of each alias whose signature was right; older ones are never
@@ -240,14 +246,14 @@ class Bots:
         """The last good bots. Their signatures were checked when they were kept; what may have
         rotted is checked."""
         try:
-            self._casting, self._seen = self._cache.read()
-            if self._casting is None:
+            self._live_models, self._seen = self._cache.read()
+            if self._live_models is None:
                 return LivePolicies()
             known = trusted_keys(*(self._trust or self._cache.pinned()))
-            champion = self._restored(self._casting.champion_release, known)
-            canary = self._restored(self._casting.canary_release, known)
-            self._after = self._good_number = self._casting.number
-            return LivePolicies(champion, canary, min(self._casting.canary_share, _MAX_CANARY))
+            champion = self._restored(self._live_models.champion_release, known)
+            canary = self._restored(self._live_models.canary_release, known)
+            self._after = self._good_number = self._live_models.number
+            return LivePolicies(champion, canary, min(self._live_models.canary_share, _MAX_CANARY))
         except (*_BAD, OSError) as error:
             self._refuse(error)
             return LivePolicies()
@@ -335,7 +341,7 @@ class Bots:
             self._refuse(error)
             self._after, self._again_at_s = news.number, self._clock.monotonic() + self._again_s
             self._again_s = min(2 * self._again_s, _AGAIN_CAP_S)
-            return self._keep(self._casting)
+            return self._keep(self._live_models)
         self._refusal = ""
         self._again_at_s = None
         self._again_s = _AGAIN_FIRST_S
@@ -420,11 +426,11 @@ class Bots:
             str(error)[:300] if isinstance(error, UnderstudyError) else repr(error)[:300]
         )
 
-    def _keep(self, casting: LiveModels | None) -> None:
-        self._casting = casting
+    def _keep(self, live_models: LiveModels | None) -> None:
+        self._live_models = live_models
         try:
             self._cache.write(
-                casting, self._seen, [bot.manifest.policy_sha256 for bot in self._on_stage()]
+                live_models, self._seen, [bot.manifest.policy_sha256 for bot in self._on_stage()]
             )
         except (StorageFull, StorageFailed, OSError) as error:
             # They play all the same; only the next start has to fetch them again.

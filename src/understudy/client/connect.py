@@ -132,7 +132,7 @@ class Game:
         self._all_sent = False
         """What the first `close` answered."""
         _GAMES.add(self)
-        if folder.has_leftovers():
+        if folder.has_sessions():
             self._start()
 
     def episode(
@@ -181,7 +181,9 @@ class Game:
         else:
             name = self._player = self._player or own_player(self._spool_folder)
         self._start()
-        session = self._sessions.acquire(name, note.seat, is_kept=self._sessions.keeping.keeps())
+        session = self._sessions.acquire(
+            name, note.seat, is_recorded=self._sessions.recording_rate.keeps()
+        )
         # A sender that found no session sleeps long; from now on there are steps to cut after a
         # linger.
         self._sender.wake.set()
@@ -226,9 +228,9 @@ class Game:
         return Stats(
             **asdict(self._sender.counts),
             recorded_steps=self._sessions.handoff.put_steps
-            + self._sessions.waiting_steps(is_kept=True),
+            + self._sessions.waiting_steps(is_recorded=True),
             skipped_steps=self._sessions.skipped_steps,
-            keep_share=self._sessions.keeping.share,
+            recording_rate=self._sessions.recording_rate.share,
             bad_inputs=self._tolerance.bad_inputs,
             ignored_calls=self._tolerance.ignored_calls,
             open_episodes=self._sessions.n_open,
@@ -327,7 +329,7 @@ def connect(
     *,
     obs: Any = None,
     actions: Any = None,
-    has_legal: bool | None = None,
+    has_action_mask: bool | None = None,
     max_episode_steps: int | None = None,
     spec: GameSpec | None = None,
     consent: str = "unknown",
@@ -352,7 +354,7 @@ def connect(
         shape = {
             "obs": obs,
             "actions": actions,
-            "has_legal": has_legal,
+            "has_action_mask": has_action_mask,
             "max_episode_steps": max_episode_steps,
         }
         if extra := [name for name, given in shape.items() if given is not None]:
@@ -373,7 +375,7 @@ def connect(
             game,
             obs=obs,
             actions=actions,
-            has_legal=bool(has_legal),
+            has_action_mask=bool(has_action_mask),
             max_episode_steps=max_episode_steps,
         )
     config = _config(config, {**settings, "kind": kind, "linger_s": linger_s, "strict": strict})
@@ -421,9 +423,11 @@ def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
     from understudy.streams.file import FileStream
 
     must_record_into(data_folder)
-    door = Intake(deployment_key(data_folder), spec.game, clock)
+    intake = Intake(deployment_key(data_folder), spec.game, clock)
     return LocalLink(
-        FileStream(data_folder / "stream"), door=door, specs_folder=data_folder / "models" / "games"
+        FileStream(data_folder / "stream"),
+        intake=intake,
+        specs_folder=data_folder / "models" / "games",
     )
 
 

@@ -61,52 +61,55 @@ class Deciding:
             self.model = bot.manifest.name
         return None
 
-    def choose(self, obs: Any, own: Any, *, legal: Any, deterministic: bool) -> Decided:
+    def choose(self, obs: Any, own: Any, *, action_mask: Any, deterministic: bool) -> Decided:
         """The decision; Refused when observation or mask cannot be used."""
         player = self._player
         if player is None:
             return Decided(
-                self._random(legal) if own is None else self._checked(own, legal), By.SCRIPT
+                self._random(action_mask) if own is None else self._checked(own, action_mask),
+                By.SCRIPT,
             )
         rng = None if deterministic else self._rng()
-        action, logp, raw = player.choose(obs, legal=legal, deterministic=deterministic, rng=rng)
+        action, logp, raw = player.choose(
+            obs, action_mask=action_mask, deterministic=deterministic, rng=rng
+        )
         return Decided(action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw))
 
-    def any_action(self, legal: Any) -> Any:
+    def any_action(self, action_mask: Any) -> Any:
         """Something the game allows, whatever was wrong with what it gave."""
         try:
-            return self._random(legal)
+            return self._random(action_mask)
         except Exception:
             return self._random(None)
 
-    def _random(self, legal: Any) -> Any:
-        return random_action(self._bots.spec, self._rng(), legal=self._mask(legal))
+    def _random(self, action_mask: Any) -> Any:
+        return random_action(self._bots.spec, self._rng(), action_mask=self._mask(action_mask))
 
-    def _checked(self, action: Any, legal: Any) -> Any:
+    def _checked(self, action: Any, action_mask: Any) -> Any:
         """The game's own choice; a number also where it was named, since bots give numbers."""
         columns: list[list[Any]] = [[None] for _ in self._bots.spec.action_columns]
         self._bots.write_action(columns, 0, action)
         discrete = self._bots.spec.discrete
-        mask = self._mask(legal)
+        mask = self._mask(action_mask)
         if discrete is None:
             return action
         number = columns[0][0]
         if mask is not None and not mask[number - discrete.start]:
             raise Refused(
-                "illegal_action", f"otherwise gave {str(action)[:40]}, which is not legal"
+                "invalid_action", f"otherwise gave {str(action)[:40]}, which is not legal"
             )
         return number
 
-    def _mask(self, legal: Any) -> Array | None:
-        if legal is None:
+    def _mask(self, action_mask: Any) -> Array | None:
+        if action_mask is None:
             return None
         spec = self._bots.spec
         if spec.discrete is None:
             raise Refused("bad_columns", f"{spec.game} has no discrete actions; leave out legal")
-        mask = check_mask(legal, spec.discrete.n)
+        mask = check_mask(action_mask, spec.discrete.n)
         if not mask.any():
             raise Refused(
-                "illegal_action", "legal allows no action; give a mask with one, or end the episode"
+                "invalid_action", "legal allows no action; give a mask with one, or end the episode"
             )
         return mask
 
@@ -154,7 +157,12 @@ class Episode:
         return self._deciding.model
 
     def act(
-        self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None
+        self,
+        obs: Any,
+        *,
+        action_mask: Any = None,
+        deterministic: bool = False,
+        otherwise: Any = None,
     ) -> Any:
         """What the bot does, recorded as its decision; never waits. Where actions have names, it is
         the number.
@@ -166,14 +174,16 @@ class Episode:
         session = self._session
         own = deciding.own_choice(obs, otherwise)
         try:
-            action, by, extras = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
+            action, by, extras = deciding.choose(
+                obs, own, action_mask=action_mask, deterministic=deterministic
+            )
         except Exception as error:
             with session.lock:
                 if self._over is not None or session.ended:
                     self._late("act")
                 else:
                     self._spoil(error)
-            return deciding.any_action(legal)
+            return deciding.any_action(action_mask)
         with session.lock:
             if self._over is not None or session.ended:
                 self._late("act")
@@ -183,11 +193,11 @@ class Episode:
                 if deciding.model:
                     builder.name_model(deciding.model)
                 is_full = builder.decide(
-                    obs, action, legal=legal, by=by, t_ms=session.t_ms(), extras=extras
+                    obs, action, action_mask=action_mask, by=by, t_ms=session.t_ms(), extras=extras
                 )
             except Exception as error:
                 self._spoil(error)
-                return deciding.any_action(legal)
+                return deciding.any_action(action_mask)
             self._tolerance.decided = True
             if is_full:
                 session.hand_over()
@@ -198,7 +208,7 @@ class Episode:
         obs: Any,
         action: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         by: Decider = "person",
         frames: int = 1,
         extras: Extras | None = None,
@@ -213,7 +223,7 @@ class Episode:
                 is_full = session.builder.decide(
                     obs,
                     action,
-                    legal=legal,
+                    action_mask=action_mask,
                     by=BY.get(by) or by_code(by),
                     frames=frames,
                     t_ms=session.t_ms(),
@@ -242,7 +252,7 @@ class Episode:
         self,
         obs: Any = None,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         truncated: bool = False,
         result: str | float | None = None,
     ) -> None:
@@ -260,7 +270,7 @@ class Episode:
                         obs,
                         terminated=not truncated,
                         truncated=truncated,
-                        legal=legal,
+                        action_mask=action_mask,
                         result=result,
                         t_ms=session.t_ms(),
                     )
@@ -332,17 +342,17 @@ class Recorder:
         self._consent = consent
         self._is_closed = False
 
-    def reset(self, obs: Any, *, legal: Any = None, seed: int | None = None) -> None:
+    def reset(self, obs: Any, *, action_mask: Any = None, seed: int | None = None) -> None:
         """An episode begins with this observation; one that is still running is cut at its last
         observation."""
         session = self._session
-        is_kept = self._sessions.keeping.keeps()
-        if not self._is_closed and (session.is_old or session.is_kept != is_kept):
+        is_recorded = self._sessions.recording_rate.keeps()
+        if not self._is_closed and (session.is_old or session.is_recorded != is_recorded):
             with session.lock:
                 session.cut()
             # A game that was closed meanwhile has no new session; the old one says so.
             with contextlib.suppress(Closed):
-                session = self._session = self._sessions.renew(session, is_kept=is_kept)
+                session = self._session = self._sessions.renew(session, is_recorded=is_recorded)
         self._deciding = Deciding(self._bots)
         self._decided = None
         with session.lock:
@@ -354,24 +364,31 @@ class Recorder:
             if block is not None:
                 session.handoff.put(session, block)
             try:
-                session.builder.stage(obs, legal=legal, t_ms=session.t_ms())
+                session.builder.stage(obs, action_mask=action_mask, t_ms=session.t_ms())
             except Exception as error:
                 self._spoil(error)
 
     def act(
-        self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None
+        self,
+        obs: Any,
+        *,
+        action_mask: Any = None,
+        deterministic: bool = False,
+        otherwise: Any = None,
     ) -> Any:
         """What the bot does, as in `Episode.act`; recorded by the `step` that gets this very
         action."""
         deciding = self._deciding
         own = deciding.own_choice(obs, otherwise)
         try:
-            self._decided = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
+            self._decided = deciding.choose(
+                obs, own, action_mask=action_mask, deterministic=deterministic
+            )
         except Exception as error:
             with self._session.lock:
                 if not self._is_closed and not self._session.ended:
                     self._spoil(error)
-            return deciding.any_action(legal)
+            return deciding.any_action(action_mask)
         return self._decided.action
 
     def step(
@@ -382,7 +399,7 @@ class Recorder:
         terminated: bool,
         truncated: bool,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         by: Decider = "unknown",
         frames: int = 1,
         extras: Extras | None = None,
@@ -415,11 +432,11 @@ class Recorder:
                         next_obs,
                         terminated=bool(terminated),
                         truncated=bool(truncated),
-                        legal=legal,
+                        action_mask=action_mask,
                         t_ms=t_ms,
                     )
                 else:
-                    builder.stage(next_obs, legal, t_ms)
+                    builder.stage(next_obs, action_mask, t_ms)
                     is_full = builder.is_full
             except Exception as error:
                 self._spoil(error)

@@ -56,7 +56,9 @@ def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[
                 f"{sorted(settings)} were given with a connected game; give them to connect instead"
             )
         return game, False
-    spec = spec_from_gymnasium(env, game=game, has_legal=settings.pop("has_legal", False))
+    spec = spec_from_gymnasium(
+        env, game=game, has_action_mask=settings.pop("has_action_mask", False)
+    )
     return connect(spec=spec, **settings), True
 
 
@@ -77,28 +79,34 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._by = by
         self._is_own = is_own
         self._recorder = game.recorder(player=player)
-        self._has_legal = game.spec.has_legal
-        self._legal: Any = None
+        self._has_action_mask = game.spec.has_action_mask
+        self._action_mask: Any = None
 
     def act(self, obs: Any, *, deterministic: bool = False, otherwise: Any = None) -> Any:
         """What the game's bot does for the last observation; give it to `step`."""
         return self._recorder.act(
-            obs, legal=self._legal, deterministic=deterministic, otherwise=otherwise
+            obs, action_mask=self._action_mask, deterministic=deterministic, otherwise=otherwise
         )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        self._legal = info.get(MASK) if self._has_legal else None
-        self._recorder.reset(obs, legal=self._legal, seed=seed)
+        self._action_mask = info.get(MASK) if self._has_action_mask else None
+        self._recorder.reset(obs, action_mask=self._action_mask, seed=seed)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self._legal = info.get(MASK) if self._has_legal else None
+        self._action_mask = info.get(MASK) if self._has_action_mask else None
         self._recorder.step(
-            action, float(reward), obs, terminated, truncated, legal=self._legal, by=self._by
+            action,
+            float(reward),
+            obs,
+            terminated,
+            truncated,
+            action_mask=self._action_mask,
+            by=self._by,
         )
         return obs, reward, terminated, truncated, info
 
@@ -127,7 +135,7 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         self._is_own = is_own
         self._recorders = [game.recorder(player=player) for _ in range(env.num_envs)]
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self._has_legal = game.spec.has_legal
+        self._has_action_mask = game.spec.has_action_mask
         self._has_ended = np.zeros(env.num_envs, np.bool_)
 
     def reset(
@@ -142,7 +150,9 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         seeds = _seeds(seed, self.num_envs)
         for i, one in enumerate(self._each(obs)):
             if mask is None or mask[i]:
-                self._recorders[i].reset(one, legal=self._legal(infos, i), seed=seeds[i])
+                self._recorders[i].reset(
+                    one, action_mask=self._action_mask(infos, i), seed=seeds[i]
+                )
                 self._has_ended[i] = False
         return obs, infos
 
@@ -153,13 +163,13 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             zip(self._each(obs), iterate(self.action_space, actions), strict=True)
         ):
             recorder = self._recorders[i]
-            legal = self._legal(infos, i)
+            action_mask = self._action_mask(infos, i)
             ended = bool(terminations[i] or truncations[i])
             if self._has_ended[i]:
                 if self._mode is AutoresetMode.NEXT_STEP:
                     # This step ignored its action and returned the next episode's first
                     # observation.
-                    recorder.reset(one, legal=legal)
+                    recorder.reset(one, action_mask=action_mask)
                     self._has_ended[i] = False
                 continue
             same_step = ended and self._mode is AutoresetMode.SAME_STEP
@@ -170,11 +180,11 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                 last,
                 bool(terminations[i]),
                 bool(truncations[i]),
-                legal=None if same_step else legal,
+                action_mask=None if same_step else action_mask,
                 by=self._by,
             )
             if same_step:
-                recorder.reset(one, legal=legal)
+                recorder.reset(one, action_mask=action_mask)
             else:
                 self._has_ended[i] = ended
         return obs, rewards, terminations, truncations, infos
@@ -197,9 +207,9 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             finals if finals is None or isinstance(finals, np.ndarray) else list(self._each(finals))
         )
 
-    def _legal(self, infos: Mapping[str, Any], i: int) -> Any:
+    def _action_mask(self, infos: Mapping[str, Any], i: int) -> Any:
         if (
-            not self._has_legal
+            not self._has_action_mask
             or MASK not in infos
             or not infos.get(f"_{MASK}", np.ones(self.num_envs))[i]
         ):

@@ -19,7 +19,7 @@ from understudy.core.canonical import strict_json
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.location import is_loopback
 from understudy.core.names import PlayerName
-from understudy.experience.frame import CONTENT_TYPE, Frame, encode_parcel
+from understudy.experience.frame import CONTENT_TYPE, Frame, encode_frame_batch
 from understudy.experience.game import GameSpec
 from understudy.ports import Ack, LiveModels
 
@@ -55,7 +55,7 @@ class HttpLink:
             _Line(self.address, host, port, is_tls=is_tls, key=place.key, timeout_s=timeout_s)
             for _ in range(2)
         )
-        self.keep_share = 1.0
+        self.recording_rate = 1.0
 
     def register(self, spec: GameSpec) -> None:
         """Tell the gateway of a spec; it answers alike when it knows it."""
@@ -69,7 +69,7 @@ class HttpLink:
         skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         """One parcel; accepted means durable in the platform's stream."""
-        body = encode_parcel(frames, players, skipped_steps)
+        body = encode_frame_batch(frames, players, skipped_steps)
         try:
             found = _object(
                 self._sending.ask("POST", f"{self._path}/frames", body, kind=CONTENT_TYPE)[1]
@@ -83,11 +83,11 @@ class HttpLink:
                 *self.send(frames[:half], players, skipped_steps=skipped_steps),
                 *self.send(frames[half:], players),
             ]
-        share = found.get("keep_share")
+        share = found.get("recording_rate")
         acks = found.get("acks")
         if not isinstance(share, int | float) or not 0 <= share <= 1 or not isinstance(acks, list):
             raise _strange(f"acks {str(acks)[:40]} and keep_share {str(share)[:20]}")
-        self.keep_share = float(share)
+        self.recording_rate = float(share)
         try:
             return [
                 Ack(

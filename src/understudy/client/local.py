@@ -28,13 +28,13 @@ class LocalLink:
     """Link over a Stream; specs go where the embedded platform looks for them, bots come from
     the models beside."""
 
-    keep_share = 1.0
+    recording_rate = 1.0
 
     def __init__(
-        self, stream: Stream, *, door: Intake, specs_folder: Path, clock: Clock | None = None
+        self, stream: Stream, *, intake: Intake, specs_folder: Path, clock: Clock | None = None
     ) -> None:
         self._stream = stream
-        self._door = door
+        self._intake = intake
         self._specs_folder = specs_folder
         self._clock = clock or SystemClock()
         self._closing = threading.Event()
@@ -57,7 +57,7 @@ class LocalLink:
         skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         """Append what the door lets in; accepted means durable in the stream."""
-        judged = self._door.admit(frames, players)
+        judged = self._intake.admit(frames, players)
         admitted = [frame for frame in judged if isinstance(frame, Frame)]
         try:
             appended = iter(self._stream.append(admitted) if admitted else ())
@@ -73,16 +73,16 @@ class LocalLink:
 
     def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         """Who plays, by looking now and then."""
-        from understudy.models.catalogue import casting
+        from understudy.models.catalogue import live_models
 
         while True:
             registry = self._models()
-            catalogue = None if registry is None else registry.catalogue(self._door.game)
+            catalogue = None if registry is None else registry.catalogue(self._intake.game)
             if catalogue is not None and catalogue.number > after:
                 champion, canary = (
                     catalogue.aliases.get(alias) for alias in ("champion", "canary")
                 )
-                return casting(catalogue, champion, canary, trust=self._trust)
+                return live_models(catalogue, champion, canary, trust=self._trust)
             if wait_s <= 0 or self._closing.is_set():
                 return None
             self._clock.wait(self._closing, min(_LOOK_EVERY_S, wait_s))
@@ -94,7 +94,7 @@ class LocalLink:
         try:
             if registry is None:
                 raise KeyError(model_no)
-            return registry.policy_bytes(registry.catalogue(self._door.game).models[model_no])
+            return registry.policy_bytes(registry.catalogue(self._intake.game).models[model_no])
         except (KeyError, Corrupt) as error:
             raise LinkFailed(
                 "not_found", f"model {model_no} of {self._door.game}: {error}"

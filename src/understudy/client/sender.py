@@ -30,7 +30,7 @@ from understudy.ports import Ack, Link
 
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MEMORY_BYTES = 8 * 1024 * 1024
-_TELL_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
 """Skipped steps travel with what is sent; when nothing is, they are told this often, and the
 share is heard again."""
 _CHECK_BYTES = 1024 * 1024
@@ -90,7 +90,7 @@ class Stats:
     recorded_steps: int
     skipped_steps: int
     """Played and not recorded, because the platform asked for a share of episodes only."""
-    keep_share: float
+    recording_rate: float
     """The probability with which the next episode is recorded."""
     spooled_steps: int
     acked_steps: int
@@ -215,8 +215,8 @@ class Sender:
         self._waiting = UnackedFrames(memory_bytes=_MEMORY_BYTES)
         self._unchecked_bytes = 0
         self._losses = Losses()
-        self._keeping = sessions.keeping
-        self._tell_at_s = clock.monotonic() + _TELL_EVERY_S
+        self._recording_rate = sessions.recording_rate
+        self._report_at_s = clock.monotonic() + _REPORT_EVERY_S
         self._registered: set[str] = set()
         self._warned: set[str] = set()
         self._adopt_at_s = clock.monotonic()
@@ -231,8 +231,8 @@ class Sender:
             self._collect()
             batch = self._batch()
         if batch or (
-            self._sessions.untold_steps
-            and self._clock.monotonic() >= self._tell_at_s
+            self._sessions.unreported_steps
+            and self._clock.monotonic() >= self._report_at_s
             and self._backoff.left_s <= 0
         ):
             acks, error = self._send(batch)
@@ -258,8 +258,8 @@ class Sender:
         due_s = [self._adopt_at_s - now_s]
         if self._waiting:
             due_s.append(self._backoff.left_s)
-        if self._sessions.untold_steps:
-            due_s.append(max(self._tell_at_s - now_s, self._backoff.left_s))
+        if self._sessions.unreported_steps:
+            due_s.append(max(self._report_at_s - now_s, self._backoff.left_s))
         for session in self._sessions.live():
             oldest_ms = session.builder.oldest_ms
             waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
@@ -304,7 +304,9 @@ class Sender:
     def _linger_s(self, session: Session) -> float:
         # Steps that are only counted may lie where they are.
         return (
-            self._config.linger_s if session.is_kept else max(self._config.linger_s, _TELL_EVERY_S)
+            self._config.linger_s
+            if session.is_recorded
+            else max(self._config.linger_s, _REPORT_EVERY_S)
         )
 
     def _drain(self) -> None:
@@ -424,16 +426,16 @@ class Sender:
         players: dict[uuid.UUID, PlayerName] = {
             entry.spool.session: entry.spool.player for entry, _ in batch
         }
-        skipped = self._sessions.untold_steps
+        skipped = self._sessions.unreported_steps
         try:
             for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
                 if spec.schema not in self._registered:
                     self._link.register(spec)
                     self._registered.add(spec.schema)
             acks = self._link.send([frame for _, frame in batch], players, skipped_steps=skipped)
-            self._keeping.told_steps += skipped
-            self._keeping.share = self._link.keep_share
-            self._tell_at_s = self._clock.monotonic() + _TELL_EVERY_S
+            self._recording_rate.reported_steps += skipped
+            self._recording_rate.share = self._link.recording_rate
+            self._report_at_s = self._clock.monotonic() + _REPORT_EVERY_S
             if len(acks) == len(batch):
                 return acks, ""
             return (), f"{len(acks)} answers for {len(batch)} frames"
@@ -577,7 +579,7 @@ class Sender:
                 warnings.warn(text, RecordingWarning, stacklevel=2)
 
 
-def send_leftovers(
+def send_unsent_frames(
     folder: Path,
     link_to: Callable[[GameSpec], Link],
     *,

@@ -22,7 +22,7 @@ MAX_AGE_S = DAY_S
 be sent at last."""
 
 
-class Keeping:
+class RecordingRate:
     """Whole episodes are kept with the platform's `share`; the others are played into here,
     counted and forgotten."""
 
@@ -35,7 +35,7 @@ class Keeping:
         self.skipped_steps = 0
         """Played and not recorded; `Sessions.skipped_steps` knows of those too that are still
         with the game's side."""
-        self.told_steps = 0
+        self.reported_steps = 0
         """Those of them that the platform has heard of."""
 
     def keeps(self) -> bool:
@@ -218,9 +218,9 @@ class Session:
         self._started_s = self.idle_since_s = clock.monotonic()
 
     @property
-    def is_kept(self) -> bool:
+    def is_recorded(self) -> bool:
         """Whether its episodes are recorded; otherwise their steps are only counted."""
-        return not isinstance(self.handoff, Keeping)
+        return not isinstance(self.handoff, RecordingRate)
 
     def t_ms(self) -> int:
         """Milliseconds since the session began."""
@@ -282,18 +282,18 @@ class Sessions:
         self._clock = clock
         self.pool = BlockPool(spec)
         self.handoff: Handoff[Session] = Handoff(self.pool, clock=clock)
-        self.keeping = Keeping(self.pool, random.Random() if rng is None else rng)
+        self.recording_rate = RecordingRate(self.pool, random.Random() if rng is None else rng)
         self._lock = Lock()
         self._live: dict[uuid.UUID, Session] = {}
         self._free: defaultdict[_Place, list[Session]] = defaultdict(list)
         self._closed: str | None = None
 
-    def acquire(self, player: PlayerName, seat: int, *, is_kept: bool = True) -> Session:
+    def acquire(self, player: PlayerName, seat: int, *, is_recorded: bool = True) -> Session:
         """A session nobody else holds, for an episode or a recorder."""
         with self._lock:
             if self._closed:
                 raise Closed(self._closed)
-            free = self._free[player, seat, is_kept]
+            free = self._free[player, seat, is_recorded]
             session = free.pop() if free else None
             if session is None or session.is_old:
                 builder = ChunkBuilder(
@@ -303,7 +303,7 @@ class Sessions:
                     client=self._client,
                     pool=self.pool,
                 )
-                handoff = self.handoff if is_kept else self.keeping
+                handoff = self.handoff if is_recorded else self.recording_rate
                 session = Session(
                     builder, player=player, seat=seat, handoff=handoff, clock=self._clock
                 )
@@ -320,11 +320,11 @@ class Sessions:
                 return
             session.holder = None
             session.idle_since_s = self._clock.monotonic()
-            self._free[session.player, session.seat, session.is_kept].append(session)
+            self._free[session.player, session.seat, session.is_recorded].append(session)
 
-    def renew(self, session: Session, *, is_kept: bool) -> Session:
+    def renew(self, session: Session, *, is_recorded: bool) -> Session:
         """Another session for the holder of one that is old or of another kind."""
-        fresh = self.acquire(session.player, session.seat, is_kept=is_kept)
+        fresh = self.acquire(session.player, session.seat, is_recorded=is_recorded)
         fresh.holder = session.holder
         self.release(session)
         return fresh
@@ -338,21 +338,23 @@ class Sessions:
         """Sessions held by an episode or recorder now."""
         return sum(session.holder is not None for session in self.live())
 
-    def waiting_steps(self, *, is_kept: bool) -> int:
+    def waiting_steps(self, *, is_recorded: bool) -> int:
         """Closed steps that are still with the game's side."""
         return sum(
-            session.builder.closed_steps for session in self.live() if session.is_kept == is_kept
+            session.builder.closed_steps
+            for session in self.live()
+            if session.is_recorded == is_recorded
         )
 
     @property
     def skipped_steps(self) -> int:
         """Steps that were played and not recorded, up to now."""
-        return self.keeping.skipped_steps + self.waiting_steps(is_kept=False)
+        return self.recording_rate.skipped_steps + self.waiting_steps(is_recorded=False)
 
     @property
-    def untold_steps(self) -> int:
+    def unreported_steps(self) -> int:
         """Those of them that the platform has not heard of."""
-        return max(0, self.skipped_steps - self.keeping.told_steps)
+        return max(0, self.skipped_steps - self.recording_rate.reported_steps)
 
     def retire(self, *, idle_s: float) -> list[Session]:
         """End sessions that were free for long; they are no longer live."""
@@ -365,7 +367,7 @@ class Sessions:
             ]
             for session in idle:
                 del self._live[session.id]
-                key = (session.player, session.seat, session.is_kept)
+                key = (session.player, session.seat, session.is_recorded)
                 if session in self._free[key]:
                     self._free[key].remove(session)
                 if not self._free[key]:
@@ -389,7 +391,7 @@ class Sessions:
         """In a forked child: forget the parent's sessions without a trace; its locks may be held
         by nobody."""
         self._lock = Lock()
-        self.keeping.abandon()
+        self.recording_rate.abandon()
         self._closed = why
         for session in self._live.values():
             session.lock = Lock()

@@ -460,7 +460,7 @@ class Spool:
         spool.save()
         return spool
 
-    def has_leftovers(self) -> bool:
+    def has_sessions(self) -> bool:
         """Whether any session folder is there at all."""
         return any(_session_of(path) for path in self.folder.iterdir())
 
