@@ -33,7 +33,7 @@ def playing(tmp_path, policy=None, **settings):
     if policy is not None:
         platform.release(policy)
     game = client(platform.link, tmp_path, **settings)
-    game._bots.cast()
+    game._bots.pick()
     game.pump()
     return platform, game
 

@@ -37,7 +37,7 @@ def bots_of(
 
 
 def name(bots: Bots) -> str:
-    bot = bots.cast()
+    bot = bots.pick()
     return bot.manifest.name if bot else ""
 
 
@@ -49,7 +49,7 @@ def test_a_bot_that_passes_every_check_plays(tmp_path):
     assert bots.step() == 1.0  # it did not wait, so we do
     platform.release(constant_policy(2))
     bots.step()
-    bot = bots.cast()
+    bot = bots.pick()
     assert bot is not None
     assert bot.manifest.name == "my-game/1"
     assert bot.policy.act([0.0, 0.0]) == 2
@@ -61,7 +61,7 @@ def test_the_last_good_bot_plays_at_once_and_offline(tmp_path, bar: Callable[[fl
     platform.release(constant_policy(1))
     platform.release(constant_policy(2))
     before = bots_of(platform.link, tmp_path)
-    before.cast()
+    before.pick()
     before.step()
     platform.link.is_down = True
     began_s = time.process_time()
@@ -110,7 +110,7 @@ def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
     platform.release(constant_policy(1))
     clock = FakeClock()
     bots = bots_of(platform.link, tmp_path, clock=clock)
-    bots.cast()
+    bots.pick()
     bots.step()
     platform.release(constant_policy(2))
     SABOTAGES[how](platform.link)
@@ -132,7 +132,7 @@ def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
     good = platform.link.policies[1]
     platform.link.policies[1] = good[:100]
     bots = bots_of(platform.link, tmp_path, clock=clock)
-    bots.cast()
+    bots.pick()
     bots.step()
     bots.step()
     assert (name(bots), bots.refused_bots) == ("", 1)
@@ -148,7 +148,7 @@ def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
     old = platform.link.live_models
     platform.release(constant_policy(2))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     assert old is not None
     platform.link.live_models = dataclasses.replace(old, number=1000)
@@ -156,7 +156,7 @@ def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
     assert name(bots) == "my-game/2"
     assert "old_bot" in bots.last_error
     fresh = bots_of(platform.link, tmp_path)
-    fresh.cast()
+    fresh.pick()
     fresh.step()
     assert (name(fresh), "old_bot" in fresh.last_error) == ("my-game/2", True)
     platform.registry.rollback("my-game", why="test")
@@ -171,13 +171,13 @@ def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     stranger = Platform(tmp_path / "stranger", signer=OTHER, link=platform.link)
     for _ in range(20):
         stranger.release(constant_policy(2))
     for one in (bots, bots_of(platform.link, tmp_path)):
-        one.cast()
+        one.pick()
         one.step()
         assert name(one) == "my-game/1"
         assert "unknown_key" in one.last_error
@@ -187,12 +187,12 @@ def test_trust_goes_before_what_the_platform_says(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == ""
     assert "unknown_key" in bots.last_error
     bots = bots_of(platform.link, tmp_path, trust=[public_key_text(SIGNER.public)])
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == "my-game/1"
     assert not (tmp_path / "bots" / "trust.json").exists()
@@ -206,7 +206,7 @@ def test_a_bot_of_another_schema_does_not_play(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path, spec=game_spec("my-game", obs=3, actions=3))
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == ""
     assert "wrong_schema" in bots.last_error
@@ -220,7 +220,7 @@ def test_a_damaged_cache_means_fetching_again(tmp_path, what, how):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     (path,) = (tmp_path / "bots").glob(what)
     path.write_bytes(how(path.read_bytes()))
@@ -236,12 +236,12 @@ def test_a_lost_policy_is_fetched_again(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     (path,) = (tmp_path / "bots").glob("*.safetensors")
     path.unlink()
     again = bots_of(platform.link, tmp_path)
-    again.cast()
+    again.pick()
     again.step()
     assert name(again) == "my-game/1"
     assert path.exists()
@@ -252,7 +252,7 @@ def test_a_disk_that_takes_nothing_does_not_keep_a_bot_from_playing(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == "my-game/1"
     assert "kept" in bots.last_error
@@ -263,7 +263,7 @@ def test_the_canary_plays_its_share_of_episodes(tmp_path):
     platform.release(constant_policy(1))
     platform.release(constant_policy(2), "canary", share=0.2)
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     played = [name(bots) for _ in range(5000)]
     assert played.count("my-game/2") == pytest.approx(1000, abs=100)
@@ -280,7 +280,7 @@ def test_a_bad_canary_leaves_the_champion_alone(tmp_path):
     platform.release(constant_policy(2), "canary")
     platform.link.policies[2] = b"no"
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     assert {name(bots) for _ in range(200)} == {"my-game/1"}
     assert bots.refused_bots == 1
@@ -291,7 +291,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     platform.registry.point("my-game", "champion", 0, why="withdrawn")
     platform.tell()
@@ -305,7 +305,7 @@ def test_questions_wait_longer_after_each_failure_and_no_longer_than_the_platfor
             raise LinkFailed("too_many", "later", retry_after_s=7.0)
 
     bots = bots_of(Busy(), tmp_path)
-    bots.cast()
+    bots.pick()
     assert 7.0 <= bots.step() <= 30.0
 
 
@@ -319,7 +319,7 @@ def test_a_game_that_asks_before_it_sent_anything_registers_itself(tmp_path):
     platform = Platform(tmp_path, link=Unregistered())
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     bots.step()
     assert name(bots) == "my-game/1"

@@ -1,5 +1,4 @@
-"""Episode: what a game calls while it is played; Recorder: the same for a loop in Gymnasium's
-shape, whose every step brings the next observation."""
+"""Episode records the decisions of a game as it is played; Recorder records a Gymnasium loop."""
 
 import contextlib
 from collections.abc import Mapping
@@ -22,22 +21,21 @@ if TYPE_CHECKING:
 
 
 Decider = Literal["unknown", "person", "bot", "script"]
-"""Who decided a step."""
+"""What decided a step."""
 
 BY: Mapping[str, int] = {by.name.lower(): int(by) for by in By}
 
 
-class Decided(NamedTuple):
-    """An action as the game takes it, and who chose it."""
+class ChosenAction(NamedTuple):
+    """An action in the game's format, and what chose it."""
 
     action: Any
     by: int
     extras: Extras | None = None
 
 
-class Deciding:
-    """One episode's bot, the same to the episode's end; while there is none, the game's own
-    choice or chance."""
+class ActionChooser:
+    """Chooses one episode's actions: one bot until its end, or else the fallback or chance."""
 
     __slots__ = ("_bots", "_chance", "_player", "_version", "model")
 
@@ -49,11 +47,10 @@ class Deciding:
         self.model = ""
         """The bot's name, once it has decided."""
 
-    def own_choice(self, obs: Any, otherwise: Any) -> Any:
-        """What the game does without a bot: `otherwise`, or what that function says; None with a
-        bot."""
+    def fallback(self, obs: Any, otherwise: Any) -> Any:
+        """Return `otherwise`, or the result of calling it, while there is no bot; else None."""
         if self._player is None:
-            bot = self._bots.cast()
+            bot = self._bots.pick()
             if bot is None:
                 return otherwise(obs) if callable(otherwise) else otherwise
             self._player = bot.policy.player()
@@ -61,22 +58,28 @@ class Deciding:
             self.model = bot.manifest.name
         return None
 
-    def choose(self, obs: Any, own: Any, *, action_mask: Any, deterministic: bool) -> Decided:
-        """The decision; Refused when observation or mask cannot be used."""
+    def choose(
+        self, obs: Any, fallback: Any, *, action_mask: Any, deterministic: bool
+    ) -> ChosenAction:
+        """Return the decision; Refused if the observation or the mask is invalid."""
         player = self._player
         if player is None:
-            return Decided(
-                self._random(action_mask) if own is None else self._checked(own, action_mask),
+            return ChosenAction(
+                self._random(action_mask)
+                if fallback is None
+                else self._checked(fallback, action_mask),
                 By.SCRIPT,
             )
         rng = None if deterministic else self._rng()
         action, logp, raw = player.choose(
             obs, action_mask=action_mask, deterministic=deterministic, rng=rng
         )
-        return Decided(action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw))
+        return ChosenAction(
+            action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw)
+        )
 
     def any_action(self, action_mask: Any) -> Any:
-        """Something the game allows, whatever was wrong with what it gave."""
+        """Return an action that the game allows, even if its input was invalid."""
         try:
             return self._random(action_mask)
         except Exception:
@@ -86,7 +89,7 @@ class Deciding:
         return random_action(self._bots.spec, self._rng(), action_mask=self._mask(action_mask))
 
     def _checked(self, action: Any, action_mask: Any) -> Any:
-        """The game's own choice; a number also where it was named, since bots give numbers."""
+        """Return the game's fallback action; a named one as its number, since bots use numbers."""
         columns: list[list[Any]] = [[None] for _ in self._bots.spec.action_columns]
         self._bots.write_action(columns, 0, action)
         discrete = self._bots.spec.discrete
@@ -96,7 +99,9 @@ class Deciding:
         number = columns[0][0]
         if mask is not None and not mask[number - discrete.start]:
             raise Refused(
-                "invalid_action", f"otherwise gave {str(action)[:40]}, which is not legal"
+                "invalid_action",
+                f"otherwise is {str(action)[:40]}, which action_mask does not allow; use an action "
+                "that it allows",
             )
         return number
 
@@ -105,11 +110,11 @@ class Deciding:
             return None
         spec = self._bots.spec
         if spec.discrete is None:
-            raise Refused("bad_columns", f"{spec.game} has no discrete actions; leave out legal")
+            raise Refused("bad_columns", f"{spec.game} has no discrete actions; omit action_mask")
         mask = check_mask(action_mask, spec.discrete.n)
         if not mask.any():
             raise Refused(
-                "invalid_action", "legal allows no action; give a mask with one, or end the episode"
+                "invalid_action", "action_mask allows no action; allow one, or end the episode"
             )
         return mask
 
@@ -120,16 +125,15 @@ class Deciding:
 
 
 def by_code(by: str) -> int:
-    """The number a row keeps for whoever decided."""
+    """Return the number that a row stores for `by`."""
     code = BY.get(by)
     if code is None:
-        raise Refused("bad_by", f"by is {str(by)[:20]!r}; give one of {list(BY)}")
+        raise Refused("bad_by", f"by is {str(by)[:20]!r}; use one of {list(BY)}")
     return code
 
 
 class Episode:
-    """One episode of one player; a decision closes the transition before it. Leaving without
-    `end` cuts it."""
+    """One episode of one player; each decision closes the previous one. Exit without `end` cuts."""
 
     def __init__(
         self,
@@ -144,7 +148,7 @@ class Episode:
         self._sessions = sessions
         self._session = session
         self._tolerance = tolerance
-        self._deciding = Deciding(bots)
+        self._chooser = ActionChooser(bots)
         self._over: str | None = None
         with session.lock:
             block = session.builder.begin(note, consent=consent)
@@ -153,8 +157,8 @@ class Episode:
 
     @property
     def model(self) -> str:
-        """The bot that decides in this episode; empty while none has."""
-        return self._deciding.model
+        """The name of the bot that decides in this episode; empty until it has decided."""
+        return self._chooser.model
 
     def act(
         self,
@@ -164,43 +168,43 @@ class Episode:
         deterministic: bool = False,
         otherwise: Any = None,
     ) -> Any:
-        """What the bot does, recorded as its decision; never waits. Where actions have names, it is
-        the number.
+        """Return the bot's action and record it; never waits. Named actions are returned as
+        numbers.
 
-        While there is no bot: `otherwise`, which is an action or a function of the observation,
-        else any legal action.
+        Without a bot, returns `otherwise` (an action, or a function of the observation), or else a
+        random valid action.
         """
-        deciding = self._deciding
+        chooser = self._chooser
         session = self._session
-        own = deciding.own_choice(obs, otherwise)
+        fallback = chooser.fallback(obs, otherwise)
         try:
-            action, by, extras = deciding.choose(
-                obs, own, action_mask=action_mask, deterministic=deterministic
+            action, by, extras = chooser.choose(
+                obs, fallback, action_mask=action_mask, deterministic=deterministic
             )
         except Exception as error:
             with session.lock:
                 if self._over is not None or session.ended:
                     self._late("act")
                 else:
-                    self._spoil(error)
-            return deciding.any_action(action_mask)
+                    self._reject(error)
+            return chooser.any_action(action_mask)
         with session.lock:
             if self._over is not None or session.ended:
                 self._late("act")
                 return action
             builder = session.builder
             try:
-                if deciding.model:
-                    builder.name_model(deciding.model)
+                if chooser.model:
+                    builder.name_model(chooser.model)
                 is_full = builder.decide(
                     obs, action, action_mask=action_mask, by=by, t_ms=session.t_ms(), extras=extras
                 )
             except Exception as error:
-                self._spoil(error)
-                return deciding.any_action(action_mask)
+                self._reject(error)
+                return chooser.any_action(action_mask)
             self._tolerance.decided = True
             if is_full:
-                session.hand_over()
+                session.submit()
         return action
 
     def acted(
@@ -213,8 +217,7 @@ class Episode:
         frames: int = 1,
         extras: Extras | None = None,
     ) -> None:
-        """A person (or `by`) saw `obs` and chose `action`; ends the transition of the decision
-        before."""
+        """Record that a person (or `by`) saw `obs` and chose `action`; closes the last decision."""
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
@@ -230,10 +233,10 @@ class Episode:
                     extras=extras,
                 )
             except Exception as error:
-                return self._spoil(error)
+                return self._reject(error)
             self._tolerance.decided = True
             if is_full:
-                session.hand_over()
+                session.submit()
         return None
 
     def reward(self, x: float) -> None:
@@ -245,7 +248,7 @@ class Episode:
             try:
                 session.builder.add_reward(x)
             except Exception as error:
-                return self._spoil(error)
+                return self._reject(error)
         return None
 
     def end(
@@ -256,7 +259,7 @@ class Episode:
         truncated: bool = False,
         result: str | float | None = None,
     ) -> None:
-        """The episode is over: the game ended it, or (`truncated`) only the watching stopped."""
+        """End the episode: the game is over, or only the recording stops (`truncated`)."""
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
@@ -275,20 +278,19 @@ class Episode:
                         t_ms=session.t_ms(),
                     )
             except Exception as error:
-                return self._spoil(error)
+                return self._reject(error)
             if is_full:
-                session.hand_over()
-            self._leave("it has ended")
+                session.submit()
+            self._leave("has ended")
         return None
 
     def cut(self) -> None:
-        """Stop recording here, without an end: the last decision is dropped. Does nothing after
-        `end`."""
+        """Stop recording without an end and drop the last decision. Does nothing after `end`."""
         session = self._session
         with session.lock:
             if self._over is None and not session.ended:
                 session.cut()
-                self._leave("it was cut")
+                self._leave("was cut")
 
     def __enter__(self) -> "Episode":
         return self
@@ -296,22 +298,23 @@ class Episode:
     def __exit__(self, *_: object) -> None:
         self.cut()
 
-    def _leave(self, why: str) -> None:
-        self._over = why
+    def _leave(self, reason: str) -> None:
+        self._over = reason
         self._sessions.release(self._session)
 
-    def _spoil(self, error: Exception) -> None:
+    def _reject(self, error: Exception) -> None:
         refused = self._tolerance.judge(error)
         self._session.cut()
         self._leave("")
         self._tolerance.warn(refused)
 
     def _late(self, call: str) -> None:
-        # A spoiled episode and a closed game stay quiet: the game goes on, only the recording does
-        # not.
+        # After invalid input, or once the game is closed, calls are only counted: the game
+        # continues without recording.
         if self._over and not self._session.ended:
             late = Refused(
-                "bad_order", f"{call} was called on an episode, but {self._over}; start a new one"
+                "bad_order",
+                f"{call} was called on an episode that {self._over}; start a new episode",
             )
             self._tolerance.warn(self._tolerance.judge(late))
             return
@@ -319,8 +322,7 @@ class Episode:
 
 
 class Recorder:
-    """Records one env's steps, episode after episode, in one session a day; observations are
-    copied when given."""
+    """Records the steps of one env, episode after episode; observations are copied."""
 
     def __init__(
         self,
@@ -336,24 +338,23 @@ class Recorder:
         self._session = session
         self._tolerance = tolerance
         self._bots = bots
-        self._deciding = Deciding(bots)
-        self._decided: Decided | None = None
+        self._chooser = ActionChooser(bots)
+        self._decided: ChosenAction | None = None
         self._note = note
         self._consent = consent
         self._is_closed = False
 
     def reset(self, obs: Any, *, action_mask: Any = None, seed: int | None = None) -> None:
-        """An episode begins with this observation; one that is still running is cut at its last
-        observation."""
+        """Start an episode with this observation; cuts a running episode at its last one."""
         session = self._session
-        is_recorded = self._sessions.recording_rate.keeps()
+        is_recorded = self._sessions.recording_rate.draw()
         if not self._is_closed and (session.is_old or session.is_recorded != is_recorded):
             with session.lock:
                 session.cut()
-            # A game that was closed meanwhile has no new session; the old one says so.
+            # If the game was closed meanwhile there is no new session, and the old one has ended.
             with contextlib.suppress(Closed):
                 session = self._session = self._sessions.renew(session, is_recorded=is_recorded)
-        self._deciding = Deciding(self._bots)
+        self._chooser = ActionChooser(self._bots)
         self._decided = None
         with session.lock:
             if self._is_closed or session.ended:
@@ -366,7 +367,7 @@ class Recorder:
             try:
                 session.builder.stage(obs, action_mask=action_mask, t_ms=session.t_ms())
             except Exception as error:
-                self._spoil(error)
+                self._reject(error)
 
     def act(
         self,
@@ -376,19 +377,18 @@ class Recorder:
         deterministic: bool = False,
         otherwise: Any = None,
     ) -> Any:
-        """What the bot does, as in `Episode.act`; recorded by the `step` that gets this very
-        action."""
-        deciding = self._deciding
-        own = deciding.own_choice(obs, otherwise)
+        """Return the bot's action, as `Episode.act` does; the `step` that gets it records it."""
+        chooser = self._chooser
+        fallback = chooser.fallback(obs, otherwise)
         try:
-            self._decided = deciding.choose(
-                obs, own, action_mask=action_mask, deterministic=deterministic
+            self._decided = chooser.choose(
+                obs, fallback, action_mask=action_mask, deterministic=deterministic
             )
         except Exception as error:
             with self._session.lock:
                 if not self._is_closed and not self._session.ended:
-                    self._spoil(error)
-            return deciding.any_action(action_mask)
+                    self._reject(error)
+            return chooser.any_action(action_mask)
         return self._decided.action
 
     def step(
@@ -404,15 +404,14 @@ class Recorder:
         frames: int = 1,
         extras: Extras | None = None,
     ) -> None:
-        """One env step: the action taken at the last observation and what came of it; `legal` is
-        `next_obs`'s."""
+        """Record one env step after the last observation; `action_mask` is that of `next_obs`."""
         session = self._session
         decided = self._decided
         self._decided = None
         with session.lock:
             builder = session.builder
             if self._is_closed or session.ended or not builder.in_episode:
-                # Between an end (or bad input) and the next reset nothing can be recorded.
+                # Between an end (or invalid input) and the next reset nothing can be recorded.
                 self._tolerance.ignored_calls += 1
                 return
             t_ms = session.t_ms()
@@ -423,8 +422,8 @@ class Recorder:
                 ):
                     code = decided.by
                     extras = decided.extras
-                    if self._deciding.model:
-                        builder.name_model(self._deciding.model)
+                    if self._chooser.model:
+                        builder.name_model(self._chooser.model)
                 builder.act(action, code, frames, t_ms, extras)
                 builder.add_reward(reward)
                 if terminated or truncated:
@@ -439,14 +438,14 @@ class Recorder:
                     builder.stage(next_obs, action_mask, t_ms)
                     is_full = builder.is_full
             except Exception as error:
-                self._spoil(error)
+                self._reject(error)
                 return
             self._tolerance.decided = True
             if is_full:
-                session.hand_over()
+                session.submit()
 
     def close(self) -> None:
-        """Cut what is running and give the session back; may be called twice."""
+        """Cut a running episode and release the session; may be called twice."""
         with self._session.lock:
             if not self._is_closed and not self._session.ended:
                 self._session.cut()
@@ -459,7 +458,8 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _spoil(self, error: Exception) -> None:
-        # The env has moved on, so there is nothing to try again: what follows is another episode.
+    def _reject(self, error: Exception) -> None:
+        # The env has already stepped, so the call cannot be repeated: recording resumes with the
+        # next episode.
         self._session.cut()
         self._tolerance.warn(self._tolerance.judge(error))
