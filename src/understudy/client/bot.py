@@ -262,7 +262,7 @@ class Bots:
         if signed["key_id"] not in known:
             raise Refused(
                 "unknown_key",
-                f"the bot on this disk was signed by {signed['key_id']}, which is no longer trusted",
+                f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now",
             )
         manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
         return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))
@@ -351,8 +351,8 @@ class Bots:
             if alias == "champion" and self._seen[alias]:
                 raise Refused(
                     "old_bot",
-                    "the platform has no bot, but it had one before; check that url= or data= still "
-                    "names the same platform",
+                    "the platform has no bot, but it had one before; check that url= or data= "
+                    "still names the same platform",
                 )
             return None
         number = point["number"]
@@ -365,8 +365,8 @@ class Bots:
         if number < self._seen[alias]:
             raise Refused(
                 "old_bot",
-                f"entry {number} of the {alias} is older than entry {self._seen[alias]}, which this "
-                "game saw before",
+                f"entry {number} of the {alias} is older than entry {self._seen[alias]}, which "
+                "this game has already seen",
             )
         self._seen[alias] = number
         if model_no == 0:

@@ -1,7 +1,7 @@
 """Records any Gymnasium env in one line: `env = record(gymnasium.make("CartPole-v1"), data="DIR")`.
 
-What is recorded is what the wrapped env really did, in its own dtypes; Dict and Tuple spaces are
-taken apart. A vector env gives the transitions a plain loop over its envs would give, whatever its
+Steps are recorded as the wrapped env returned them, in its own dtypes; Dict and Tuple spaces are
+flattened. A vector env yields the same transitions as a plain loop over its envs, in every
 autoreset mode.
 """
 
@@ -19,7 +19,7 @@ from understudy.core.errors import ConfigError
 from understudy.experience.game import spec_from_gymnasium
 
 MASK = "action_mask"
-"""Where an env's info says which actions are legal, when it is recorded with has_legal=True."""
+"""The key of the action mask in an env's info; read if recorded with has_action_mask=True."""
 
 
 def record(
@@ -30,8 +30,7 @@ def record(
     by: Decider = "unknown",
     **settings: Any,
 ) -> "RecordedEnv":
-    """The same env, recorded; `game` is a connected Game, or the name to `connect` under with
-    these settings."""
+    """Return a recorded env; `game` is a connected Game, or a name to `connect` with `settings`."""
     connected, is_own = _game(env, game, settings)
     return RecordedEnv(env, connected, player=player, by=by, is_own=is_own)
 
@@ -44,7 +43,7 @@ def record_vector(
     by: Decider = "unknown",
     **settings: Any,
 ) -> "RecordedVectorEnv":
-    """The same vector env, each of its envs recorded as a session of its own."""
+    """Return a recorded vector env; each of its envs is recorded as a session of its own."""
     connected, is_own = _game(env, game, settings)
     return RecordedVectorEnv(env, connected, player=player, by=by, is_own=is_own)
 
@@ -53,7 +52,7 @@ def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[
     if isinstance(game, Game):
         if settings:
             raise ConfigError(
-                f"{sorted(settings)} were given with a connected game; give them to connect instead"
+                f"{sorted(settings)} cannot change a connected game; pass them to connect instead"
             )
         return game, False
     spec = spec_from_gymnasium(
@@ -63,7 +62,7 @@ def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[
 
 
 class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Passes everything through and records it; closing closes a game it connected itself."""
+    """Records an env without changing it; `close` also closes a game that `record` connected."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._action_mask: Any = None
 
     def act(self, obs: Any, *, deterministic: bool = False, otherwise: Any = None) -> Any:
-        """What the game's bot does for the last observation; give it to `step`."""
+        """Return the bot's action for the last observation, to pass to `step`."""
         return self._recorder.act(
             obs, action_mask=self._action_mask, deterministic=deterministic, otherwise=otherwise
         )
@@ -118,7 +117,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
-    """Passes everything through; the steps that only reset an env are not recorded."""
+    """Records a vector env without changing it; steps that only reset an env are skipped."""
 
     def __init__(
         self,
@@ -144,22 +143,21 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        # Read before the call: some vector envs take the mask out of the options.
+        # Read before the call: some vector envs remove the mask from the options.
         mask = (options or {}).get("reset_mask")
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         seeds = _seeds(seed, self.num_envs)
-        for i, one in enumerate(self._each(obs)):
+        for i, env_obs in enumerate(self._each(obs)):
             if mask is None or mask[i]:
-                self._recorders[i].reset(
-                    one, action_mask=self._action_mask(infos, i), seed=seeds[i]
-                )
+                action_mask = self._action_mask(infos, i)
+                self._recorders[i].reset(env_obs, action_mask=action_mask, seed=seeds[i])
                 self._has_ended[i] = False
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
         finals = self._finals(infos)
-        for i, (one, action) in enumerate(
+        for i, (env_obs, action) in enumerate(
             zip(self._each(obs), iterate(self.action_space, actions), strict=True)
         ):
             recorder = self._recorders[i]
@@ -169,11 +167,11 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                 if self._mode is AutoresetMode.NEXT_STEP:
                     # This step ignored its action and returned the next episode's first
                     # observation.
-                    recorder.reset(one, action_mask=action_mask)
+                    recorder.reset(env_obs, action_mask=action_mask)
                     self._has_ended[i] = False
                 continue
             same_step = ended and self._mode is AutoresetMode.SAME_STEP
-            last = (finals[i] if finals is not None else None) if same_step else one
+            last = (finals[i] if finals is not None else None) if same_step else env_obs
             recorder.step(
                 action,
                 float(rewards[i]),
@@ -184,7 +182,7 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                 by=self._by,
             )
             if same_step:
-                recorder.reset(one, action_mask=action_mask)
+                recorder.reset(env_obs, action_mask=action_mask)
             else:
                 self._has_ended[i] = ended
         return obs, rewards, terminations, truncations, infos
@@ -200,8 +198,7 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         return iterate(self.observation_space, obs)
 
     def _finals(self, infos: Mapping[str, Any]) -> Any:
-        """Last observations by env, whether the vector env hands them over one by one or
-        stacked."""
+        """Return the final observation of each env, from a list or a stacked structure."""
         finals = infos.get("final_obs")
         return (
             finals if finals is None or isinstance(finals, np.ndarray) else list(self._each(finals))

@@ -1,4 +1,4 @@
-"""LocalLink: the way into any Stream of this process, through the same door as over the wire."""
+"""LocalLink: writes to a Stream in this process, with the same intake checks as over HTTP."""
 
 import threading
 import uuid
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from understudy.models.registry import Registry
 
 RETRY_AFTER_S = 1.0
-_LOOK_EVERY_S = 0.25
+_POLL_EVERY_S = 0.25
 _REGISTERING = Lock()
 
 
 class LocalLink:
-    """Link over a Stream; specs go where the embedded platform looks for them, bots come from
-    the models beside."""
+    """Link over a Stream; specs and models are in the folders of the embedded platform."""
 
     recording_rate = 1.0
 
@@ -42,7 +41,7 @@ class LocalLink:
         self._trust: tuple[str, ...] = ()
 
     def register(self, spec: GameSpec) -> None:
-        """Write the spec as GAME/SCHEMA.json, unless it is there."""
+        """Write the spec as GAME/SCHEMA.json, unless the file exists."""
         path = self._specs_folder / spec.game / f"{spec.schema}.json"
         with _REGISTERING:
             if not path.exists():
@@ -56,23 +55,22 @@ class LocalLink:
         *,
         skipped_steps: int = 0,
     ) -> Sequence[Ack]:
-        """Append what the door lets in; accepted means durable in the stream."""
-        judged = self._intake.admit(frames, players)
-        admitted = [frame for frame in judged if isinstance(frame, Frame)]
+        """Append the frames that the intake admits; an accepted frame is durable in the stream."""
+        checked = self._intake.admit(frames, players)
+        admitted = [frame for frame in checked if isinstance(frame, Frame)]
         try:
             appended = iter(self._stream.append(admitted) if admitted else ())
         except (StorageFull, StorageFailed, OSError) as error:
-            # Nothing was promised; the spool keeps the frames until the disk takes them again.
-            appended = iter(
-                [Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(admitted)
-            )
+            # Nothing was acknowledged; the spool keeps the frames until the disk has space again.
+            ack = Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))
+            appended = iter([ack] * len(admitted))
         return [
-            Ack(False, refused=str(one)) if isinstance(one, Refused) else next(appended)
-            for one in judged
+            Ack(False, refused=str(result)) if isinstance(result, Refused) else next(appended)
+            for result in checked
         ]
 
     def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
-        """Who plays, by looking now and then."""
+        """Return live models newer than `after`, by polling; None if there are none in time."""
         from understudy.models.catalogue import live_models
 
         while True:
@@ -85,11 +83,11 @@ class LocalLink:
                 return live_models(catalogue, champion, canary, trust=self._trust)
             if wait_s <= 0 or self._closing.is_set():
                 return None
-            self._clock.wait(self._closing, min(_LOOK_EVERY_S, wait_s))
-            wait_s -= _LOOK_EVERY_S
+            self._clock.wait(self._closing, min(_POLL_EVERY_S, wait_s))
+            wait_s -= _POLL_EVERY_S
 
     def policy(self, model_no: int) -> bytes:
-        """A model's policy as it lies in the registry, not checked."""
+        """Return the bytes of a model's policy, not checked."""
         registry = self._models()
         try:
             if registry is None:
@@ -97,12 +95,11 @@ class LocalLink:
             return registry.policy_bytes(registry.catalogue(self._intake.game).models[model_no])
         except (KeyError, Corrupt) as error:
             raise LinkFailed(
-                "not_found", f"model {model_no} of {self._door.game}: {error}"
+                "not_found", f"model {model_no} of {self._intake.game} is missing: {error}"
             ) from None
 
     def _models(self) -> "Registry | None":
-        """The registry beside the specs; None until somebody who signs models has left a key
-        there."""
+        """Return the registry beside the specs; None until it has a key that signs models."""
         from understudy.core.signed import trusted_keys
         from understudy.models.objects import FolderObjects
         from understudy.models.registry import Registry, read_trust

@@ -1,4 +1,4 @@
-"""Sender: numbers, spools and sends recorded steps in the background until they are acknowledged."""
+"""Sender: numbers, spools and sends recorded steps in the background until acknowledged."""
 
 import contextlib
 import random
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.client.session import RecordingWarning, Session, Sessions
-from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_about
+from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_session
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.names import PlayerName
@@ -609,5 +609,5 @@ def send_unsent_frames(
 def _spec_in(folder: Path) -> GameSpec | None:
     for path in sorted(folder.glob("*/session.json")):
         with contextlib.suppress(Corrupt, SpecError):
-            return read_about(path.parent).spec()
+            return read_session(path.parent).spec()
     return None

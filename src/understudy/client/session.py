@@ -192,7 +192,7 @@ class Session:
         *,
         player: PlayerName,
         seat: int,
-        handoff: "Handoff[Session] | Keeping",
+        handoff: "Handoff[Session] | RecordingRate",
         clock: Clock,
     ) -> None:
         self.id: uuid.UUID = builder.session
