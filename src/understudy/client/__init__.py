@@ -1,4 +1,4 @@
-"""What a game imports: `connect`, and the classes it returns."""
+"""The client API of a game: `connect`, its settings, and the classes it returns."""
 
 from understudy.client.connect import ClientConfig, Game, connect
 from understudy.client.episode import Episode, Recorder

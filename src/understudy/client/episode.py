@@ -322,7 +322,7 @@ class Episode:
 
 
 class Recorder:
-    """Records the steps of one env, episode after episode; observations are copied."""
+    """Records one env, episode after episode, in a new session each day; copies observations."""
 
     def __init__(
         self,
