@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.streams.memory import MemoryStream
 from understudy.algorithm import Batch, Decision, Feedback, Transitions
-from understudy.client.connect import Game, connect
+from understudy.client.connect import ClientConfig, Game, connect
 from understudy.client.episode import Recorder
 from understudy.core.names import PlayerName
 from understudy.core.tensors import DTYPES, Array
@@ -245,9 +245,8 @@ def play(
     link = Collected()
     seen: dict[int, Seen] = {}
     with tempfile.TemporaryDirectory() as spool:
-        game = connect(
-            spec=spec, link=link, spool=spool, clock=clock, background=False, consent="granted"
-        )
+        config = ClientConfig(link=link, spool=spool, clock=clock, background=False)
+        game = connect(spec=spec, consent="granted", config=config)
         players = [
             Player(game, f"p{at}", spec=spec, rng=rng, seen=seen)
             for at in range(rng.integers(1, 4))

@@ -52,8 +52,10 @@ def main(settings: RecorderSettings) -> None:
         retry_first_s=0.01,
         retry_cap_s=0.05,
     )
-    config = ClientConfig(spool=data.spool, spool_cap_bytes=settings.spool_cap_bytes, sender=sender)
-    game = connect(spec=cart(), link=link, consent="granted", config=config)
+    config = ClientConfig(
+        link=link, spool=data.spool, spool_cap_bytes=settings.spool_cap_bytes, sender=sender
+    )
+    game = connect(spec=cart(), consent="granted", config=config)
     people = [
         Tester(Cart(rng, end_share=0.02), game.recorder(name), settings.seed)
         for name in settings.players

@@ -70,10 +70,8 @@ def playing(
     The first player sees the `canary`.
     """
     link: Link = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
-    config = ClientConfig(background=False, spool=data.spool)
-    with connect(
-        spec=cart(), link=wrap(link) if wrap else link, consent="granted", config=config
-    ) as game:
+    config = ClientConfig(link=wrap(link) if wrap else link, background=False, spool=data.spool)
+    with connect(spec=cart(), consent="granted", config=config) as game:
         yield Table(game, players, rng, canary)
 
 

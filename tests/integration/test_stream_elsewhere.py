@@ -12,7 +12,7 @@ from tests.integration.keyspaces import Keyspace
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_link, register
 from understudy.cli.root import run as run_command
-from understudy.client.connect import connect
+from understudy.client.connect import ClientConfig, connect
 from understudy.core.clock import SystemClock
 from understudy.platform.config import Config, StoreSection, StreamSection, keep_used
 from understudy.simulation.ledger import LedgerLink
@@ -32,9 +32,8 @@ def record(folder: Path, topic: Topic, *, store: str = "") -> None:
     keep_used(config)
     link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
     register(data, spec, link, models=config.models.url)
-    with connect(
-        spec=spec, link=LedgerLink(link, data.ledger), spool=data.spool, consent="granted"
-    ) as game:
+    client_config = ClientConfig(link=LedgerLink(link, data.ledger), spool=data.spool)
+    with connect(spec=spec, consent="granted", config=client_config) as game:
         episode = game.episode("ada")
         for _ in range(50):
             episode.acted(np.zeros(4, np.float32), 1)

@@ -12,7 +12,8 @@ import pytest
 
 from tests.client.fakes import MemoryLink, chunks
 from understudy.act.vector import game_of, make_envs
-from understudy.client.connect import connect
+from understudy.client.connect import ClientConfig, connect
+from understudy.client.sender import SenderConfig
 from understudy.core.errors import ConfigError
 from understudy.experience.chunk import By, RowKind
 from understudy.simulation.people import Match, Solo, rounds
@@ -21,7 +22,8 @@ from understudy.simulation.people import Match, Solo, rounds
 def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: Path):
     link = MemoryLink()
     spec = game_of(make_envs("rally", 1))
-    with connect(spec=spec, link=link, spool=tmp_path, consent="granted", linger_s=0.02) as game:
+    config = ClientConfig(link=link, spool=tmp_path, sender=SenderConfig(linger_s=0.02))
+    with connect(spec=spec, consent="granted", config=config) as game:
         people = [Match(game, f"person-{at}", at, np.random.default_rng(at)) for at in range(4)]
         for _ in range(400):
             for person in people:
@@ -54,7 +56,7 @@ def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: P
 def test_other_games_have_one_seat(tmp_path: Path):
     spec = game_of(make_envs("CartPole-v1", 1))
     with (
-        connect(spec=spec, link=MemoryLink(), spool=tmp_path) as game,
+        connect(spec=spec, config=ClientConfig(link=MemoryLink(), spool=tmp_path)) as game,
         pytest.raises(ConfigError, match="one seat"),
     ):
         Match(game, "person-0", 0, np.random.default_rng(0))
@@ -64,7 +66,8 @@ def test_a_person_who_leaves_all_to_the_bot_decides_while_there_is_none(tmp_path
     seen: list[float] = []
     link = MemoryLink()
     spec = game_of(make_envs("CartPole-v1", 1))
-    with connect(spec=spec, link=link, spool=tmp_path, consent="granted") as game:
+    config = ClientConfig(link=link, spool=tmp_path)
+    with connect(spec=spec, consent="granted", config=config) as game:
 
         def choose(obs: Any) -> int:
             seen.append(float(obs[2]))

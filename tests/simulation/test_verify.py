@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from understudy.backends.data import DataFolder, data_folder, stats
-from understudy.client.connect import connect, local_link
+from understudy.client.connect import ClientConfig, connect, local_link
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt
@@ -31,12 +31,8 @@ def record(
     data: DataFolder, *, player: str, steps: int, spec: GameSpec = SPEC, ledger: bool = True
 ) -> None:
     link = local_link(data.root, spec, SystemClock())
-    with connect(
-        spec=spec,
-        link=LedgerLink(link, data.ledger) if ledger else link,
-        spool=data.spool,
-        consent="granted",
-    ) as game:
+    config = ClientConfig(link=LedgerLink(link, data.ledger) if ledger else link, spool=data.spool)
+    with connect(spec=spec, consent="granted", config=config) as game:
         rng = np.random.default_rng(steps)
         episode = game.episode(player=player)
         for _ in range(steps):
@@ -130,7 +126,7 @@ def test_forget_reaches_what_a_killed_game_left_in_the_spool(data: DataFolder) -
             raise TimeoutError("away")
 
     link = Away(local_link(data.root, SPEC, SystemClock()), data.ledger)
-    game = connect(spec=SPEC, link=link, spool=data.spool)
+    game = connect(spec=SPEC, config=ClientConfig(link=link, spool=data.spool))
     episode = game.episode(player="ada")
     for _ in range(20):
         episode.acted([0.0, 0.0, 0.0], 1)
@@ -143,9 +139,8 @@ def test_forget_reaches_what_a_killed_game_left_in_the_spool(data: DataFolder) -
 def test_parked_frames_are_stored_once_their_schema_is_registered(data: DataFolder) -> None:
     record(data, player="bob", steps=10)
     newer = game_spec("tag", obs=4, actions=["left", "right"])
-    with connect(
-        spec=newer, link=local_link(data.root, newer, SystemClock()), spool=data.spool
-    ) as game:
+    link = local_link(data.root, newer, SystemClock())
+    with connect(spec=newer, config=ClientConfig(link=link, spool=data.spool)) as game:
         episode = game.episode(player="ada")
         for _ in range(50):
             episode.acted([0.0] * 4, 0)
@@ -206,9 +201,8 @@ def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) ->
         def close(self) -> None:
             self._link.close()
 
-    game = connect(
-        spec=SPEC, link=Away(local_link(data.root, SPEC, SystemClock())), spool=data.spool
-    )
+    link = Away(local_link(data.root, SPEC, SystemClock()))
+    game = connect(spec=SPEC, config=ClientConfig(link=link, spool=data.spool))
     episode = game.episode(player="bob")
     for _ in range(50):
         episode.acted([0.0, 0.0, 0.0], 1)

@@ -22,9 +22,10 @@ import numpy as np
 
 from understudy.act.vector import make_env
 from understudy.backends.data import DataFolder, stats
-from understudy.client.connect import Address, Game, connect, local_link
+from understudy.client.connect import Address, ClientConfig, Game, connect, local_link
 from understudy.client.episode import Episode, Recorder
 from understudy.client.http import HttpLink
+from understudy.client.sender import SenderConfig
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.experience.game import spec_from_gymnasium
@@ -331,9 +332,9 @@ def main(settings: PeopleSettings) -> None:
         else local_link(data.root, spec, SystemClock())
     )
     ledger = LedgerLink(link, data.ledger)
-    game = connect(
-        spec=spec, link=ledger, spool=data.spool, consent="granted", linger_s=settings.linger_s
-    )
+    sender = SenderConfig(linger_s=settings.linger_s)
+    config = ClientConfig(link=ledger, spool=data.spool, sender=sender)
+    game = connect(spec=spec, consent="granted", config=config)
     chances = np.random.default_rng(settings.seed).spawn(len(settings.names))
     people: list[Person] = []
     for at, name in enumerate(settings.names):

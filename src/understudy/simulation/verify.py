@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_link, register
-from understudy.client.sender import send_leftovers
+from understudy.client.sender import send_unsent_frames
 from understudy.core.canonical import canonical_json
 from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused
@@ -139,7 +139,7 @@ def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> 
         return LedgerLink(link, data.ledger) if with_ledger else link
 
     folders = sorted(data.spool.iterdir()) if data.spool.is_dir() else []
-    return sum(send_leftovers(folder, link_to) for folder in folders if folder.is_dir())
+    return sum(send_unsent_frames(folder, link_to) for folder in folders if folder.is_dir())
 
 
 def _settle(data: DataFolder, config: Config) -> bool:
