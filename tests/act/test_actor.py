@@ -241,7 +241,7 @@ class LateMaskEnv(MaskedEnv):
 def test_a_mask_that_the_first_reset_did_not_say_is_not_ignored():
     actor, game = actor_of(LateMaskEnv)
     with pytest.raises(
-        ConfigError, match="LateMaskEnv says an action_mask now, and said none in its first reset"
+        ConfigError, match="LateMaskEnv has an action_mask, but that of its first reset had none"
     ):
         collect(actor, random_policy(game, "categorical"), [20])
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_played_is_refused():
     actor, game = actor_of(PlainEnv)
     with pytest.raises(ConfigError, match="at least 1"):
         actor.collect(random_policy(game, "categorical"), 0, round_no=0)
-    with pytest.raises(ConfigError, match="a policy for this actor's PlainEnv"):
+    with pytest.raises(ConfigError, match="a policy for this actor's game PlainEnv"):
         actor.collect(policy_for_masks(), 1, round_no=0)
     with pytest.raises(ConfigError, match="need a head 'q'"):
         actor.collect(random_policy(game, "categorical", priority=InitialPriority()), 1, round_no=0)

@@ -61,7 +61,7 @@ def test_chance_is_a_function_of_the_seeds():
 @pytest.mark.parametrize(("seeds", "episodes"), [([], None), ([1, 2], 3)])
 def test_seeds_and_episodes_must_agree(seeds: list[int], episodes: int | None):
     policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
-    with pytest.raises(ConfigError, match="one seed for each"):
+    with pytest.raises(ConfigError, match="one seed per episode"):
         evaluate(policy, make_envs(PlainEnv, 1), seeds=seeds, episodes=episodes)
 
 

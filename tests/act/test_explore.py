@@ -19,5 +19,5 @@ def test_one_env_explores_with_the_base():
 
 @pytest.mark.parametrize(("n", "settings"), [(0, {}), (1, {"base": 0}), (1, {"alpha": -1})])
 def test_settings_that_cannot_be_are_refused(n: int, settings: dict[str, float]):
-    with pytest.raises(ConfigError, match="give"):
+    with pytest.raises(ConfigError, match="exploration ladder"):
         ladder(n, **settings)

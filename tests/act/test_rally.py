@@ -81,17 +81,17 @@ def test_two_players_see_mirrored_courts_and_share_the_point():
 
 
 def test_what_it_cannot_play_is_said():
-    with pytest.raises(ConfigError, match="give 0"):
+    with pytest.raises(ConfigError, match="use 0"):
         make_envs("rally", 1, env_kwargs={"seat": 2})
     with pytest.raises(ConfigError, match="strong"):
         make_envs("rally", 1, env_kwargs={"opponent": "nobody"})
-    with pytest.raises(ConfigError, match="does not take"):
+    with pytest.raises(ConfigError, match="does not accept"):
         make_envs("rally", 1, env_kwargs={"wind": 3})
     with pytest.raises(ConfigError, match="did you mean rally"):
         make_env("raly")
     for unlike in ("nosuch", "nosuch-v0"):
         with pytest.raises(
-            ConfigError, match=r"known; give rally, .*CartPole-v1 or any other id of Gymnasium"
+            ConfigError, match=r"unknown; use rally, .*CartPole-v1 or any other id of Gymnasium"
         ):
             make_env(unlike)
     for near in ("cartpole", "CartPole-v7", "cart-pole-v1"):
@@ -118,8 +118,12 @@ def test_two_players_go_on_after_a_reset_and_not_before():
     with pytest.raises(ConfigError, match="call reset first"):
         env.step(both)
     env.reset(seed=1)
-    for actions, who in (({"left": 1}, "left"), ({}, "nobody"), (both | {"umpire": 1}, "umpire")):
-        with pytest.raises(ConfigError, match=f"{who}; give one for left and one for right"):
+    for actions, names in (
+        ({"left": 1}, "left"),
+        ({}, "no agent"),
+        (both | {"umpire": 1}, "umpire"),
+    ):
+        with pytest.raises(ConfigError, match=f"{names}; pass one for left and one for right"):
             env.step(actions)
     while env.agents:
         env.step(both)
@@ -143,7 +147,7 @@ def test_two_players_have_what_users_of_pettingzoo_look_for():
 
 @pytest.mark.parametrize("kind", [RallyEnv, RallyParallel])
 def test_a_render_mode_that_there_is_not_is_refused(kind: Any):
-    with pytest.raises(ConfigError, match="'human'; give ansi, rgb_array or None"):
+    with pytest.raises(ConfigError, match="'human'; use ansi, rgb_array or None"):
         kind(render_mode="human")
 
 
@@ -171,7 +175,7 @@ def test_many_side_by_side_take_only_actions_that_there_are(game: str):
 def test_what_cannot_be_reset_is_said(game: str):
     envs: Any = make_envs(game, 3)
     assert envs.reset(seed=np.int64(5))[0].tobytes() == envs.reset(seed=5)[0].tobytes()
-    with pytest.raises(ConfigError, match=r"reset_mask has shape \[2\]; give 3"):
+    with pytest.raises(ConfigError, match=r"reset_mask has shape \[2\]; use 3"):
         envs.reset(options={"reset_mask": np.array([True, False])})
     with pytest.raises(ConfigError, match=r"seed is 1\.5"):
         envs.reset(seed=1.5)

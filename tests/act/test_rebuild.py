@@ -75,7 +75,7 @@ def test_a_state_that_is_not_what_happened_is_seen():
 
 def test_the_state_of_another_actor_is_refused():
     arrays, facts = saved(played(PlainEnv)[0])
-    with pytest.raises(ConfigError, match="give the one it was saved by"):
+    with pytest.raises(ConfigError, match="restore it in the actor that saved it"):
         actor_of(PlainEnv, root_seed=6).restore(arrays, facts)
-    with pytest.raises(ConfigError, match="give the one it was saved by"):
+    with pytest.raises(ConfigError, match="restore it in the actor that saved it"):
         actor_of(PlainEnv, num_envs=3).restore(arrays, facts)

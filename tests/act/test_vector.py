@@ -47,7 +47,7 @@ def test_ids_functions_and_envs_all_become_envs():
 def test_a_vector_env_is_taken_as_it_is_when_it_fits():
     envs = CartPoleVector(3)
     assert make_envs(envs, 3) is envs
-    with pytest.raises(ConfigError, match="3 envs was given for 4"):
+    with pytest.raises(ConfigError, match="has 3 envs, but num_envs is 4"):
         make_envs(envs, 4)
     with pytest.raises(ConfigError, match="autoreset_mode=AutoresetMode"):
         make_envs(gymnasium.make_vec("CartPole-v1", 2), 2)
@@ -55,16 +55,16 @@ def test_a_vector_env_is_taken_as_it_is_when_it_fits():
 
 @pytest.mark.parametrize("typed", ["CartPoles-v1", "cartpole-v1", "CartPol-v1", "CartPole-v9"])
 def test_an_unknown_game_names_the_nearest(typed: str):
-    with pytest.raises(ConfigError, match=r"no game .* is known; did you mean .*CartPole-v1"):
+    with pytest.raises(ConfigError, match=r"game .* is unknown; did you mean .*CartPole-v1"):
         make_envs(typed, 1)
 
 
 @pytest.mark.parametrize(
     ("game", "settings", "says"),
     [
-        ("CartPole-v1", {"num_envs": 0}, "from 1"),
-        ("CartPole-v1", {"num_envs": 1, "frame_skip": 0}, "from 1"),
-        ("CartPole-v1", {"num_envs": 1, "env_kwargs": {"wings": 2}}, "does not take"),
+        ("CartPole-v1", {"num_envs": 0}, "at least 1"),
+        ("CartPole-v1", {"num_envs": 1, "frame_skip": 0}, "at least 1"),
+        ("CartPole-v1", {"num_envs": 1, "env_kwargs": {"wings": 2}}, "does not accept"),
         (
             "CartPole-v1",
             {"num_envs": 1, "wrappers": ["tests.act.test_vector:Nothing"]},
@@ -72,8 +72,8 @@ def test_an_unknown_game_names_the_nearest(typed: str):
         ),
         ("CartPole-v1", {"num_envs": 1, "wrappers": ["nothing"]}, "module:Class"),
         ("nothing_here:Game-v0", {"num_envs": 1}, "nothing_here"),
-        (MixedEnv(), {"num_envs": 1, "env_kwargs": {"a": 1}}, "make it with them"),
-        (7, {"num_envs": 1}, "give a Gymnasium id"),
+        (MixedEnv(), {"num_envs": 1, "env_kwargs": {"a": 1}}, "create it with them"),
+        (7, {"num_envs": 1}, "use a Gymnasium id"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(game: Any, settings: Any, says: str):
@@ -183,16 +183,16 @@ def test_an_env_that_was_changed_and_cannot_be_copied_is_refused(game: str):
     untouched: Any = copied(env)
     assert untouched.unwrapped.pull == 1.0
     env.unwrapped.pull = 99.0
-    with pytest.raises(ConfigError, match="give a function that makes one"):
+    with pytest.raises(ConfigError, match="pass a function that creates one"):
         copied(env)
 
 
 @pytest.mark.parametrize("env", [Held(), Doubled(Held())])
 def test_an_env_that_cannot_be_copied_and_no_spec_makes_is_refused(env: Any):
-    with pytest.raises(ConfigError, match=r"cannot pickle .*give a function that makes one"):
+    with pytest.raises(ConfigError, match=r"cannot pickle .*pass a function that creates one"):
         copied(env)
 
 
 def test_a_wrapper_around_an_env_that_cannot_be_copied_is_refused():
-    with pytest.raises(ConfigError, match="give a function that makes one"):
+    with pytest.raises(ConfigError, match="pass a function that creates one"):
         copied(Doubled(gymnasium.make("Held-v0")))

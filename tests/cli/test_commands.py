@@ -133,7 +133,7 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
         (["simulate", "CartPole-v1", "--env-kwargs", "{", "--data", "unused"], "--env-kwargs"),
         (
             ["simulate", "CartPole-v1", "--env-kwargs", '{"nope": 1}', "--data", "unused"],
-            "does not take",
+            "does not accept",
         ),
     ],
 )

@@ -270,7 +270,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--wrapper", "json:dumps"], "check wrappers"),
         ([GAME, "--env-kwargs", "{"], "--env-kwargs is no JSON"),
         ([GAME, "--env-kwargs", "3"], "give a JSON object"),
-        ([GAME, "--env-kwargs", '{"nope": 1}'], "does not take"),
+        ([GAME, "--env-kwargs", '{"nope": 1}'], "does not accept"),
         ([GAME, "--frame-skip", "0"], "frame_skip is 0"),
         ([GAME, "--frame-skip", "x"], "is not a valid integer"),
         ([GAME, "--seed", "-1"], "seed is -1"),

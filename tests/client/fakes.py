@@ -202,5 +202,11 @@ def client(link: Link, tmp_path: Path, **settings: Any) -> Game:
     }
     if "spec" not in shape:
         shape = {"game": "my-game", "obs": 2, "actions": 3, **shape}
-    config = ClientConfig(background=False, rng=random.Random(seed), **settings)
-    return connect(link=link, spool=tmp_path / "spool", config=config, **shape)
+    config = ClientConfig(
+        link=link,
+        spool=tmp_path / "spool",
+        background=False,
+        rng=random.Random(seed),
+        **settings,
+    )
+    return connect(config=config, **shape)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.act.policies import random_policy
-from tests.client.castings import SPEC, Platform, constant_policy
+from tests.client.platforms import SPEC, Platform, constant_policy
 from tests.client.fakes import chunks, client
-from understudy.client import RecordingWarning
+from understudy.client import ClientConfig, RecordingWarning
 from understudy.client.gym import record
 from understudy.core.errors import Refused
 from understudy.core.tensors import DTYPES
@@ -234,7 +234,7 @@ def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(
     ep = game.episode(player="ada")
     ep.act(OBS)
     ep.act(OBS)
-    with pytest.warns(RecordingWarning, match="no longer recorded"):
+    with pytest.warns(RecordingWarning, match="recording of this episode stopped"):
         assert ep.act(*arguments, **keywords) in (0, 1, 2)
     assert ep.act(OBS) in (0, 1, 2)
     assert ep.act(*arguments, **keywords) in (0, 1, 2)
@@ -290,9 +290,7 @@ def test_a_recorded_env_plays_with_the_bot(tmp_path):
     env = record(
         gymnasium.make("CartPole-v1"),
         "cart",
-        link=platform.link,
-        spool=tmp_path / "spool",
-        background=False,
+        config=ClientConfig(link=platform.link, spool=tmp_path / "spool", background=False),
     )
     obs, _ = env.reset(seed=0)
     for _ in range(60):

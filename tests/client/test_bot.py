@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.client.castings import SIGNER, SPEC, Platform, constant_policy
+from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from tests.client.fakes import FakeClock, MemoryLink
 from understudy.client.bot import Bots
-from understudy.client.connect import connect
+from understudy.client.connect import ClientConfig, connect
 from understudy.core.errors import ConfigError, LinkFailed
 from understudy.core.signed import Signer, public_key_text
 from understudy.experience.game import game_spec
@@ -199,7 +199,7 @@ def test_trust_goes_before_what_the_platform_says(tmp_path):
     # What is on the disk was signed by one who is no longer trusted.
     assert name(bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])) == ""
     with pytest.raises(ConfigError, match="public key"):
-        connect("my-game", obs=2, actions=3, link=MemoryLink(), spool=tmp_path, trust=("nonsense",))
+        ClientConfig(link=MemoryLink(), spool=tmp_path, trust=("nonsense",))
 
 
 def test_a_bot_of_another_schema_does_not_play(tmp_path):
@@ -255,7 +255,7 @@ def test_a_disk_that_takes_nothing_does_not_keep_a_bot_from_playing(tmp_path):
     bots.pick()
     bots.step()
     assert name(bots) == "my-game/1"
-    assert "kept" in bots.last_error
+    assert "cannot be stored" in bots.last_error
 
 
 def test_the_canary_plays_its_share_of_episodes(tmp_path):
@@ -331,7 +331,8 @@ def test_no_thread_runs_before_the_first_decision_and_none_after_closing(tmp_pat
 
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
-    with connect("my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool") as game:
+    config = ClientConfig(link=platform.link, spool=tmp_path / "spool")
+    with connect("my-game", obs=2, actions=3, config=config) as game:
         ep = game.episode(player="ada")
         assert threads() == []
         ep.act([0, 0])
@@ -349,8 +350,8 @@ def test_no_thread_runs_before_the_first_decision_and_none_after_closing(tmp_pat
 @pytest.mark.parametrize("background", [True, False])
 def test_a_program_may_wait_for_its_bot(tmp_path, background):
     platform = Platform(tmp_path)
-    settings = {"link": platform.link, "spool": tmp_path / "spool", "background": background}
-    game = connect("my-game", obs=2, actions=3, **settings)
+    config = ClientConfig(link=platform.link, spool=tmp_path / "spool", background=background)
+    game = connect("my-game", obs=2, actions=3, config=config)
     assert not game.wait_for_bot(0.05)
     platform.release(constant_policy(1))
     assert game.wait_for_bot(10)
@@ -365,15 +366,10 @@ def test_games_without_threads_pump_their_bots(tmp_path):
     platform = Platform(tmp_path)
     clock = FakeClock()
     platform.release(constant_policy(1))
-    game = connect(
-        "my-game",
-        obs=2,
-        actions=3,
-        link=platform.link,
-        spool=tmp_path / "spool",
-        background=False,
-        clock=clock,
+    config = ClientConfig(
+        link=platform.link, spool=tmp_path / "spool", background=False, clock=clock
     )
+    game = connect("my-game", obs=2, actions=3, config=config)
     game.pump()
     assert platform.link.n_polls == 0
     with game.episode(player="ada") as ep:
@@ -392,9 +388,8 @@ def test_games_without_threads_pump_their_bots(tmp_path):
 def test_a_forked_child_plays_on_with_the_bots_it_has(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(2))
-    game = connect(
-        "my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False
-    )
+    config = ClientConfig(link=platform.link, spool=tmp_path / "spool", background=False)
+    game = connect("my-game", obs=2, actions=3, config=config)
     ep = game.episode(player="ada")
     ep.act([0, 0])
     game.pump()

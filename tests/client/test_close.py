@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, client
-from understudy.client import RecordingWarning, connect
+from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.experience.frame import FrameKind
 
 
@@ -74,7 +74,8 @@ def test_steps_that_are_left_are_told_of(tmp_path):
     game = client(link, tmp_path)
     play(game.episode(player="anna"), 3)
     with pytest.warns(
-        RecordingWarning, match="they stay spooled on this machine and are sent by the next start"
+        RecordingWarning,
+        match="they are saved on this machine and will be sent when the game starts again",
     ):
         assert not game.close()
 
@@ -91,11 +92,12 @@ def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
 
     monkeypatch.setattr(import_module("understudy.client.connect"), "_JOIN_S", 0.05)
     link = Hanging()
-    game = connect("my-game", obs=2, actions=3, link=link, spool=tmp_path, linger_s=0.01)
+    config = ClientConfig(link=link, spool=tmp_path, sender=SenderConfig(linger_s=0.01))
+    game = connect("my-game", obs=2, actions=3, config=config)
     ep = game.episode(player="anna")
     play(ep, 3)
     ep.end()
-    with pytest.warns(RecordingWarning, match="did not end"):
+    with pytest.warns(RecordingWarning, match="did not stop"):
         assert not game.close(timeout_s=0.05)
     assert not link.is_closed
     link.goes_on.set()

@@ -1,5 +1,6 @@
 """What a game developer meets: connecting, playing in every shape of game, and doing it wrong."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -14,8 +15,14 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
-from understudy.client import ClientConfig, Extras, connect
-from understudy.client.connect import Address, own_player, place_of, spool_tag, user_folder
+from understudy.client import ClientConfig, Extras, SenderConfig, connect
+from understudy.client.connect import (
+    Address,
+    default_player,
+    find_destination,
+    spool_tag,
+    user_folder,
+)
 from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, SpecError
 from understudy.experience.frame import FrameKind
 from understudy.experience.game import game_spec
@@ -105,7 +112,8 @@ def test_sixteen_players_on_threads_of_one_process(tmp_path):
         except BaseException as error:
             failures.append(error)
 
-    with connect("my-game", obs=2, actions=3, link=link, spool=tmp_path, linger_s=0.02) as game:
+    config = ClientConfig(link=link, spool=tmp_path, sender=SenderConfig(linger_s=0.02))
+    with connect("my-game", obs=2, actions=3, config=config) as game:
         threads = [threading.Thread(target=one_player, args=(game, n)) for n in range(16)]
         for thread in threads:
             thread.start()
@@ -203,8 +211,8 @@ def test_without_a_name_the_player_is_a_random_one_that_stays(tmp_path):
             ep.acted(obs(0), 0)
             ep.end(obs(1))
     (name,) = set(link.players.values())
-    assert name == own_player(tmp_path / "spool")
-    assert own_player(tmp_path / "elsewhere") != name
+    assert name == default_player(tmp_path / "spool")
+    assert default_player(tmp_path / "elsewhere") != name
 
 
 # --- Doing it wrong -------------------------------------------------------------------------------
@@ -327,24 +335,43 @@ def test_an_episode_without_a_decision_leaves_nothing(tmp_path):
         ({"game": "no/slash", "obs": 2, "actions": 2}, InvalidName, "no/slash"),
         ({"game": "x", "obs": 10**7, "actions": 2}, SpecError, "at most"),
         ({"game": "x", "obs": 2, "actions": 2, "consent": "perhaps"}, ConfigError, "granted"),
-        ({"game": "x", "obs": 2, "actions": 2, "lingr_s": 2}, ConfigError, "lingr_s"),
-        ({"game": "x", "obs": 2, "actions": 2, "kind": "ghost"}, ConfigError, "player"),
-        ({"game": "x", "obs": 2, "actions": 2, "linger_s": -1.0}, ConfigError, "above 0"),
-        ({"game": "x", "obs": 2, "actions": 2, "spool_cap_bytes": 5}, ConfigError, "65536"),
+        ({"game": "x", "obs": 2, "actions": 2, "consnt": "granted"}, TypeError, "consnt"),
         ({"game": "x", "obs": 2, "actions": 2, "data": "d"}, ConfigError, "link"),
         ({"game": "my-game", "obs": 2, "spec": SPEC}, ConfigError, "spec and obs"),
         (
-            {"spec": SPEC, "actions": 3, "max_episode_steps": 5},
+            {"spec": SPEC, "actions": 3, "has_action_mask": True},
             ConfigError,
-            "actions, max_episode_steps",
+            "actions, has_action_mask",
         ),
         ({"spec": SPEC, "has_action_mask": False}, ConfigError, "has_action_mask"),
         ({"game": "x", "spec": SPEC}, ConfigError, "'my-game'"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(tmp_path, arguments, error, match):
+def test_invalid_arguments_are_rejected_at_once(tmp_path, arguments, error, match):
     with pytest.raises(error, match=match):
-        connect(**arguments, link=MemoryLink(), spool=tmp_path)
+        connect(**arguments, config=ClientConfig(link=MemoryLink(), spool=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"lingr_s": 2}, TypeError, "lingr_s"),
+        ({"kind": "ghost"}, ConfigError, "player"),
+        ({"spool_cap_bytes": 5}, ConfigError, "65536"),
+    ],
+)
+def test_invalid_settings_are_rejected_at_once(settings, error, match):
+    with pytest.raises(error, match=match):
+        ClientConfig(**settings)
+
+
+def test_times_of_the_sender_must_be_above_0():
+    with pytest.raises(ConfigError, match="above 0"):
+        SenderConfig(linger_s=-1.0)
+
+
+def test_connect_has_at_most_ten_parameters():
+    assert len(inspect.signature(connect).parameters) <= 10
 
 
 def test_without_a_place_to_record_to_it_says_what_to_give(monkeypatch):
@@ -376,13 +403,13 @@ def test_an_address_comes_from_an_argument_a_variable_or_the_file_it_names(tmp_p
     (tmp_path / "key").write_text("uk_file\n")
     monkeypatch.setenv("UNDERSTUDY_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("UNDERSTUDY_KEY_FILE", str(tmp_path / "key"))
-    assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_file")
+    assert find_destination(None, None, None) == Address("http://127.0.0.1:1", "uk_file")
     monkeypatch.setenv("UNDERSTUDY_KEY", "uk_variable")
-    assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_variable")
-    assert place_of(None, "http://127.0.0.1:2", "uk_argument") == Address(
+    assert find_destination(None, None, None) == Address("http://127.0.0.1:1", "uk_variable")
+    assert find_destination(None, "http://127.0.0.1:2", "uk_argument") == Address(
         "http://127.0.0.1:2", "uk_argument"
     )
-    assert place_of(tmp_path, None, None) == tmp_path
+    assert find_destination(tmp_path, None, None) == tmp_path
 
 
 def test_tags_differ_by_address_game_and_key():
@@ -391,39 +418,27 @@ def test_tags_differ_by_address_game_and_key():
     assert user_folder().name == "understudy"
 
 
-def test_the_config_alone_can_say_everything(tmp_path):
-    config = ClientConfig(spool=tmp_path / "here", background=False, clock=FakeClock())
-    with connect(spec=game_spec("x", obs=1, actions=2), link=MemoryLink(), config=config) as game:
+def test_settings_of_the_config_are_used(tmp_path):
+    config = ClientConfig(
+        link=MemoryLink(), spool=tmp_path / "here", background=False, clock=FakeClock()
+    )
+    with connect(spec=game_spec("x", obs=1, actions=2), config=config) as game:
         ep = game.episode(player="anna")
         ep.acted([0.0], 0)
     assert (tmp_path / "here").exists()
 
 
-def test_keywords_go_before_the_config_and_shape_the_spec(tmp_path):
-    config = ClientConfig(background=False, clock=FakeClock(), kind="player", strict=False)
-    with connect(
-        "my-game",
-        obs=2,
-        actions=3,
-        has_action_mask=True,
-        max_episode_steps=9,
-        kind="actor",
-        strict=True,
-        linger_s=0.25,
-        link=MemoryLink(),
-        spool=tmp_path,
-        config=config,
-    ) as game:
-        assert (game.spec.has_action_mask, game.spec.max_episode_steps) == (True, 9)
-        used = game._config
-        assert (used.kind, used.strict, used.sender.linger_s, used.clock) == (
-            "actor",
-            True,
-            0.25,
-            config.clock,
-        )
-    with connect("my-game", spec=SPEC, link=MemoryLink(), spool=tmp_path, config=config) as game:
-        assert game.spec is SPEC
+def test_a_spec_is_built_from_the_shape_or_used_as_it_is(tmp_path):
+    config = ClientConfig(
+        link=MemoryLink(), spool=tmp_path, background=False, clock=FakeClock(), kind="actor"
+    )
+    with connect("my-game", obs=2, actions=3, has_action_mask=True, config=config) as game:
+        expected = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
+        assert game.spec.to_json() == expected.to_json()
+        assert game._config is config
+    spec = game_spec("my-game", obs=2, actions=3, max_episode_steps=9)
+    with connect("my-game", spec=spec, config=config) as game:
+        assert game.spec is spec
 
 
 # --- Processes ------------------------------------------------------------------------------------
@@ -435,11 +450,15 @@ def test_a_forked_child_cannot_use_its_parents_game(tmp_path):
         import os, sys
         sys.path.insert(0, ".")
         from tests.client.fakes import MemoryLink
-        from understudy.client import connect
+        from understudy.client import ClientConfig, connect
         from understudy.core.errors import Closed
 
+        def connected(link):
+            config = ClientConfig(link=link, spool=sys.argv[1])
+            return connect("my-game", obs=2, actions=3, config=config)
+
         link = MemoryLink()
-        game = connect("my-game", obs=2, actions=3, link=link, spool=sys.argv[1])
+        game = connected(link)
         ep = game.episode(player="anna")
         ep.acted([0, 0], 0)
         ep.acted([1, 0], 0)
@@ -450,7 +469,7 @@ def test_a_forked_child_cannot_use_its_parents_game(tmp_path):
                 game.episode(player="anna")
             except Closed as error:
                 assert "fork" in str(error)
-                again = connect("my-game", obs=2, actions=3, link=MemoryLink(), spool=sys.argv[1])
+                again = connected(MemoryLink())
                 other = again.episode(player="anna")
                 other.acted([0, 0], 0)
                 other.end([1, 1])
@@ -479,15 +498,15 @@ def test_leaving_the_program_closes_the_game(tmp_path):
         sys.path.insert(0, ".")
         import understudy
         from tests.client.fakes import MemoryLink
+        from understudy.client import ClientConfig
 
         class Telling(MemoryLink):
             def close(self):
                 print([int(frame.kind) for frame in self.frames])
 
         def begin():
-            game = understudy.connect(
-                "my-game", obs=2, actions=3, link=Telling(), spool=sys.argv[1]
-            )
+            config = ClientConfig(link=Telling(), spool=sys.argv[1])
+            game = understudy.connect("my-game", obs=2, actions=3, config=config)
             return game.episode(player="anna")
 
         ep = begin()

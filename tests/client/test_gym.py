@@ -236,8 +236,8 @@ def test_settings_beside_a_connected_game_are_refused(tmp_path):
     game = client(
         MemoryLink(), tmp_path, spec=spec_from_gymnasium(Script([1], [False]), game="script")
     )
-    with pytest.raises(ConfigError, match="linger_s"):
-        record(Script([1], [False]), game, linger_s=3.0)
+    with pytest.raises(ConfigError, match="consent"):
+        record(Script([1], [False]), game, consent="granted")
     game.close()
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.client.fakes import chunks, client
 from tests.serve.gateways import running
 from tests.serve.test_server import certificate
-from understudy.client import RecordingWarning, connect
+from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.client.connect import Address
 from understudy.client.http import HttpLink
 from understudy.core.errors import ConfigError, LinkFailed
@@ -58,7 +58,9 @@ def failure(call):
 
 
 def http_client(url, key, tmp_path, **settings):
-    return connect(spec=SPEC, url=url, key=key, spool=tmp_path / "spool", linger_s=0.05, **settings)
+    sender = SenderConfig(linger_s=0.05)
+    config = ClientConfig(spool=tmp_path / "spool", sender=sender, **settings)
+    return connect(spec=SPEC, url=url, key=key, config=config)
 
 
 # --- A real gateway -------------------------------------------------------------------------------
@@ -68,7 +70,8 @@ def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
     with running(tmp_path / "D") as gateway:
         monkeypatch.setenv("UNDERSTUDY_URL", gateway.url + "/")
         monkeypatch.setenv("UNDERSTUDY_KEY", gateway.key("play", registers=True))
-        with connect("my-game", obs=2, actions=3, spool=tmp_path / "spool") as game:
+        config = ClientConfig(spool=tmp_path / "spool")
+        with connect("my-game", obs=2, actions=3, config=config) as game:
             for who in ("ada", "bob"):
                 play(game, 600, player=who)
         assert game.stats().acked_steps == 1200
@@ -97,7 +100,7 @@ def test_a_revoked_key_keeps_everything_on_this_machine_and_says_so(tmp_path):
             until(lambda: game.stats().failed_sends > 1)
         told = [str(one.message) for one in caught if issubclass(one.category, RecordingWarning)]
         assert len(told) == 1
-        assert "wait on this machine" in told[0]
+        assert "saved on this machine" in told[0]
         assert "revoked" in told[0]
         assert key not in told[0]
         stats = game.stats()
@@ -453,7 +456,7 @@ def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_pat
 )
 def test_addresses_that_cannot_be_or_would_show_the_key_are_refused(tmp_path, url):
     with pytest.raises(ConfigError):
-        connect(spec=SPEC, url=url, key=KEY, spool=tmp_path)
+        connect(spec=SPEC, url=url, key=KEY, config=ClientConfig(spool=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -474,9 +477,8 @@ def test_addresses_that_are_taken(url):
 
 
 def test_plain_http_to_other_machines_must_be_asked_for(tmp_path):
-    game = connect(
-        spec=SPEC, url="http://192.0.2.1", key=KEY, spool=tmp_path, insecure=True, background=False
-    )
+    config = ClientConfig(spool=tmp_path, insecure=True, background=False)
+    game = connect(spec=SPEC, url="http://192.0.2.1", key=KEY, config=config)
     game.close()
 
 
@@ -487,16 +489,17 @@ def test_a_place_to_record_to_is_said_once(tmp_path, monkeypatch):
         ({"url": "https://a"}, "needs a key"),
         ({"key": KEY}, "no url"),
         ({"url": "https://a", "key": KEY, "data": "D"}, "both"),
-        ({"url": "https://a", "key": "two words"}, "letters"),
+        ({"url": "https://a", "key": "two words"}, "characters"),
         ({}, "UNDERSTUDY_URL"),
     ]
     for given, what in cases:
         with pytest.raises(ConfigError, match=what):
-            connect(spec=SPEC, spool=tmp_path, **given)
+            connect(spec=SPEC, config=ClientConfig(spool=tmp_path), **given)
     # What is given goes before the environment.
     monkeypatch.setenv("UNDERSTUDY_URL", "https://a.example")
     monkeypatch.setenv("UNDERSTUDY_KEY", KEY)
-    with connect(spec=SPEC, data=tmp_path / "D", background=False) as game:
+    config = ClientConfig(background=False)
+    with connect(spec=SPEC, data=tmp_path / "D", config=config) as game:
         play(game)
     assert (tmp_path / "D" / "stream").exists()
 
@@ -504,8 +507,10 @@ def test_a_place_to_record_to_is_said_once(tmp_path, monkeypatch):
 def test_nothing_is_loaded_and_nobody_is_called_before_there_is_something_to_send(tmp_path):
     script = f"""
 import sys, threading, understudy
+from understudy.client import ClientConfig
+config = ClientConfig(spool={str(tmp_path)!r})
 game = understudy.connect(
-    "my-game", obs=2, actions=3, url="https://a.example", key="uk_x", spool={str(tmp_path)!r}
+    "my-game", obs=2, actions=3, url="https://a.example", key="uk_x", config=config
 )
 heavy = {{"urllib3", "cryptography", "ssl", "understudy.streams"}}
 print(threading.active_count(), sorted(heavy & set(sys.modules)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
-from understudy.client import RecordingWarning, SenderConfig, connect
+from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.client.sender import Losses, merge
 from understudy.core.errors import ConfigError
 from understudy.core.names import new_session
@@ -285,7 +285,8 @@ def test_frames_beyond_the_memory_budget_are_read_back_from_disk(tmp_path, monke
 
 def test_a_real_thread_flushes_within_its_time(tmp_path):
     link = MemoryLink()
-    with connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool") as game:
+    config = ClientConfig(link=link, spool=tmp_path / "spool")
+    with connect("my-game", obs=2, actions=3, config=config) as game:
         ep = game.episode(player="anna")
         play(ep, 0, 100)
         assert game.flush(10.0)
@@ -301,9 +302,9 @@ def test_a_real_thread_flushes_within_its_time(tmp_path):
 
 def test_a_sender_that_trips_goes_on(tmp_path, monkeypatch):
     link = MemoryLink()
-    with connect(
-        "my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool", linger_s=0.01
-    ) as game:
+    sender = SenderConfig(linger_s=0.01)
+    config = ClientConfig(link=link, spool=tmp_path / "spool", sender=sender)
+    with connect("my-game", obs=2, actions=3, config=config) as game:
         true_step = game._sender.step
         tripped = threading.Event()
 

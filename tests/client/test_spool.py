@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
-from understudy.client import connect
+from understudy.client import ClientConfig, connect
 from understudy.client.sender import send_unsent_frames
-from understudy.client.spool import SessionSpool, Spool, SpooledFrame, forget_spooled, read_about
+from understudy.client.spool import SessionSpool, Spool, SpooledFrame, forget_spooled, read_session
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
@@ -183,7 +183,7 @@ def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
 
 def test_a_folder_says_whose_session_it_holds(tmp_path):
     _, one = spool_of(tmp_path)
-    about = read_about(tmp_path / str(one.session))
+    about = read_session(tmp_path / str(one.session))
     assert (about.player, about.game, about.spec()) == ("anna", "my-game", SPEC)
     one.close()
 
@@ -194,8 +194,8 @@ def test_a_folder_that_does_not_say_so_is_corrupt_and_skipped(tmp_path, raw):
     folder.mkdir(parents=True)
     if raw is not None:
         (folder / "session.json").write_bytes(raw)
-    with pytest.raises(Corrupt, match="whose session"):
-        read_about(folder)
+    with pytest.raises(Corrupt, match="missing or damaged"):
+        read_session(folder)
     assert forget_spooled(tmp_path, "anna", ["my-game"]) == 0
     assert send_unsent_frames(tmp_path / "tag", lambda spec: MemoryLink()) == 0
     assert folder.exists()
@@ -208,7 +208,7 @@ def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
     unreadable = tmp_path / "a" / left[0].name / "session.json"
     unreadable.write_bytes(unreadable.read_bytes().replace(b"obs_names", b"of a later build"))
     with pytest.raises(SpecError):
-        read_about(left[0]).spec()
+        read_session(left[0]).spec()
     _, played = spool_of(tmp_path / "a")
     assert forget_spooled(tmp_path, "anna", ["other-game"]) == 0
     assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == 2
@@ -295,7 +295,7 @@ VICTIM = """
     import sys, time
     import numpy as np
     from pathlib import Path
-    from understudy.client import connect
+    from understudy.client import ClientConfig, SenderConfig, connect
 
     class Down:
         address = "memory"
@@ -303,7 +303,9 @@ VICTIM = """
         def send(self, frames, players, *, skipped_steps=0): raise ConnectionError
         def close(self): pass
 
-    game = connect("my-game", obs=2, actions=3, link=Down(), spool=sys.argv[1], linger_s=0.01)
+    sender = SenderConfig(linger_s=0.01)
+    config = ClientConfig(link=Down(), spool=sys.argv[1], sender=sender)
+    game = connect("my-game", obs=2, actions=3, config=config)
     ep = game.episode(player="anna")
     at = 0
     while True:
@@ -331,7 +333,8 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     victim.wait(10)
     victim.stdout.close()
     link = MemoryLink()
-    game = connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool")
+    config = ClientConfig(link=link, spool=tmp_path / "spool")
+    game = connect("my-game", obs=2, actions=3, config=config)
     deadline = time.monotonic() + 30
     while (
         not any(frame.kind is FrameKind.CLOSE for frame in link.frames)

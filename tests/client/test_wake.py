@@ -3,11 +3,12 @@
 import pytest
 
 from tests.client.fakes import MemoryLink, client
+from understudy.client import SenderConfig
 
 
 @pytest.mark.parametrize("how", ["episode", "recorder"])
 def test_a_sleeping_sender_is_woken_when_somebody_starts_to_play(tmp_path, how):
-    with client(MemoryLink(), tmp_path, linger_s=0.02) as game:
+    with client(MemoryLink(), tmp_path, sender=SenderConfig(linger_s=0.02)) as game:
         assert game.pump() > 1.0  # without a session it looks for killed games only, which is rare
         wake = game._sender.wake
         wake.clear()

@@ -116,7 +116,7 @@ def test_a_registered_env_a_function_and_a_class_are_games_too(tmp_path: Path):
 def test_an_env_that_cannot_be_copied_asks_for_a_function(tmp_path: Path):
     env = Switches()
     env.grip = threading.Lock()
-    with pytest.raises(ConfigError, match="give a function that makes one"):
+    with pytest.raises(ConfigError, match="pass a function that creates one"):
         train(tmp_path / "R", env, steps=256)
 
 
@@ -427,7 +427,7 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
     ("asked", "said"),
     [
         ({"game": None}, "which game"),
-        ({"game": 7}, "give a Gymnasium id"),
+        ({"game": 7}, "use a Gymnasium id"),
         ({"game": CartPoleVector(3)}, "game is a vector env .* give a function that makes one env"),
         ({"game": "CartPol-v1"}, "did you mean CartPole-v1"),
         ({"algorithm": "dqm"}, "did you mean 'dqn'"),
@@ -450,7 +450,7 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
             "not found by an import, .* give a function that makes the env",
         ),
         ({"wrapper": lambda env: Brighter(env)}, "not found by an import"),
-        ({"env_kwargs": {"nope": 1}}, "does not take"),
+        ({"env_kwargs": {"nope": 1}}, "does not accept"),
         ({"env_kwargs": {"presses": object()}}, "give plain values"),
         ({"env_kwargs": [1]}, "give an object"),
         ({"frame_skip": 0}, "frame_skip is 0"),
