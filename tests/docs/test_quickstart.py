@@ -56,7 +56,7 @@ def test_a_clone_of_the_player_plays_in_the_game_within_ten_minutes(tmp_path: Pa
             assert ran.returncode == 0, ran.stderr
             said.append(ran.stdout.strip())
     assert said[0].startswith("friend won 400 of 400 rounds")
-    found = re.fullmatch(r"bot won (\d+) of 100 rounds; the bot is guess/1", said[1])
+    found = re.fullmatch(r"bot won (\d+) of 100 rounds; bot: guess/1", said[1])
     assert found, said[1]
     # By chance it would be a sixth: a guess outside what is left loses the round.
     assert int(found.group(1)) >= 50

@@ -1,4 +1,4 @@
-"""The examples run as they stand, against a real gateway, and what they played is in its stream."""
+"""The examples run unchanged against a real gateway, and their steps are in its stream."""
 
 import os
 import re
@@ -45,8 +45,8 @@ def played(gateway: Running, game: str) -> list[Chunk]:
 def deciders(chunks: list[Chunk]) -> set[int]:
     return {
         int(code)
-        for one in chunks
-        for code in one.columns["by"][one.columns["row"] == RowKind.STEP]
+        for chunk in chunks
+        for code in chunk.columns["by"][chunk.columns["row"] == RowKind.STEP]
     }
 
 
@@ -67,11 +67,11 @@ def test_examples_are_as_short_as_promised(name: str) -> None:
     )
 
 
-def test_a_game_of_ones_own_is_recorded_and_then_played_by_its_bot(tmp_path: Path) -> None:
+def test_a_custom_game_is_recorded_and_then_played_by_its_bot(tmp_path: Path) -> None:
     guess = (sys.executable, str(EXAMPLES / "guess.py"))
     with running(tmp_path / "D") as gateway:
         assert run(gateway, tmp_path, *guess, "script", "30").startswith(
-            "script won 30 of 30 rounds; the bot is not"
+            "script won 30 of 30 rounds; bot: none"
         )
         run(
             gateway,
@@ -85,7 +85,7 @@ def test_a_game_of_ones_own_is_recorded_and_then_played_by_its_bot(tmp_path: Pat
         assert deciders(first) == {By.SCRIPT, By.PERSON}
         (spec,) = gateway.registry.specs("guess")
         release(gateway.registry, spec)
-        assert run(gateway, tmp_path, *guess, "bot", "20").endswith("the bot is guess/1")
+        assert run(gateway, tmp_path, *guess, "bot", "20").endswith("bot: guess/1")
         by_bot = played(gateway, "guess")[len(first) :]
         assert deciders(by_bot) == {By.BOT}
         assert {note.model for chunk in by_bot for note in chunk.meta.episodes} == {"guess/1"}
@@ -94,24 +94,23 @@ def test_a_game_of_ones_own_is_recorded_and_then_played_by_its_bot(tmp_path: Pat
 def test_a_gymnasium_env_is_recorded_and_played_in_ten_lines(tmp_path: Path) -> None:
     with running(tmp_path / "D") as gateway:
         run(gateway, tmp_path, sys.executable, str(EXAMPLES / "cartpole.py"))
-        found = played(gateway, "CartPole-v1")
-        assert 1900 < sum(chunk.meta.n_steps for chunk in found) <= 2000
-        assert deciders(found) == {By.SCRIPT}
+        chunks = played(gateway, "CartPole-v1")
+        assert 1900 < sum(chunk.meta.n_steps for chunk in chunks) <= 2000
+        assert deciders(chunks) == {By.SCRIPT}
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
 def test_a_client_in_plain_javascript_plays_and_sends(tmp_path: Path) -> None:
     node = ("node", str(EXAMPLES / "node_client.mjs"), "15")
     with running(tmp_path / "D") as gateway:
-        says = re.fullmatch(
-            r"won (\d+) of 15 rounds in (\d+) guesses", run(gateway, tmp_path, *node)
-        )
-        assert says is not None
+        printed = run(gateway, tmp_path, *node)
+        result = re.fullmatch(r"won (\d+) of 15 rounds in (\d+) guesses", printed)
+        assert result is not None
         chunks = played(gateway, "guess-js")
         assert len(chunks) == 15
-        assert sum(chunk.meta.n_steps for chunk in chunks) == int(says[2])
+        assert sum(chunk.meta.n_steps for chunk in chunks) == int(result[2])
         won = sum(float(np.sum(chunk.columns["reward"] == 1)) for chunk in chunks)
-        assert won == int(says[1])
+        assert won == int(result[1])
         assert deciders(chunks) == {By.SCRIPT}
         (spec,) = gateway.registry.specs("guess-js")
         release(gateway.registry, spec)

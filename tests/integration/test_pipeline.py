@@ -35,7 +35,7 @@ def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_pa
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
-    bot = re.search(r"bot (\d+); drawn in", done.stdout)
+    bot = re.search(r"bot (\d+); plot saved to", done.stdout)
     stored = re.search(r"(\d+) steps are in Cassandra", done.stdout)
     assert bot is not None
     assert int(bot[1]) >= 100, done.stdout[-1000:]
