@@ -66,7 +66,7 @@ def _batched(obs: Any) -> Any:
 
 
 @pytest.mark.parametrize(("make", "kind"), KINDS)
-def test_chunks_tell_what_a_plain_loop_sees(make: Any, kind: str):
+def test_chunks_equal_the_steps_of_a_plain_loop(make: Any, kind: str):
     actor, game = actor_of(make)
     collected = collect(actor, random_policy(game, kind), [7, 1, 40, 12])
     for env, chunks in enumerate(by_env(collected, actor)):
@@ -123,7 +123,7 @@ def replay_by_hand(
 
 
 @pytest.mark.parametrize(("make", "kind"), KINDS)
-def test_chunks_are_valid_travel_unchanged_and_fit_their_game(make: Any, kind: str):
+def test_chunks_are_valid_and_survive_encoding_unchanged(make: Any, kind: str):
     actor, game = actor_of(make)
     chunks = [
         chunk for one in collect(actor, random_policy(game, kind), [600, 5]) for chunk in one.chunks
@@ -172,7 +172,7 @@ def test_logp_and_raw_action_are_the_policys_own(make: Any, kind: str):
             np.testing.assert_allclose(columns["logp"][steps], logp, rtol=1e-3, atol=1e-3)
 
 
-def test_sessions_and_numbers_go_on_from_collect_to_collect():
+def test_sessions_and_numbers_continue_from_collect_to_collect():
     actor, game = actor_of(PlainEnv)
     collected = collect(actor, random_policy(game, "categorical"), [5, 1100, 3])
     assert len(set(actor.sessions)) == 3
@@ -238,7 +238,7 @@ class LateMaskEnv(MaskedEnv):
         return super().info() if self.n_steps else {}
 
 
-def test_a_mask_that_the_first_reset_did_not_say_is_not_ignored():
+def test_a_mask_that_the_first_reset_did_not_have_is_an_error():
     actor, game = actor_of(LateMaskEnv)
     with pytest.raises(
         ConfigError, match="LateMaskEnv has an action_mask, but that of its first reset had none"
@@ -270,7 +270,7 @@ def test_first_priorities_are_the_n_step_errors_of_the_chunk(make: Any, n: int):
         assert (columns["priority"][columns["row"] != RowKind.STEP] == 0).all()
 
 
-def test_frame_stacks_are_what_windows_give():
+def test_frame_stacks_equal_windows_of_the_observations():
     actor, game = actor_of(PlainEnv)
     policy = random_policy(
         game, "epsilon_greedy", stack=3, priority=InitialPriority("n_step_td", 1, 0.9)
@@ -296,7 +296,7 @@ def test_frame_stacks_are_what_windows_give():
             )
 
 
-def test_large_observations_are_cut_to_what_may_travel():
+def test_large_observations_are_cut_into_chunks_below_the_size_limit():
     class Pictures(PlainEnv):
         observation_space: Any = spaces.Box(0, 255, (84, 84), np.uint8)
 
@@ -309,7 +309,7 @@ def test_large_observations_are_cut_to_what_may_travel():
     assert all(len(chunk.frame().body) <= 448 * 1024 for chunk in chunks)
 
 
-def test_what_cannot_be_played_is_refused():
+def test_actions_that_actors_cannot_play_are_rejected():
     actor, game = actor_of(PlainEnv)
     with pytest.raises(ConfigError, match="at least 1"):
         actor.collect(random_policy(game, "categorical"), 0, round_no=0)
@@ -331,7 +331,7 @@ def test_an_env_that_allows_nothing_is_named():
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("kind", ["epsilon_greedy", "categorical"])
-def test_odd_numbers_come_back_in_chunks_that_can_be_refused(odd: float, kind: str):
+def test_invalid_numbers_are_in_the_chunks_for_the_replay_to_reject(odd: float, kind: str):
     class Odd(PlainEnv):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             obs, reward, *rest = super().step(action)
@@ -368,7 +368,7 @@ def test_actions_of_a_wider_type_stay_inside_the_box():
     ],
     ids=["raises", "nothing", "another shape"],
 )
-def test_an_env_that_fails_is_named_and_its_cause_kept(gives: Any, said: str):
+def test_the_error_of_a_failing_env_names_the_env_and_its_cause(gives: Any, said: str):
     class Failing(PlainEnv):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             if isinstance(gives, Exception):

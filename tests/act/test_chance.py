@@ -25,7 +25,7 @@ def test_an_episodes_seed_needs_no_episode_before_it():
     assert episode_starts(3, first_env=3, num_envs=1)[0] == starts[2]
 
 
-def test_seeds_hardly_ever_meet():
+def test_seeds_rarely_collide():
     starts = np.concatenate([episode_starts(root, first_env=0, num_envs=20) for root in range(5)])
     seeds = episode_seeds(starts, np.zeros(100, np.int64), n=100)
     assert len(np.unique(seeds)) > seeds.size - 5
@@ -33,7 +33,7 @@ def test_seeds_hardly_ever_meet():
     assert seeds.max() < 2**31, "seeds from 2^31 on are held out"
 
 
-def test_seeds_are_handed_out_in_order_however_far_ahead_they_are_known():
+def test_seeds_are_in_order_however_many_are_computed_ahead():
     heard: list[int] = []
     seeds = EpisodeSeeds(
         7, first_env=0, num_envs=2, prepare=lambda some: heard.extend(some.tolist())

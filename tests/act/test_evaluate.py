@@ -49,7 +49,7 @@ def test_returns_are_those_of_episodes_played_alone(
     np.testing.assert_allclose(got, [by_hand(policy, make(), seed) for seed in SEEDS], rtol=rtol)
 
 
-def test_chance_is_a_function_of_the_seeds():
+def test_noise_is_a_function_of_the_seeds():
     policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
     first, second = (
         evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS, deterministic=False) for _ in range(2)
@@ -73,7 +73,7 @@ class EndlessEnv(PlainEnv):
         return obs, 1.0, False, False, info
 
 
-def test_an_episode_that_nothing_ends_is_cut(monkeypatch: pytest.MonkeyPatch):
+def test_an_endless_episode_is_cut(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("understudy.act.evaluate.MAX_STEPS", 25)
     policy = random_policy(game_of(make_envs(EndlessEnv, 1)), "categorical")
     assert evaluate(policy, make_envs(EndlessEnv, 2), seeds=[1, 2, 3]).tolist() == [25.0] * 3

@@ -23,7 +23,7 @@ def test_gymnasium_accepts_it():
 
 
 @pytest.mark.parametrize("more", [{}, {"opponent": "strong", "seat": 1}])
-def test_many_side_by_side_are_the_single_ones(more: dict[str, Any]):
+def test_the_vector_env_equals_single_envs(more: dict[str, Any]):
     vector = make_envs("rally", len(SEEDS), env_kwargs=more)
     singles = [make_env("rally", more) for _ in SEEDS]
     assert isinstance(vector, RallyVector)
@@ -44,7 +44,7 @@ def test_many_side_by_side_are_the_single_ones(more: dict[str, Any]):
         is_live &= ~(terminated | truncated)
 
 
-def test_only_what_the_mask_names_is_reset():
+def test_only_the_envs_of_the_mask_are_reset():
     vector = RallyVector(3)
     vector.reset(seed=SEEDS[:3])
     after = vector.step(np.array([0, 1, 2]))[0]
@@ -80,7 +80,7 @@ def test_two_players_see_mirrored_courts_and_share_the_point():
     assert 5 < steps < rally.MAX_DECISIONS
 
 
-def test_what_it_cannot_play_is_said():
+def test_invalid_settings_and_unknown_games_are_rejected():
     with pytest.raises(ConfigError, match="use 0"):
         make_envs("rally", 1, env_kwargs={"seat": 2})
     with pytest.raises(ConfigError, match="strong"):
@@ -100,7 +100,7 @@ def test_what_it_cannot_play_is_said():
 
 
 @pytest.mark.parametrize("action", [-1, 3, 7])
-def test_an_action_that_there_is_not_moves_no_paddle(action: int):
+def test_an_invalid_action_moves_no_paddle(action: int):
     env = RallyEnv()
     both = RallyParallel()
     env.reset(seed=1)
@@ -112,7 +112,7 @@ def test_an_action_that_there_is_not_moves_no_paddle(action: int):
     assert env.court == both.court == rally.serve(1)
 
 
-def test_two_players_go_on_after_a_reset_and_not_before():
+def test_two_players_need_a_reset_before_they_step():
     env = RallyParallel()
     both = {"left": 1, "right": 1}
     with pytest.raises(ConfigError, match="call reset first"):
@@ -131,7 +131,7 @@ def test_two_players_go_on_after_a_reset_and_not_before():
         env.step(both)
 
 
-def test_two_players_have_what_users_of_pettingzoo_look_for():
+def test_the_two_player_env_has_the_api_of_pettingzoo():
     env = RallyParallel(render_mode="rgb_array")
     assert (env.possible_agents, env.num_agents, env.max_num_agents) == (["left", "right"], 0, 2)
     obs, _ = env.reset(seed=np.int64(3))  # type: ignore[arg-type]
@@ -146,13 +146,13 @@ def test_two_players_have_what_users_of_pettingzoo_look_for():
 
 
 @pytest.mark.parametrize("kind", [RallyEnv, RallyParallel])
-def test_a_render_mode_that_there_is_not_is_refused(kind: Any):
+def test_an_unknown_render_mode_is_rejected(kind: Any):
     with pytest.raises(ConfigError, match="'human'; use ansi, rgb_array or None"):
         kind(render_mode="human")
 
 
 @pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
-def test_many_side_by_side_take_only_actions_that_there_are(game: str):
+def test_vector_envs_reject_invalid_actions(game: str):
     envs: Any = make_envs(game, 3)
     last = 2 if game == "rally" else 1
     before, _ = envs.reset(seed=[1, 2, 3])
@@ -172,7 +172,7 @@ def test_many_side_by_side_take_only_actions_that_there_are(game: str):
 
 
 @pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
-def test_what_cannot_be_reset_is_said(game: str):
+def test_invalid_resets_are_rejected(game: str):
     envs: Any = make_envs(game, 3)
     assert envs.reset(seed=np.int64(5))[0].tobytes() == envs.reset(seed=5)[0].tobytes()
     with pytest.raises(ConfigError, match=r"reset_mask has shape \[2\]; use 3"):

@@ -60,20 +60,20 @@ def played(make: Any, root_seed: int = 5) -> tuple[Actor, Policy]:
     return actor, policy
 
 
-def test_an_env_whose_chance_is_not_its_seeds_is_named():
+def test_an_env_with_randomness_beyond_its_seed_is_named():
     arrays, facts = saved(played(UnseededEnv)[0])
     with pytest.raises(ConfigError, match=r"env \d of UnseededEnv cannot be rebuilt from its seed"):
         actor_of(UnseededEnv).restore(arrays, facts)
 
 
-def test_a_state_that_is_not_what_happened_is_seen():
+def test_a_state_that_differs_from_the_rebuilt_one_is_rejected():
     arrays, facts = saved(played(PlainEnv)[0])
     arrays["live.obs"] = arrays["live.obs"] + np.float32(0.5)
     with pytest.raises(ConfigError, match="'obs' is"):
         actor_of(PlainEnv).restore(arrays, facts)
 
 
-def test_the_state_of_another_actor_is_refused():
+def test_the_state_of_another_actor_is_rejected():
     arrays, facts = saved(played(PlainEnv)[0])
     with pytest.raises(ConfigError, match="restore it in the actor that saved it"):
         actor_of(PlainEnv, root_seed=6).restore(arrays, facts)

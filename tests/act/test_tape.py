@@ -63,13 +63,13 @@ def test_windows_stop_at_ends_and_at_the_last_step(seed: int, n: int, steps: int
             )
 
 
-def test_the_best_value_is_a_legal_one():
+def test_the_best_value_is_that_of_a_valid_action():
     q = np.array([[1.0, 5.0, 3.0]], np.float32)
     assert best_value(q, None).tolist() == [5.0]
     assert best_value(q, np.array([[True, False, True]])).tolist() == [3.0]
 
 
-def test_where_a_mask_allows_nothing_every_action_counts():
+def test_if_a_mask_allows_nothing_every_action_counts():
     q = np.array(
         [[[1.0, 5.0, 3.0], [-2.0, -9.0, -4.0]], [[0.0, -1e25, 7.0], [1.0, 2.0, 3.0]]], np.float32
     )
@@ -77,6 +77,6 @@ def test_where_a_mask_allows_nothing_every_action_counts():
     assert best_value(q, action_mask).tolist() == [[5.0, -4.0], [7.0, 1.0]]
 
 
-def test_a_network_without_action_values_is_refused():
+def test_a_network_without_action_values_is_rejected():
     with pytest.raises(ConfigError, match="need a head 'q'"):
         q_of({"logits": np.zeros((1, 2))})

@@ -20,7 +20,7 @@ class Halved(gymnasium.RewardWrapper[Any, Any]):
         return float(reward) / 2
 
 
-def test_cartpole_is_our_own_unless_something_is_changed():
+def test_cartpole_is_the_built_in_one_unless_it_is_customized():
     assert isinstance(make_envs("CartPole-v1", 4), CartPoleVector)
     for changed in (
         {"builtin": False},
@@ -44,7 +44,7 @@ def test_ids_functions_and_envs_all_become_envs():
     assert envs.envs[0] is not mine
 
 
-def test_a_vector_env_is_taken_as_it_is_when_it_fits():
+def test_a_suitable_vector_env_is_used_as_it_is():
     envs = CartPoleVector(3)
     assert make_envs(envs, 3) is envs
     with pytest.raises(ConfigError, match="has 3 envs, but num_envs is 4"):
@@ -54,7 +54,7 @@ def test_a_vector_env_is_taken_as_it_is_when_it_fits():
 
 
 @pytest.mark.parametrize("typed", ["CartPoles-v1", "cartpole-v1", "CartPol-v1", "CartPole-v9"])
-def test_an_unknown_game_names_the_nearest(typed: str):
+def test_the_error_for_an_unknown_game_suggests_close_names(typed: str):
     with pytest.raises(ConfigError, match=r"game .* is unknown; did you mean .*CartPole-v1"):
         make_envs(typed, 1)
 
@@ -76,7 +76,7 @@ def test_an_unknown_game_names_the_nearest(typed: str):
         (7, {"num_envs": 1}, "use a Gymnasium id"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(game: Any, settings: Any, says: str):
+def test_invalid_arguments_are_rejected_in_one_line(game: Any, settings: Any, says: str):
     with pytest.raises(ConfigError, match=says) as caught:
         make_envs(game, **settings)
     assert "\n" not in str(caught.value)
@@ -106,14 +106,14 @@ def test_frame_skip_stops_where_the_episode_ends():
     assert total == frames
 
 
-def test_the_game_of_envs_says_whether_it_has_masks():
+def test_the_spec_of_envs_tells_whether_they_have_masks():
     assert game_of(make_envs(MaskedEnv, 2)).has_action_mask
     assert not game_of(make_envs("CartPole-v1", 1)).has_action_mask
     assert game_of(make_envs(MixedEnv, 2)).game == "MixedEnv"
     assert game_of(make_envs(MixedEnv, 2), name="mine").game == "mine"
 
 
-def test_nested_observations_are_taken_apart_by_path():
+def test_nested_observations_are_flattened_by_path():
     envs = make_envs(MixedEnv, 3)
     columns = columns_of(game_of(envs))(envs.reset(seed=1)[0])
     assert {name: (column.shape, column.dtype.name) for name, column in columns.items()} == {
@@ -154,7 +154,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     gymnasium.register("Remade-v0", entry_point="tests.act.test_vector:Remade")
 
 
-def test_what_was_changed_in_a_registered_env_is_in_its_copies_and_the_env_stays_as_it_is():
+def test_copies_of_a_registered_env_have_its_changes_and_the_env_stays_unchanged():
     env: Any = gymnasium.make("CartPole-v1")
     env.unwrapped.gravity = 99.0
     copy: Any = copied(env)
@@ -164,7 +164,7 @@ def test_what_was_changed_in_a_registered_env_is_in_its_copies_and_the_env_stays
     assert env.unwrapped.gravity == 99.0
 
 
-def test_a_wrapper_that_no_spec_can_make_is_copied_with_its_env():
+def test_a_wrapper_without_a_spec_is_copied_with_its_env():
     copy = copied(Doubled(gymnasium.make("CartPole-v1")))
     assert isinstance(copy, Doubled)
     shown = copy.reset(seed=3)[0]
@@ -172,13 +172,13 @@ def test_a_wrapper_that_no_spec_can_make_is_copied_with_its_env():
     assert np.array_equal(shown, plain * 2)
 
 
-def test_an_env_that_cannot_be_copied_is_made_again_where_that_gives_the_same():
+def test_an_env_that_cannot_be_copied_is_recreated_if_the_result_is_equal():
     copy: Any = copied(gymnasium.make("Held-v0", pull=3.0))
     assert copy.unwrapped.pull == 3.0
 
 
 @pytest.mark.parametrize("game", ["Held-v0", "Remade-v0"])
-def test_an_env_that_was_changed_and_cannot_be_copied_is_refused(game: str):
+def test_an_env_that_was_changed_and_cannot_be_copied_is_rejected(game: str):
     env: Any = gymnasium.make(game)
     untouched: Any = copied(env)
     assert untouched.unwrapped.pull == 1.0
@@ -188,11 +188,11 @@ def test_an_env_that_was_changed_and_cannot_be_copied_is_refused(game: str):
 
 
 @pytest.mark.parametrize("env", [Held(), Doubled(Held())])
-def test_an_env_that_cannot_be_copied_and_no_spec_makes_is_refused(env: Any):
+def test_an_env_that_cannot_be_copied_and_has_no_spec_is_rejected(env: Any):
     with pytest.raises(ConfigError, match=r"cannot pickle .*pass a function that creates one"):
         copied(env)
 
 
-def test_a_wrapper_around_an_env_that_cannot_be_copied_is_refused():
+def test_a_wrapper_around_an_env_that_cannot_be_copied_is_rejected():
     with pytest.raises(ConfigError, match="pass a function that creates one"):
         copied(Doubled(gymnasium.make("Held-v0")))

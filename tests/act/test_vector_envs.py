@@ -46,7 +46,7 @@ def flat(obs: Any) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("make", [PlainEnv, MixedEnv, MaskedEnv, CountEnv, ReusingEnv])
-def test_every_step_and_reset_is_gymnasiums(make: Any):
+def test_every_step_and_reset_equals_gymnasiums(make: Any):
     ours = PlainEnvs(make, 5)
     theirs = SyncVectorEnv([make] * 5, autoreset_mode=AutoresetMode.DISABLED)
     rng = np.random.default_rng(0)
@@ -90,13 +90,13 @@ def test_every_step_and_reset_is_gymnasiums(make: Any):
     assert n_ended > 20
 
 
-def test_infos_that_nobody_reads_are_left_out():
+def test_unused_infos_are_dropped():
     envs = PlainEnvs(CountEnv, 2)
     envs.reset(seed=0)
     assert envs.step(np.array([2, 3]))[4] == {}
 
 
-def test_an_env_that_ended_and_was_not_reset_is_seen():
+def test_an_env_that_ended_and_was_not_reset_is_an_error():
     envs = PlainEnvs(lambda: gymnasium.make("CartPole-v1"), 2)
     envs.reset(seed=0)
     while not envs.step(np.array([1, 0]))[2].any():
@@ -146,7 +146,7 @@ def test_lengths_that_make_up_for_each_other_are_an_error():
 
 
 @pytest.mark.parametrize("num_envs", [1, 5, 16])
-def test_every_step_has_the_bits_of_gymnasiums_vector_env(num_envs: int):
+def test_every_step_is_bit_identical_to_gymnasiums_vector_env(num_envs: int):
     ours = CartPoleVector(num_envs)
     theirs = make_envs("CartPole-v1", num_envs, builtin=False)
     assert isinstance(theirs, SyncVectorEnv)
@@ -188,7 +188,7 @@ def test_an_episode_is_truncated_at_its_500th_step():
         assert not terminated[0]
 
 
-def test_a_masked_reset_leaves_the_others_alone():
+def test_a_masked_reset_does_not_change_the_other_envs():
     envs = CartPoleVector(3)
     before, _ = envs.reset(seed=[1, 2, 3])
     after, _ = envs.reset(seed=[9, 9, 9], options={"reset_mask": np.array([False, True, False])})
@@ -196,16 +196,16 @@ def test_a_masked_reset_leaves_the_others_alone():
     assert (after[1] != before[1]).all()
 
 
-def test_the_wrong_number_of_seeds_is_refused():
+def test_the_wrong_number_of_seeds_is_rejected():
     with pytest.raises(ConfigError, match="2 seeds for 3 envs"):
         CartPoleVector(3).reset(seed=[1, 2])
 
 
-def test_it_says_that_it_does_not_reset_by_itself():
+def test_its_metadata_disables_autoreset():
     assert CartPoleVector(1).metadata["autoreset_mode"] is AutoresetMode.DISABLED
 
 
-def test_prepared_seeds_begin_the_same_episodes():
+def test_prepared_seeds_start_the_same_episodes():
     plain = CartPoleVector(3)
     prepared = CartPoleVector(3)
     prepared.prepare(np.array([8, 9, 4_000_000_000], np.uint32))

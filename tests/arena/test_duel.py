@@ -24,7 +24,7 @@ def nobody() -> Deployment:
     raise AssertionError("no deployment is needed")
 
 
-def test_a_better_side_wins_and_the_other_way_round_it_loses_as_much():
+def test_a_better_side_wins_and_swapping_the_sides_mirrors_the_result():
     strong, casual = (side_of(name, nobody) for name in ("strong", "casual"))
     there = duel(strong, casual, serves=200)
     back = duel(casual, strong, serves=200)
@@ -36,21 +36,21 @@ def test_a_better_side_wins_and_the_other_way_round_it_loses_as_much():
     )
 
 
-def test_equals_get_half_since_both_meet_the_same_luck(tmp_path: Path):
+def test_equal_sides_get_half_of_the_points(tmp_path: Path):
     (tmp_path / "p.safetensors").write_bytes(random_policy(RALLY, "argmax", seed=1).encode())
     for name in ("good", str(tmp_path / "p.safetensors")):
         found = duel(side_of(name, nobody), side_of(name, nobody), serves=100)
         assert (found.share, found.won) == (0.5, found.lost)
 
 
-def test_the_same_seed_gives_the_same_duel_and_another_one_another():
+def test_the_same_seed_gives_the_same_duel_and_another_seed_another():
     good, strong = (side_of(name, nobody) for name in ("good", "strong"))
     found = duel(good, strong, serves=200, seed=3)
     assert found == duel(good, strong, serves=200, seed=3)
     assert found.won != duel(good, strong, serves=200, seed=4).won
 
 
-def test_models_aliases_files_and_skills_can_sit_there(
+def test_models_aliases_files_and_skills_can_play(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     deployed = open_deployment(DataFolder(tmp_path / "D"))
@@ -118,7 +118,7 @@ def test_models_aliases_files_and_skills_can_sit_there(
 
 
 @pytest.mark.parametrize("shape", [{"obs": 6, "actions": 5}, {"obs": 5, "actions": 3}])
-def test_a_policy_of_another_rally_is_refused(shape: dict[str, int], tmp_path: Path):
+def test_a_policy_of_another_rally_is_rejected(shape: dict[str, int], tmp_path: Path):
     other = game_spec("rally", obs=shape["obs"], actions=shape["actions"])
     (tmp_path / "other").write_bytes(random_policy(other, "argmax", seed=1).encode())
     with pytest.raises(ConfigError, match=r"another rally.*6 observed numbers and 3 actions"):
@@ -126,14 +126,14 @@ def test_a_policy_of_another_rally_is_refused(shape: dict[str, int], tmp_path: P
 
 
 @pytest.mark.parametrize("serves", [-1, 0, 1, 3, 10**9])
-def test_numbers_of_serves_that_make_no_duel_are_refused(serves: int):
+def test_invalid_numbers_of_serves_are_rejected(serves: int):
     good = side_of("good", nobody)
     with pytest.raises(ConfigError, match="even number"):
         duel(good, good, serves=serves)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, "x/" * 3000 + "1"])
-def test_words_that_name_nobody_are_refused(name: str, tmp_path: Path):
+def test_unknown_names_are_rejected(name: str, tmp_path: Path):
     with pytest.raises(ConfigError):
         side_of(name, lambda: open_deployment(DataFolder(tmp_path / "D")))
 
@@ -152,8 +152,6 @@ def test_a_file_too_large_for_a_policy_is_not_read(tmp_path: Path):
         ("good strong --serves 4", "(too few for an interval)\nbetter: neither; more serves"),
     ],
 )
-def test_a_duel_that_tells_nobody_apart_says_why(
-    line: str, said: str, capsys: pytest.CaptureFixture[str]
-):
+def test_an_undecided_duel_explains_why(line: str, said: str, capsys: pytest.CaptureFixture[str]):
     assert run_command(["arena", "duel", *line.split()]) == 0
     assert said in capsys.readouterr().out

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.act.policies import random_policy
-from tests.client.platforms import SPEC, Platform, constant_policy
 from tests.client.fakes import chunks, client
+from tests.client.platforms import SPEC, Platform, constant_policy
 from understudy.client import ClientConfig, RecordingWarning
 from understudy.client.gym import record
 from understudy.core.errors import Refused
@@ -38,7 +38,7 @@ def playing(tmp_path, policy=None, **settings):
     return platform, game
 
 
-def test_the_bot_decides_and_what_it_knew_is_recorded(tmp_path):
+def test_the_bots_decision_is_recorded_with_its_probability_and_version(tmp_path):
     policy = random_policy(SPEC, "categorical", version=5)
     platform, game = playing(tmp_path, policy)
     ep = game.episode(player="ada")
@@ -67,7 +67,7 @@ def test_a_deterministic_decision_is_certain(tmp_path):
     assert set(chunk.columns["logp"]) == {0.0}
 
 
-def test_continuous_actions_keep_what_was_drawn_before_the_bounds(tmp_path):
+def test_continuous_actions_are_recorded_before_clipping(tmp_path):
     spec = game_spec("my-game", obs=2, actions=Box((2, 2), DTYPES["F32"], -0.01, 0.01))
     platform, game = playing(tmp_path, random_policy(spec, "gaussian_clipped"), spec=spec)
     ep = game.episode(player="ada")
@@ -79,7 +79,7 @@ def test_continuous_actions_keep_what_was_drawn_before_the_bounds(tmp_path):
     assert np.abs(chunk.columns["raw_action"]).max() > 0.01
 
 
-def test_a_stack_is_kept_for_each_episode(tmp_path):
+def test_each_episode_has_its_own_frame_stack(tmp_path):
     _, game = playing(tmp_path, random_policy(SPEC, "argmax", stack=4))
     policy = random_policy(SPEC, "argmax", stack=4)
     episodes = [(game.episode(player="ada"), policy.player()) for _ in range(2)]
@@ -114,7 +114,7 @@ def test_an_episode_of_a_person_names_no_model(tmp_path):
     assert "logp" not in chunk.columns
 
 
-def test_an_episode_keeps_its_bot_while_a_newer_one_comes(tmp_path):
+def test_an_episode_keeps_its_bot_when_a_newer_one_arrives(tmp_path):
     platform, game = playing(tmp_path, constant_policy(1))
     ep = game.episode(player="ada")
     assert ep.act(OBS) == 1
@@ -150,7 +150,7 @@ def test_the_canary_plays_whole_episodes(tmp_path):
 # --- Without a bot --------------------------------------------------------------------------------
 
 
-def test_without_a_bot_any_action_is_taken_and_told_as_a_scripts(tmp_path):
+def test_without_a_bot_a_random_action_is_recorded_as_a_scripts(tmp_path):
     platform, game = playing(tmp_path)
     ep = game.episode(player="ada")
     assert {ep.act(OBS) for _ in range(100)} == {0, 1, 2}
@@ -160,7 +160,7 @@ def test_without_a_bot_any_action_is_taken_and_told_as_a_scripts(tmp_path):
     assert chunk.meta.episodes[0].model is None
 
 
-def test_only_legal_actions_are_taken_with_and_without_a_bot(tmp_path):
+def test_only_valid_actions_are_taken_with_and_without_a_bot(tmp_path):
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     platform, game = playing(tmp_path, spec=spec)
     action_mask = [True, False, True]
@@ -175,7 +175,7 @@ def test_only_legal_actions_are_taken_with_and_without_a_bot(tmp_path):
 
 
 @pytest.mark.parametrize("otherwise", [1, np.int64(1), "stay", lambda obs: 1, lambda obs: "stay"])
-def test_otherwise_is_an_action_or_a_function_and_comes_back_as_a_number(tmp_path, otherwise):
+def test_otherwise_is_an_action_or_a_function_and_is_returned_as_a_number(tmp_path, otherwise):
     platform, game = playing(tmp_path, actions=["up", "stay", "down"])
     ep = game.episode(player="ada")
     assert [ep.act(OBS, otherwise=otherwise) for _ in range(5)] == [1] * 5
@@ -185,14 +185,14 @@ def test_otherwise_is_an_action_or_a_function_and_comes_back_as_a_number(tmp_pat
     assert set(chunk.columns["by"].tolist()[:5]) == {By.SCRIPT}
 
 
-def test_a_bot_goes_before_otherwise_which_is_not_even_asked(tmp_path):
+def test_a_bot_takes_precedence_over_otherwise_which_is_not_called(tmp_path):
     _, game = playing(tmp_path, constant_policy(2))
     ep = game.episode(player="ada")
     assert ep.act(OBS, otherwise=lambda obs: 1 / 0) == 2
     game.close()
 
 
-def test_what_the_games_own_function_raises_is_the_games(tmp_path):
+def test_errors_of_the_games_own_function_are_raised(tmp_path):
     _, game = playing(tmp_path)
     ep = game.episode(player="ada")
     ep.act(OBS, otherwise=0)
@@ -223,9 +223,7 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         if not has_bot or "otherwise" not in what
     ],
 )
-def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(
-    tmp_path, what, has_bot
-):
+def test_bad_input_raises_at_first_and_later_only_stops_the_recording(tmp_path, what, has_bot):
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     platform, game = playing(tmp_path, constant_policy(1, spec) if has_bot else None, spec=spec)
     arguments, keywords = BAD[what]
@@ -246,7 +244,7 @@ def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(
     assert [note.cut for note in chunk.meta.episodes] == [True, False]
 
 
-def test_a_legal_mask_picks_what_is_returned_for_bad_input(tmp_path):
+def test_the_action_returned_for_bad_input_follows_the_action_mask(tmp_path):
     spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     _, game = playing(tmp_path, constant_policy(1, spec), spec=spec)
     for _ in range(20):
@@ -256,7 +254,7 @@ def test_a_legal_mask_picks_what_is_returned_for_bad_input(tmp_path):
         assert ep.act([np.nan, 0], action_mask=[False, False, True]) == 2
 
 
-def test_after_the_end_the_bot_still_answers_and_nothing_is_recorded(tmp_path):
+def test_after_the_end_the_bot_still_acts_and_nothing_is_recorded(tmp_path):
     platform, game = playing(tmp_path, constant_policy(2))
     ep = game.episode(player="ada")
     ep.act(OBS)

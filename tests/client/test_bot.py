@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from tests.client.fakes import FakeClock, MemoryLink
+from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from understudy.client.bot import Bots
 from understudy.client.connect import ClientConfig, connect
 from understudy.core.errors import ConfigError, LinkFailed
@@ -105,7 +105,7 @@ def _put(link: MemoryLink, **facts) -> None:
 
 
 @pytest.mark.parametrize("how", SABOTAGES)
-def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
+def test_an_invalid_bot_is_rejected_and_the_last_good_one_stays(tmp_path, how):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     clock = FakeClock()
@@ -125,7 +125,7 @@ def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
     assert bots.last_error == ""
 
 
-def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
+def test_a_bot_that_was_damaged_in_transit_is_checked_again(tmp_path):
     platform = Platform(tmp_path)
     clock = FakeClock()
     platform.release(constant_policy(1))
@@ -142,7 +142,7 @@ def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
     assert (name(bots), bots.last_error) == ("my-game/1", "")
 
 
-def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
+def test_an_older_entry_is_rejected_and_a_rollback_is_accepted(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     old = platform.link.live_models
@@ -167,7 +167,7 @@ def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
         assert name(one) == "my-game/1"
 
 
-def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
+def test_the_deployments_keys_are_pinned_at_first_contact(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
@@ -183,7 +183,7 @@ def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
         assert "unknown_key" in one.last_error
 
 
-def test_trust_goes_before_what_the_platform_says(tmp_path):
+def test_trusted_keys_take_precedence_over_those_of_the_platform(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])
@@ -216,7 +216,7 @@ def test_a_bot_of_another_schema_does_not_play(tmp_path):
 @pytest.mark.parametrize(
     "how", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], lambda raw: b"{}" + raw]
 )
-def test_a_damaged_cache_means_fetching_again(tmp_path, what, how):
+def test_a_bot_with_a_damaged_cache_is_fetched_again(tmp_path, what, how):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
@@ -247,7 +247,7 @@ def test_a_lost_policy_is_fetched_again(tmp_path):
     assert path.exists()
 
 
-def test_a_disk_that_takes_nothing_does_not_keep_a_bot_from_playing(tmp_path):
+def test_a_bot_plays_even_if_it_cannot_be_stored(tmp_path):
     (tmp_path / "bots").write_text("a file where the folder should be")
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
@@ -274,7 +274,7 @@ def test_the_canary_plays_its_share_of_episodes(tmp_path):
     assert {name(bots) for _ in range(100)} == {"my-game/1"}
 
 
-def test_a_bad_canary_leaves_the_champion_alone(tmp_path):
+def test_an_invalid_canary_does_not_affect_the_champion(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     platform.release(constant_policy(2), "canary")
@@ -299,7 +299,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     assert name(bots) == name(bots_of(platform.link, tmp_path)) == ""
 
 
-def test_questions_wait_longer_after_each_failure_and_no_longer_than_the_platform_says(tmp_path):
+def test_polls_back_off_after_each_failure_and_follow_retry_after(tmp_path):
     class Busy(MemoryLink):
         def bot(self, after, *, wait_s):
             raise LinkFailed("too_many", "later", retry_after_s=7.0)
@@ -309,7 +309,7 @@ def test_questions_wait_longer_after_each_failure_and_no_longer_than_the_platfor
     assert 7.0 <= bots.step() <= 30.0
 
 
-def test_a_game_that_asks_before_it_sent_anything_registers_itself(tmp_path):
+def test_a_game_that_polls_before_it_sends_registers_itself(tmp_path):
     class Unregistered(MemoryLink):
         def bot(self, after, *, wait_s):
             if not self.specs:
@@ -348,7 +348,7 @@ def test_no_thread_runs_before_the_first_decision_and_none_after_closing(tmp_pat
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_program_may_wait_for_its_bot(tmp_path, background):
+def test_a_program_can_wait_for_its_bot(tmp_path, background):
     platform = Platform(tmp_path)
     config = ClientConfig(link=platform.link, spool=tmp_path / "spool", background=background)
     game = connect("my-game", obs=2, actions=3, config=config)
@@ -385,7 +385,7 @@ def test_games_without_threads_pump_their_bots(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_plays_on_with_the_bots_it_has(tmp_path):
+def test_a_forked_child_keeps_playing_with_its_loaded_bots(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(2))
     config = ClientConfig(link=platform.link, spool=tmp_path / "spool", background=False)

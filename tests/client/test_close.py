@@ -35,7 +35,7 @@ def test_without_a_thread_flush_ends_even_when_the_clock_stands_still(tmp_path):
     assert not game.close()
 
 
-def test_without_a_thread_flush_tries_again_as_long_as_its_time_lasts(tmp_path):
+def test_without_a_thread_flush_retries_until_its_timeout(tmp_path):
     class Ticking(FakeClock):
         def wait(self, event, timeout_s):
             self.advance(timeout_s)
@@ -50,7 +50,7 @@ def test_without_a_thread_flush_tries_again_as_long_as_its_time_lasts(tmp_path):
     game.close()
 
 
-def test_a_flush_without_time_spools_and_sends_nothing(tmp_path):
+def test_a_flush_with_a_timeout_of_0_only_spools(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     play(game.episode(player="anna"), 10)
@@ -60,7 +60,7 @@ def test_a_flush_without_time_spools_and_sends_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("is_down", [True, False])
-def test_a_second_close_answers_what_the_first_answered(tmp_path, is_down):
+def test_a_second_close_returns_what_the_first_returned(tmp_path, is_down):
     link = MemoryLink()
     link.is_down = is_down
     game = client(link, tmp_path)
@@ -68,7 +68,7 @@ def test_a_second_close_answers_what_the_first_answered(tmp_path, is_down):
     assert [game.close(), game.close(), game.flush()] == [not is_down] * 3
 
 
-def test_steps_that_are_left_are_told_of(tmp_path):
+def test_closing_warns_of_unsent_steps(tmp_path):
     link = MemoryLink()
     link.is_down = True
     game = client(link, tmp_path)
@@ -80,7 +80,7 @@ def test_steps_that_are_left_are_told_of(tmp_path):
         assert not game.close()
 
 
-def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
+def test_closing_warns_of_a_sender_that_hangs_in_its_link(tmp_path, monkeypatch):
     class Hanging(MemoryLink):
         def __init__(self):
             super().__init__()
@@ -106,7 +106,7 @@ def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
     assert not game._thread.is_alive()
 
 
-def test_two_threads_that_pump_at_once_count_an_answer_once(tmp_path):
+def test_two_threads_that_pump_at_once_count_an_ack_once(tmp_path):
     class Nested(MemoryLink):
         """Another thread pumps while this one waits for its answer."""
 
@@ -127,7 +127,7 @@ def test_two_threads_that_pump_at_once_count_an_answer_once(tmp_path):
     game.close()
 
 
-def test_sessions_too_old_to_be_sent_are_shown(tmp_path):
+def test_sessions_too_old_to_be_sent_are_counted(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     link.is_down = True

@@ -178,7 +178,7 @@ def test_consent_is_kept_per_chunk(tmp_path):
     ]
 
 
-def test_names_stand_for_actions(tmp_path):
+def test_actions_may_be_given_by_name(tmp_path):
     link = MemoryLink()
     with client(link, tmp_path, actions=["up", "stay", "down"]) as game:
         ep = game.episode(player="anna")
@@ -203,7 +203,7 @@ def test_a_players_name_is_in_no_frame(tmp_path):
     assert set(link.players.values()) == {"Anna-Maria Unmistakable"}
 
 
-def test_without_a_name_the_player_is_a_random_one_that_stays(tmp_path):
+def test_without_a_name_the_player_is_random_and_stays_the_same(tmp_path):
     link = MemoryLink()
     for _ in range(2):
         with client(link, tmp_path) as game:
@@ -293,7 +293,7 @@ def test_strict_always_raises_and_a_good_call_may_follow(tmp_path):
     assert [step.obs for step in episodes(frames)[0]] == [(obs(0).tobytes(),), (obs(1).tobytes(),)]
 
 
-def test_an_illegal_action_is_bad_input(tmp_path):
+def test_an_invalid_action_is_bad_input(tmp_path):
     game = client(MemoryLink(), tmp_path, has_action_mask=True, strict=True)
     ep = game.episode(player="anna")
     ep.acted(obs(0), 1, action_mask=[False, True, False])
@@ -317,7 +317,7 @@ def test_calls_after_the_game_closed_are_quiet_but_counted(tmp_path):
         game.episode(player="anna")
 
 
-def test_an_episode_without_a_decision_leaves_nothing(tmp_path):
+def test_an_episode_without_a_decision_is_not_recorded(tmp_path):
     link = MemoryLink()
     with client(link, tmp_path) as game:
         game.episode(player="anna").end(obs(0))
@@ -374,7 +374,7 @@ def test_connect_has_at_most_ten_parameters():
     assert len(inspect.signature(connect).parameters) <= 10
 
 
-def test_without_a_place_to_record_to_it_says_what_to_give(monkeypatch):
+def test_without_a_place_to_record_to_the_error_lists_the_options(monkeypatch):
     monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
     with pytest.raises(ConfigError, match="UNDERSTUDY_DATA"):
         connect("x", obs=2, actions=2)
@@ -391,7 +391,7 @@ def test_without_a_place_to_record_to_it_says_what_to_give(monkeypatch):
         {"player": ""},
     ],
 )
-def test_an_episode_with_impossible_notes_is_refused_and_frees_its_session(tmp_path, wrong):
+def test_an_episode_with_invalid_notes_is_rejected_and_frees_its_session(tmp_path, wrong):
     game = client(MemoryLink(), tmp_path)
     with pytest.raises((Refused, ConfigError)):
         game.episode(**{"player": "anna", **wrong})
@@ -399,7 +399,7 @@ def test_an_episode_with_impossible_notes_is_refused_and_frees_its_session(tmp_p
     game.close()
 
 
-def test_an_address_comes_from_an_argument_a_variable_or_the_file_it_names(tmp_path, monkeypatch):
+def test_an_address_is_an_argument_a_variable_or_the_content_of_a_file(tmp_path, monkeypatch):
     (tmp_path / "key").write_text("uk_file\n")
     monkeypatch.setenv("UNDERSTUDY_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("UNDERSTUDY_KEY_FILE", str(tmp_path / "key"))
@@ -563,7 +563,7 @@ def test_a_data_folder_is_all_a_local_game_needs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["stream", "models"])
-def test_a_folder_whose_platform_looks_elsewhere_takes_no_steps(tmp_path: Path, part: str):
+def test_a_folder_whose_platform_reads_from_elsewhere_is_rejected(tmp_path: Path, part: str):
     used = {"stream.url": "", "store.url": "", "models.url": ""}
     (tmp_path / "backends.json").write_text(
         json.dumps({**used, "store.url": "cassandra://db/games"})

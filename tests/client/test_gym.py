@@ -189,7 +189,7 @@ def test_cartpole_is_recorded_in_one_line_and_behaves_as_before(tmp_path):
     assert set(chunks(frames)[0].columns["by"]) == {3, 0}
 
 
-def test_an_env_reset_in_the_middle_loses_no_step(tmp_path):
+def test_an_env_reset_in_mid_episode_loses_no_step(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path, spec=spec_from_gymnasium(Script([9], [False]), game="script"))
     env = record(Script([9], [False]), game)
@@ -232,7 +232,7 @@ def test_action_masks_from_info_are_recorded(tmp_path):
     ]
 
 
-def test_settings_beside_a_connected_game_are_refused(tmp_path):
+def test_settings_for_a_connected_game_are_rejected(tmp_path):
     game = client(
         MemoryLink(), tmp_path, spec=spec_from_gymnasium(Script([1], [False]), game="script")
     )
@@ -241,7 +241,7 @@ def test_settings_beside_a_connected_game_are_refused(tmp_path):
     game.close()
 
 
-def test_a_tuple_space_is_taken_apart(tmp_path):
+def test_a_tuple_space_is_flattened(tmp_path):
     class Pair(gymnasium.Env[Any, Any]):
         observation_space = spaces.Tuple((spaces.Discrete(5), spaces.Box(0, 1, (2,), np.float64)))
         action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (1,), np.float32)))

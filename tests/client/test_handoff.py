@@ -65,7 +65,7 @@ class Counting(FakeClock):
         return False
 
 
-def test_whoever_fills_it_gives_way_when_it_is_half_full():
+def test_put_sleeps_when_the_queue_is_half_full():
     clock = Counting()
     pool = BlockPool(SPEC)
     handoff: Handoff[str] = Handoff(pool, clock=clock, max_blocks=4)

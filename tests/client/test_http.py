@@ -66,7 +66,7 @@ def http_client(url, key, tmp_path, **settings):
 # --- A real gateway -------------------------------------------------------------------------------
 
 
-def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
+def test_recorded_steps_arrive_in_the_platforms_stream(tmp_path, monkeypatch):
     with running(tmp_path / "D") as gateway:
         monkeypatch.setenv("UNDERSTUDY_URL", gateway.url + "/")
         monkeypatch.setenv("UNDERSTUDY_KEY", gateway.key("play", registers=True))
@@ -86,7 +86,7 @@ def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
     assert len({frame.player for frame in frames}) == 2
 
 
-def test_a_revoked_key_keeps_everything_on_this_machine_and_says_so(tmp_path):
+def test_a_revoked_key_keeps_everything_on_this_machine_and_warns(tmp_path):
     with running(tmp_path / "D", GatewayConfig(keys_every_s=0.05)) as gateway:
         key = gateway.key("play", registers=True)
         game = http_client(gateway.url, key, tmp_path)
@@ -122,7 +122,7 @@ def test_a_game_that_is_not_registered_waits_until_it_is(tmp_path):
         game.close()
 
 
-def test_a_key_that_asks_too_often_is_patient(tmp_path):
+def test_a_client_over_its_rate_limit_waits(tmp_path):
     with running(tmp_path / "D") as gateway:
         key = gateway.key("play", registers=True, requests_s=4.0)
         link = HttpLink(Address(gateway.url, key), "my-game")
@@ -149,7 +149,7 @@ def test_a_gateway_that_comes_late_gets_everything(tmp_path):
         assert game.close()
 
 
-def test_the_share_a_gateway_asks_for_is_heard(tmp_path):
+def test_the_recording_rate_of_a_gateway_is_used(tmp_path):
     with running(tmp_path / "D", GatewayConfig(target_steps_s=1.0)) as gateway:
         game = http_client(gateway.url, gateway.key("play", registers=True), tmp_path)
         for _ in range(20):
@@ -162,7 +162,7 @@ def test_the_share_a_gateway_asks_for_is_heard(tmp_path):
         game.close()
 
 
-def test_a_certificate_that_this_machine_does_not_know_is_no_platform(tmp_path, monkeypatch):
+def test_an_untrusted_certificate_is_rejected(tmp_path, monkeypatch):
     crt, key_file = certificate(tmp_path)
     with running(
         tmp_path / "D", listen=Listen(certificate=crt, certificate_key=key_file)
@@ -250,7 +250,7 @@ def sent(n_frames: int = 1):
 ACK = {"accepted": True, "refused": None, "retry_after_s": 0.0, "error": ""}
 
 
-def test_acks_are_told_one_by_one():
+def test_each_frame_gets_its_own_ack():
     later = {"accepted": False, "refused": None, "retry_after_s": 3.0, "error": "busy"}
     never = {"accepted": False, "refused": "too_large: no", "retry_after_s": 0.0, "error": ""}
     with scripted() as server:
@@ -303,9 +303,7 @@ def test_acks_are_told_one_by_one():
         ),
     ],
 )
-def test_a_request_that_fails_is_told_in_words_and_tried_again(
-    status, value, headers, code, retry_after_s
-):
+def test_a_failed_request_is_explained_and_retried(status, value, headers, code, retry_after_s):
     with scripted() as server:
         server.say(status, value, **headers)
         link = HttpLink(Address(server.url, KEY), "my-game", timeout_s=1.0)
@@ -321,7 +319,7 @@ def test_a_request_that_fails_is_told_in_words_and_tried_again(
         link.close()
 
 
-def test_what_does_not_speak_http_is_no_platform():
+def test_a_server_that_does_not_speak_http_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def talk() -> None:
@@ -336,7 +334,7 @@ def test_what_does_not_speak_http_is_no_platform():
         link.close()
 
 
-def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
+def test_a_silent_platform_times_out_and_a_closed_link_fails_at_once():
     with scripted() as server:
         server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         server.pause_s = 1.0
@@ -350,7 +348,7 @@ def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
             link.send(*sent())
 
 
-def test_one_connection_is_kept_and_made_anew_when_the_platform_closed_it():
+def test_one_connection_is_reused_and_reopened_when_the_platform_closed_it():
     with scripted() as server:
         server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         link = HttpLink(Address(server.url, KEY), "my-game")
@@ -364,7 +362,7 @@ def test_one_connection_is_kept_and_made_anew_when_the_platform_closed_it():
         link.close()
 
 
-def test_what_is_too_large_for_somebody_on_the_way_goes_in_halves():
+def test_a_batch_too_large_for_a_proxy_is_sent_in_halves():
     with scripted() as server:
         server.say(413, raw=b"<html>413</html>")
         server.say(200, {"acks": [ACK] * 4, "recording_rate": 1.0})
@@ -391,7 +389,7 @@ def test_what_is_too_large_for_somebody_on_the_way_goes_in_halves():
         {"number": 1, "trust": [1]},
     ],
 )
-def test_a_strange_bot_is_no_bot(value):
+def test_invalid_live_models_are_rejected(value):
     with scripted() as server:
         server.say(200, value)
         link = HttpLink(Address(server.url, KEY), "my-game")
@@ -400,7 +398,7 @@ def test_a_strange_bot_is_no_bot(value):
         link.close()
 
 
-def test_fields_that_a_later_gateway_adds_are_passed_over():
+def test_fields_that_a_later_gateway_adds_are_ignored():
     with scripted() as server:
         server.say(200, {"number": 3, "mood": "good", "trust": []})
         link = HttpLink(Address(server.url, KEY), "my-game")
@@ -454,7 +452,7 @@ def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_pat
         "https://a\n",
     ],
 )
-def test_addresses_that_cannot_be_or_would_show_the_key_are_refused(tmp_path, url):
+def test_addresses_that_are_invalid_or_would_expose_the_key_are_rejected(tmp_path, url):
     with pytest.raises(ConfigError):
         connect(spec=SPEC, url=url, key=KEY, config=ClientConfig(spool=tmp_path))
 
@@ -469,20 +467,20 @@ def test_addresses_that_cannot_be_or_would_show_the_key_are_refused(tmp_path, ur
         "http://localhost",
     ],
 )
-def test_addresses_that_are_taken(url):
+def test_valid_addresses_are_accepted(url):
     link = HttpLink(Address(url, KEY), "my-game")
     assert link.address == url.rstrip("/")
     assert KEY not in repr(link) + repr(Address(url, KEY))
     link.close()
 
 
-def test_plain_http_to_other_machines_must_be_asked_for(tmp_path):
+def test_plain_http_to_other_machines_needs_insecure(tmp_path):
     config = ClientConfig(spool=tmp_path, insecure=True, background=False)
     game = connect(spec=SPEC, url="http://192.0.2.1", key=KEY, config=config)
     game.close()
 
 
-def test_a_place_to_record_to_is_said_once(tmp_path, monkeypatch):
+def test_exactly_one_place_to_record_to_is_accepted(tmp_path, monkeypatch):
     for name in ("UNDERSTUDY_URL", "UNDERSTUDY_KEY", "UNDERSTUDY_DATA"):
         monkeypatch.delenv(name, raising=False)
     cases: list[tuple[dict[str, Any], str]] = [
@@ -504,7 +502,7 @@ def test_a_place_to_record_to_is_said_once(tmp_path, monkeypatch):
     assert (tmp_path / "D" / "stream").exists()
 
 
-def test_nothing_is_loaded_and_nobody_is_called_before_there_is_something_to_send(tmp_path):
+def test_nothing_is_imported_or_started_before_there_is_something_to_send(tmp_path):
     script = f"""
 import sys, threading, understudy
 from understudy.client import ClientConfig
@@ -519,7 +517,7 @@ print(threading.active_count(), sorted(heavy & set(sys.modules)))
     assert (ran.stdout.strip(), ran.stderr) == ("1 []", "")
 
 
-def test_threads_that_ask_first_at_the_same_time_load_what_they_need_once() -> None:
+def test_threads_with_simultaneous_first_requests_import_urllib3_once() -> None:
     """The sender and the bots' thread begin together; half a loaded library must not be what
     either of them finds."""
     script = """

@@ -44,7 +44,7 @@ class Broken:
         pass
 
 
-def test_a_spec_is_written_once_where_ingest_looks(tmp_path):
+def test_a_spec_is_written_once_to_the_specs_folder(tmp_path):
     spec = game_spec("my-game", obs=2, actions=3)
     link = link_over(MemoryStream(), tmp_path)
     link.register(spec)
@@ -54,7 +54,7 @@ def test_a_spec_is_written_once_where_ingest_looks(tmp_path):
     assert spec_from_json(path.read_bytes()) == spec
 
 
-def test_what_enters_is_stamped_and_acknowledged(tmp_path):
+def test_admitted_frames_are_stamped_and_acknowledged(tmp_path):
     stream = MemoryStream()
     good = frame()
     nameless = frame()
@@ -76,7 +76,7 @@ def test_what_enters_is_stamped_and_acknowledged(tmp_path):
         (Ack(False, None, 3.0), 3.0, ""),
     ],
 )
-def test_a_stream_that_cannot_store_now_means_later_and_says_why(
+def test_a_stream_that_cannot_store_now_asks_for_a_retry_and_gives_the_reason(
     tmp_path, answer, retry_after_s, error
 ):
     good = frame()
@@ -92,7 +92,7 @@ def test_the_ack_of_the_stream_is_the_ack_of_the_link(tmp_path, ack):
     assert link_over(Broken(ack), tmp_path).send([good], {good.session: ANNA}) == [ack]
 
 
-def test_a_frame_no_stream_will_ever_take_is_not_tried_for_ever(tmp_path):
+def test_a_frame_that_the_stream_rejects_is_not_retried_forever(tmp_path):
     game = client(
         link_over(Broken(Ack(False, "too_large: no")), tmp_path, clock := FakeClock()),
         tmp_path,

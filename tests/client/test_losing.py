@@ -91,7 +91,7 @@ def test_a_block_that_fails_half_way_loses_only_its_rest(tmp_path, monkeypatch):
     assert read_close(frames[max(frames)]).n_steps == 300
 
 
-def test_an_interrupt_in_the_middle_is_accounted_too(tmp_path, monkeypatch):
+def test_an_interrupt_while_encoding_is_reported(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -110,7 +110,7 @@ def test_an_interrupt_in_the_middle_is_accounted_too(tmp_path, monkeypatch):
     assert (game.stats().dropped_steps, game.stats().acked_steps) == (9, 1)
 
 
-def test_a_spool_folder_that_somebody_looks_at_costs_nothing(tmp_path):
+def test_a_spool_folder_locked_by_another_process_loses_nothing(tmp_path):
     session = new_session(FakeClock().now())
     spool = Spool(tmp_path)
     with FileLock(tmp_path / str(session) / ".lock", what="a look"):

@@ -21,7 +21,7 @@ def rows(link):
     ]
 
 
-def test_a_step_is_complete_as_soon_as_it_is_told(tmp_path):
+def test_a_step_is_complete_as_soon_as_it_is_recorded(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
@@ -42,7 +42,7 @@ def test_a_step_is_complete_as_soon_as_it_is_told(tmp_path):
     assert [note.seed for note in first.meta.episodes] == [5]
 
 
-def test_an_observation_buffer_may_be_used_again(tmp_path):
+def test_an_observation_buffer_may_be_reused(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     recorder = game.recorder(player="anna")
@@ -113,7 +113,7 @@ def test_steps_before_a_reset_and_after_close_are_ignored(tmp_path):
     assert link.frames == []
 
 
-def test_two_recorders_of_one_player_have_sessions_of_their_own(tmp_path):
+def test_two_recorders_of_one_player_have_separate_sessions(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     for recorder in [game.recorder(player="anna"), game.recorder(player="anna")]:

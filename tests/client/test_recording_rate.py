@@ -32,7 +32,7 @@ def with_share(share, tmp_path, **settings):
     return game, link, clock
 
 
-def test_whole_episodes_are_kept_with_the_share_and_the_rest_is_counted(tmp_path):
+def test_whole_episodes_are_recorded_at_the_rate_and_the_rest_is_counted(tmp_path):
     game, link, clock = with_share(0.3, tmp_path)
     for _ in range(1000):
         play(game, 7)
@@ -58,7 +58,7 @@ def test_whole_episodes_are_kept_with_the_share_and_the_rest_is_counted(tmp_path
     )
 
 
-def test_an_episode_that_is_not_kept_works_as_usual(tmp_path):
+def test_an_episode_that_is_not_recorded_works_as_usual(tmp_path):
     game, link, clock = with_share(0.0, tmp_path)
     ep = game.episode(player="ada", consent="granted")
     assert ep.act(OBS) in (0, 1, 2)
@@ -88,7 +88,7 @@ def test_an_episode_that_is_not_kept_works_as_usual(tmp_path):
     assert link.skipped_steps == 3004
 
 
-def test_a_recorder_decides_with_each_reset(tmp_path):
+def test_a_recorder_draws_with_each_reset(tmp_path):
     game, link, clock = with_share(0.5, tmp_path)
     with game.recorder(player="ada") as recorder:
         for _ in range(200):
@@ -106,7 +106,7 @@ def test_a_recorder_decides_with_each_reset(tmp_path):
     assert sum(chunk.meta.n_steps for chunk in found) == stats.recorded_steps
 
 
-def test_skipped_steps_are_told_with_what_is_sent_and_alone_when_nothing_is(tmp_path):
+def test_skipped_steps_are_reported_with_frames_or_alone(tmp_path):
     game, link, clock = with_share(0.0, tmp_path)
     play(game, 10)
     clock.advance(5)
@@ -126,7 +126,7 @@ def test_skipped_steps_are_told_with_what_is_sent_and_alone_when_nothing_is(tmp_
     assert game.stats().acked_steps == 11
 
 
-def test_what_could_not_be_told_is_told_later(tmp_path):
+def test_skipped_steps_that_could_not_be_reported_are_reported_later(tmp_path):
     class Away(MemoryLink):
         def register(self, spec):
             pass
@@ -184,7 +184,7 @@ def chunks_in(frame):
 @pytest.mark.parametrize(
     ("n_players", "target_steps_s", "seconds"), [(10, 10.0, 200), (1000, 50.0, 60)]
 )
-def test_however_many_players_there_are_the_platform_gets_what_it_asked_for(
+def test_the_platform_gets_its_quota_for_any_number_of_players(
     tmp_path, n_players, target_steps_s, seconds
 ):
     clock = FakeClock()

@@ -31,7 +31,7 @@ def stored_steps(link):
     )
 
 
-def test_a_pause_sends_what_is_closed_after_the_linger(tmp_path):
+def test_closed_steps_are_sent_after_the_linger_in_a_pause(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
@@ -95,7 +95,7 @@ def test_retries_wait_a_random_time_that_grows_to_its_cap(tmp_path):
     game.close()
 
 
-def test_the_platform_says_when_to_come_back(tmp_path):
+def test_a_retry_waits_as_long_as_the_platform_requests(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     link.retry_after_s = 12.0
@@ -116,7 +116,7 @@ def test_the_platform_says_when_to_come_back(tmp_path):
     game.close()
 
 
-def test_a_frame_refused_for_good_is_reported_and_the_rest_goes_on(tmp_path):
+def test_a_rejected_frame_is_reported_and_the_rest_is_sent(tmp_path):
     link = MemoryLink()
     link.refuses = lambda frame: frame.kind is FrameKind.DATA and frame.chunk_no == 1
     game = client(link, tmp_path)
@@ -133,7 +133,7 @@ def test_a_frame_refused_for_good_is_reported_and_the_rest_goes_on(tmp_path):
     assert read_close(frames[max(frames)]).n_steps == 1200
 
 
-def test_a_session_whose_reports_are_refused_is_given_up(tmp_path):
+def test_a_session_whose_reports_are_rejected_is_abandoned(tmp_path):
     link = MemoryLink()
     link.refuses = lambda frame: True
     game = client(link, tmp_path)
@@ -196,7 +196,7 @@ def outage(game, clock, turns, folder):
         assert sum(path.stat().st_size for path in folder.rglob("*.log")) < 128 * 1024 * 1.1
 
 
-def test_the_oldest_block_makes_room_when_nobody_empties_the_hand_off(tmp_path):
+def test_the_oldest_block_is_dropped_when_the_handoff_is_full(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     eps = [game.episode(player=f"p{n}") for n in range(2)]
@@ -215,7 +215,7 @@ def test_the_oldest_block_makes_room_when_nobody_empties_the_hand_off(tmp_path):
         assert read_close(frames[max(frames)]).n_steps == 40 * 512
 
 
-def test_a_session_without_an_episode_is_closed_and_its_folder_goes(tmp_path):
+def test_a_session_without_an_episode_is_closed_and_its_folder_deleted(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
@@ -231,7 +231,7 @@ def test_a_session_without_an_episode_is_closed_and_its_folder_goes(tmp_path):
     game.close()
 
 
-def test_an_episode_the_game_forgot_is_cut(tmp_path):
+def test_an_episode_that_the_game_dropped_is_cut(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
@@ -249,7 +249,7 @@ def test_an_episode_the_game_forgot_is_cut(tmp_path):
     game.close()
 
 
-def test_a_disk_that_refuses_the_spool_costs_nothing_while_the_link_works(tmp_path, monkeypatch):
+def test_a_failing_disk_loses_nothing_while_the_link_works(tmp_path, monkeypatch):
     link = MemoryLink()
     clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
@@ -300,7 +300,7 @@ def test_a_real_thread_flushes_within_its_time(tmp_path):
     assert stored_steps(link) == 199
 
 
-def test_a_sender_that_trips_goes_on(tmp_path, monkeypatch):
+def test_a_sender_continues_after_an_error(tmp_path, monkeypatch):
     link = MemoryLink()
     sender = SenderConfig(linger_s=0.01)
     config = ClientConfig(link=link, spool=tmp_path / "spool", sender=sender)
@@ -349,7 +349,7 @@ def test_times_must_be_above_zero():
 
 
 @pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
-def test_a_drop_report_is_sent_before_the_numbers_behind_its_gap(tmp_path):
+def test_a_drop_report_is_sent_before_the_numbers_after_its_gap(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     link.is_down = True

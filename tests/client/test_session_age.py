@@ -36,7 +36,7 @@ def by_recorder(game, recorder):
 
 @pytest.mark.parametrize("how", ["episode", "recorder"])
 @pytest.mark.parametrize("sleeps", [True, False])
-def test_whoever_plays_for_weeks_is_never_refused(tmp_path, how, sleeps):
+def test_a_client_that_plays_for_weeks_is_never_rejected(tmp_path, how, sleeps):
     clock = FakeClock()
     link = DoorLink(clock)
     game = client(link, tmp_path, clock=clock)
@@ -60,7 +60,7 @@ def test_whoever_plays_for_weeks_is_never_refused(tmp_path, how, sleeps):
     assert {len(steps) for frames in found.values() for steps in episodes(frames)} == {3}
 
 
-def test_a_recorder_in_the_middle_of_an_old_session_is_cut_at_its_reset_and_goes_on(tmp_path):
+def test_a_recorder_with_an_old_session_is_cut_at_its_reset_and_continues(tmp_path):
     link = MemoryLink()
     clock = FakeClock()
     game = client(link, tmp_path, clock=clock)

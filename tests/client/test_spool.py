@@ -86,7 +86,7 @@ def test_a_live_session_is_left_alone(tmp_path):
     one.close()
 
 
-def test_a_torn_end_is_left_out(tmp_path):
+def test_a_torn_end_is_skipped(tmp_path):
     _, one = spool_of(tmp_path)
     fill(one, 3)
     one.close()
@@ -109,7 +109,7 @@ def test_dropped_frames_whose_report_was_spooled_are_not_sent(tmp_path):
     other.close()
 
 
-def test_frames_the_disk_refused_are_known_to_be_lost(tmp_path, monkeypatch):
+def test_frames_that_could_not_be_written_are_known_to_be_lost(tmp_path, monkeypatch):
     _, one = spool_of(tmp_path)
     fill(one, 2)
     with monkeypatch.context() as patch:
@@ -128,7 +128,7 @@ def no_room(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_what_arrived_out_of_order_is_not_taken_for_lost(tmp_path):
+def test_frames_acknowledged_out_of_order_are_not_considered_lost(tmp_path):
     spool = Spool(tmp_path, cap_bytes=64 * 1024)
     one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
     entries = fill(one, 8, size=3000)
@@ -142,7 +142,7 @@ def test_what_arrived_out_of_order_is_not_taken_for_lost(tmp_path):
     other.close()
 
 
-def test_files_go_as_soon_as_all_before_them_is_done(tmp_path):
+def test_files_are_deleted_as_soon_as_all_before_them_are_done(tmp_path):
     spool = Spool(tmp_path, cap_bytes=64 * 1024)
     one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
     entries = fill(one, 12, size=3000)
@@ -157,7 +157,7 @@ def test_files_go_as_soon_as_all_before_them_is_done(tmp_path):
     one.close()
 
 
-def test_a_close_frame_that_was_spooled_is_not_made_twice(tmp_path):
+def test_a_spooled_close_frame_is_not_created_twice(tmp_path):
     _, one = spool_of(tmp_path)
     (entry,) = fill(one, 1)
     one.done(entry, arrived=True)
@@ -181,7 +181,7 @@ def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_says_whose_session_it_holds(tmp_path):
+def test_a_session_folder_names_its_player_and_game(tmp_path):
     _, one = spool_of(tmp_path)
     about = read_session(tmp_path / str(one.session))
     assert (about.player, about.game, about.spec()) == ("anna", "my-game", SPEC)
@@ -189,7 +189,7 @@ def test_a_folder_says_whose_session_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"[]", b'{"player":""}', b'{"player":"anna"}', b"\xff"])
-def test_a_folder_that_does_not_say_so_is_corrupt_and_skipped(tmp_path, raw):
+def test_a_session_folder_without_them_is_corrupt_and_skipped(tmp_path, raw):
     folder = tmp_path / "tag" / str(new_session(FakeClock().now()))
     folder.mkdir(parents=True)
     if raw is not None:
@@ -225,7 +225,7 @@ def left_by(folder: Path, name: str) -> Path:
     return folder / str(one.session)
 
 
-def test_what_killed_games_left_is_sent_without_a_game(tmp_path):
+def test_unsent_frames_of_killed_games_are_sent_without_a_game(tmp_path):
     clock = FakeClock()
     link = MemoryLink()
     left_by(tmp_path, "anna")
@@ -234,7 +234,7 @@ def test_what_killed_games_left_is_sent_without_a_game(tmp_path):
     assert link.specs == [SPEC]
 
 
-def test_a_folder_that_is_being_made_is_not_touched(tmp_path):
+def test_a_folder_that_is_being_created_is_not_adopted(tmp_path):
     clock = FakeClock()
     folder = tmp_path / str(new_session(clock.now()))
     folder.mkdir()
@@ -245,7 +245,7 @@ def test_a_folder_that_is_being_made_is_not_touched(tmp_path):
     assert not folder.exists()
 
 
-def test_strangers_in_the_spool_folder_are_ignored(tmp_path):
+def test_unknown_files_in_the_spool_folder_are_ignored(tmp_path):
     spool = Spool(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     assert not spool.has_sessions()
@@ -353,7 +353,7 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     assert not list((tmp_path / "spool").glob("*/*/*.log"))
 
 
-def test_a_loss_whose_report_found_no_room_is_found_again_by_the_next_start(tmp_path, monkeypatch):
+def test_a_loss_whose_report_could_not_be_written_is_found_by_the_next_start(tmp_path, monkeypatch):
     _, one = spool_of(tmp_path)
     fill(one, 1)
     monkeypatch.setattr(LogFile, "append", no_room)

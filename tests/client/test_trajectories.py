@@ -263,7 +263,7 @@ def finish(ep: Any, ending: str, obs: Any) -> None:
 
 
 @pytest.mark.parametrize("ending", ["truncated_unseen", "cut"])
-def test_a_cut_episode_says_so_and_keeps_what_was_known(tmp_path, ending):
+def test_a_cut_episode_is_marked_and_keeps_its_closed_steps(tmp_path, ending):
     link = MemoryLink()
     with client(link, tmp_path) as game:
         ep = game.episode(player="anna", match="m-1")

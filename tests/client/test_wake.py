@@ -7,7 +7,7 @@ from understudy.client import SenderConfig
 
 
 @pytest.mark.parametrize("how", ["episode", "recorder"])
-def test_a_sleeping_sender_is_woken_when_somebody_starts_to_play(tmp_path, how):
+def test_a_sleeping_sender_wakes_up_when_an_episode_starts(tmp_path, how):
     with client(MemoryLink(), tmp_path, sender=SenderConfig(linger_s=0.02)) as game:
         assert game.pump() > 1.0  # without a session it looks for killed games only, which is rare
         wake = game._sender.wake
