@@ -1,5 +1,4 @@
-"""Small random games for the tests of acting; all of their chance comes from the seed of the
-reset."""
+"""Small random games for the actor tests; all randomness comes from the seed of the reset."""
 
 from typing import Any
 
@@ -9,8 +8,7 @@ from gymnasium import spaces
 
 
 class RandomEnv(gymnasium.Env[Any, Any]):
-    """Observations and rewards depend on chance and on the action; ends terminated, truncated or
-    both."""
+    """Random observations and rewards that depend on the action; ends in all ways."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -42,7 +40,7 @@ class RandomEnv(gymnasium.Env[Any, Any]):
 
 
 class PlainEnv(RandomEnv):
-    """A vector observation and three actions, counted from 2."""
+    """A vector observation and three actions that start at 2."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(3, start=2)
@@ -73,13 +71,13 @@ class MixedEnv(RandomEnv):
 
 
 class MaskedEnv(RandomEnv):
-    """Some of four actions are legal at each moment; an illegal one raises."""
+    """At each step only some of four actions are valid; an invalid one raises."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(4, start=-1)
 
     def check(self, action: Any) -> None:
-        assert self.mask[action + 1], f"illegal {action} of {self.mask}"
+        assert self.mask[action + 1], f"invalid action {action} of {self.mask}"
 
     def observe(self) -> Any:
         self.mask = self.np_random.random(4) < 0.5
@@ -91,7 +89,7 @@ class MaskedEnv(RandomEnv):
 
 
 class UnseededEnv(PlainEnv):
-    """Plays another episode each time, whatever the seed."""
+    """Plays a different episode each time, whatever the seed."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Policies with random weights, for the tests of acting."""
+"""Policies with random weights, for the actor tests."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def random_policy(
     priority: InitialPriority | None = None,
     version: int = 3,
 ) -> Policy:
-    """A small network of the right shape; its outputs are small enough for chance to matter."""
+    """Return a policy with a small network; its outputs are small enough for noise to matter."""
     head = head_for(game, kind)
     network = NetworkSpec(
         {name: _input(space, stack) for name, space in game.obs_columns.items()},

@@ -1,4 +1,4 @@
-"""What an actor hands back is what a plain loop over the envs would have seen."""
+"""An actor returns the same steps as a plain loop over the envs."""
 
 from typing import Any
 
@@ -83,8 +83,7 @@ def test_chunks_equal_the_steps_of_a_plain_loop(make: Any, kind: str):
 def replay_by_hand(
     env: Any, game: GameSpec, chunks: list[Chunk], index: int
 ) -> list[tuple[float, int, int]]:
-    """Check every row against the env itself; the return, length and seed of each episode that
-    ended."""
+    """Check every row against the env; yields return, length and seed of each ended episode."""
     episodes: list[tuple[float, int, int]] = []
     rewards: list[float] = []
     seed = -1
@@ -230,7 +229,7 @@ def test_deterministic_play_takes_the_best_action():
 
 
 class LateMaskEnv(MaskedEnv):
-    """Says what is legal only from its first step on."""
+    """Has an action mask only from its first step on."""
 
     def check(self, action: Any) -> None: ...
 

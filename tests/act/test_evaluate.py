@@ -1,4 +1,4 @@
-"""Evaluation gives each seed's return, whoever plays beside it."""
+"""Evaluation returns the same for a seed, whatever other seeds are played beside it."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SEEDS = [11, 5, 17, 3, 8, 29, 41]
 
 
 def by_hand(policy: Policy, env: Any, seed: int) -> float:
-    """The return of one episode, played with the policy's own way of acting."""
+    """Play one episode with the policy's player and return its return."""
     (obs, info), player, total, ended = env.reset(seed=seed), policy.player(), 0.0, False
     player.reset()
     while not ended:
@@ -43,8 +43,8 @@ def test_returns_are_those_of_episodes_played_alone(
     policy = random_policy(game_of(make_envs(make, 1)), kind, stack=stack)
     got = evaluate(policy, make_envs(make, num_envs), seeds=SEEDS, episodes=7)
     assert got.dtype == np.float64
-    # A row's float32 sums may round by the size of its batch, as the processor's kernels do; the
-    # discrete games hide that, a reward that is a function of a continuous action shows it.
+    # The rounding of a row's float32 sums may depend on the batch size; discrete games hide that, a
+    # reward that depends on a continuous action shows it.
     rtol = 1e-5 if kind == "gaussian_tanh" else 1e-9
     np.testing.assert_allclose(got, [by_hand(policy, make(), seed) for seed in SEEDS], rtol=rtol)
 
@@ -66,7 +66,7 @@ def test_seeds_and_episodes_must_agree(seeds: list[int], episodes: int | None):
 
 
 class EndlessEnv(PlainEnv):
-    """Nothing a player does ends it."""
+    """Never ends."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, _, _, info = super().step(action)

@@ -1,4 +1,4 @@
-"""The ladder of epsilons."""
+"""The exploration ladder of epsilons."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rally as envs: one, many and two-player forms of one game."""
+"""Rally as a single env, a vector env and a two-player env."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""An actor that goes on from its saved state does exactly what it would have done."""
+"""An actor that resumes from its saved state does exactly what it would have done."""
 
 import json
 from typing import Any

@@ -1,5 +1,4 @@
-"""Episodes are counted as a plain loop counts them, and first priorities are those of a loop
-over each window."""
+"""Episode counts and first priorities equal those of plain loops."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""make_envs takes whatever plays a game, and says in one line what it cannot take."""
+"""make_envs accepts every form of a game, and rejects the rest with a one-line error."""
 
 import threading
 from typing import Any
@@ -123,11 +123,11 @@ def test_nested_observations_are_flattened_by_path():
     }
 
 
-# --- Copies of an env that exists: what was changed in it is kept, or the copy is refused ---------
+# --- Copies of an existing env: they have its changes, or the copy is rejected --------------------
 
 
 class Held(PlainEnv):
-    """An env that holds what no copy can."""
+    """An env with an attribute that cannot be copied."""
 
     def __init__(self, pull: float = 1.0) -> None:
         self.lock = threading.Lock()
@@ -135,7 +135,7 @@ class Held(PlainEnv):
 
 
 class Remade(PlainEnv, EzPickle):
-    """An env that is copied by being made again."""
+    """An env that is copied by creating it again."""
 
     def __init__(self, pull: float = 1.0) -> None:
         EzPickle.__init__(self, pull)

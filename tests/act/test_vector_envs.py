@@ -1,4 +1,4 @@
-"""Our vector envs show what a loop over Gymnasium's own envs shows."""
+"""The built-in vector envs equal a loop over Gymnasium's envs."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from understudy.core.errors import ConfigError
 
 
 class CountEnv(PlainEnv):
-    """A Discrete observation, and an info that nobody reads."""
+    """A Discrete observation, and an unused info."""
 
     observation_space = spaces.Discrete(7)  # type: ignore[assignment]
 
@@ -27,7 +27,7 @@ class CountEnv(PlainEnv):
 
 
 class ReusingEnv(PlainEnv):
-    """Shows the same array each time, in another dtype than its space has."""
+    """Returns the same array each time, in another dtype than its space has."""
 
     def observe(self) -> Any:
         self.shown = getattr(self, "shown", np.zeros(3))
@@ -106,7 +106,7 @@ def test_an_env_that_ended_and_was_not_reset_is_an_error():
 
 
 class WrongEnv(PlainEnv):
-    """Shows what its space does not hold."""
+    """Returns observations that are not in its space."""
 
     shows: Any = None
 

@@ -1,4 +1,4 @@
-"""Duels: the same serves from both sides, and who may sit there."""
+"""Duels: the same serves from both sides, and the names of sides."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Signed bots for the client's tests: a registry in a folder, and what a platform would tell of
-it."""
+"""Signed bots for the client tests: a registry in a folder, and a link that announces them."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ SIGNER = Signer(bytes(range(32)))
 def constant_policy(
     action: int, spec: GameSpec = SPEC, kind: str = "argmax", **facts: Any
 ) -> Policy:
-    """Always takes the same action, whatever it sees."""
+    """Return a policy that always takes the same action."""
     head = head_for(spec, kind)
     inputs = {name: Input(space.shape, space.dtype) for name, space in spec.obs_columns.items()}
     network = NetworkSpec(inputs, (), {name: (Dense(head.size),) for name in head.outputs})
@@ -37,7 +36,7 @@ def constant_policy(
 
 
 class Platform:
-    """A registry, and a link that tells of it when asked to."""
+    """A registry, and a link whose live models are updated by `tell`."""
 
     def __init__(
         self, folder: Path, signer: Signer = SIGNER, link: MemoryLink | None = None
@@ -50,7 +49,7 @@ class Platform:
     def release(
         self, policy: Policy | None = None, alias: str = "champion", *, share: float = 0.2
     ) -> int:
-        """A model, pointed to and told."""
+        """Release a model, point an alias to it and announce it."""
         policy = random_policy(SPEC, "categorical") if policy is None else policy
         game = policy.game.game
         epoch = self.registry.takeover(game, owner="test")

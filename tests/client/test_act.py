@@ -1,5 +1,4 @@
-"""Episode.act and Recorder.act: the bot decides, the game never waits, and what is recorded says
-who decided."""
+"""Episode.act and Recorder.act: the bot decides, the game never waits, the decider is stored."""
 
 from typing import Any
 
@@ -22,13 +21,13 @@ OBS = np.zeros(2, np.float32)
 
 
 def recorded(game, link):
-    """Every chunk that arrived."""
+    """Return every chunk that arrived."""
     game.close()
     return [chunk for frames in link.by_session().values() for chunk in chunks(frames)]
 
 
 def playing(tmp_path, policy=None, **settings):
-    """A platform with one bot, and a game that has it."""
+    """Return a platform with one bot, and a game that loaded it."""
     platform = Platform(tmp_path)
     if policy is not None:
         platform.release(policy)
@@ -208,9 +207,9 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "nan": (([np.nan, 0.0],), {}),
     "no numbers": ((object(),), {}),
     "mask": ((OBS,), {"action_mask": [True, False]}),
-    "nothing legal": ((OBS,), {"action_mask": [False] * 3}),
+    "nothing valid": ((OBS,), {"action_mask": [False] * 3}),
     "otherwise": ((OBS,), {"otherwise": 7}),
-    "illegal otherwise": ((OBS,), {"otherwise": 0, "action_mask": [False, True, True]}),
+    "invalid otherwise": ((OBS,), {"otherwise": 0, "action_mask": [False, True, True]}),
 }
 
 
@@ -266,7 +265,7 @@ def test_after_the_end_the_bot_still_acts_and_nothing_is_recorded(tmp_path):
     assert ep.act(OBS) == 2
 
 
-# --- The Gymnasium-shaped layer -------------------------------------------------------------------
+# --- Recorders ------------------------------------------------------------------------------------
 
 
 def test_a_recorder_records_the_bots_action_when_the_env_takes_it(tmp_path):

@@ -1,5 +1,4 @@
-"""Bots in a game: the last good one at once and offline, newer ones when every check is passed,
-never an older one."""
+"""Bots in a game: the last good one at once and offline, newer ones after all checks."""
 
 import dataclasses
 import json
@@ -75,7 +74,7 @@ def test_the_last_good_bot_plays_at_once_and_offline(tmp_path, bar: Callable[[fl
 
 
 def changed(text: str, **facts) -> str:
-    """A signed document in which facts were changed after it was signed."""
+    """Return a signed document that was changed after it was signed."""
     document = json.loads(text)
     document["entry"].update(facts)
     return json.dumps(document)
@@ -196,7 +195,7 @@ def test_trusted_keys_take_precedence_over_those_of_the_platform(tmp_path):
     bots.step()
     assert name(bots) == "my-game/1"
     assert not (tmp_path / "bots" / "trust.json").exists()
-    # What is on the disk was signed by one who is no longer trusted.
+    # The bot on disk was signed by a key that is no longer trusted.
     assert name(bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])) == ""
     with pytest.raises(ConfigError, match="public key"):
         ClientConfig(link=MemoryLink(), spool=tmp_path, trust=("nonsense",))

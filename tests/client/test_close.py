@@ -1,4 +1,4 @@
-"""Flushing and closing: with and without a thread, on links that answer, fail or hang."""
+"""Flushing and closing: with and without a thread, on links that respond, fail or hang."""
 
 import threading
 from importlib import import_module
@@ -108,7 +108,7 @@ def test_closing_warns_of_a_sender_that_hangs_in_its_link(tmp_path, monkeypatch)
 
 def test_two_threads_that_pump_at_once_count_an_ack_once(tmp_path):
     class Nested(MemoryLink):
-        """Another thread pumps while this one waits for its answer."""
+        """Another thread calls pump while this one waits for its response."""
 
         def send(self, frames, players, *, skipped_steps=0):
             if self.n_sends == 0:

@@ -1,4 +1,4 @@
-"""What a game developer meets: connecting, playing in every shape of game, and doing it wrong."""
+"""The API of game developers: connecting, playing games of all kinds, and misusing it."""
 
 import inspect
 import json
@@ -34,7 +34,7 @@ def obs(i: float) -> np.ndarray:
     return np.array([i, -i], np.float32)
 
 
-# --- Games of every shape -------------------------------------------------------------------------
+# --- Games of all kinds ---------------------------------------------------------------------------
 
 
 def test_a_real_time_loop_that_decides_every_fourth_frame(tmp_path):
@@ -215,7 +215,7 @@ def test_without_a_name_the_player_is_random_and_stays_the_same(tmp_path):
     assert default_player(tmp_path / "elsewhere") != name
 
 
-# --- Doing it wrong -------------------------------------------------------------------------------
+# --- Misuse ---------------------------------------------------------------------------------------
 
 HALF: Any = 1.5
 BAD = [

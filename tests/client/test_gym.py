@@ -1,4 +1,4 @@
-"""Wrapped envs behave as before, and what is recorded is what a plain loop over them saw."""
+"""Wrapped envs behave as before, and the recorded steps equal those of a plain loop."""
 
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,7 @@ from understudy.experience.game import spec_from_gymnasium
 
 
 class Script(gymnasium.Env[Any, Any]):
-    """Episodes of given lengths and ends; observations say where they come from, in one buffer
-    that is used again."""
+    """Plays episodes of set lengths and ends; observations encode their origin in one buffer."""
 
     observation_space = spaces.Dict(
         {
@@ -70,7 +69,7 @@ class Script(gymnasium.Env[Any, Any]):
 
 
 def plain(env: Any, actions: np.ndarray) -> list[list[Transition]]:
-    """What a plain loop over one env sees."""
+    """Return the transitions that a plain loop over one env sees."""
     found: list[list[Transition]] = []
     obs = copy(env.reset()[0])
     found.append([])
@@ -113,7 +112,7 @@ def test_a_vector_env_in_each_autoreset_mode_equals_a_plain_loop(
     scripts, mode, n_steps, seed, copies
 ):
     def make(number: int) -> Script:
-        # In SAME_STEP mode gymnasium itself keeps no copy of the last observation.
+        # In SAME_STEP mode, Gymnasium itself does not copy the final observation.
         reuses = mode is not AutoresetMode.SAME_STEP
         return Script(
             [n for n, _ in scripts[number]],
@@ -143,7 +142,7 @@ def test_a_vector_env_in_each_autoreset_mode_equals_a_plain_loop(
 def drive(
     env: RecordedVectorEnv, mode: AutoresetMode, n_steps: int, rng: Any, taken: list[list[int]]
 ) -> None:
-    """Step with random actions; notes which of them an env really took."""
+    """Step with random actions and note which of them each env executed."""
     env.reset()
     over = np.zeros(env.num_envs, np.bool_)
     for _ in range(n_steps):
@@ -205,7 +204,7 @@ def test_an_env_reset_in_mid_episode_loses_no_step(tmp_path):
 
 
 class Masked(Script):
-    """Says which actions are legal."""
+    """Has an action mask in its infos."""
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
         return super().reset()[0], {"action_mask": np.array([True, False, True, False])}

@@ -1,4 +1,4 @@
-"""The hand-off is bounded, keeps each session's order, and accounts for every block it drops."""
+"""The handoff is bounded, keeps each session in order, and reports every block it drops."""
 
 import numpy as np
 import pytest

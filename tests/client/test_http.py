@@ -1,5 +1,4 @@
-"""The link over HTTP: what a gateway says, what a game's developer is told, and that nothing is
-lost meanwhile."""
+"""The link over HTTP: responses of a gateway, messages to game developers, and no losses."""
 
 import json
 import socket
@@ -98,11 +97,15 @@ def test_a_revoked_key_keeps_everything_on_this_machine_and_warns(tmp_path):
             warnings.simplefilter("always")
             play(game)
             until(lambda: game.stats().failed_sends > 1)
-        told = [str(one.message) for one in caught if issubclass(one.category, RecordingWarning)]
-        assert len(told) == 1
-        assert "saved on this machine" in told[0]
-        assert "revoked" in told[0]
-        assert key not in told[0]
+        messages = [
+            str(warning.message)
+            for warning in caught
+            if issubclass(warning.category, RecordingWarning)
+        ]
+        assert len(messages) == 1
+        assert "saved on this machine" in messages[0]
+        assert "revoked" in messages[0]
+        assert key not in messages[0]
         stats = game.stats()
         assert "revoked_key" in stats.last_error
         assert (stats.acked_steps, stats.refused_steps, stats.dropped_steps) == (5, 0, 0)
@@ -180,11 +183,11 @@ def test_an_untrusted_certificate_is_rejected(tmp_path, monkeypatch):
         link.close()
 
 
-# --- Answers of all kinds -------------------------------------------------------------------------
+# --- Responses of all kinds -----------------------------------------------------------------------
 
 
 class Scripted:
-    """A server that answers what it is told, and keeps what it was asked."""
+    """A server with scripted responses that stores the requests."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
@@ -493,7 +496,7 @@ def test_exactly_one_place_to_record_to_is_accepted(tmp_path, monkeypatch):
     for given, what in cases:
         with pytest.raises(ConfigError, match=what):
             connect(spec=SPEC, config=ClientConfig(spool=tmp_path), **given)
-    # What is given goes before the environment.
+    # Arguments take precedence over the environment.
     monkeypatch.setenv("UNDERSTUDY_URL", "https://a.example")
     monkeypatch.setenv("UNDERSTUDY_KEY", KEY)
     config = ClientConfig(background=False)
@@ -518,8 +521,7 @@ print(threading.active_count(), sorted(heavy & set(sys.modules)))
 
 
 def test_threads_with_simultaneous_first_requests_import_urllib3_once() -> None:
-    """The sender and the bots' thread begin together; half a loaded library must not be what
-    either of them finds."""
+    """The sender and the bots' thread start together; neither may see a partly imported library."""
     script = """
 import threading
 from understudy.client.http import HttpLink

@@ -1,4 +1,4 @@
-"""The link into a stream of one's own: the same door, and a full disk means later, not never."""
+"""The link into a local stream: the same intake, and a full disk delays frames without loss."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def frame():
 
 
 class Broken:
-    """A stream that answers as it is told."""
+    """A stream with scripted results."""
 
     def __init__(self, answer):
         self.answer = answer

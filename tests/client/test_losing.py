@@ -1,4 +1,4 @@
-"""What goes wrong between the game and its spool is counted and reported, never silent."""
+"""Losses between the game and its spool are counted and reported, never silent."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""The Gymnasium-shaped layer: each step is closed at once, and what cannot be recorded never
-becomes a wrong step."""
+"""Recorders: each step is closed at once, and invalid input never becomes a wrong step."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""keep_share: the platform asks for a share of episodes, the client records whole ones and
-counts the others."""
+"""The recording rate: the client records a share of whole episodes and counts the others."""
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ def play(game, n_steps, player="ada"):
 
 
 def with_share(share, tmp_path, **settings):
-    """A game that has heard of a share."""
+    """Return a game with this recording rate."""
     link = MemoryLink()
     clock = FakeClock()
     link.recording_rate = share
@@ -158,7 +157,7 @@ def test_skipped_steps_that_could_not_be_reported_are_reported_later(tmp_path):
 
 
 class QuotaLink(MemoryLink):
-    """A gateway's quota, the real one, in front of nothing."""
+    """Has the real quota of a gateway, and discards the frames."""
 
     def __init__(self, quota: Quota) -> None:
         super().__init__()
@@ -191,7 +190,7 @@ def test_the_platform_gets_its_quota_for_any_number_of_players(
     warm_s = 20
     n_steps = 4
     quota = Quota(target_steps_s, clock)
-    # One client each for ten players; a thousand sit in ten clients, as on a server of matches.
+    # Ten players have one client each; a thousand share ten clients, as on a match server.
     links = [QuotaLink(quota) for _ in range(10)]
     games = [
         client(link, tmp_path / str(at), clock=clock, rng_seed=at) for at, link in enumerate(links)

@@ -1,5 +1,4 @@
-"""Retries, losses and their reports: what the platform holds in the end is exactly what was not
-reported as dropped."""
+"""Retries and losses: the platform ends up with exactly the steps not reported as dropped."""
 
 import threading
 import time
@@ -188,7 +187,7 @@ def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, see
 
 
 def outage(game, clock, turns, folder):
-    """Play while nothing can be sent; the spool must stay about as small as it was told to."""
+    """Play while nothing can be sent; the spool must stay close to its cap."""
     for at, (ep, n) in enumerate(turns):
         play(ep, at * 1000, n)
         clock.advance(1.5)

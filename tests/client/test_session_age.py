@@ -1,4 +1,4 @@
-"""A client that runs for weeks goes on in new sessions, since a door refuses ids from far back."""
+"""A client that runs for weeks starts new sessions, since the intake rejects old ids."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from understudy.experience.session import DAY_S
 
 
 class DoorLink(MemoryLink):
-    """Refuses what a door would refuse."""
+    """Rejects what an intake would reject."""
 
     def __init__(self, clock):
         super().__init__()

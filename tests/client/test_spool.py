@@ -1,4 +1,4 @@
-"""What is on disk when a game dies, and what the next start makes of it."""
+"""The files that a killed game leaves, and how the next start uses them."""
 
 import os
 import signal
@@ -218,7 +218,7 @@ def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
 
 
 def left_by(folder: Path, name: str) -> Path:
-    """The folder of a session that a killed game left."""
+    """Create and return the folder of a killed game's session."""
     one = Spool(folder).create(new_session(FakeClock().now()), player=player_name(name), spec=SPEC)
     fill(one, 1)
     one.close()

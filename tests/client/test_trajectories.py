@@ -1,5 +1,4 @@
-"""The proof that what is stored is what happened: every transition, bit for bit, however it was
-cut."""
+"""Every stored transition equals the played one, bit for bit, however chunks are cut."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,8 +107,7 @@ def sample(space: Space, rng: np.random.Generator) -> np.ndarray:
 
 
 def tree(values: Mapping[str, Any]) -> Any:
-    """Values by dotted path as a game would hand them over: nested mappings, or the value
-    itself."""
+    """Return values by dotted path as a game passes them: nested mappings, or the value itself."""
     if set(values) == {""}:
         return values[""]
     nested: dict[str, Any] = {}
@@ -144,8 +142,7 @@ PLAN = st.lists(
     small=st.booleans(),
 )
 def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small):
-    """Random spaces, lengths and cuts; interleaved sessions; ends with and without a last
-    observation."""
+    """Random spaces, lengths and cuts; interleaved sessions; ends with or without an obs."""
     rng = np.random.default_rng(seed)
     link = MemoryLink()
     with TemporaryDirectory() as folder:
@@ -180,7 +177,7 @@ def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small)
 def play(
     game: Any, spec: GameSpec, plans: list[Any], rng: np.random.Generator, cuts: float
 ) -> dict[str, list[Any]]:
-    """Play one script per player, interleaved at random; what truly happened, by player."""
+    """Play one script per player, interleaved at random; returns the true transitions by player."""
     truth: dict[str, list[Any]] = {f"player {n}": [] for n in range(len(plans))}
     scripts = [
         script(game, spec, f"player {n}", plan, rng, truth[f"player {n}"])
@@ -192,7 +189,7 @@ def play(
             scripts.remove(one)
         if rng.random() < cuts:
             game._config.clock.advance(2.0)
-        # Without a thread somebody must empty the hand-off, or it would drop its oldest.
+        # Without a thread, the test must empty the handoff before it drops its oldest block.
         game.pump()
     return truth
 
