@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.live_models import SIGNER, Platform, constant_policy
+from tests.client.castings import SIGNER, Platform, constant_policy
 from tests.clients.nodes import ask, needs_node
 from tests.clients.test_policies_js import CASES, policy_of
 from understudy.core.signed import Signer, public_key_text
