@@ -6,7 +6,7 @@ const url = `${process.env.UNDERSTUDY_URL}/v1/games/guess-js`;
 const headers = { Authorization: `Bearer ${process.env.UNDERSTUDY_KEY}`, "Content-Type": "application/json" };
 const spec = {
   action: { "": { dtype: "I32", n: 16, space: "discrete", start: 0 } }, action_names: [], format: 1, game: "guess-js",
-  has_legal: false, max_episode_steps: null, obs_names: ["low", "high"],
+  has_action_mask: false, max_episode_steps: null, obs_names: ["low", "high"],
   obs: { "": { dtype: "F32", high: null, low: null, shape: [2], space: "box" } },
 };
 

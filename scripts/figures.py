@@ -85,13 +85,10 @@ def headlines() -> str:
     ours, theirs = (
         _middle(training["values"][ratio[side]], training["unit"]) for side in ("ours", "peer")
     )
+    interval = f"{_times(ratio['low'])} to {_times(ratio['high'])}"
+    solved = f"{ours}; SB3 {theirs}: {_times(ratio['ratio'])} faster ({interval})"
     rows = [
-        (
-            "CartPole-v1 solved by DQN, training time",
-            f"{ours}; SB3 {theirs}: {_times(ratio['ratio'])} faster "
-            f"({_times(ratio['low'])} to {_times(ratio['high'])})",
-            "learner-solve-dqn.json",
-        ),
+        ("CartPole-v1 solved by DQN, training time", solved, "learner-solve-dqn.json"),
         *(
             (label, _headline(figure), name)
             for label, figure, name in (

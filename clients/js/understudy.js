@@ -323,7 +323,7 @@ function checkedSpec(raw) {
     [spec.obs_names, flat],
   ])) {
     if (names.length && (names.length !== size || new Set(names).size !== size)) {
-      throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not match ${size} elements; give each element its own name`);
+      throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not match ${size} elements; name each element once`);
     }
     const odd = names.find((name) => /[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/.test(name));
     if (odd !== undefined)
@@ -646,7 +646,7 @@ const BY = Object.freeze({ unknown: 0, person: 1, bot: 2, script: 3 });
  * Writes the value of a part as flat numbers; throws Refused when it does not match the space.
  * @param {Part} part
  * @param {any} value a number, an array, a typed array, or nested arrays
- * @param {{bounds: boolean, as?: TypedArray, at?: number}} options `bounds`: floats are checked against the space's bounds
+ * @param {{bounds: boolean, as?: TypedArray, at?: number}} options `bounds`: also check the bounds of floats
  */
 function writeValue(part, value, { bounds, as = DTYPES[part.dtype].make(part.size), at = 0 }) {
   const flat = ArrayBuffer.isView(value)
@@ -1284,7 +1284,7 @@ export class Policy {
       const steps = layers.map((layer, index) => {
         const make = Object.hasOwn(LAYERS, layer.layer) ? LAYERS[layer.layer] : undefined;
         if (!make)
-          throw new Refused("bad_policy", `${place} has an unknown layer ${layer.layer}; known are ${Object.keys(LAYERS)}`);
+          throw new Refused("bad_policy", `${place} has unknown layer ${layer.layer}; known: ${Object.keys(LAYERS)}`);
         const [run, after] = make(layer, shape, (name, expected) => {
           const column = weights[`${place}.${index}.${name}`];
           if (
@@ -1469,7 +1469,7 @@ export class Policy {
   _mask(actionMask) {
     const mask = this._columns.mask(actionMask);
     if (mask && !mask.includes(1))
-      throw new Refused("invalid_action", "actionMask allows no action; pass a mask that allows one, or end the episode");
+      throw new Refused("invalid_action", "actionMask allows no action; allow at least one, or end the episode");
     return mask;
   }
 }
@@ -1530,7 +1530,8 @@ export async function checkSigned(text, trust) {
   const [, entry, keyId, signature] = match;
   const keys = trust.map(publicKey);
   const key = keys.find((candidate) => sha256(candidate).slice(0, 16) === keyId);
-  if (!key) throw new Refused("unknown_key", `signed by key ${keyId}, which is not among the ${keys.length} trusted keys`);
+  if (!key)
+    throw new Refused("unknown_key", `signed by key ${keyId}, which is not among the ${keys.length} trusted keys`);
   const subtle = globalThis.crypto?.subtle;
   if (!subtle)
     throw new Refused("no_crypto", "this page cannot verify signatures; serve it over https, or from 127.0.0.1");
@@ -1679,7 +1680,8 @@ function checkGolden(policy, outputs) {
         expected.length === rows &&
         expected[row].length === numbers.length &&
         numbers.every((value, at) => Math.abs(value - expected[row][at]) <= 1e-4 + 1e-4 * Math.abs(expected[row][at]));
-      if (!isClose) throw new Refused("bad_golden", `output ${head} differs from the golden outputs in the signed manifest`);
+      if (!isClose)
+        throw new Refused("bad_golden", `output ${head} differs from the golden outputs in the signed manifest`);
     }
   });
 }
@@ -1768,7 +1770,8 @@ class Link {
     const [code, detail] = isFromGateway
       ? [failure.code, failure.detail]
       : [`status_${answer.status}`, "the response is not from a gateway; is the address right?"];
-    const retryAfterS = Number((isFromGateway ? failure.retry_after_s : null) ?? answer.headers.get("retry-after") ?? 0) || 0;
+    const ownDelayS = isFromGateway ? failure.retry_after_s : null;
+    const retryAfterS = Number(ownDelayS ?? answer.headers.get("retry-after") ?? 0) || 0;
     throw new LinkFailed(
       code.slice(0, 40),
       `${String(detail).slice(0, 300)} (${this.address} answered ${answer.status})`,
@@ -1842,7 +1845,7 @@ class ScopedStorage {
     }
   }
 
-  /** @param {string} name @param {unknown} value @returns {number} how many characters it takes; 0 when it was not stored */
+  /** @param {string} name @param {unknown} value @returns {number} its size in characters; 0 when it was not stored */
   write(name, value) {
     try {
       const key = this._prefix + name;
@@ -2188,7 +2191,7 @@ class Sender {
   /** @param {Session} session @param {Block} block */
   enqueue(session, block) {
     this._queue(session, block);
-    // A game that never yields its thread must not fill the memory: then its own call encodes frames and enforces the cap.
+    // A game that never yields its thread must not fill the memory: its own call then encodes and enforces the cap.
     if (session.blocks.length > MAX_PACKING) this.collect();
     this._schedule(0);
   }
@@ -2407,9 +2410,10 @@ class Sender {
     this._adoptAtMs = this._clock.monotonic() + this._adoptMs;
     this._adoptMs = Math.min(2 * this._adoptMs, ADOPT_CAP_MS);
     await this._ownerLocks.take(this._owner);
-    const names = ["frame/", "gap/", "held/"].flatMap((kind) => /** @type {ScopedStorage} */ (this._storage).names(kind));
+    const storage = this._storage;
+    const names = ["frame/", "gap/", "held/"].flatMap((kind) => storage.names(kind));
     for (const owner of new Set(names.map((name) => name.split("/")[1]))) {
-      if (await this._ownerLocks.take(owner)) this._adoptFrom(this._storage, owner);
+      if (await this._ownerLocks.take(owner)) this._adoptFrom(storage, owner);
     }
     this._schedule(this._waiting.length ? 0 : this._adoptAtMs);
   }
@@ -2748,7 +2752,7 @@ const RECHECK_CAP_MS = 600_000;
 /** @typedef {"champion" | "canary"} Alias */
 /**
  * @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null,
- *   canary_release: string | null, canary_share: number, trust: string[]}} LiveModels champion and canary, as signed documents
+ *   canary_release: string | null, canary_share: number, trust: string[]}} LiveModels champion and canary, signed
  */
 
 /**
@@ -2757,8 +2761,8 @@ const RECHECK_CAP_MS = 600_000;
  */
 class Bots {
   /**
-   * @param {{link: Link, spec: Spec, clock: Clock, random: () => number, storage: ScopedStorage, trust: readonly string[], pollLock:
-   *   PollLock}} parts
+   * @param {{link: Link, spec: Spec, clock: Clock, random: () => number, storage: ScopedStorage,
+   *   trust: readonly string[], pollLock: PollLock}} parts
    */
   constructor({ link, spec, clock, random, storage, trust, pollLock }) {
     this._link = link;
@@ -2970,7 +2974,7 @@ class Bots {
       throw new Refused("bad_entry", `the pointer of ${alias} names alias ${String(point.alias).slice(0, 20)}`);
     }
     if (point.number < this._seen[alias]) {
-      throw new Refused("old_bot", `entry ${point.number} is older than entry ${this._seen[alias]}, which was received before`);
+      throw new Refused("old_bot", `entry ${point.number} is older than entry ${this._seen[alias]}, received before`);
     }
     this._seen[alias] = point.number;
     if (point.model_no === 0) return null;
@@ -2978,7 +2982,7 @@ class Bots {
     if (release === null) throw new Refused("bad_entry", `model ${point.model_no} has no release document`);
     const manifest = await this.manifest(release, trust);
     if (manifest.model_no !== point.model_no) {
-      throw new Refused("bad_entry", `${alias} points to model ${point.model_no}, but the release is for ${manifest.model_no}`);
+      throw new Refused("bad_entry", `${alias} is model ${point.model_no}, but the release is of ${manifest.model_no}`);
     }
     const loaded = known.find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
     if (loaded) return loaded;
@@ -3010,7 +3014,8 @@ class Bots {
     if (entry.kind !== kind || entry.journal !== `registry/${this._spec.game}`) {
       throw new Refused(
         "bad_entry",
-        `expected a ${kind} of this game, got a ${String(entry.kind).slice(0, 20)} of ${String(entry.journal).slice(0, 80)}`,
+        `expected a ${kind} of ${this._spec.game}, got ${String(entry.kind).slice(0, 20)} of ` +
+          `${String(entry.journal).slice(0, 80)}`,
       );
     }
     this._pin(trust);
@@ -3024,7 +3029,10 @@ class Bots {
   async model(modelNo) {
     const { raw } = await this._link.ask("GET", `/models/${modelNo}`);
     let trust = this._trustedKeys([]);
-    if (!trust.length) trust = this._trustedKeys(parseLiveModels(jsonOf((await this._link.ask("GET", "/bot")).raw)).trust);
+    if (!trust.length) {
+      const answer = await this._link.ask("GET", "/bot");
+      trust = this._trustedKeys(parseLiveModels(jsonOf(answer.raw)).trust);
+    }
     const manifest = await this.manifest(String(/** @type {any} */ (jsonOf(raw))?.signed), trust);
     if (manifest.model_no !== modelNo)
       throw new Refused("bad_entry", `requested model ${modelNo}, got ${manifest.model_no}`);
@@ -3080,7 +3088,7 @@ class Bots {
     this._storage.write("bot", { live_models: stored?.live_models ?? null, seen: this._seenBy(stored) });
   }
 
-  /** The highest entry numbers seen by this page or in the storage. @param {any} stored @returns {Record<Alias, number>} */
+  /** The highest entry numbers of this page and of the storage. @param {any} stored @returns {Record<Alias, number>} */
   _seenBy(stored) {
     const highest = (/** @type {Alias} */ alias) => Math.max(this._seen[alias], Number(stored?.seen?.[alias]) || 0);
     return { champion: highest("champion"), canary: highest("canary") };
@@ -3097,7 +3105,7 @@ function parseLiveModels(fields) {
     Array.isArray(fields.trust ?? []) &&
     (fields.trust ?? []).every((/** @type {unknown} */ key) => typeof key === "string");
   if (!isValid)
-    throw new LinkFailed("strange_answer", "the platform described its live models in a form that this version cannot read");
+    throw new LinkFailed("strange_answer", "the platform sent live models that this version cannot read");
   const share = fields.canary_share >= 0 && fields.canary_share <= 1 ? fields.canary_share : 0;
   const named = Object.fromEntries(texts.map((name) => [name, fields[name] ?? null]));
   return /** @type {LiveModels} */ ({ number: fields.number, ...named, canary_share: share, trust: fields.trust ?? [] });
@@ -3225,7 +3233,7 @@ export class Episode {
     }
     const mask = columns.mask(actionMask);
     if (mask && !mask.includes(1))
-      throw new Refused("invalid_action", "actionMask allows no action; pass a mask that allows one, or end the episode");
+      throw new Refused("invalid_action", "actionMask allows no action; allow at least one, or end the episode");
     const action = own === undefined || own === null ? randomAction(columns, random, mask) : columns.numbered(own);
     return { action, by: BY.script, extras: null };
   }
@@ -3409,7 +3417,10 @@ export class Game {
     this._free = [];
     /** @type {Promise<boolean> | null} */
     this._closing = null;
-    this._onVisibility = () => (globalThis.document?.visibilityState === "hidden" ? this._saveNow() : this._bots.pollNow());
+    this._onVisibility = () => {
+      if (globalThis.document?.visibilityState === "hidden") this._saveNow();
+      else this._bots.pollNow();
+    };
     globalThis.document?.addEventListener?.("visibilitychange", this._onVisibility);
     this._onOnline = () => {
       if (!this._sender.stopped) this._sender.retry();
@@ -3447,7 +3458,7 @@ export class Game {
   }
 
   /**
-   * Draws the bot for an episode that starts now: the canary with its share, else the champion; null while there is none.
+   * Draws the bot for a new episode: the canary with its share, else the champion; null while there is none.
    *
    * An episode draws its own bot at its first `act`. Use this to know the bot in advance, or to play without recording:
    * `bot.name`, `bot.policy.act(obs)`; pass it to `game.episode({ bot })` to play there.

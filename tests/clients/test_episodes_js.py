@@ -53,7 +53,9 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def spec_of(plan: dict[str, Any]) -> GameSpec:
     obs: Any = PARTS if plan.get("look") == "parts" else plan["size"]
-    return game_spec("test", obs=obs, actions=plan["n"], has_action_mask=plan.get("hasActionMask", False))
+    return game_spec(
+        "test", obs=obs, actions=plan["n"], has_action_mask=plan.get("hasActionMask", False)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +170,9 @@ def test_every_row_is_what_was_played(played: dict[str, Any], name: str):
         for chunk in sorted(some, key=lambda chunk: chunk.meta.chunk_no):
             columns = chunk.columns
             for at in np.flatnonzero(columns["row"] == RowKind.STEP).tolist():
-                action_mask = columns["action_mask"][at].tolist() if "action_mask" in columns else None
+                action_mask = (
+                    columns["action_mask"][at].tolist() if "action_mask" in columns else None
+                )
                 rows.append(
                     (
                         obs_at(spec, chunk, at),

@@ -218,9 +218,7 @@ def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_killed_gateway_loses_and_duplicates_nothing_and_play_never_stops(
-    tmp_path, page
-):
+def test_a_killed_gateway_loses_and_duplicates_nothing_and_play_never_stops(tmp_path, page):
     objects = FolderObjects(tmp_path / "models")
     port = free_port()
     registry = Registry(objects, trusted=TRUSTED, signer=SIGNER)

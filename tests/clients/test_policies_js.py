@@ -130,7 +130,9 @@ CASES: dict[str, Case] = {
         kind="categorical",
         inputs={"obs.one": (OneHot(4, 2),), "obs.many": (OneHot(2), Flatten())},
     ),
-    "masked values": case(5, Dense(16), Activation("relu"), actions=Discrete(7, 3), has_action_mask=True),
+    "masked values": case(
+        5, Dense(16), Activation("relu"), actions=Discrete(7, 3), has_action_mask=True
+    ),
     "masked logits": case(
         5, Dense(16), kind="categorical", actions=["a", "b", "c", "d"], has_action_mask=True
     ),
@@ -234,7 +236,10 @@ def test_the_same_actions_are_chosen(runs: dict[str, Any], name: str):
         start = policy.game.discrete.start
         assert_same_choice(policy, columns, decision.action + start, found["actions"], None)
         if action_mask is not None:
-            masked = policy.decide(columns, None, action_mask=action_mask, deterministic=True).action + start
+            masked = (
+                policy.decide(columns, None, action_mask=action_mask, deterministic=True).action
+                + start
+            )
             assert_same_choice(policy, columns, masked, found["masked"], action_mask)
     else:
         got = np.array(found["actions"]).reshape(VECTORS, policy.head.size)

@@ -55,7 +55,9 @@ def test_permanently_rejected_steps_are_counted_reported_and_never_sent_again(fo
 
 
 def drops(one: dict[str, Any]) -> list[Any]:
-    frames = [frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames]
+    frames = [
+        frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames
+    ]
     return [
         read_drop(frame)
         for frame in frames
@@ -105,9 +107,9 @@ def test_numbers_of_64_bits_are_exact_or_refused_and_so_are_masks(found):
     assert one["masks"] == [*["bad_dtype"] * 9, "bad_shape"]
     assert one["good"] == [""] * 4
     whole = {"u": Box((), DTYPES["U64"]), "i": Box((), DTYPES["I64"])}
-    (chunks,) = taken(game_spec("test", obs=whole, actions=4, has_action_mask=True), one["batches"])[
-        0
-    ].values()
+    (chunks,) = taken(
+        game_spec("test", obs=whole, actions=4, has_action_mask=True), one["batches"]
+    )[0].values()
     (chunk,) = chunks
     assert chunk.columns["obs.u"].tolist()[::2] == [2**64 - 1, 2**63, 0, 0]
     assert chunk.columns["obs.i"].tolist()[::2] == [-(2**63), 2**63 - 1, 0, 0]
@@ -176,7 +178,9 @@ def test_what_an_earlier_page_could_not_send_is_sent_by_the_next(found):
     one = found["unsentFrames"]
     assert (one["isFirstAll"], one["first"]["acked"], one["left"], one["after"]) == (False, 0, 1, 0)
     assert (one["stats"]["adopted"], one["stats"]["recorded"], one["stats"]["acked"]) == (7, 3, 3)
-    frames = [frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames]
+    frames = [
+        frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames
+    ]
     sessions = {
         frame.session
         for frame in frames
@@ -198,7 +202,9 @@ def test_frames_waiting_under_a_revoked_key_are_sent_with_the_next_key(found):
 
 def arrived(one: dict[str, Any]) -> dict[int, int]:
     """Steps by number of the data frames that came, of a single session, each once."""
-    frames = [frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames]
+    frames = [
+        frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames
+    ]
     data = [frame for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DATA]
     assert len({frame.session for frame in data}) == 1
     assert len({frame.chunk_no for frame in data}) == len(data)
@@ -256,9 +262,7 @@ def test_a_page_that_slept_and_lost_its_frames_reuses_no_number(found):
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-def test_an_unstored_frame_in_flight_when_a_page_closes_is_reported_by_the_next(
-    found, has_arrived
-):
+def test_an_unstored_frame_in_flight_when_a_page_closes_is_reported_by_the_next(found, has_arrived):
     one = found["underWay"]
     assert one["seen"] == [1, 7]
     (report,) = drops(one)

@@ -174,7 +174,9 @@ def test_consent_withdrawn_in_another_tab_takes_effect_at_once(modules: Path):
     assert (got["is"], got["isOpen"]) == (False, True)
 
 
-def test_consent_takes_effect_before_it_is_stored_and_a_full_storage_keeps_no_old_yes(modules: Path):
+def test_consent_takes_effect_before_it_is_stored_and_a_full_storage_keeps_no_old_yes(
+    modules: Path,
+):
     got = run(
         modules,
         CONSENT
@@ -255,7 +257,8 @@ def test_the_bot_of_a_serve_is_chosen_when_the_serve_starts(modules: Path):
           pickBot: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; },
         };
         const match = new Match({ opponent: () => champion(platform), record: () => null,
-          hear: (event) => event.kind === "opponent" && notes.push(event.name), random: () => 0.5 });
+          hear: (event) => event.kind === "opponent" && notes.push(event.name),
+          random: () => 0.5 });
         for (let at = 0; at < 100000 && !match.isOver; at++) match.frame({ take: () => 0 });
         const changes = acted.filter((name, at) => name !== acted[at - 1]);
         console.log(JSON.stringify({ notes, changes }));
@@ -421,7 +424,10 @@ def test_a_spec_of_another_game_is_described_in_a_sentence(modules: Path):
     assert got["fits"] == [True, True, False, False, False]
     assert got["asked"] == [["/v1/games/rally", True], ["/v1/games/rally/specs/s1", True]]
     assert got["state"] == "refused"
-    assert "observations are a, b, c, d, e, f and its actions x, y, z; this page has ball x" in got["said"]
+    assert (
+        "observations are a, b, c, d, e, f and its actions x, y, z; this page has ball x"
+        in got["said"]
+    )
 
 
 def test_the_state_is_connected_only_if_polls_for_bots_succeed_too(modules: Path):
@@ -431,8 +437,8 @@ def test_the_state_is_connected_only_if_polls_for_bots_succeed_too(modules: Path
         + """
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
         const well = {
-          recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, recordingRate: 1, lastError: "",
-          stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0,
+          recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, recordingRate: 1,
+          lastError: "", stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0,
         };
         const away = "unreachable: no response";
         const told = [{}, { lastFollowError: away }, { lastError: away, waiting: 3 },
@@ -440,7 +446,8 @@ def test_the_state_is_connected_only_if_polls_for_bots_succeed_too(modules: Path
                       { lastFollowError: "revoked_key: it was revoked" }].map((more) => {
           platform.game = { stats: () => ({ ...well, ...more }) };
           const { state } = platform;
-          return [state, sending(platform, { state, isRecording: true, lost: 0, recordingRate: 1 })];
+          const how = { state, isRecording: true, lost: 0, recordingRate: 1 };
+          return [state, sending(platform, how)];
         });
         console.log(JSON.stringify(told));
     """,
@@ -455,9 +462,7 @@ def test_the_state_is_connected_only_if_polls_for_bots_succeed_too(modules: Path
         "refused",
     ]
     assert got[0][1] == ""
-    assert got[3][1] == "", (
-        "an old send error does not count while nothing waits"
-    )
+    assert got[3][1] == "", "an old send error does not count while nothing waits"
     assert got[5][1].startswith("2 inputs did not match")
     assert "it was revoked" in got[6][1]
 

@@ -110,7 +110,8 @@ export class Panel {
     if (now - this.thoughtAt < THOUGHTS_EVERY_MS) return;
     this.thoughtAt = now;
     const isRanked = Boolean(ranked?.length);
-    element("thinker").textContent = isRanked ? `${name}, for its current decision` : `${name} follows fixed rules and does not rank actions.`;
+    const ranking = `${name}, for its current decision`;
+    element("thinker").textContent = isRanked ? ranking : `${name} follows fixed rules and does not rank actions.`;
     element("thoughts").querySelector("thead").hidden = !isRanked;
     const best = ranked?.[0];
     const isValue = best?.value !== null && best?.value !== undefined;

@@ -16,7 +16,8 @@ import { Platform, invitation, browserStorage } from "./platform.js";
 const MAX_FRAMES_BEHIND = 8;
 const NEWEST_MODELS = 20;
 const STATUS_EVERY_MS = 250;
-const CONSENT_TEXT = "If you agree, what you and the bot do is sent to this platform under a random name and trains the next bot.";
+const CONSENT_TEXT =
+  "If you agree, what you and the bot do is sent to this platform under a random name and trains the next bot.";
 
 const invited = invitation();
 /** @type {any} */
