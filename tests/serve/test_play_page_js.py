@@ -438,7 +438,8 @@ def test_the_state_is_connected_only_if_polls_for_bots_succeed_too(modules: Path
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
         const well = {
           recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, recordingRate: 1,
-          lastError: "", stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0,
+          lastError: "", stopped: "", refusedBots: 0, lastBotError: "",
+          lastFollowError: "", badInputs: 0,
         };
         const away = "unreachable: no response";
         const told = [{}, { lastFollowError: away }, { lastError: away, waiting: 3 },
