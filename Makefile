@@ -42,7 +42,7 @@ check:  ## format, lint, types, imports
 	$(BIN)/mypy --num-workers 2 || { test $$? -ne 1 && $(BIN)/mypy; }
 	$(BIN)/lint-imports --no-logo
 
-bench:  ## measure every figure of the README beside its peers
+bench:  ## measure every figure of docs/figures.md beside its peers
 	@$(SETUP) $(TESTED) bench servers spark
 	$(BIN)/python bench/experience.py
 	$(BIN)/python bench/gateway.py

@@ -16,7 +16,7 @@ from tests.cli.platforms import Up, wait_for
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import Deployment, open_deployment
 from understudy.experience.chunk import By, Chunk
-from understudy.experience.frame import Frame, decode_parcel
+from understudy.experience.frame import Frame, decode_frame_batch
 from understudy.experience.game import GameSpec
 from understudy.models.manifest import Lineage
 from understudy.platform.play_page import page_address, play_key
@@ -181,7 +181,7 @@ class Tab:
         found = set()
         for answer in self.answers:
             with suppress(ValueError, KeyError, driver_error()):
-                frames = decode_parcel(answer.request.post_data_buffer).frames
+                frames = decode_frame_batch(answer.request.post_data_buffer).frames
                 acks = answer.json()["acks"]
                 found |= {
                     (frame.session, frame.chunk_no)

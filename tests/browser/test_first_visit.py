@@ -90,7 +90,7 @@ def test_a_key_that_is_no_good_is_said_and_nobody_is_asked_for_consent(browser: 
 @pytest.mark.parametrize("asked", ["abc", "99"])
 def test_a_bot_that_there_is_not_is_said_and_stands(browser: Any, game: Stage, asked: str):
     said = {
-        "abc": "The address asks for bot abc, which is no model's number: choose one here.",
+        "abc": "The address names bot abc, which is not a model number: choose one here.",
         "99": f"{game.game}/99 cannot play: {game.game} has no model 99.",
     }[asked]
     with tab(browser, f"{game.address}&bot={asked}") as seen:

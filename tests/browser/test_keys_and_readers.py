@@ -134,7 +134,7 @@ def test_a_new_champion_a_model_that_comes_and_a_lost_platform_are_said(browser:
             f"{name} is the new champion; it plays from the next serve"
         ]
         seen.page.select_option("#opponent", "model 1")
-        wait_for(lambda: any("rally/1 is here" in text for text in heard(seen, "opponent-note")))
+        wait_for(lambda: any("rally/1 is ready" in text for text in heard(seen, "opponent-note")))
         seen.page.context.set_offline(True)
         wait_for(lambda: "offline" in heard(seen, "stand"))
         seen.page.context.set_offline(False)

@@ -128,7 +128,7 @@ def test_an_older_model_and_a_script_can_be_chosen(browser: Any, rally: Stage):
         seen.page.wait_for_selector("#opponent option[value='model 1']", state="attached")
         seen.page.select_option("#opponent", "model 1")
         seen.page.wait_for_function(
-            "document.getElementById('opponent-note').textContent.includes('is here')"
+            "document.getElementById('opponent-note').textContent.includes('is ready')"
         )
         seen.page.click("#quietly")
         wait_for(lambda: seen.text("#them") == "rally/1")

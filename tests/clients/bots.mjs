@@ -1,4 +1,4 @@
-// Shows the client what platforms tell about their bots, good and forged, and prints who plays after each.
+// Serves live models to the client, valid and forged, and prints which bot plays after each.
 import { readFileSync } from "node:fs";
 import { checkSigned, connect } from "../../clients/js/understudy.js";
 import { storage } from "./storage.mjs";
@@ -6,26 +6,26 @@ import { storage } from "./storage.mjs";
 const given = JSON.parse(readFileSync(0, "utf8"));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** A platform that tells what it is told to tell. */
+/** A platform that serves the live models it is set to. */
 function platform() {
-  const state = { casting: null, policies: {}, isDown: false, asked: -1 };
+  const state = { liveModels: null, policies: {}, isDown: false, asked: -1 };
   const answer = (status, body) => new Response(body, { status });
   state.fetch = async (url, { method, signal }) => {
     if (state.isDown) throw new TypeError("down");
     if (method === "PUT") return answer(200, "{}");
     const policy = /\/models\/(\d+)\/policy$/.exec(url);
-    if (policy && state.policies[policy[1]] === null) throw new TypeError("it never comes");
+    if (policy && state.policies[policy[1]] === null) throw new TypeError("no response");
     if (policy) return answer(200, Buffer.from(state.policies[policy[1]] ?? "", "hex"));
     const model = /\/models\/(\d+)$/.exec(url);
     if (model) return answer(200, JSON.stringify({ model_no: Number(model[1]), signed: state.models[model[1]] }));
     const after = Number(/after=(\d+)/.exec(url)?.[1] ?? -1);
     state.asked = after;
-    while (!(state.casting && state.casting.number > after)) {
+    while (!(state.liveModels && state.liveModels.number > after)) {
       if (signal.aborted) throw new TypeError("aborted");
       await sleep(1);
-      if (state.isHasty) return answer(204, null); // it does not wait for news
+      if (state.isHasty) return answer(204, null); // it does not hold a long poll
     }
-    return answer(200, JSON.stringify(state.casting));
+    return answer(200, JSON.stringify(state.liveModels));
   };
   return state;
 }
@@ -58,7 +58,7 @@ async function scenario({ steps, spec }) {
     clockMs += 1000 * (step.afterS ?? 0);
     if (step.tell) {
       Object.assign(told, {
-        casting: step.tell,
+        liveModels: step.tell,
         policies: step.policies ?? told.policies,
         models: step.models ?? told.models,
       });
@@ -80,7 +80,7 @@ async function scenario({ steps, spec }) {
       refused: refusedBots,
       error: lastBotError,
       models,
-      cast: Array.from({ length: step.episodes ?? 1 }, () => game.cast()?.name ?? null),
+      picked: Array.from({ length: step.episodes ?? 1 }, () => game.pickBot()?.name ?? null),
       record: [...kept.kept].find(([key]) => key.endsWith("/bot"))?.[1],
       kept: [...kept.kept.keys()].map((key) => key.split("/").slice(2).join("/")),
     };
@@ -104,5 +104,5 @@ const found = {
   checked: await Promise.all((given.signed ?? []).map(checked)),
   scenarios: await Promise.all((given.scenarios ?? []).map(scenario)),
 };
-// To exit at once would cut off what a pipe has not taken yet.
+// Exiting at once would lose output that the pipe has not read yet.
 process.stdout.write(JSON.stringify(found), () => process.exit(0));

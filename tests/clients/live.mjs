@@ -1,4 +1,4 @@
-// Plays rally over HTTP until it is told to stop: seat 0 as a person, seat 1 by the bot. Says how it goes and the truth.
+// Plays rally over HTTP until stopped: seat 0 as a person, seat 1 by the bot. Prints its stats and the truth.
 import { createInterface } from "node:readline";
 import { connect } from "../../clients/js/understudy.js";
 import * as rally from "../../clients/js/rally.js";
@@ -31,7 +31,7 @@ async function play() {
       game.episode({ ...facts, seat: 1, player: "bob", opponents: ["person"] }),
     ];
     let [court, point] = [rally.serve(seed), 0];
-    const one = { seed, actions: [], isKept: seats.map((seat) => seat.isKept), isCut: false };
+    const one = { seed, actions: [], isRecorded: seats.map((seat) => seat.isRecorded), isCut: false };
     for (let at = 0; point === 0 && at < 60; at++) {
       const beganMs = performance.now();
       const mine = rally.scripted(rally.seen(court, 0), rally.SKILLS.casual, rally.drawnAt(seed, at));

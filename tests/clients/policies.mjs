@@ -1,4 +1,4 @@
-// Runs policies that Python made over observations that Python drew; prints what each head gave and what was chosen.
+// Runs policies and observations from Python; prints the outputs of each head and the chosen actions.
 import { readFileSync } from "node:fs";
 import { decodeTensors, openPolicy } from "../../clients/js/understudy.js";
 
@@ -30,7 +30,7 @@ function seen(row, policy) {
 }
 
 const plain = (action) => (ArrayBuffer.isView(action) ? Array.from(action) : action);
-function run({ policy: file, obs, legal }) {
+function run({ policy: file, obs, actionMasks }) {
   const policy = openPolicy(readFileSync(file));
   const rows = rowsOf(obs).map((row) => seen(row, policy));
   const isDiscrete = ["argmax", "epsilon_greedy", "categorical"].includes(policy.head.kind);
@@ -39,22 +39,22 @@ function run({ policy: file, obs, legal }) {
       Object.fromEntries(Object.entries(policy.heads(row)).map(([name, head]) => [name, Array.from(head)])),
     ),
     actions: rows.map((row) => plain(policy.act(row))),
-    legal: legal ? rows.map((row, at) => policy.act(row, { legal: legal[at] })) : null,
-    ranks: isDiscrete ? rows.slice(0, 20).map((row, at) => policy.rank(row, { legal: legal?.[at] ?? null })) : null,
+    masked: actionMasks ? rows.map((row, at) => policy.act(row, { actionMask: actionMasks[at] })) : null,
+    ranks: isDiscrete ? rows.slice(0, 20).map((row, at) => policy.rank(row, { actionMask: actionMasks?.[at] ?? null })) : null,
     version: policy.version,
     schema: policy.schema,
   };
 }
 
-function drawn({ policy: file, obs, draws, legal }) {
+function drawn({ policy: file, obs, draws, actionMask }) {
   const policy = openPolicy(readFileSync(file));
-  return Array.from({ length: draws }, () => plain(policy.act(obs, { deterministic: false, legal })));
+  return Array.from({ length: draws }, () => plain(policy.act(obs, { deterministic: false, actionMask })));
 }
 
 const refused = (raw) => {
   try {
     openPolicy(Buffer.from(raw, "hex"));
-    return "taken";
+    return "accepted";
   } catch (error) {
     return error.code ?? String(error);
   }

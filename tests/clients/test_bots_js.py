@@ -43,12 +43,12 @@ class Told:
 
     def now(self, **changed: Any) -> dict[str, Any]:
         link = self.platform.link
-        assert link.casting is not None
-        casting = dataclasses.asdict(link.casting) | changed
+        assert link.live_models is not None
+        live_models = dataclasses.asdict(link.live_models) | changed
         catalogue = self.platform.registry.catalogue(self.spec.game)
         models = {no: catalogue.signed[f"{self.spec.game}/{no}"].decode() for no in link.policies}
         return {
-            "tell": casting,
+            "tell": live_models,
             "policies": {no: raw.hex() for no, raw in link.policies.items()},
             "models": models,
         }
@@ -198,7 +198,7 @@ def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
     assert found[3]["error"] == ""
 
 
-def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
+def test_a_bot_damaged_in_transit_is_fetched_again(tmp_path):
     told = Told(tmp_path)
     good = told.release(1)
     bad = good | {"policies": {1: "00"}}
@@ -207,7 +207,7 @@ def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
     assert (found[1]["bot"], found[1]["error"]) == ("my-game/1", "")
 
 
-def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
+def test_an_older_entry_is_rejected_and_a_rollback_is_accepted(tmp_path):
     told = Told(tmp_path)
     old = told.release(1)
     new = told.release(2)
@@ -221,7 +221,7 @@ def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
     assert [one["error"].partition(":")[0] for one in found] == ["", "old_bot", "old_bot", ""]
 
 
-def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
+def test_the_keys_of_a_deployment_are_pinned_at_first_use(tmp_path):
     told = Told(tmp_path)
     stranger = Told(tmp_path / "stranger", signer=OTHER)
     first = told.release(1)
@@ -234,7 +234,7 @@ def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
     assert found[2]["error"].startswith("unknown_key")
 
 
-def test_a_deployment_that_was_set_up_anew_at_the_same_address_is_met_anew_with_its_key(tmp_path):
+def test_a_new_deployment_at_the_same_address_is_pinned_separately_by_its_key(tmp_path):
     old = Told(tmp_path)
     new = Told(tmp_path / "new", signer=OTHER)
     first = old.release(1)
@@ -249,7 +249,7 @@ def test_a_deployment_that_was_set_up_anew_at_the_same_address_is_met_anew_with_
     assert found[2]["bot"] == "my-game/1", "the old key still knows its own"
 
 
-def test_trust_goes_before_what_the_platform_says(tmp_path):
+def test_trusted_keys_passed_to_connect_take_precedence(tmp_path):
     told = Told(tmp_path)
     release = told.release(1)
     found = played({"start": {"trust": [public_key_text(OTHER.public)]}} | release)["seen"]
@@ -285,19 +285,19 @@ def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_
     assert (counts[2], found[2]["bot"], found[2]["refused"]) == (0, "my-game/1", 1)
     assert {tuple(one) for one in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
     # Who asks before an episode begins gets the same draw.
-    assert sum(name == "my-game/2" for name in found[1]["cast"]) == pytest.approx(1000, abs=120)
-    assert [set(one["cast"]) for one in found] == [
+    assert sum(name == "my-game/2" for name in found[1]["picked"]) == pytest.approx(1000, abs=120)
+    assert [set(one["picked"]) for one in found] == [
         {"my-game/1"},
         {"my-game/1", "my-game/2"},
         {"my-game/1"},
     ]
 
 
-def test_while_there_is_no_bot_nobody_is_cast():
-    assert played({})["seen"][0]["cast"] == [None]
+def test_while_there_is_no_bot_none_is_picked():
+    assert played({})["seen"][0]["picked"] == [None]
 
 
-def test_a_canary_that_cannot_be_fetched_holds_up_nobody_and_plays_once_it_can(tmp_path):
+def test_a_canary_that_cannot_be_fetched_blocks_nothing_and_plays_once_it_can(tmp_path):
     told = Told(tmp_path)
     told.release(1)
     both = told.release(2, "canary", share=0.5)
@@ -343,7 +343,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     assert [one["bot"] for one in found] == ["my-game/1", "", ""]
 
 
-def test_an_older_model_can_be_asked_for_and_is_checked_too(tmp_path):
+def test_an_older_model_can_be_requested_and_is_verified_too(tmp_path):
     told = Told(tmp_path)
     told.release(1)
     both = told.release(2)
@@ -369,8 +369,8 @@ def test_golden_outputs_are_drawn_and_checked_alike_for_every_policy(tmp_path):
         facts = {"journal": f"registry/{policy.game.game}", "number": 1}
         point = SIGNER.sign({**facts, "kind": "point", "alias": "champion", "model_no": 1}).decode()
         release = SIGNER.sign({**facts, "kind": "release", "manifest": manifest}).decode()
-        casting = {"number": 1, "champion": point, "champion_release": release, "trust": TRUST}
-        tell = {"start": {}, "tell": casting, "policies": {1: raw.hex()}, "episodes": 0}
+        live_models = {"number": 1, "champion": point, "champion_release": release, "trust": TRUST}
+        tell = {"start": {}, "tell": live_models, "policies": {1: raw.hex()}, "episodes": 0}
         scenarios.append({"spec": json.loads(policy.game.to_json()), "steps": [tell]})
     found = ask("bots.mjs", {"scenarios": scenarios})["scenarios"]
     assert [(one["seen"][0]["bot"], one["seen"][0]["error"]) for one in found] == [

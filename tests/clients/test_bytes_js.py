@@ -30,7 +30,7 @@ SPECS: list[dict[str, Any]] = [
         "actions": list(rally.ACTION_NAMES),
         "max_episode_steps": 600,
     },
-    {"game": "Bild.7_x", "obs": [84, 84], "actions": 3, "has_legal": True},
+    {"game": "Bild.7_x", "obs": [84, 84], "actions": 3, "has_action_mask": True},
     {
         "game": "names",
         "obs": ["größe", "速度", "\U0001f3d3", "\uff5e", 'q"\\'],
@@ -63,14 +63,14 @@ def plain(shape: Any) -> Any:
 
 
 def asked(one: dict[str, Any]) -> dict[str, Any]:
-    facts = {"has_legal": False, "max_episode_steps": None} | one
+    facts = {"has_action_mask": False, "max_episode_steps": None} | one
     return facts | {"obs": plain(one["obs"]), "actions": plain(one["actions"])}
 
 
-def test_the_worked_parcel_comes_out_byte_for_byte():
+def test_the_example_batch_is_reproduced_byte_for_byte():
     found = re.findall(r"^```text\n((?:[0-9a-f]{1,64}\n)+)```", PAGE, re.MULTILINE)
     (wanted,) = [text for text in found if text.startswith("554e5041")]
-    assert ask("bytes.mjs", {})["parcel"] == wanted.replace("\n", "")
+    assert ask("bytes.mjs", {})["frameBatch"] == wanted.replace("\n", "")
 
 
 def test_specs_and_schemas_are_those_of_python():
@@ -81,14 +81,14 @@ def test_specs_and_schemas_are_those_of_python():
     assert found["again"] == texts
 
 
-def test_bounds_that_say_nothing_are_left_out_as_python_does():
+def test_bounds_equal_to_the_range_of_the_dtype_are_omitted_as_in_python():
     box = {"space": "box", "dtype": "F32", "shape": [2], "low": [0.1, 0.1], "high": [2, 2]}
     given = {"game": "g", "obs": box, "actions": 2}
     spec = game_spec("g", obs=Box((2,), F32, (0.1, 0.1), (2, 2)), actions=2)
     assert ask("bytes.mjs", {"specs": [given]})["specs"] == [[spec.to_json().decode(), spec.schema]]
 
 
-def test_what_is_no_game_is_refused_before_it_is_sent():
+def test_an_invalid_spec_is_rejected_before_it_is_sent():
     bad = [
         {"game": "no/name", "obs": 2, "actions": 2},
         {"game": "g", "obs": 0, "actions": 2},

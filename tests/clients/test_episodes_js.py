@@ -1,5 +1,5 @@
-"""What the JavaScript client sends is what was played: every row, whatever the cuts, ends, masks
-and lost answers."""
+"""The JavaScript client sends what was played: every row, for all cuts, ends, masks and lost
+responses."""
 
 import uuid
 from collections import defaultdict
@@ -13,7 +13,7 @@ from tests.ingest.specs import KnownSpecs
 from understudy.core.clock import SystemClock
 from understudy.core.tensors import DTYPES
 from understudy.experience.chunk import By, Chunk, RowKind, chunk_of
-from understudy.experience.frame import Frame, FrameKind, decode_parcel, read_close, read_drop
+from understudy.experience.frame import Frame, FrameKind, decode_frame_batch, read_close, read_drop
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.intake import Intake
 from understudy.experience.session import Arrival, SessionState, admit
@@ -37,7 +37,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "cut by size": {"size": 5000, "n": 2, "episodes": 3, "lengths": [50], "ends": ENDS},
     "cut by notes": {"size": 1, "n": 2, "episodes": 900, "lengths": [1], "ends": ENDS[:1]},
     "masks": {"size": 3, "n": 5, "episodes": 30, "lengths": [4, 11], "ends": ENDS,
-              "hasLegal": True},
+              "hasActionMask": True},
     "two seats": {"size": 3, "n": 3, "episodes": 20, "lengths": [5, 8], "ends": ENDS,
                   "seats": 2, "pauses": 0.1},
     "parts": {"look": "parts", "n": 3, "episodes": 20, "lengths": [6], "ends": ENDS},
@@ -47,13 +47,15 @@ PLANS: dict[str, dict[str, Any]] = {
                      "lingerS": 0.001, "pauses": 0.3, "loses": 0.3},
     "everything goes wrong": {"size": 3, "n": 3, "episodes": 100, "lengths": [9, 3, 40],
                               "ends": ENDS, "lingerS": 0.001, "pauses": 0.3, "seats": 2,
-                              "consents": True, "hasLegal": True, "chaos": 0.4},
+                              "consents": True, "hasActionMask": True, "chaos": 0.4},
 }  # fmt: skip
 
 
 def spec_of(plan: dict[str, Any]) -> GameSpec:
     obs: Any = PARTS if plan.get("look") == "parts" else plan["size"]
-    return game_spec("test", obs=obs, actions=plan["n"], has_legal=plan.get("hasLegal", False))
+    return game_spec(
+        "test", obs=obs, actions=plan["n"], has_action_mask=plan.get("hasActionMask", False)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +75,22 @@ def played() -> dict[str, Any]:
 
 
 def taken(
-    spec: GameSpec, parcels: list[str], *, closed: bool = True
+    spec: GameSpec, batches: list[str], *, closed: bool = True
 ) -> tuple[dict[uuid.UUID, list[Chunk]], dict[uuid.UUID, str], int]:
-    """Chunks and player by session as door, checks and session rule let them through, and how
-    often one came again."""
-    door = Intake(bytes(32), spec.game, SystemClock())
+    """Chunks and players by session that pass intake, checks and session rule, and the number
+    of duplicates."""
+    intake = Intake(bytes(32), spec.game, SystemClock())
     again = 0
     states: dict[uuid.UUID, SessionState] = {}
     chunks: dict[uuid.UUID, list[Chunk]] = defaultdict(list)
     seen: dict[tuple[uuid.UUID, int], Frame] = {}
     players: dict[uuid.UUID, str] = {}
-    for raw in parcels:
-        parcel = decode_parcel(bytes.fromhex(raw))
-        players |= {session: str(name) for session, name in parcel.players.items()}
-        frames = [frame for frame in parcel.frames if isinstance(frame, Frame)]
-        assert len(frames) == len(parcel.frames)
-        for frame in door.admit(frames, parcel.players):
+    for raw in batches:
+        batch = decode_frame_batch(bytes.fromhex(raw))
+        players |= {session: str(name) for session, name in batch.players.items()}
+        frames = [frame for frame in batch.frames if isinstance(frame, Frame)]
+        assert len(frames) == len(batch.frames)
+        for frame in intake.admit(frames, batch.players):
             assert isinstance(frame, Frame), frame
             checked = check(frame.encode(), specs=KnownSpecs(spec), received_s=frame.received_s)
             assert checked.outcome == "candidate", checked.refusal
@@ -129,7 +131,7 @@ def flat(spec: GameSpec, obs: Any) -> list[float]:
 
 def wanted_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...]]:
     """What must be stored of an episode: obs, action, reward, next obs, terminated, truncated,
-    first, by, legal."""
+    first, by, action_mask."""
     steps = episode["steps"]
     end = episode["end"]
     last = episode["last"]
@@ -146,7 +148,7 @@ def wanted_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...
             end == "truncated" and at == len(steps) - 1,
             at == 0,
             By[step["by"].upper()],
-            step["legal"],
+            step["actionMask"],
         )
         for at, step in enumerate(steps)
     ]
@@ -154,13 +156,13 @@ def wanted_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
+def test_every_row_is_what_was_played(played: dict[str, Any], name: str):
     spec = spec_of(PLANS[name])
     found = played[name]
-    chunks, players, again = taken(spec, found["parcels"])
+    chunks, players, again = taken(spec, found["batches"])
     wanted: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for episode in found["truth"]:
-        if episode["isKept"]:
+        if episode["isRecorded"]:
             wanted[episode["player"], episode["seat"]] += wanted_steps(spec, episode)
     got: dict[tuple[str, int], list[Any]] = {}
     for session, some in chunks.items():
@@ -168,7 +170,9 @@ def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
         for chunk in sorted(some, key=lambda chunk: chunk.meta.chunk_no):
             columns = chunk.columns
             for at in np.flatnonzero(columns["row"] == RowKind.STEP).tolist():
-                legal = columns["legal"][at].tolist() if "legal" in columns else None
+                action_mask = (
+                    columns["action_mask"][at].tolist() if "action_mask" in columns else None
+                )
                 rows.append(
                     (
                         obs_at(spec, chunk, at),
@@ -179,7 +183,7 @@ def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
                         bool(columns["truncated"][at]),
                         bool(columns["is_first"][at]),
                         By(int(columns["by"][at])),
-                        legal,
+                        action_mask,
                     )
                 )
         seat = some[0].meta.episodes[0].seat
@@ -197,17 +201,17 @@ def test_every_row_is_the_true_one(played: dict[str, Any], name: str):
     )
     assert (again > 0) == (name in ("lost answers", "everything goes wrong"))
     skipped = sum(
-        len(wanted_steps(spec, episode)) for episode in found["truth"] if not episode["isKept"]
+        len(wanted_steps(spec, episode)) for episode in found["truth"] if not episode["isRecorded"]
     )
     assert stats["skipped"] == skipped
     assert (skipped > 0) == (name == "everything goes wrong")
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_notes_say_what_is_known_of_each_episode(played: dict[str, Any], name: str):
+def test_notes_hold_the_metadata_of_each_episode(played: dict[str, Any], name: str):
     spec = spec_of(PLANS[name])
     found = played[name]
-    chunks, _, _ = taken(spec, found["parcels"])
+    chunks, _, _ = taken(spec, found["batches"])
     truth = {(episode["seat"], episode["number"]): episode for episode in found["truth"]}
     ends: dict[tuple[int, int], Any] = {}
     for some in chunks.values():
@@ -217,25 +221,25 @@ def test_notes_say_what_is_known_of_each_episode(played: dict[str, Any], name: s
                 assert note.opponents == ("script",)
                 ends[note.seat, int(note.seed or 0)] = (note.cut, note.result)
     for place, episode in truth.items():
-        if episode["isKept"] and wanted_steps(spec, episode):
+        if episode["isRecorded"] and wanted_steps(spec, episode):
             is_cut = episode["end"] in ("truncated unseen", "cancelled")
             said = (is_cut, None if episode["end"] == "cancelled" else "win")
             # An episode that is cut right behind a chunk has no later one that could say so.
             assert ends[place] == said or (is_cut and ends[place] == (False, None))
 
 
-def test_chunks_are_cut_where_they_must_be(played: dict[str, Any]):
+def test_chunks_are_cut_at_their_limits(played: dict[str, Any]):
     for name, least in {
         "cut by linger": 6,
         "cut by length": 4,
         "cut by size": 6,
         "cut by notes": 2,
     }.items():
-        chunks, _, _ = taken(spec_of(PLANS[name]), played[name]["parcels"])
+        chunks, _, _ = taken(spec_of(PLANS[name]), played[name]["batches"])
         assert sum(len(some) for some in chunks.values()) >= least, name
     consents = [
         chunk.meta.consent
-        for some in taken(spec_of(PLANS["consents"]), played["consents"]["parcels"])[0].values()
+        for some in taken(spec_of(PLANS["consents"]), played["consents"]["batches"])[0].values()
         for chunk in some
     ]
     assert set(consents) == {"granted", "denied", "unknown"}

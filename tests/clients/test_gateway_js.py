@@ -141,7 +141,7 @@ def assert_true(told: dict[str, Any], serves: dict[tuple[int, int], dict[str, An
     n_steps = 0
     for one in told["truth"]:
         for seat in (0, 1):
-            if not one["isKept"][seat]:
+            if not one["isRecorded"][seat]:
                 assert (one["seed"], seat) not in serves
                 continue
             rows = serves.pop((one["seed"], seat))["rows"]
@@ -218,9 +218,7 @@ def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_gateway_is_killed_and_back_and_nothing_is_lost_or_twice_and_play_never_stops(
-    tmp_path, page
-):
+def test_a_killed_gateway_loses_and_duplicates_nothing_and_play_never_stops(tmp_path, page):
     objects = FolderObjects(tmp_path / "models")
     port = free_port()
     registry = Registry(objects, trusted=TRUSTED, signer=SIGNER)
@@ -253,7 +251,7 @@ def test_a_gateway_is_killed_and_back_and_nothing_is_lost_or_twice_and_play_neve
     assert told["slow"] <= told["decisions"] / 100, "decisions waited"
 
 
-def test_a_key_that_ends_stops_sending_and_says_so_and_another_goes_on(
+def test_a_revoked_key_stops_sending_and_another_key_resumes_it(
     gateway: Running, page: Callable[..., Page]
 ):
     key = gateway.key("play")
@@ -275,22 +273,22 @@ def test_a_key_that_ends_stops_sending_and_says_so_and_another_goes_on(
     assert assert_true(told, stored(gateway.folder)) == told["stats"]["acked"]
 
 
-def test_a_share_of_episodes_is_kept_as_whole_ones_and_the_rest_is_counted(tmp_path, page):
+def test_a_recording_rate_records_whole_episodes_and_counts_the_others(tmp_path, page):
     with running(tmp_path, GatewayConfig(target_steps_s=40.0)) as gateway:
         gateway.register(SPEC)
         game = page(gateway.url, gateway.key("play"), pauseMs=0)
-        game.until(lambda told: told["keepShare"] < 0.5 and told["skipped"] > 500)
+        game.until(lambda told: told["recordingRate"] < 0.5 and told["skipped"] > 500)
         told = game.stop()
     stats = told["stats"]
-    kept = [is_kept for one in told["truth"] for is_kept in one["isKept"]]
-    assert True in kept
-    assert False in kept
+    recorded = [is_recorded for one in told["truth"] for is_recorded in one["isRecorded"]]
+    assert True in recorded
+    assert False in recorded
     played = 2 * sum(len(one["actions"]) for one in told["truth"])
     assert assert_true(told, stored(tmp_path)) == stats["acked"] == stats["recorded"]
     assert stats["acked"] + stats["skipped"] == played
 
 
-def test_connecting_says_why_a_game_is_not_taken(
+def test_connect_reports_why_a_game_is_rejected(
     gateway: Running, page: Callable[..., Page], tmp_path
 ):
     with running(tmp_path / "empty") as other:

@@ -58,9 +58,9 @@ def case(
     inputs: dict[str, tuple[Layer, ...]] | None = None,
     heads: dict[str, tuple[Layer, ...]] | None = None,
     stack: int = 1,
-    has_legal: bool = False,
+    has_action_mask: bool = False,
 ) -> Case:
-    game = game_spec("net", obs=obs, actions=actions, has_legal=has_legal)
+    game = game_spec("net", obs=obs, actions=actions, has_action_mask=has_action_mask)
     head = head_for(game, kind)
     return (
         game,
@@ -130,9 +130,11 @@ CASES: dict[str, Case] = {
         kind="categorical",
         inputs={"obs.one": (OneHot(4, 2),), "obs.many": (OneHot(2), Flatten())},
     ),
-    "masked values": case(5, Dense(16), Activation("relu"), actions=Discrete(7, 3), has_legal=True),
+    "masked values": case(
+        5, Dense(16), Activation("relu"), actions=Discrete(7, 3), has_action_mask=True
+    ),
     "masked logits": case(
-        5, Dense(16), kind="categorical", actions=["a", "b", "c", "d"], has_legal=True
+        5, Dense(16), kind="categorical", actions=["a", "b", "c", "d"], has_action_mask=True
     ),
     "gaussian": case(
         4,
@@ -192,17 +194,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         policy = policy_of(made, seed)
         columns = observations(policy, rng)
         n = policy.head.size
-        legal = rng.random((VECTORS, n)) < 0.5 if policy.game.has_legal else None
-        if legal is not None:
-            legal[np.arange(VECTORS), rng.integers(0, n, VECTORS)] = True
+        action_mask = rng.random((VECTORS, n)) < 0.5 if policy.game.has_action_mask else None
+        if action_mask is not None:
+            action_mask[np.arange(VECTORS), rng.integers(0, n, VECTORS)] = True
         files = {"policy": folder / f"{seed}.policy", "obs": folder / f"{seed}.obs"}
         files["policy"].write_bytes(policy.encode())
         files["obs"].write_bytes(tensors.encode(columns, {}))
         asked.append(
             {name: str(file) for name, file in files.items()}
-            | {"legal": None if legal is None else legal.tolist()}
+            | {"actionMasks": None if action_mask is None else action_mask.tolist()}
         )
-        wanted[name] = (policy, columns, legal)
+        wanted[name] = (policy, columns, action_mask)
     found = ask("policies.mjs", {"runs": asked})["runs"]
     return {name: (*wanted[name], one) for name, one in zip(CASES, found, strict=True)}
 
@@ -228,28 +230,31 @@ def test_outputs_differ_by_less_than_an_error_of_rounding(runs: dict[str, Any], 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_actions_are_chosen(runs: dict[str, Any], name: str):
-    policy, columns, legal, found = runs[name]
+    policy, columns, action_mask, found = runs[name]
     decision = policy.decide(columns, None, deterministic=True)
     if policy.head.is_discrete:
         start = policy.game.discrete.start
         assert_same_choice(policy, columns, decision.action + start, found["actions"], None)
-        if legal is not None:
-            masked = policy.decide(columns, None, legal=legal, deterministic=True).action + start
-            assert_same_choice(policy, columns, masked, found["legal"], legal)
+        if action_mask is not None:
+            masked = (
+                policy.decide(columns, None, action_mask=action_mask, deterministic=True).action
+                + start
+            )
+            assert_same_choice(policy, columns, masked, found["masked"], action_mask)
     else:
         got = np.array(found["actions"]).reshape(VECTORS, policy.head.size)
         assert np.abs(got - decision.action).max() <= ERROR
 
 
 def assert_same_choice(
-    policy: Policy, columns: dict[str, Array], wanted: Array, got: Any, legal: Array | None
+    policy: Policy, columns: dict[str, Array], wanted: Array, got: Any, action_mask: Array | None
 ) -> None:
     """The same actions, but where two are as good as equal."""
     scores = policy.outputs(columns)[policy.head.outputs[0]]
     start = policy.game.discrete.start if policy.game.discrete else 0
     for at in np.flatnonzero(wanted != np.array(got)):
         assert abs(scores[at, wanted[at] - start] - scores[at, got[at] - start]) <= ERROR * 10
-        assert legal is None or legal[at, got[at] - start]
+        assert action_mask is None or action_mask[at, got[at] - start]
 
 
 def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
@@ -257,10 +262,10 @@ def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
     from understudy.serve.bots import ServedModels, _advise
 
     for name in ("masked values", "masked logits", "choices and switches"):
-        policy, columns, legal, found = runs[name]
+        policy, columns, action_mask, found = runs[name]
         stage = ServedModels(bot=LiveModels(number=1), policy=policy, model_no=1)
         for at, got in enumerate(found["ranks"]):
-            mask = None if legal is None else legal[at : at + 1]
+            mask = None if action_mask is None else action_mask[at : at + 1]
             row = {column: array[at : at + 1] for column, array in columns.items()}
             wanted = _advise(stage, row, mask, policy.game).actions
             assert [(one["action"], one["name"]) for one in got] == [
@@ -277,7 +282,7 @@ def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
                 )
 
 
-def test_chance_draws_by_the_probabilities_and_within_the_ends(tmp_path: Path):
+def test_sampling_follows_the_probabilities_and_stays_within_bounds(tmp_path: Path):
     game = game_spec("net", obs=2, actions=4)
     network = NetworkSpec({"obs": Input((2,), F32)}, (), {"logits": (Dense(4),)})
     bias = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
@@ -287,11 +292,11 @@ def test_chance_draws_by_the_probabilities_and_within_the_ends(tmp_path: Path):
     )
     (tmp_path / "b").write_bytes(policy_of(CASES["gaussian"], 1).encode())
     asked: list[Any] = [{"policy": str(tmp_path / "a"), "obs": [0, 0], "draws": 20_000}]
-    asked.append({**asked[0], "legal": [True, False, True, False]})
+    asked.append({**asked[0], "actionMask": [True, False, True, False]})
     asked.append({"policy": str(tmp_path / "b"), "obs": [1, -1, 2, 0.5], "draws": 2_000})
-    free, legal, boxed = ask("policies.mjs", {"drawn": asked})["drawn"]
+    free, action_mask, boxed = ask("policies.mjs", {"drawn": asked})["drawn"]
     assert np.bincount(free) / 20_000 == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.02)
-    assert np.bincount(legal, minlength=4) / 20_000 == pytest.approx(
+    assert np.bincount(action_mask, minlength=4) / 20_000 == pytest.approx(
         [0.5 / 0.65, 0, 0.15 / 0.65, 0], abs=0.02
     )
     drawn = np.array(boxed)
@@ -300,7 +305,7 @@ def test_chance_draws_by_the_probabilities_and_within_the_ends(tmp_path: Path):
     assert (drawn.std(0) > 0.05).all()
 
 
-def test_what_is_no_policy_is_refused():
+def test_invalid_policies_are_rejected():
     good = policy_of(CASES["relu"], 0)
     raw = good.encode()
     columns, facts = tensors.decode(raw)

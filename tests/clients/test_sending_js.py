@@ -9,7 +9,7 @@ from tests.clients.nodes import ask, needs_node
 from tests.clients.test_episodes_js import taken
 from understudy.core.tensors import DTYPES
 from understudy.experience.chunk import By, chunk_of
-from understudy.experience.frame import Frame, FrameKind, decode_parcel, read_drop
+from understudy.experience.frame import Frame, FrameKind, decode_frame_batch, read_drop
 from understudy.experience.game import game_spec
 from understudy.experience.spaces import Box
 
@@ -24,26 +24,26 @@ def found() -> dict[str, Any]:
 
 def steps(one: dict[str, Any]) -> int:
     """Steps that arrived, each once, under rules that the platform keeps too."""
-    chunks, _, _ = taken(SPEC, one["parcels"])
+    chunks, _, _ = taken(SPEC, one["batches"])
     return sum(chunk.meta.n_steps for some in chunks.values() for chunk in some)
 
 
-def test_a_busy_gateway_is_asked_again_when_it_said_and_with_the_same_bytes(found):
+def test_a_busy_gateway_is_retried_after_its_delay_with_the_same_bytes(found):
     one = found["later"]
     assert one["waits"][0] >= 295
-    assert one["parcels"][0] == one["parcels"][1]
+    assert one["batches"][0] == one["batches"][1]
     assert steps(one) == one["stats"]["acked"] == 5
     assert (one["stats"]["lastError"], one["stats"]["failedSends"], one["isAll"]) == ("", 1, True)
 
 
-def test_only_what_was_not_taken_goes_again(found):
+def test_only_unaccepted_frames_are_sent_again(found):
     one = found["oneLater"]
     assert [[frame["chunkNo"] for frame in some] for some in one["frames"][:2]] == [[0, 1], [0]]
     assert steps(one) == one["stats"]["acked"] == 10
     assert one["waits"][0] >= 95
 
 
-def test_what_is_refused_for_good_is_counted_reported_and_never_sent_again(found):
+def test_permanently_rejected_steps_are_counted_reported_and_never_sent_again(found):
     one = found["refused"]
     stats = one["stats"]
     assert (stats["refused"], stats["acked"], stats["waiting"], one["isAll"]) == (5, 5, 0, True)
@@ -55,7 +55,9 @@ def test_what_is_refused_for_good_is_counted_reported_and_never_sent_again(found
 
 
 def drops(one: dict[str, Any]) -> list[Any]:
-    frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
+    frames = [
+        frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames
+    ]
     return [
         read_drop(frame)
         for frame in frames
@@ -63,7 +65,7 @@ def drops(one: dict[str, Any]) -> list[Any]:
     ]
 
 
-def test_a_parcel_that_is_too_large_is_halved_until_it_passes(found):
+def test_a_batch_that_is_too_large_is_halved_until_it_is_accepted(found):
     one = found["tooLarge"]
     # After each success twice as many are tried; the last one is the close.
     assert [len(some) for some in one["frames"]] == [9, 4, 2, 4, 2, 4, 2, 3, 1, 2, 1]
@@ -71,19 +73,19 @@ def test_a_parcel_that_is_too_large_is_halved_until_it_passes(found):
     assert steps_at(one, [2, 4, 6, 8, 9, 10]) == 45
 
 
-def steps_at(one: dict[str, Any], parcels: list[int]) -> int:
-    """Steps in those parcels, which are the ones that were taken."""
-    return steps(one | {"parcels": [one["parcels"][at] for at in parcels]})
+def steps_at(one: dict[str, Any], batches: list[int]) -> int:
+    """Steps in those batches, which are the ones that were taken."""
+    return steps(one | {"batches": [one["batches"][at] for at in batches]})
 
 
-def test_a_way_that_is_too_slow_for_a_parcel_is_given_half_of_it(found):
+def test_a_connection_too_slow_for_a_batch_gets_half_of_it(found):
     one = found["tooSlow"]
     assert [len(some) for some in one["frames"]] == [20, 10, 5, 2, 4, 8, 4, 8, 4, 6, 3, 3, 1]
     assert (one["stats"]["acked"], one["stats"]["failedSends"], one["isAll"]) == (100, 6, True)
     assert steps_at(one, [3, 4, 6, 8, 10, 11, 12]) == 100
 
 
-def test_only_a_gateway_refuses_for_good_and_not_somebody_on_the_way(found):
+def test_only_a_gateway_rejects_permanently_and_not_a_proxy(found):
     one = found["inBetween"]
     assert (one["stats"]["refused"], one["stats"]["stopped"], one["stats"]["failedSends"]) == (
         0,
@@ -93,7 +95,7 @@ def test_only_a_gateway_refuses_for_good_and_not_somebody_on_the_way(found):
     assert (steps(one), one["stats"]["acked"], one["isAll"]) == (5, 5, True)
 
 
-def test_steps_follow_nobody_who_sends_them_elsewhere(found):
+def test_redirects_are_not_followed(found):
     one = found["redirected"]
     assert (one["reached"], one["isAll"], one["stats"]["waiting"]) == (0, False, 5)
     assert one["stats"]["lastError"].startswith("unreachable")
@@ -105,19 +107,19 @@ def test_numbers_of_64_bits_are_exact_or_refused_and_so_are_masks(found):
     assert one["masks"] == [*["bad_dtype"] * 9, "bad_shape"]
     assert one["good"] == [""] * 4
     whole = {"u": Box((), DTYPES["U64"]), "i": Box((), DTYPES["I64"])}
-    (chunks,) = taken(game_spec("test", obs=whole, actions=4, has_legal=True), one["parcels"])[
-        0
-    ].values()
+    (chunks,) = taken(
+        game_spec("test", obs=whole, actions=4, has_action_mask=True), one["batches"]
+    )[0].values()
     (chunk,) = chunks
     assert chunk.columns["obs.u"].tolist()[::2] == [2**64 - 1, 2**63, 0, 0]
     assert chunk.columns["obs.i"].tolist()[::2] == [-(2**63), 2**63 - 1, 0, 0]
-    assert chunk.columns["legal"].tolist()[4::2] == [
+    assert chunk.columns["action_mask"].tolist()[4::2] == [
         [True, True, False, False],
         [False, True, False, False],
     ]
 
 
-def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
+def test_the_online_event_triggers_a_poll_for_bots(found):
     one = found["online"]
     assert (one["lastFollowError"].partition(":")[0], one["lastError"], one["before"]) == (
         "not_ready",
@@ -128,16 +130,16 @@ def test_a_network_that_is_back_wakes_whoever_follows_the_bots(found):
     assert one["after"][1] == ""
 
 
-def test_a_program_that_ends_with_steps_unsent_is_told_so_once(found):
+def test_a_program_that_ends_with_unsent_steps_is_warned_once(found):
     assert found["unsent"]["isAll"] == [[False, False], [False, False]]
     (said,) = found["unsent"]["said"]
     assert said.startswith(
-        "understudy: 5 steps were not acknowledged before close() gave up (unreachable: "
+        "understudy: 5 steps were not acknowledged before close() timed out (unreachable: "
     )
-    assert said.endswith("; there is no storage that keeps them")
+    assert said.endswith("; without a storage they are lost")
 
 
-def test_steps_that_are_acknowledged_end_what_the_follower_waits_out(found):
+def test_an_ack_ends_the_backoff_of_the_follower(found):
     one = found["answered"]
     assert (one["before"], one["lastFollowError"]) == (1, ""), "a page shows this as offline"
     assert one["asked"][:2] == ["wait_s=25", "wait_s=0"], (
@@ -145,20 +147,20 @@ def test_steps_that_are_acknowledged_end_what_the_follower_waits_out(found):
     )
 
 
-def test_whoever_does_not_follow_the_bots_waits_in_nobodys_place(found):
+def test_a_page_that_does_not_poll_holds_no_poll_lock(found):
     assert found["watched"]["seen"] == [0, 1, 0], "after its key ended, with a new one, and closed"
 
 
-def test_one_frame_that_spoils_its_parcel_is_found_and_refused_alone(found):
+def test_one_invalid_frame_is_isolated_and_rejected_alone(found):
     one = found["poison"]
     assert (one["stats"]["acked"], one["stats"]["refused"], one["isAll"]) == (30, 5, True)
-    assert "bad_parcel" in one["stats"]["lastError"]
+    assert "bad_frame_batch" in one["stats"]["lastError"]
     assert [len(some) for some in one["frames"]] == [7, 3, 4, 2, 1, 1, 2, 1, 1]
     (report,) = drops(one)
     assert (report.ranges, report.n_steps) == (((3, 3),), 5)
 
 
-def test_too_much_that_waits_is_dropped_oldest_first_and_said_so(found):
+def test_beyond_the_cap_the_oldest_frames_are_dropped_and_reported(found):
     one = found["full"]
     stats = one["stats"]
     away = one["away"]
@@ -173,10 +175,12 @@ def test_too_much_that_waits_is_dropped_oldest_first_and_said_so(found):
 
 
 def test_what_an_earlier_page_could_not_send_is_sent_by_the_next(found):
-    one = found["leftovers"]
+    one = found["unsentFrames"]
     assert (one["isFirstAll"], one["first"]["acked"], one["left"], one["after"]) == (False, 0, 1, 0)
     assert (one["stats"]["adopted"], one["stats"]["recorded"], one["stats"]["acked"]) == (7, 3, 3)
-    frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
+    frames = [
+        frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames
+    ]
     sessions = {
         frame.session
         for frame in frames
@@ -185,7 +189,7 @@ def test_what_an_earlier_page_could_not_send_is_sent_by_the_next(found):
     assert len(sessions) == 2
 
 
-def test_what_waits_when_a_key_ends_is_sent_with_the_next_key(found):
+def test_frames_waiting_under_a_revoked_key_are_sent_with_the_next_key(found):
     one = found["newKey"]
     assert (one["stopped"].partition(":")[0], one["waiting"], one["isFirstAll"]) == (
         "revoked_key",
@@ -198,21 +202,23 @@ def test_what_waits_when_a_key_ends_is_sent_with_the_next_key(found):
 
 def arrived(one: dict[str, Any]) -> dict[int, int]:
     """Steps by number of the data frames that came, of a single session, each once."""
-    frames = [frame for raw in one["parcels"] for frame in decode_parcel(bytes.fromhex(raw)).frames]
+    frames = [
+        frame for raw in one["batches"] for frame in decode_frame_batch(bytes.fromhex(raw)).frames
+    ]
     data = [frame for frame in frames if isinstance(frame, Frame) and frame.kind is FrameKind.DATA]
     assert len({frame.session for frame in data}) == 1
     assert len({frame.chunk_no for frame in data}) == len(data)
     return {frame.chunk_no: chunk_of(frame).meta.n_steps for frame in data}
 
 
-def test_leftovers_of_other_places_go_when_they_are_too_old_to_be_taken(found):
+def test_unsent_frames_of_other_deployments_are_removed_when_they_expire(found):
     assert (found["swept"]["before"], found["swept"]["after"]) == (2, 1)
 
 
-def test_what_a_closed_page_could_not_keep_is_reported_as_dropped_by_the_next(found):
-    one = found["beyondTheShelf"]
+def test_frames_that_a_closed_page_could_not_store_are_reported_by_the_next(found):
+    one = found["beyondTheStorage"]
     assert (one["first"]["recorded"], one["first"]["dropped"], one["isFirstAll"]) == (400, 0, False)
-    assert one["letters"] <= 2 * 1024 * 1024
+    assert one["chars"] <= 2 * 1024 * 1024
     assert (one["stats"]["adopted"], one["stats"]["dropped"], one["keys"], one["isAll"]) == (
         180,
         220,
@@ -226,19 +232,19 @@ def test_what_a_closed_page_could_not_keep_is_reported_as_dropped_by_the_next(fo
 
 
 def test_a_page_that_stays_sends_all_it_has_and_reports_nothing(found):
-    one = found["overTheShelfAndBack"]
+    one = found["overTheStorageAndBack"]
     assert (one["away"], one["back"], one["left"], one["isAll"]) == (1, 0, 0, True)
     assert (sum(arrived(one).values()), one["stats"]["acked"], drops(one)) == (400, 400, [])
 
 
 @pytest.mark.parametrize("how", ["twoPages", "twoPagesWithLocks"])
-def test_what_a_page_keeps_is_taken_up_once_that_page_is_gone_and_not_before(found, how):
+def test_frames_of_a_page_are_adopted_once_it_is_gone_and_not_before(found, how):
     one = found[how]
     assert (one["held"], one["stats"]["adopted"], one["left"], one["isAll"]) == (0, 7, 0, True)
     assert arrived(one) == {0: 7}
 
 
-def test_a_page_that_slept_and_was_taken_for_gone_goes_on_without_a_number_twice(found):
+def test_a_page_that_slept_and_lost_its_frames_reuses_no_number(found):
     one = found["asleep"]
     assert (one["asleepAt"]["recorded"], one["asleepAt"]["acked"]) == (409, 0)
     adopted = one["taken"]["adopted"]
@@ -246,7 +252,7 @@ def test_a_page_that_slept_and_was_taken_for_gone_goes_on_without_a_number_twice
     assert adopted + dropped == 409
     assert min(adopted, dropped) > 100
     # Under the platform's own rules nothing is in conflict; some came twice, and count once.
-    chunks, _, again = taken(game_spec("test", obs=2000, actions=4), one["parcels"])
+    chunks, _, again = taken(game_spec("test", obs=2000, actions=4), one["batches"])
     assert again > 0
     assert sum(chunk.meta.n_steps for some in chunks.values() for chunk in some) == 420 - dropped
     assert sum(report.n_steps for report in drops(one)) == dropped
@@ -256,27 +262,25 @@ def test_a_page_that_slept_and_was_taken_for_gone_goes_on_without_a_number_twice
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-def test_what_was_under_way_and_not_kept_when_a_page_closed_is_reported_by_the_next(
-    found, has_arrived
-):
+def test_an_unstored_frame_in_flight_when_a_page_closes_is_reported_by_the_next(found, has_arrived):
     one = found["underWay"]
     assert one["seen"] == [1, 7]
     (report,) = drops(one)
     assert (report.ranges, report.n_steps) == (((0, 0),), 7)
     assert (one["stats"]["dropped"], one["isAll"]) == (7, True)
     # Whether it came or not, the platform knows of every number, and keeps what came.
-    chunks, _, _ = taken(SPEC, (one["lost"] if has_arrived else []) + one["parcels"], closed=False)
+    chunks, _, _ = taken(SPEC, (one["lost"] if has_arrived else []) + one["batches"], closed=False)
     assert sum(chunk.meta.n_steps for some in chunks.values() for chunk in some) == (
         7 if has_arrived else 0
     )
 
 
-def test_a_gateway_that_forgot_the_game_is_told_again(found):
+def test_a_gateway_that_does_not_know_the_game_gets_it_registered_again(found):
     one = found["unregistered"]
     assert (one["puts"], one["stats"]["acked"], one["isAll"]) == (2, 5, True)
 
 
-def test_answers_that_are_none_change_nothing(found):
+def test_malformed_responses_change_nothing(found):
     one = found["strange"]
     assert (one["stats"]["acked"], one["stats"]["failedSends"], steps(one)) == (5, 3, 5)
 
@@ -292,37 +296,37 @@ def test_bad_input_throws_at_first_and_later_only_ends_its_episode(found):
     assert one["isAll"]
 
 
-def test_an_episode_that_the_game_forgot_is_cut(found):
+def test_an_episode_that_the_game_discarded_is_cut(found):
     one = found["forgotten"]
     assert (one["openEpisodes"], steps(one), one["isAll"]) == (0, 3, True)
 
 
-def test_a_page_that_is_hidden_keeps_its_steps_for_the_next_one(found):
+def test_a_hidden_page_stores_its_steps_for_the_next_one(found):
     assert (found["hidden"]["before"], found["hidden"]["after"]) == (0, 1)
 
 
-def test_while_an_answer_is_late_frames_are_made_and_kept_all_the_same(found):
+def test_frames_are_encoded_and_stored_while_a_request_is_in_flight(found):
     one = found["slow"]
     assert (one["before"], one["during"]) == (1, 2)
     assert steps(one) == one["stats"]["acked"] == 10
 
 
-def test_without_a_bot_the_game_decides_for_itself_and_says_who_did(found):
+def test_without_a_bot_the_game_decides_and_records_the_decider(found):
     one = found["offered"]
     assert one["actions"][:2] == [2, 3]
     assert one["actions"][2] in range(4)
-    (chunks,) = taken(SPEC, one["parcels"])[0].values()
+    (chunks,) = taken(SPEC, one["batches"])[0].values()
     assert chunks[0].columns["by"][:4].tolist() == [By.SCRIPT] * 4
 
 
-def test_images_are_compressed_and_a_page_that_is_hidden_does_not_wait_for_that(found):
+def test_images_are_compressed_and_a_hidden_page_does_not_wait_for_it(found):
     one = found["images"]
     assert (one["isFlushed"], one["isAll"], one["stats"]["acked"]) == (True, True, 160)
     assert one["small"] < 150 * 84 * 84 / 20
-    (letters,) = one["letters"]
-    assert letters > 10 * 84 * 84
+    (chars,) = one["chars"]
+    assert chars > 10 * 84 * 84
     spec = game_spec("test", obs=Box((84, 84), DTYPES["U8"]), actions=4)
-    (chunks,) = taken(spec, one["parcels"])[0].values()
+    (chunks,) = taken(spec, one["batches"])[0].values()
     seen = [
         int(row[0, 0])
         for chunk in chunks

@@ -1,5 +1,4 @@
-"""docs/protocol.md is enough to write a client: its routes, its bytes, its commands and its
-rules are the real ones."""
+"""docs/protocol.md is enough to write a client: its routes, bytes, commands and rules are real."""
 
 import base64
 import hashlib
@@ -25,8 +24,8 @@ from understudy.experience.frame import (
     MAX_FRAME_BYTES,
     MAX_FRAMES_PER_SEND,
     Frame,
-    decode_parcel,
-    encode_parcel,
+    decode_frame_batch,
+    encode_frame_batch,
 )
 from understudy.experience.game import game_spec, spec_from_json
 from understudy.models.keys import SCOPES
@@ -49,7 +48,7 @@ NOT_ON_THE_WIRE = {
     "unknown_key",
     "gone",
 }
-"""What is refused of models, by those who read them; `gone` has nobody left to hear it."""
+"""Codes of models, which only their readers raise; `gone` is never sent."""
 SESSION = uuid.UUID("019a86a0-1000-7000-8000-0123456789ab")
 
 
@@ -78,7 +77,7 @@ def test_the_spec_and_its_schema_are_those_of_the_page():
     assert spec_from_json(block("json", '{"action":{"":').strip()) == SPEC
     assert block("json", '{"action":{"":').strip().encode() == SPEC.to_json()
     assert (
-        block("text", "6242").strip() == SPEC.schema == hashlib.sha256(SPEC.to_json()).hexdigest()
+        block("text", "6238").strip() == SPEC.schema == hashlib.sha256(SPEC.to_json()).hexdigest()
     )
 
 
@@ -106,10 +105,10 @@ def worked_chunk(session: uuid.UUID = SESSION) -> Chunk:
     return Chunk(meta, columns).validate()
 
 
-def test_the_bytes_of_the_page_are_the_parcel_we_write():
+def test_the_bytes_of_the_page_are_the_frame_batch_we_write():
     raw = bytes.fromhex(block("text", "554e5041"))
-    assert raw == encode_parcel([worked_chunk().frame()], {SESSION: player_name("ada")})
-    (frame,) = decode_parcel(raw).frames
+    assert raw == encode_frame_batch([worked_chunk().frame()], {SESSION: player_name("ada")})
+    (frame,) = decode_frame_batch(raw).frames
     assert isinstance(frame, Frame)
     assert chunk_of(frame) == worked_chunk()
 
@@ -122,8 +121,8 @@ def test_the_bytes_can_be_read_with_what_the_page_says_alone():
     header = raw[84:148]
     body = raw[148:]
     fields = struct.unpack("<4sBBHII16sQ16sII", header)
-    assert fields == (b"UNDY", 1, 0, 0, 828, 0xC1EBFFB3, SESSION.bytes, 0, bytes(16), 0, 0x43EE5A22)
-    assert (zlib.crc32(body), zlib.crc32(header[:60])) == (0xC1EBFFB3, 0x43EE5A22)
+    assert fields == (b"UNDY", 1, 0, 0, 828, 0xEFD6750E, SESSION.bytes, 0, bytes(16), 0, 0x47AD007A)
+    assert (zlib.crc32(body), zlib.crc32(header[:60])) == (0xEFD6750E, 0x47AD007A)
     size = struct.unpack_from("<Q", body)[0]
     assert (size, 148 + 8 + size) == (760, 916)
     table = json.loads(body[8 : 8 + size])
@@ -158,14 +157,13 @@ def test_the_command_of_the_page_sends_the_same_chunk(gateway: Running):
     assert frame.body == worked_chunk(frame.session).encode()
 
 
-def test_the_commands_of_the_readme_register_a_game_send_a_chunk_and_ask_for_a_decision(
+def test_the_commands_for_other_languages_register_a_game_send_a_chunk_and_get_a_decision(
     gateway: Running,
 ):
     if shutil.which("curl") is None:
         pytest.skip("no curl on this machine")
-    (script,) = re.findall(
-        r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    page = (ROOT / "docs" / "other-languages.md").read_text()
+    (script,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     key = gateway.key("play", registers=True)
     before = len(gateway.streamed())
     ran = subprocess.run(
@@ -187,7 +185,7 @@ def test_the_commands_of_the_readme_register_a_game_send_a_chunk_and_ask_for_a_d
 def test_every_code_of_a_refusal_is_on_the_page():
     codes = {
         code
-        for folder in ("core", "serve", "ingest")
+        for folder in ("core", "experience", "serve", "ingest")
         for path in (ROOT / "src" / "understudy" / folder).glob("*.py")
         for code in re.findall(r'Refused\(\s*"(\w+)"', path.read_text())
     }

@@ -1,5 +1,4 @@
-"""What the play page does with keys, fingers, consent, bots and the platform, run by node
-without a browser."""
+"""The play page's inputs, consent, bots and platform connection, run by node without a browser."""
 
 import json
 from pathlib import Path
@@ -41,7 +40,7 @@ const touch = (target, kind, pointerId, clientY, more = {}) =>
   });
 const key = (kind, code, more = {}) => send(document, kind, { code, key: code, ...more });
 """
-"""A court and two buttons without a browser."""
+"""A canvas and two buttons without a browser."""
 
 
 def test_wherever_a_finger_rests_the_paddle_comes_to_rest(modules: Path):
@@ -99,7 +98,7 @@ def test_no_key_stays_held_by_a_modifier_a_blur_or_a_pause(modules: Path):
     """,
     )
     assert got["got"] == [-1, 0, 0, 1, 0, -1, 0, 1, 0, 0]
-    assert got["prevented"] == [True, False], "arrows scroll the page while nobody plays"
+    assert got["prevented"] == [True, False], "arrow keys scroll the page while no game runs"
 
 
 def test_the_first_finger_on_the_court_counts_and_others_do_not(modules: Path):
@@ -122,23 +121,23 @@ def test_the_first_finger_on_the_court_counts_and_others_do_not(modules: Path):
         console.log(JSON.stringify(got));
     """,
     )
-    # A tap that was over before the game looked counts once.
+    # A tap that ended before the game read it counts once.
     assert got == [0, 1, 1, 1, 1, -1, 0, 1, 0, 1, 0]
 
 
 CONSENT = """
 globalThis.window = new EventTarget();
 const { Consent } = await import("./consent.js");
-const shelf = new Map();
+const items = new Map();
 let isFull = false;
 const storage = {
-  getItem: (name) => shelf.get(name) ?? null, removeItem: (name) => void shelf.delete(name),
-  setItem: (name, text) => { if (isFull) throw new Error("full"); shelf.set(name, text); },
+  getItem: (name) => items.get(name) ?? null, removeItem: (name) => void items.delete(name),
+  setItem: (name, text) => { if (isFull) throw new Error("full"); items.set(name, text); },
 };
 const heard = [];
 const open = (name, key) => {
   const page = new EventTarget();
-  const onChange = (isGiven) => heard.push([name, isGiven, [...shelf.values()]]);
+  const onChange = (isGiven) => heard.push([name, isGiven, [...items.values()]]);
   return { page, consent: new Consent({ key, storage, page, onChange }) };
 };
 const tell = (to, key) => to.page.dispatchEvent(Object.assign(new Event("storage"), { key }));
@@ -147,18 +146,18 @@ const elsewhere = open("elsewhere", "uk_b");
 """
 
 
-def test_consent_that_another_tab_takes_back_is_obeyed_at_once(modules: Path):
+def test_consent_withdrawn_in_another_tab_takes_effect_at_once(modules: Path):
     got = run(
         modules,
         CONSENT
         + """
-        one.consent.say(true);
+        one.consent.set(true);
         tell(other, one.consent.name);
         const between = other.consent.isGiven;
-        other.consent.say(false);
+        other.consent.set(false);
         tell(one, other.consent.name);
         tell(elsewhere, other.consent.name);
-        shelf.clear();
+        items.clear();
         tell(one, null);
         const { isGiven, isOpen } = one.consent;
         console.log(JSON.stringify({ heard, between, is: isGiven, isOpen }));
@@ -175,14 +174,16 @@ def test_consent_that_another_tab_takes_back_is_obeyed_at_once(modules: Path):
     assert (got["is"], got["isOpen"]) == (False, True)
 
 
-def test_consent_is_obeyed_before_it_is_kept_and_a_full_storage_keeps_no_old_yes(modules: Path):
+def test_consent_takes_effect_before_it_is_stored_and_a_full_storage_keeps_no_old_yes(
+    modules: Path,
+):
     got = run(
         modules,
         CONSENT
         + """
-        one.consent.say(true);
+        one.consent.set(true);
         isFull = true;
-        one.consent.say(false);
+        one.consent.set(false);
         const later = open("later", "uk_a").consent;
         console.log(JSON.stringify({
           heard, is: one.consent.isGiven, later: [later.isGiven, later.isOpen],
@@ -194,12 +195,12 @@ def test_consent_is_obeyed_before_it_is_kept_and_a_full_storage_keeps_no_old_yes
     assert got["later"] == [False, True]
 
 
-def test_another_deployment_is_asked_anew(modules: Path):
+def test_another_deployment_asks_for_consent_again(modules: Path):
     got = run(
         modules,
         CONSENT
         + """
-        one.consent.say(true);
+        one.consent.set(true);
         const [same, another] = [open("same", "uk_a").consent, open("another", "uk_b").consent];
         console.log(JSON.stringify([
           same.isGiven, another.isGiven, another.isOpen, one.consent.name,
@@ -207,7 +208,7 @@ def test_another_deployment_is_asked_anew(modules: Path):
     """,
     )
     assert got[:3] == [True, False, True]
-    assert "uk_a" not in got[3], "the key itself is in no storage but the tab's"
+    assert "uk_a" not in got[3], "the key itself is only in the tab's storage"
 
 
 def test_a_bot_draws_and_remembers_alike_with_and_without_a_recording(modules: Path):
@@ -227,7 +228,7 @@ def test_a_bot_draws_and_remembers_alike_with_and_without_a_recording(modules: P
         const [told, recorded] = [[], model(bot)];
         const episode = { act: (obs) => (told.push(obs[0]), 1) };
         for (const x of [5, 6]) recorded.decide({ episode, obs: [x] });
-        // Consent was taken back in the middle of the serve.
+        // Consent was withdrawn in the middle of the serve.
         recorded.decide({ episode: null, obs: [7] });
         console.log(JSON.stringify({
           looked, told, ranked: recorded.rank([7]), bot: recorded.bot.name,
@@ -241,7 +242,7 @@ def test_a_bot_draws_and_remembers_alike_with_and_without_a_recording(modules: P
     assert (got["told"], got["ranked"], got["bot"]) == ([5, 6], [5, 6, 7], "rally/3")
 
 
-def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
+def test_the_bot_of_a_serve_is_chosen_when_the_serve_starts(modules: Path):
     got = run(
         modules,
         """
@@ -253,10 +254,11 @@ def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
           name, policy: { stack: 1, act: () => (acted.push(name), 1), rank: () => [] },
         });
         const platform = {
-          cast: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; },
+          pickBot: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; },
         };
         const match = new Match({ opponent: () => champion(platform), record: () => null,
-          hear: (event) => event.kind === "cast" && notes.push(event.name), random: () => 0.5 });
+          hear: (event) => event.kind === "opponent" && notes.push(event.name),
+          random: () => 0.5 });
         for (let at = 0; at < 100000 && !match.isOver; at++) match.frame({ take: () => 0 });
         const changes = acted.filter((name, at) => name !== acted[at - 1]);
         console.log(JSON.stringify({ notes, changes }));
@@ -271,10 +273,10 @@ def test_a_canary_in_the_champions_place_says_that_it_is_on_trial(modules: Path)
         modules,
         """
         import { champion } from "./opponents.js";
-        const cast = (name) =>
-          champion({ bot: "rally/1", cast: () => (name ? { name, policy: {} } : null) });
-        const found = ["rally/1", "rally/2", ""].map(cast);
-        console.log(JSON.stringify(found.map(({ name, label }) => [name, label])));
+        const opponent = (name) =>
+          champion({ bot: "rally/1", pickBot: () => (name ? { name, policy: {} } : null) });
+        const opponents = ["rally/1", "rally/2", ""].map(opponent);
+        console.log(JSON.stringify(opponents.map(({ name, label }) => [name, label])));
     """,
     )
     assert got == [
@@ -284,7 +286,7 @@ def test_a_canary_in_the_champions_place_says_that_it_is_on_trial(modules: Path)
     ]
 
 
-def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules: Path):
+def test_a_script_replaces_a_bot_that_throws_and_the_match_continues(modules: Path):
     got = run(
         modules,
         """
@@ -302,18 +304,18 @@ def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules
           act: () => policy.act(), cancel: () => calls.push([seat, "cancel"]),
         });
         const match = new Match({
-          opponent: () => champion({ cast: () => ({ name: "rally/1", policy }) }),
+          opponent: () => champion({ pickBot: () => ({ name: "rally/1", policy }) }),
           record: (seat) => episode(seat), hear: () => {}, random: () => 0.5,
         });
         const first = () => match.points[0] + match.points[1] === 0;
         for (let at = 0; at < 100000 && !match.isOver; at++) {
-          try { match.frame({ take: () => 0 }); } catch (error) { said.push(match.stumble()); }
+          try { match.frame({ take: () => 0 }); } catch (error) { said.push(match.recover()); }
           if (!first()) isBroken = false;
         }
         console.log(JSON.stringify({ calls, said, points: match.points, by: match.opponent.by }));
     """,
     )
-    assert got["said"] == ["a casual script plays this serve, of which nothing more is recorded"]
+    assert got["said"] == ["a casual script plays this serve, which is no longer recorded"]
     assert got["calls"][:2] == [[0, "cancel"], [1, "cancel"]]
     assert [call for call in got["calls"][2:] if call[1] != "end"] == []
     assert len(got["calls"]) == 2 + 2 * (sum(got["points"]) - 1)
@@ -385,7 +387,7 @@ def test_a_new_invitation_forgets_the_bot_of_the_old_one(modules: Path):
     assert got[1] == ""
 
 
-def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modules: Path):
+def test_a_spec_of_another_game_is_described_in_a_sentence(modules: Path):
     own = [
         json.loads(look_at(GameChoice(game=game)).spec.to_json())
         for game in ("rally", "CartPole-v1")
@@ -413,7 +415,7 @@ def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modul
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
         await platform.connect();
         const { state } = platform;
-        const said = sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 });
+        const said = sending(platform, { state, isRecording: true, lost: 0, recordingRate: 1 });
         console.log(JSON.stringify({
           fits: fitting.map(([spec, Play]) => fits(spec, Play)), asked, state, said,
         }));
@@ -422,26 +424,31 @@ def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modul
     assert got["fits"] == [True, True, False, False, False]
     assert got["asked"] == [["/v1/games/rally", True], ["/v1/games/rally/specs/s1", True]]
     assert got["state"] == "refused"
-    assert "sees a, b, c, d, e, f and does x, y, z; here one sees ball x" in got["said"]
+    assert (
+        "observations are a, b, c, d, e, f and its actions x, y, z; this page has ball x"
+        in got["said"]
+    )
 
 
-def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
+def test_the_state_is_connected_only_if_polls_for_bots_succeed_too(modules: Path):
     got = run(
         modules,
         PLATFORM
         + """
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
         const well = {
-          recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "",
-          stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0,
+          recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, recordingRate: 1,
+          lastError: "", stopped: "", refusedBots: 0, lastBotError: "",
+          lastFollowError: "", badInputs: 0,
         };
-        const away = "unreachable: nobody answers";
+        const away = "unreachable: no response";
         const told = [{}, { lastFollowError: away }, { lastError: away, waiting: 3 },
                       { lastError: away }, { stopped: "revoked_key: it was" }, { badInputs: 2 },
                       { lastFollowError: "revoked_key: it was revoked" }].map((more) => {
           platform.game = { stats: () => ({ ...well, ...more }) };
           const { state } = platform;
-          return [state, sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 })];
+          const how = { state, isRecording: true, lost: 0, recordingRate: 1 };
+          return [state, sending(platform, how)];
         });
         console.log(JSON.stringify(told));
     """,
@@ -456,10 +463,8 @@ def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
         "refused",
     ]
     assert got[0][1] == ""
-    assert got[3][1] == "", (
-        "a connection that failed before anything was played is news of the past"
-    )
-    assert got[5][1].startswith("2 times what was played did not fit")
+    assert got[3][1] == "", "an old send error does not count while nothing waits"
+    assert got[5][1].startswith("2 inputs did not match")
     assert "it was revoked" in got[6][1]
 
 
@@ -481,9 +486,7 @@ const ask = (pathname, answer) => new Promise((resolve) => {
 """
 
 
-def test_a_gateway_that_does_not_begin_to_answer_is_given_up_and_a_slow_answer_is_not(
-    modules: Path,
-):
+def test_a_silent_gateway_times_out_and_a_slow_response_does_not(modules: Path):
     got = run(
         modules,
         KEEPER
@@ -491,7 +494,7 @@ def test_a_gateway_that_does_not_begin_to_answer_is_given_up_and_a_slow_answer_i
         const silence = (signal) => new Promise((_, reject) =>
           signal.addEventListener("abort", () => reject("away")));
         const told = [await ask("/play", async () => ({ status: 200 }))];
-        await new Promise((done) => wait(done, 200));  // its body may take as long as it likes
+        await new Promise((done) => wait(done, 200));  // its body may take any time
         told.push(
           signals[0].aborted,
           await ask("/play", async () => ({ status: 502 })),

@@ -1,5 +1,4 @@
-"""What the play page computes, run by node: CartPole's equations, and a match of rally without a
-page."""
+"""The play page's games, run by node: CartPole's equations, and a match of rally without a page."""
 
 import json
 import shutil
@@ -124,7 +123,7 @@ def check_serve(seed: int, calls: list[list[Any]]) -> None:
     assert ended["other"][2] == rally.observed(court, 1).tolist()
 
 
-def test_consent_that_is_taken_back_cancels_both_seats_and_play_goes_on(modules: Path):
+def test_withdrawn_consent_cancels_both_seats_and_play_continues(modules: Path):
     script = MATCH.replace(
         "for (let at = 0; at < 100000",
         "for (let at = 0; at < 60; at++) match.frame({ take: () => 0 });\n"
