@@ -54,7 +54,9 @@ ROBOT = game_spec(
     actions={"arm": Box((2,), DTYPES["F32"], -1, 1), "grip": MultiDiscrete((2, 3), (2,))},
 )
 SCREEN = game_spec("screen", obs=Box((40, 40), DTYPES["U8"]), actions=4)
-CARDS = game_spec("cards", obs=["mine", "theirs"], actions=["draw", "play", "pass"], has_legal=True)
+CARDS = game_spec(
+    "cards", obs=["mine", "theirs"], actions=["draw", "play", "pass"], has_action_mask=True
+)
 
 
 def chunk(
@@ -129,7 +131,7 @@ def samples() -> dict[str, Frame]:
         name: (np.arange(n) % 4).astype(dtype) for name, dtype in OPTIONAL.items()
     }
     optional |= {
-        "legal": np.arange(3 * n).reshape(n, 3) % 4 != 0,
+        "action_mask": np.arange(3 * n).reshape(n, 3) % 4 != 0,
         "raw_action": np.full((n, 3), -0.5, np.float32),
     }
     full = EpisodeNote(
@@ -146,7 +148,9 @@ def samples() -> dict[str, Frame]:
         "plain": chunk(POLE, "sssTsss.", client="pole 1.0", consent="granted").frame(),
         "dict": chunk(ROBOT, "fss.", chunk_no=3, first_step=40, kind="actor").frame(),
         "image": chunk(SCREEN, "ssU", consent="denied").frame(),
-        "legal": chunk(CARDS, "ssTss.", columns=optional, notes=(full, EpisodeNote(row=4))).frame(),
+        "action_mask": chunk(
+            CARDS, "ssTss.", columns=optional, notes=(full, EpisodeNote(row=4))
+        ).frame(),
         "truncated": chunk(POLE, "fssUT", chunk_no=1, first_step=6).frame(),
         "cut": chunk(POLE, "sscssT", notes=cut, client="spiel 2 — ü").frame(),
         "drop": drop_frame(SESSION, 9, DropReport(((2, 2), (4, 7)), 311)),

@@ -67,9 +67,9 @@ class Batch(NamedTuple):
     next_obs: Mapping[str, Any]
     factor: Any  # float32[batch], discount^steps; 0 where the game terminated
     weight: Any  # float32[batch], importance weights; 1 where sampling is uniform
-    legal: Any = None  # bool[batch, actions], or None where the game has no masks
+    action_mask: Any = None  # bool[batch, actions], or None where the game has no masks
     # a row that allows nothing, of a game that was stopped, says nothing: take all as legal
-    next_legal: Any = None
+    next_action_mask: Any = None
     extras: Mapping[str, Any] = {}
 
 
@@ -83,7 +83,7 @@ class Rollout(NamedTuple):
     terminated: Any  # bool[steps, envs]
     truncated: Any
     logp: Any  # float32[steps, envs], under the policy that acted
-    legal: Any = None  # bool[steps, envs, actions] or None
+    action_mask: Any = None  # bool[steps, envs, actions] or None
 
 
 # --- What comes back ------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Algorithm(Protocol):
         ...
 
     def act(
-        self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+        self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
     ) -> Decision:
         """What the exported policy does, in JAX: for devices and lanes."""
         ...

@@ -333,7 +333,7 @@ class Link(Protocol):
     whole call again later."""
 
     @property
-    def keep_share(self) -> float:
+    def recording_rate(self) -> float:
         """The probability with which the next episode should be recorded, by the last answer; 1
         until one came."""
         ...

@@ -97,5 +97,5 @@ def test_patience_outlasts_somebody_who_only_looks(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     looking = FileLock(path, what="a look")
     threading.Timer(0.05, looking.close).start()
-    with FileLock(path, what="store", patience_s=10.0):
+    with FileLock(path, what="store", timeout_s=10.0):
         assert is_locked(path)

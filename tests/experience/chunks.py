@@ -60,12 +60,12 @@ def specs(draw: st.DrawFn) -> GameSpec:
     some = st.dictionaries(keys, spaces(), min_size=1, max_size=3)
     obs = draw(spaces() | some)
     actions = draw(spaces() | some | st.integers(1, 6))
-    has_legal = isinstance(actions, int | Discrete) and draw(st.booleans())
+    has_action_mask = isinstance(actions, int | Discrete) and draw(st.booleans())
     return game_spec(
         "rally",
         obs=obs,
         actions=actions,
-        has_legal=has_legal,
+        has_action_mask=has_action_mask,
         max_episode_steps=draw(st.none() | st.just(9)),
     )
 
@@ -103,8 +103,8 @@ def chunks(draw: st.DrawFn, *, min_steps: int = 1) -> Chunk:
             columns[name] = values(draw, space, n)
     for name in draw(st.sets(st.sampled_from(sorted(OPTIONAL)))):
         columns[name] = np.arange(n).astype(OPTIONAL[name]) % 4
-    if spec.has_legal and spec.discrete:
-        columns["legal"] = np.ones((n, spec.discrete.n), np.bool_)
+    if spec.has_action_mask and spec.discrete:
+        columns["action_mask"] = np.ones((n, spec.discrete.n), np.bool_)
     return chunk_with(columns, schema=spec.schema)
 
 

@@ -213,12 +213,16 @@ def test_optional_columns_are_there_when_a_step_used_them():
 
 
 def test_legal_masks_stand_beside_every_observation():
-    one = builder(game_spec("my-game", obs=2, actions=3, has_legal=True))
+    one = builder(game_spec("my-game", obs=2, actions=3, has_action_mask=True))
     one.begin(NOTE)
-    one.decide(obs(0), 1, legal=[False, True, False])
+    one.decide(obs(0), 1, action_mask=[False, True, False])
     one.decide(obs(1), 2)
-    one.finish(obs(2), terminated=True, legal=np.zeros(3, np.bool_))
-    assert taken(one).columns["legal"].tolist() == [[False, True, False], [True] * 3, [False] * 3]
+    one.finish(obs(2), terminated=True, action_mask=np.zeros(3, np.bool_))
+    assert taken(one).columns["action_mask"].tolist() == [
+        [False, True, False],
+        [True] * 3,
+        [False] * 3,
+    ]
 
 
 @pytest.mark.parametrize("named_after", range(4))

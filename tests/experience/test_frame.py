@@ -26,9 +26,9 @@ from understudy.experience.frame import (
     close_frame,
     data_frame,
     decode_frame,
-    decode_parcel,
+    decode_frame_batch,
     drop_frame,
-    encode_parcel,
+    encode_frame_batch,
     identity_of,
     read_close,
     read_drop,
@@ -290,7 +290,7 @@ def sent_frames(count: int = 3) -> list[Frame]:
 def test_a_parcel_comes_out_as_it_went_in():
     sent = sent_frames()
     players = {sent[0].session: player_name("Ada Λ"), uuid.UUID(int=7): player_name("nobody here")}
-    got = decode_parcel(encode_parcel(sent, players, 41))
+    got = decode_frame_batch(encode_frame_batch(sent, players, 41))
     assert list(got.frames) == sent
     assert got.players == {sent[0].session: "Ada Λ"}
     assert got.skipped_steps == 41
@@ -298,9 +298,9 @@ def test_a_parcel_comes_out_as_it_went_in():
 
 def test_a_broken_frame_does_not_spoil_the_others():
     sent = sent_frames()
-    raw = bytearray(encode_parcel(sent, {}))
+    raw = bytearray(encode_frame_batch(sent, {}))
     raw[-1] ^= 1
-    got = decode_parcel(bytes(raw)).frames
+    got = decode_frame_batch(bytes(raw)).frames
     assert list(got[:-1]) == sent[:-1]
     assert isinstance(got[-1], Refused)
     assert got[-1].reason == "bad_body_checksum"
@@ -315,22 +315,22 @@ def test_a_broken_frame_does_not_spoil_the_others():
         b"UNPA\x02\0\0\0{}",
         b"UNPA\x02\0\0\0[]",
         b"POST\x02\0\0\0{}",
-        encode_parcel(sent_frames(1), {}) + b"x",
-        encode_parcel(sent_frames(1), {})[:-1],
-        encode_parcel(sent_frames(1) * 65, {}),
-        encode_parcel([], {}).replace(b"0}", b"-1}"),
+        encode_frame_batch(sent_frames(1), {}) + b"x",
+        encode_frame_batch(sent_frames(1), {})[:-1],
+        encode_frame_batch(sent_frames(1) * 65, {}),
+        encode_frame_batch([], {}).replace(b"0}", b"-1}"),
     ],
 )
 def test_what_is_no_parcel_is_refused(raw: bytes):
     with pytest.raises(Refused):
-        decode_parcel(raw)
+        decode_frame_batch(raw)
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_any_bytes_are_a_parcel_or_refused(noise: bytes, at: int):
-    raw = encode_parcel(sent_frames(1), {})
+    raw = encode_frame_batch(sent_frames(1), {})
     for wrong in (noise, raw[:at] + noise, raw[:at] + noise + raw[at + len(noise) :]):
         try:
-            decode_parcel(wrong)
+            decode_frame_batch(wrong)
         except Refused:
             continue

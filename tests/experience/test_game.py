@@ -45,12 +45,12 @@ def test_schema_ids_never_change() -> None:
         "rally",
         obs=["x", "y"],
         actions=["up", "stay", "down"],
-        has_legal=True,
+        has_action_mask=True,
         max_episode_steps=500,
     )
     assert named.to_json() == (
         b'{"action":{"":{"dtype":"I32","n":3,"space":"discrete","start":0}},"action_names":["up","stay","down"],'
-        b'"format":1,"game":"rally","has_legal":true,"max_episode_steps":500,'
+        b'"format":1,"game":"rally","has_action_mask":true,"max_episode_steps":500,'
         b'"obs":{"":{"dtype":"F32","high":null,"low":null,"shape":[2],"space":"box"}},"obs_names":["x","y"]}'
     )
     assert named.schema == "fd7cf5ae9707c57e6ecebc399494a599506671bfa2c58e0ebbb2a7a06feb236c"
@@ -247,7 +247,7 @@ def test_an_action_nobody_understands_is_refused(actions: Any) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"has_legal": True, "actions": Box((2,), F32)},
+        {"has_action_mask": True, "actions": Box((2,), F32)},
         {"max_episode_steps": 0},
         {"max_episode_steps": 2.5},
         {"max_episode_steps": True},
@@ -308,12 +308,12 @@ GOOD = json.loads(game_spec("rally", obs=["x", "y"], actions=["up", "down"]).to_
         {**GOOD, "obs_names": "xy"},
         {**GOOD, "obs_names": [1, 2]},
         {**GOOD, "action_names": None},
-        {**GOOD, "has_legal": 1},
-        {**GOOD, "has_legal": "no"},
+        {**GOOD, "has_action_mask": 1},
+        {**GOOD, "has_action_mask": "no"},
         {**GOOD, "max_episode_steps": "5"},
         {**GOOD, "max_episode_steps": 5.5},
         {**GOOD, "more": 1},
-        {key: value for key, value in GOOD.items() if key != "has_legal"},
+        {key: value for key, value in GOOD.items() if key != "has_action_mask"},
     ],
 )
 def test_json_that_is_not_exactly_a_spec_is_refused(fields: Any) -> None:
@@ -352,10 +352,10 @@ def test_over_random_games_every_action_can_be_recorded():
 
 
 def test_only_legal_actions_are_drawn_and_all_of_them():
-    spec = game_spec("legal", obs=1, actions=Discrete(6, 10))
+    spec = game_spec("action_mask", obs=1, actions=Discrete(6, 10))
     rng = np.random.default_rng(0)
-    legal = np.array([0, 1, 0, 1, 1, 0], bool)
-    assert {random_action(spec, rng, legal=legal) for _ in range(200)} == {11, 13, 14}
+    action_mask = np.array([0, 1, 0, 1, 1, 0], bool)
+    assert {random_action(spec, rng, action_mask=action_mask) for _ in range(200)} == {11, 13, 14}
 
 
 @pytest.mark.parametrize(

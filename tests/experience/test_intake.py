@@ -18,7 +18,7 @@ from understudy.experience.intake import Intake, create_once, deployment_key, ps
 from understudy.experience.session import (
     AHEAD_S,
     DAY_S,
-    DOOR_S,
+    INTAKE_MAX_AGE_S,
     INGEST_S,
     REMEMBER_S,
     SPOOL_S,
@@ -111,7 +111,7 @@ def test_a_session_from_the_right_time_may_enter(days):
 
 
 def test_each_place_takes_sessions_longer_than_the_one_before_sends_them():
-    assert SPOOL_S < DOOR_S < INGEST_S < REMEMBER_S
+    assert SPOOL_S < INTAKE_MAX_AGE_S < INGEST_S < REMEMBER_S
     assert (SPOOL_S, REMEMBER_S) == (7 * DAY_S, 16 * DAY_S), (
         "what client/spool and stores/erasure keep to"
     )
@@ -121,9 +121,9 @@ def test_each_place_takes_sessions_longer_than_the_one_before_sends_them():
 def test_age_is_counted_to_the_moment_a_frame_entered():
     session = new_session(NOW_S)
     for entered_s in (NOW_S - 0.9 * DAY_S, NOW_S, NOW_S + 7.9 * DAY_S):
-        assert refused_session(session, entered_s=entered_s, oldest_s=DOOR_S) is None
+        assert refused_session(session, entered_s=entered_s, oldest_s=INTAKE_MAX_AGE_S) is None
     for entered_s in (NOW_S - 1.1 * DAY_S, NOW_S + 8.1 * DAY_S):
-        refused = refused_session(session, entered_s=entered_s, oldest_s=DOOR_S)
+        refused = refused_session(session, entered_s=entered_s, oldest_s=INTAKE_MAX_AGE_S)
         assert refused is not None
         assert "wanted -1 to 8" in refused.detail
 

@@ -41,15 +41,15 @@ def box_game(
     outputs=hnp.arrays(
         np.float32, (6, 4), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
     ),
-    legal=hnp.arrays(np.bool_, (6, 4)),
+    action_mask=hnp.arrays(np.bool_, (6, 4)),
     forced=st.integers(0, 3),
     epsilon=st.sampled_from([None, 0.0, 0.5, 1.0]),
     deterministic=st.booleans(),
 )
 def test_an_illegal_action_is_never_taken_whatever_the_outputs(
-    kind: str, outputs: Any, legal: Any, forced: int, epsilon: Any, deterministic: bool
+    kind: str, outputs: Any, action_mask: Any, forced: int, epsilon: Any, deterministic: bool
 ) -> None:
-    legal[:, forced] |= ~legal.any(1)
+    action_mask[:, forced] |= ~action_mask.any(1)
     head = Head(kind, 4)
     noise = head.noise(np.random.default_rng(0), 6)
     with np.errstate(all="ignore"):
@@ -57,20 +57,20 @@ def test_an_illegal_action_is_never_taken_whatever_the_outputs(
             {head.outputs[0]: outputs},
             noise,
             explore=epsilon,
-            legal=legal,
+            action_mask=action_mask,
             deterministic=deterministic,
         )
-    assert legal[np.arange(6), decision.action].all()
+    assert action_mask[np.arange(6), decision.action].all()
 
 
-@pytest.mark.parametrize("legal", [None, np.array([[True, False, True, True]])])
-def test_categorical_draws_by_probability(legal: Any) -> None:
+@pytest.mark.parametrize("action_mask", [None, np.array([[True, False, True, True]])])
+def test_categorical_draws_by_probability(action_mask: Any) -> None:
     head = Head("categorical", 4)
     logits = np.array([[0.0, 1.0, 2.0, -1.0]], np.float32)
-    mask = None if legal is None else np.repeat(legal, BATCH, 0)
+    mask = None if action_mask is None else np.repeat(action_mask, BATCH, 0)
     noise = head.noise(np.random.default_rng(1), BATCH)
-    decision = head.sample({"logits": np.repeat(logits, BATCH, 0)}, noise, legal=mask)
-    wanted = np.exp(logits[0]) * (1 if legal is None else legal[0])
+    decision = head.sample({"logits": np.repeat(logits, BATCH, 0)}, noise, action_mask=mask)
+    wanted = np.exp(logits[0]) * (1 if action_mask is None else action_mask[0])
     wanted /= wanted.sum()
     found = np.bincount(decision.action, minlength=4) / BATCH
     np.testing.assert_allclose(found, wanted, atol=0.015)
@@ -80,9 +80,9 @@ def test_categorical_draws_by_probability(legal: Any) -> None:
 def test_epsilon_greedy_explores_legal_actions_evenly_and_knows_its_probability() -> None:
     head = Head("epsilon_greedy", 4)
     q = np.repeat([[0.0, 3.0, 2.0, 1.0]], BATCH, 0).astype(np.float32)
-    legal = np.repeat([[True, False, True, True]], BATCH, 0)
+    action_mask = np.repeat([[True, False, True, True]], BATCH, 0)
     decision = head.sample(
-        {"q": q}, head.noise(np.random.default_rng(2), BATCH), explore=0.3, legal=legal
+        {"q": q}, head.noise(np.random.default_rng(2), BATCH), explore=0.3, action_mask=action_mask
     )
     found = np.bincount(decision.action, minlength=4) / BATCH
     np.testing.assert_allclose(found, [0.1, 0, 0.8, 0.1], atol=0.012)

@@ -51,7 +51,7 @@ def policy_for(
     )
 
 
-CART = game_spec("cart", obs=4, actions=Discrete(3, 10), has_legal=True)
+CART = game_spec("cart", obs=4, actions=Discrete(3, 10), has_action_mask=True)
 
 
 def test_one_observation_gives_what_a_batch_gives() -> None:
@@ -88,11 +88,13 @@ def test_act_and_decide_agree_also_by_chance(game: GameSpec, kind: str, stack: i
         ]
         for deterministic in (True, False):
             noise = policy.head.noise(np.random.default_rng(seed), 1)
-            legal = None if mask is None else mask[None]
-            wanted = policy.decide(columns, noise, legal=legal, deterministic=deterministic)
+            action_mask = None if mask is None else mask[None]
+            wanted = policy.decide(
+                columns, noise, action_mask=action_mask, deterministic=deterministic
+            )
             found, logp, raw = policy.choose(
                 given if stack > 1 else given[0],
-                legal=mask,
+                action_mask=mask,
                 deterministic=deterministic,
                 rng=np.random.default_rng(seed),
             )
@@ -118,11 +120,11 @@ def test_masks_are_obeyed_and_must_leave_something() -> None:
     obs = np.zeros(4)
     rng = np.random.default_rng(4)
     for _ in range(20):
-        assert policy.act(obs, legal=[False, True, False], deterministic=False, rng=rng) == 11
+        assert policy.act(obs, action_mask=[False, True, False], deterministic=False, rng=rng) == 11
     with pytest.raises(ConfigError, match="allows no action"):
-        policy.act(obs, legal=[False] * 3)
+        policy.act(obs, action_mask=[False] * 3)
     with pytest.raises(Refused, match="one flag for each of the 3 actions"):
-        policy.act(obs, legal=[True])
+        policy.act(obs, action_mask=[True])
 
 
 def test_chance_needs_an_rng_and_repeats_with_its_seed() -> None:
@@ -204,7 +206,9 @@ def test_a_player_without_a_stack_is_the_policy() -> None:
     policy = policy_for(CART)
     obs = np.array([0.1, 2, 3, 4], np.float32)
     player = policy.player()
-    assert player.act(obs, legal=[True, False, True]) == policy.act(obs, legal=[True, False, True])
+    assert player.act(obs, action_mask=[True, False, True]) == policy.act(
+        obs, action_mask=[True, False, True]
+    )
 
 
 # --- Bytes ----------------------------------------------------------------------------------------
@@ -282,4 +286,4 @@ def test_parts_that_do_not_fit_together_are_refused(change: Any, says: str) -> N
 def test_masks_make_no_sense_for_numbers() -> None:
     policy = policy_for(game_spec("box", obs=2, actions=Box((1,), F32, -1.0, 1.0)))
     with pytest.raises(ConfigError, match="leave out legal"):
-        policy.act(np.zeros(2), legal=[True])
+        policy.act(np.zeros(2), action_mask=[True])

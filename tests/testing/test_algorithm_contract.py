@@ -16,7 +16,7 @@ from understudy.nn.policy import Policy
 from understudy.testing.algorithm import AlgorithmContract
 
 PLAIN = game_spec("cart", obs=4, actions=2)
-MASKED = game_spec("cards", obs=5, actions=6, has_legal=True)
+MASKED = game_spec("cards", obs=5, actions=6, has_action_mask=True)
 CONFIG = BcConfig(widths=(), batch=8, observation_norm=False)
 
 _calls = itertools.count()
@@ -65,7 +65,12 @@ class Cheating(Bc):
     """Does not look at masks."""
 
     def act(
-        self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+        self,
+        state: BcState,
+        obs: Mapping[str, Any],
+        key: Any,
+        explore: Any,
+        action_mask: Any = None,
     ) -> Decision:
         return super().act(state, obs, key, explore)
 

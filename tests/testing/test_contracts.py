@@ -98,7 +98,7 @@ class Forgiving(MemoryStream):
 )
 def test_a_stream_that_breaks_a_promise_fails(kind: Callable[[], MemoryStream]):
     class Contract(StreamContract):
-        patience_s = 0.5
+        timeout_s = 0.5
 
         def make(self) -> Stream:
             return kind()

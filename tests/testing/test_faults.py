@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 class RecordingLink:
     """Takes everything, and remembers it."""
 
-    keep_share = 1.0
+    recording_rate = 1.0
 
     def __init__(self) -> None:
         self.taken: list[Frame] = []

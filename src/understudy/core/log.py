@@ -392,14 +392,14 @@ _RETRY_S = 0.01
 class FileLock:
     """Holds a lock file from construction to close; Locked when another process has it."""
 
-    def __init__(self, path: Path, *, what: str, patience_s: float = 0.0) -> None:
+    def __init__(self, path: Path, *, what: str, timeout_s: float = 0.0) -> None:
         """`patience_s`: how long to try, since others take the lock for a moment to see whether
         it is free."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(
             path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600
         )
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 _take(self._descriptor)

@@ -72,7 +72,7 @@ _MAX_T_MS = (1 << 32) - 1
 class Columns:
     """One preallocated array per column; decision columns of unused rows hold zeros."""
 
-    __slots__ = ("action", "all", "legal", "obs", "padded", "raw_action", "row", "views")
+    __slots__ = ("action", "all", "action_mask", "obs", "padded", "raw_action", "row", "views")
 
     def __init__(self, pool: "BlockPool") -> None:
         self.all: dict[str, Array] = {
@@ -82,7 +82,7 @@ class Columns:
         self.obs = [self.all[name] for name in pool.spec.obs_columns]
         self.action = [self.all[name] for name in pool.spec.action_columns]
         self.raw_action = [self.all[raw_name(name)] for name in pool.spec.action_columns]
-        self.legal = self.all.get("legal")
+        self.action_mask = self.all.get("action_mask")
         self.row = self.all["row"]
         self.views: dict[str, Any] = {
             name: self.all[name].data for name in ("reward", "by", "frames", "t_ms")
@@ -111,8 +111,8 @@ class BlockPool:
         self.layout |= {
             name: (dtype, ()) for name, dtype in (REQUIRED | OPTIONAL).items() if name != "event"
         }
-        if spec.has_legal and spec.discrete is not None:
-            self.layout["legal"] = (np.dtype(np.bool_), (spec.discrete.n,))
+        if spec.has_action_mask and spec.discrete is not None:
+            self.layout["action_mask"] = (np.dtype(np.bool_), (spec.discrete.n,))
         row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.layout.values())
         # Rows fit into one body when nothing shrinks, and into the decoded limit when images are
         # compressed.
@@ -270,7 +270,7 @@ class ChunkBuilder:
         self._columns = columns
         self._obs = columns.obs
         self._action = columns.action
-        self._legal = columns.legal
+        self._action_mask = columns.action_mask
         # Single numbers go in through memoryviews, at two thirds of the cost of NumPy's own
         # indexing.
         self._rewards = columns.views["reward"]
@@ -315,7 +315,7 @@ class ChunkBuilder:
         obs: Any,
         action: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         by: int = By.UNKNOWN,
         frames: int = 1,
         t_ms: int = 0,
@@ -323,10 +323,10 @@ class ChunkBuilder:
     ) -> bool:
         """Close the open step and open the next one; says whether a block is full and must be
         taken."""
-        self.stage(obs, legal, t_ms)
+        self.stage(obs, action_mask, t_ms)
         return self.act(action, by, frames, t_ms, extras)
 
-    def stage(self, obs: Any, legal: Any = None, t_ms: int = 0) -> None:
+    def stage(self, obs: Any, action_mask: Any = None, t_ms: int = 0) -> None:
         """Write the next observation, which closes the open step; `is_full` says whether a block
         must be taken."""
         is_open = self._state == _OPEN
@@ -334,8 +334,8 @@ class ChunkBuilder:
         if self._note is None:
             raise Refused("bad_order", "no episode is running; begin one first")
         self._write_obs(self._obs, at, obs)
-        if self._legal is not None or legal is not None:
-            self._write_legal(at, legal)
+        if self._action_mask is not None or action_mask is not None:
+            self._write_action_mask(at, action_mask)
         if is_open:
             self._close(t_ms)
             self._at = at
@@ -355,10 +355,10 @@ class ChunkBuilder:
             raise Refused("bad_order", "a decision needs an observation before it")
         self._write_action(self._action, at, action)
         if (
-            self._legal is not None
-            and not self._legal[at, self._action[0][at] - self._first_action]
+            self._action_mask is not None
+            and not self._action_mask[at, self._action[0][at] - self._first_action]
         ):
-            raise Refused("illegal_action", f"action {action!r} is not legal in its own mask")
+            raise Refused("invalid_action", f"action {action!r} is not legal in its own mask")
         if not 0 <= frames <= _MAX_FRAMES:
             if not frames > 0:
                 raise Refused(
@@ -399,7 +399,7 @@ class ChunkBuilder:
         *,
         terminated: bool,
         truncated: bool = False,
-        legal: Any = None,
+        action_mask: Any = None,
         result: str | float | None = None,
         t_ms: int = 0,
     ) -> bool:
@@ -422,8 +422,8 @@ class ChunkBuilder:
                 column[at] = column[at - 1]
         else:
             self._write_obs(self._obs, at, obs)
-        if self._legal is not None or legal is not None:
-            self._write_legal(at, legal)
+        if self._action_mask is not None or action_mask is not None:
+            self._write_action_mask(at, action_mask)
         self._columns.all["terminated"][self._at] = terminated
         self._columns.all["truncated"][self._at] = truncated
         self._close(t_ms)
@@ -515,12 +515,15 @@ class ChunkBuilder:
         self._at = at
         self._note = None
 
-    def _write_legal(self, at: int, legal: Any) -> None:
-        if self._legal is None:
+    def _write_action_mask(self, at: int, action_mask: Any) -> None:
+        if self._action_mask is None:
             raise Refused(
-                "bad_columns", "a legal mask was given; connect with has_legal=True to record it"
+                "bad_columns",
+                "a legal mask was given; connect with has_action_mask=True to record it",
             )
-        self._legal[at] = True if legal is None else check_mask(legal, self._n_actions)
+        self._action_mask[at] = (
+            True if action_mask is None else check_mask(action_mask, self._n_actions)
+        )
 
     def _write_extras(self, at: int, extras: Extras) -> tuple[str, ...]:
         used = []

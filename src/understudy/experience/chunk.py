@@ -377,7 +377,7 @@ def _check_columns(columns: Mapping[str, Array]) -> None:
                 raise Refused(
                     "bad_columns", f"{name!r} is not one {DTYPE_NAMES[OPTIONAL[name]]} per row"
                 )
-        elif name == "legal":
+        elif name == "action_mask":
             if column.dtype != np.bool_ or column.ndim != 2:
                 raise Refused("bad_columns", "'legal' is not BOOL with one flag per action")
         elif name not in REQUIRED and head != "raw_action":
@@ -495,4 +495,4 @@ def bootstrap_last_row(columns: Mapping[str, Array]) -> dict[str, Array]:
 def keeps_value_when_padded(name: str) -> bool:
     """Whether a final or bootstrap row keeps this column: observations and masks do, decisions
     do not."""
-    return name == "legal" or name == "obs" or name.startswith("obs.")
+    return name == "action_mask" or name == "obs" or name.startswith("obs.")

@@ -275,11 +275,11 @@ def _count(fields: dict[str, Any], name: str) -> int:
 #         8  preamble     JSON: {"players": {session: name}, "skipped_steps": n}
 #         …  frames       up to 64, one behind the other
 
-_PARCEL_MAGIC = b"UNPA"
+_BATCH_MAGIC = b"UNPA"
 CONTENT_TYPE = "application/vnd.understudy.parcel"
 _MAX_PREAMBLE_BYTES = 64 * 1024
-MAX_PARCEL_BYTES = MAX_FRAMES_PER_SEND * MAX_FRAME_BYTES + _MAX_PREAMBLE_BYTES + 8
-_PARCEL_HEAD = struct.Struct("<4sI")
+MAX_FRAME_BATCH_BYTES = MAX_FRAMES_PER_SEND * MAX_FRAME_BYTES + _MAX_PREAMBLE_BYTES + 8
+_BATCH_HEAD = struct.Struct("<4sI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,48 +293,52 @@ class FrameBatch:
     for a share only."""
 
 
-def encode_parcel(
+def encode_frame_batch(
     frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], skipped_steps: int = 0
 ) -> bytes:
     """The body of a request; `players` may name more sessions than the frames have."""
     sessions = {frame.session for frame in frames}
     named = {str(session): name for session, name in players.items() if session in sessions}
     preamble = canonical_json({"players": named, "skipped_steps": skipped_steps})
-    head = _PARCEL_HEAD.pack(_PARCEL_MAGIC, len(preamble))
+    head = _BATCH_HEAD.pack(_BATCH_MAGIC, len(preamble))
     return b"".join([head, preamble, *(frame.encode() for frame in frames)])
 
 
-def decode_parcel(raw: bytes | memoryview) -> FrameBatch:
+def decode_frame_batch(raw: bytes | memoryview) -> FrameBatch:
     """What a request's body holds; Refused when it is no parcel. A frame that is none does not
     spoil the others."""
     view = memoryview(raw)
-    if len(view) < _PARCEL_HEAD.size or bytes(view[:4]) != _PARCEL_MAGIC:
+    if len(view) < _BATCH_HEAD.size or bytes(view[:4]) != _BATCH_MAGIC:
         raise Refused(
-            "bad_parcel",
-            f"starts with {bytes(view[:4])!r}; a parcel starts with {_PARCEL_MAGIC!r} and a length",
+            "bad_frame_batch",
+            f"starts with {bytes(view[:4])!r}; a parcel starts with {_BATCH_MAGIC!r} and a length",
         )
-    length = _PARCEL_HEAD.unpack_from(view)[1]
-    at = _PARCEL_HEAD.size + length
+    length = _BATCH_HEAD.unpack_from(view)[1]
+    at = _BATCH_HEAD.size + length
     if length > _MAX_PREAMBLE_BYTES or at > len(view):
-        raise Refused("bad_parcel", f"a preamble of {length} bytes in a parcel of {len(view)}")
-    preamble = strict_json(bytes(view[_PARCEL_HEAD.size : at]))
+        raise Refused("bad_frame_batch", f"a preamble of {length} bytes in a parcel of {len(view)}")
+    preamble = strict_json(bytes(view[_BATCH_HEAD.size : at]))
     if not isinstance(preamble, dict) or preamble.keys() != {"players", "skipped_steps"}:
-        raise Refused("bad_parcel", "the preamble has players and skipped_steps, and nothing else")
+        raise Refused(
+            "bad_frame_batch", "the preamble has players and skipped_steps, and nothing else"
+        )
     names = preamble["players"]
     if not isinstance(names, dict) or not _is_count(preamble["skipped_steps"]):
-        raise Refused("bad_parcel", "players is an object, skipped_steps a whole number from 0")
+        raise Refused(
+            "bad_frame_batch", "players is an object, skipped_steps a whole number from 0"
+        )
     try:
         players = {uuid.UUID(session): player_name(name) for session, name in names.items()}
     except (InvalidName, ValueError, TypeError) as error:
-        raise Refused("bad_parcel", f"players: {str(error)[:120]}") from None
+        raise Refused("bad_frame_batch", f"players: {str(error)[:120]}") from None
     frames: list[Frame | Refused] = []
     while at < len(view):
         if len(frames) == MAX_FRAMES_PER_SEND:
-            raise Refused("bad_parcel", f"more than {MAX_FRAMES_PER_SEND} frames")
+            raise Refused("bad_frame_batch", f"more than {MAX_FRAMES_PER_SEND} frames")
         size = announced_size(view[at : at + HEADER_BYTES])
         if size > MAX_FRAME_BYTES or at + size > len(view):
             raise Refused(
-                "bad_parcel",
+                "bad_frame_batch",
                 f"frame {len(frames)} announces {size} bytes, {len(view) - at} are left",
             )
         try:

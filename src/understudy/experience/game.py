@@ -52,7 +52,7 @@ class GameSpec:
     """Names of a flat observation's elements, or none."""
     action_names: tuple[str, ...] = ()
     """Names of a discrete action's choices, or none."""
-    has_legal: bool = False
+    has_action_mask: bool = False
     """Whether every step says which discrete actions are legal."""
     max_episode_steps: int | None = None
 
@@ -81,7 +81,7 @@ class GameSpec:
             raise SpecError(
                 f"{len(self.obs_names)} observation names do not fit the observation space"
             )
-        if self.has_legal and discrete is None:
+        if self.has_action_mask and discrete is None:
             raise SpecError("legal masks need a single Discrete action space")
         limit = self.max_episode_steps
         if limit is not None and (type(limit) is not int or limit < 1):
@@ -114,8 +114,10 @@ class GameSpec:
     def row_bytes(self) -> int:
         """What one row takes, without optional columns other than the legal mask."""
         spaces = (*self.obs.values(), *self.action.values())
-        legal = self.discrete.n if self.has_legal and self.discrete else 0
-        return sum(space.dtype.itemsize * math.prod(space.shape) for space in spaces) + legal + 8
+        action_mask = self.discrete.n if self.has_action_mask and self.discrete else 0
+        return (
+            sum(space.dtype.itemsize * math.prod(space.shape) for space in spaces) + action_mask + 8
+        )
 
     @cached_property
     def schema(self) -> str:
@@ -132,7 +134,7 @@ class GameSpec:
                 "action": {path: space.to_json() for path, space in self.action.items()},
                 "obs_names": list(self.obs_names),
                 "action_names": list(self.action_names),
-                "has_legal": self.has_legal,
+                "has_action_mask": self.has_action_mask,
                 "max_episode_steps": self.max_episode_steps,
             }
         )
@@ -179,17 +181,19 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
                 "obs and action are JSON objects: a space by its path, '' for the only one"
             )
         names = [fields["obs_names"], fields["action_names"]]
-        if type(fields["has_legal"]) is not bool or not all(
+        if type(fields["has_action_mask"]) is not bool or not all(
             isinstance(some, list) for some in names
         ):
-            raise SpecError("has_legal is true or false, obs_names and action_names are lists")
+            raise SpecError(
+                "has_action_mask is true or false, obs_names and action_names are lists"
+            )
         return GameSpec(
             game=game_name(fields["game"]),
             obs={path: space_from_json(space) for path, space in fields["obs"].items()},
             action={path: space_from_json(space) for path, space in fields["action"].items()},
             obs_names=tuple(names[0]),
             action_names=tuple(names[1]),
-            has_legal=fields["has_legal"],
+            has_action_mask=fields["has_action_mask"],
             max_episode_steps=fields["max_episode_steps"],
         )
     except Refused as error:
@@ -205,7 +209,7 @@ _FIELDS = {
     "action",
     "obs_names",
     "action_names",
-    "has_legal",
+    "has_action_mask",
     "max_episode_steps",
 }
 
@@ -215,7 +219,7 @@ def game_spec(
     *,
     obs: int | Sequence[int] | Sequence[str] | Space | Mapping[str, Space],
     actions: int | Sequence[str] | Space | Mapping[str, Space],
-    has_legal: bool = False,
+    has_action_mask: bool = False,
     max_episode_steps: int | None = None,
 ) -> GameSpec:
     """A spec without Gymnasium: `obs` is a length, a shape, names or spaces; `actions` a count,
@@ -228,7 +232,7 @@ def game_spec(
         action=action_spaces,
         obs_names=obs_names,
         action_names=action_names,
-        has_legal=has_legal,
+        has_action_mask=has_action_mask,
         max_episode_steps=max_episode_steps,
     )
 
@@ -266,7 +270,9 @@ def _actions(actions: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
     )
 
 
-def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = False) -> GameSpec:
+def spec_from_gymnasium(
+    env: Any, *, game: str | None = None, has_action_mask: bool = False
+) -> GameSpec:
     """The spec of a Gymnasium env (or vector env: its single spaces), without importing
     gymnasium."""
     env_spec = getattr(env, "spec", None)
@@ -281,7 +287,7 @@ def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = 
         game=name,
         obs=space_from_gymnasium(obs_space, is_action=False),
         action=space_from_gymnasium(action_space, is_action=True),
-        has_legal=has_legal,
+        has_action_mask=has_action_mask,
         max_episode_steps=getattr(env_spec, "max_episode_steps", None),
         obs_names=_names(env, "obs_names"),
         action_names=_names(env, "action_names"),
@@ -303,15 +309,17 @@ def _names(env: Any, which: str) -> tuple[str, ...]:
     )
 
 
-def random_action(spec: GameSpec, rng: np.random.Generator, *, legal: Array | None = None) -> Any:
+def random_action(
+    spec: GameSpec, rng: np.random.Generator, *, action_mask: Array | None = None
+) -> Any:
     """An action as the game takes it: a number, an array, or parts by their path; among `legal`
     where that is given."""
     discrete = spec.discrete
     if discrete is not None:
         return (
             _draw(discrete, rng)
-            if legal is None
-            else int(rng.choice(np.flatnonzero(legal))) + discrete.start
+            if action_mask is None
+            else int(rng.choice(np.flatnonzero(action_mask))) + discrete.start
         )
     parts = {path: _draw(space, rng) for path, space in spec.action.items()}
     return parts[""] if parts.keys() == {""} else nested(parts)

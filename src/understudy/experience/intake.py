@@ -15,7 +15,7 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
 from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
-from understudy.experience.session import DOOR_S, refused_session
+from understudy.experience.session import INTAKE_MAX_AGE_S, refused_session
 
 KEY_BYTES = 32
 
@@ -110,7 +110,7 @@ class Intake:
             )
         if player is None:
             return Refused("no_player", f"nobody was named for session {frame.session}")
-        if refused := refused_session(frame.session, entered_s=now_s, oldest_s=DOOR_S):
+        if refused := refused_session(frame.session, entered_s=now_s, oldest_s=INTAKE_MAX_AGE_S):
             return refused
         known = self._known.get(player)
         if known is None:

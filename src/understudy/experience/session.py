@@ -266,10 +266,10 @@ AHEAD_S = 1 * DAY_S
 SPOOL_S = 7 * DAY_S
 """How long a client tries to send what it recorded."""
 
-DOOR_S = SPOOL_S + 1 * DAY_S
+INTAKE_MAX_AGE_S = SPOOL_S + 1 * DAY_S
 """A day more than clients try, so that clocks which differ refuse nothing that was sent in time."""
 
-INGEST_S = DOOR_S + 7 * DAY_S
+INGEST_S = INTAKE_MAX_AGE_S + 7 * DAY_S
 """A week more than the door takes: for streams that other doors append to and that stamp their
 own time."""
 

@@ -104,13 +104,13 @@ def check_mask(mask: Any, n_actions: int) -> Array:
     """A legal mask as bool[n_actions]; Refused when it is something else."""
     if type(mask) is np.ndarray and mask.dtype == np.bool_ and mask.shape == (n_actions,):
         return mask
-    array = _asarray("legal", mask)
+    array = _asarray("action_mask", mask)
     if array.shape != (n_actions,):
         raise Refused(
             "bad_shape",
             f"legal has shape {array.shape}; give one flag for each of the {n_actions} actions",
         )
-    return _lossless("legal", array, np.dtype(np.bool_))
+    return _lossless("action_mask", array, np.dtype(np.bool_))
 
 
 def _whole(action: Any, by_name: Mapping[str, int]) -> int:

@@ -144,7 +144,7 @@ class Head:
         noise: Array | None,
         *,
         explore: Any = None,
-        legal: Array | None = None,
+        action_mask: Array | None = None,
         deterministic: bool = False,
     ) -> Decision:
         """Actions for a batch; `explore` is epsilon (one or one per row), `legal` bool[batch, n]
@@ -164,8 +164,8 @@ class Head:
             )
             return Decision(self.action_of(raw), density, raw)
         scores = outputs[self.outputs[0]]
-        if legal is not None:
-            scores = masked(scores, legal)
+        if action_mask is not None:
+            scores = masked(scores, action_mask)
         is_categorical = self.kind == "categorical"
         if deterministic or noise is None or not (is_categorical or explore is not None):
             action = scores.argmax(1)
@@ -178,12 +178,12 @@ class Head:
         epsilon = np.asarray(explore, np.float32)
         greedy = scores.argmax(1)
         lots = noise[:, 1:]
-        n_legal: Any = np.float32(scores.shape[1])
-        if legal is not None:
-            lots = np.where(legal, lots, np.float32(-1))
-            n_legal = np.add.reduce(legal, 1, np.float32)
+        n_valid: Any = np.float32(scores.shape[1])
+        if action_mask is not None:
+            lots = np.where(action_mask, lots, np.float32(-1))
+            n_valid = np.add.reduce(action_mask, 1, np.float32)
         action = np.where(noise[:, 0] < epsilon, lots.argmax(1), greedy)
-        probability = epsilon / n_legal + (1 - epsilon) * (action == greedy)
+        probability = epsilon / n_valid + (1 - epsilon) * (action == greedy)
         return Decision(action.astype(np.int32), np.log(probability))
 
     def action_of(self, raw: Array) -> Array:
@@ -208,9 +208,9 @@ class Head:
         )
 
 
-def masked(outputs: Array, legal: Array) -> Array:
+def masked(outputs: Array, action_mask: Array) -> Array:
     """Outputs in which illegal actions lie below every legal one."""
-    return np.where(legal, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
+    return np.where(action_mask, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
 
 
 def head_for(game: GameSpec, kind: str | None = None) -> Head:

@@ -104,7 +104,7 @@ class Policy:
         noise: Array | None,
         *,
         explore: Any = None,
-        legal: Array | None = None,
+        action_mask: Array | None = None,
         deterministic: bool = False,
     ) -> Decision:
         """Actions for observation columns [batch, (stack,) ...]; `noise` is what `head.noise` gave.
@@ -112,7 +112,11 @@ class Policy:
         Each row of `legal` must have a legal action: that is checked where rows are made, not here.
         """
         return self.head.sample(
-            self._forward(obs), noise, explore=explore, legal=legal, deterministic=deterministic
+            self._forward(obs),
+            noise,
+            explore=explore,
+            action_mask=action_mask,
+            deterministic=deterministic,
         )
 
     def outputs(self, obs: Mapping[str, Array]) -> dict[str, Array]:
@@ -130,7 +134,7 @@ class Policy:
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Any:
@@ -139,13 +143,13 @@ class Policy:
 
         `player()` keeps the stack by itself.
         """
-        return self.choose(obs, legal=legal, deterministic=deterministic, rng=rng)[0]
+        return self.choose(obs, action_mask=action_mask, deterministic=deterministic, rng=rng)[0]
 
     def choose(
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Choice:
@@ -162,10 +166,10 @@ class Policy:
             )
         columns = self._read(obs)
         mask = None
-        if legal is not None:
+        if action_mask is not None:
             if not self.head.is_discrete:
                 raise ConfigError(f"{self.game.game} has no discrete actions; leave out legal")
-            mask = check_mask(legal, self.head.size)
+            mask = check_mask(action_mask, self.head.size)
             if not mask.any():
                 raise ConfigError(
                     "legal allows no action; give a mask with at least one, or end the episode"
@@ -310,19 +314,19 @@ class Player:
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Any:
         """What `env.step` takes; before there are enough observations, the episode's first is
         repeated."""
-        return self.choose(obs, legal=legal, deterministic=deterministic, rng=rng)[0]
+        return self.choose(obs, action_mask=action_mask, deterministic=deterministic, rng=rng)[0]
 
     def choose(
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Choice:
@@ -330,4 +334,6 @@ class Player:
         if self.policy.stack > 1:
             self._last.append(copy.deepcopy(obs))  # the env may reuse its array
             obs = [self._last[0]] * (self.policy.stack - len(self._last)) + list(self._last)
-        return self.policy.choose(obs, legal=legal, deterministic=deterministic, rng=rng)
+        return self.policy.choose(
+            obs, action_mask=action_mask, deterministic=deterministic, rng=rng
+        )

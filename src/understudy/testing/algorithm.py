@@ -157,17 +157,19 @@ class AlgorithmContract:
         policy = kit.policy(state)
         for seed in range(20):
             obs = kit.obs(seed)
-            legal = random_masks(ROWS, policy.head.size, rng)
+            action_mask = random_masks(ROWS, policy.head.size, rng)
             for explore in (0.0, 0.5, 1.0):
                 live = np.asarray(
-                    kit.act(state, obs, jax.random.PRNGKey(seed), explore, legal).action
+                    kit.act(state, obs, jax.random.PRNGKey(seed), explore, action_mask).action
                 )
                 decided = policy.decide(
-                    obs, policy.head.noise(rng, ROWS), explore=explore, legal=legal
+                    obs, policy.head.noise(rng, ROWS), explore=explore, action_mask=action_mask
                 ).action
-                greedy = policy.decide(obs, None, legal=legal, deterministic=True).action
+                greedy = policy.decide(
+                    obs, None, action_mask=action_mask, deterministic=True
+                ).action
                 for taken in (live, decided, greedy):
-                    assert legal[np.arange(ROWS), taken].all()
+                    assert action_mask[np.arange(ROWS), taken].all()
 
     # --- Settings ---------------------------------------------------------------------------------
 
@@ -280,9 +282,9 @@ def random_obs(
 
 def random_masks(n: int, size: int, rng: np.random.Generator) -> Array:
     """bool[n, size] with at least one legal action each."""
-    legal: Array = rng.random((n, size)) < 0.4
-    legal[np.arange(n), rng.integers(0, size, n)] = True
-    return legal
+    action_mask: Array = rng.random((n, size)) < 0.4
+    action_mask[np.arange(n), rng.integers(0, size, n)] = True
+    return action_mask
 
 
 def random_batch(algorithm: Algorithm, rng: np.random.Generator) -> Batch:
@@ -292,14 +294,14 @@ def random_batch(algorithm: Algorithm, rng: np.random.Generator) -> Batch:
     game = algorithm.game
     assert isinstance(needs, Transitions)
     n = needs.batch
-    legal = None
-    next_legal = None
+    action_mask = None
+    next_action_mask = None
     if game.discrete is None:
         action: Array = random_rows(game.action[""], n, rng).reshape(n, -1).astype(np.float32)
     else:
         size = game.discrete.n
-        legal, next_legal = (random_masks(n, size, rng) for _ in range(2))
-        action = np.where(legal, rng.random((n, size)), -1.0).argmax(1).astype(np.int32)
+        action_mask, next_action_mask = (random_masks(n, size, rng) for _ in range(2))
+        action = np.where(action_mask, rng.random((n, size)), -1.0).argmax(1).astype(np.int32)
     has_ended = rng.random(n) < 0.1
     return Batch(
         obs=random_obs(algorithm, rng, (n,)),
@@ -310,8 +312,8 @@ def random_batch(algorithm: Algorithm, rng: np.random.Generator) -> Batch:
         weight=rng.uniform(0.2, 1.0, n).astype(np.float32)
         if needs.prioritised
         else np.ones(n, np.float32),
-        legal=legal if game.has_legal else None,
-        next_legal=next_legal if game.has_legal else None,
+        action_mask=action_mask if game.has_action_mask else None,
+        next_action_mask=next_action_mask if game.has_action_mask else None,
         extras={name: rng.normal(0, 1, n).astype(np.float32) for name in needs.extras},
     )
 
@@ -324,9 +326,9 @@ def random_rollout(algorithm: Algorithm, state: Any, rng: np.random.Generator) -
     shape = (needs.steps, needs.envs)
     n = needs.steps * needs.envs
     obs = random_obs(algorithm, rng, shape)
-    legal = random_masks(n, policy.head.size, rng) if algorithm.game.has_legal else None
+    action_mask = random_masks(n, policy.head.size, rng) if algorithm.game.has_action_mask else None
     flat = {name: column.reshape(n, *column.shape[2:]) for name, column in obs.items()}
-    decision = policy.decide(flat, policy.head.noise(rng, n), legal=legal)
+    decision = policy.decide(flat, policy.head.noise(rng, n), action_mask=action_mask)
     chosen = decision.action if policy.head.is_discrete else decision.raw_action
     return Rollout(
         obs=obs,
@@ -336,7 +338,7 @@ def random_rollout(algorithm: Algorithm, state: Any, rng: np.random.Generator) -
         terminated=rng.random(shape) < 0.1,
         truncated=rng.random(shape) < 0.1,
         logp=decision.logp.reshape(shape),
-        legal=None if legal is None else legal.reshape(*shape, -1),
+        action_mask=None if action_mask is None else action_mask.reshape(*shape, -1),
     )
 
 

@@ -127,8 +127,8 @@ class FaultyLink:
         self._inner.register(spec)
 
     @property
-    def keep_share(self) -> float:
-        return self._inner.keep_share
+    def recording_rate(self) -> float:
+        return self._inner.recording_rate
 
     def send(
         self,

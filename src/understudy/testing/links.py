@@ -85,9 +85,9 @@ class LinkContract:
 
     def test_skipped_steps_may_be_told_alone_and_a_share_is_known(self) -> None:
         link = self._registered()
-        assert link.keep_share == 1.0
+        assert link.recording_rate == 1.0
         assert list(link.send([], {}, skipped_steps=1000)) == []
-        assert 0.0 <= link.keep_share <= 1.0
+        assert 0.0 <= link.recording_rate <= 1.0
         link.close()
 
     # --- Bots -------------------------------------------------------------------------------------

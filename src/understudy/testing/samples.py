@@ -64,8 +64,8 @@ def random_spec(rng: np.random.Generator, game: str = "sample") -> GameSpec:
         actions = random_space(rng)
     elif rng.random() < 0.3:
         actions = {"move": random_space(rng), "say": random_space(rng)}
-    has_legal = isinstance(actions, int | Discrete) and rng.random() < 0.5
-    return game_spec(game, obs=obs, actions=actions, has_legal=has_legal)
+    has_action_mask = isinstance(actions, int | Discrete) and rng.random() < 0.5
+    return game_spec(game, obs=obs, actions=actions, has_action_mask=has_action_mask)
 
 
 def random_rows(space: Space, n: int, rng: np.random.Generator) -> Array:
@@ -164,12 +164,12 @@ def _optional_columns(
                 found[f"raw_{action}"] = raw.astype(raw_space(space).dtype)
         elif name in OPTIONAL:
             found[name] = rng.integers(0, 4, n).astype(OPTIONAL[name])
-    if spec.discrete is not None and (spec.has_legal or "legal" in optional):
-        legal = rng.random((n, spec.discrete.n)) < 0.5
-        legal[
+    if spec.discrete is not None and (spec.has_action_mask or "action_mask" in optional):
+        action_mask = rng.random((n, spec.discrete.n)) < 0.5
+        action_mask[
             np.arange(n), np.clip(columns["action"].astype(np.int64) - spec.discrete.start, 0, None)
         ] = True
-        found["legal"] = legal
+        found["action_mask"] = action_mask
     return found
 
 

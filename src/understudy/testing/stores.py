@@ -34,7 +34,7 @@ ALL_OPTIONAL = (
     "t_ms",
     "event",
     "raw_action",
-    "legal",
+    "action_mask",
 )
 
 

@@ -56,7 +56,7 @@ def _gone(stream: Stream, partition: str, position: Position) -> PositionGone | 
 class StreamContract:
     """Subclass, give `make`, and run with pytest."""
 
-    patience_s = 20.0
+    timeout_s = 20.0
     """Long enough for anything that is going to happen."""
 
     def make(self) -> Stream:
@@ -197,14 +197,14 @@ class StreamContract:
         def wait() -> None:
             came.extend(
                 stream.read(
-                    partition, records[-1].position, max_bytes=1 << 20, wait_s=self.patience_s
+                    partition, records[-1].position, max_bytes=1 << 20, wait_s=self.timeout_s
                 ).records
             )
 
         reader = threading.Thread(target=wait)
         reader.start()
         stream.append([second])
-        reader.join(self.patience_s)
+        reader.join(self.timeout_s)
         assert [record.raw for record in came] == [second.encode()]
         stream.close()
 
