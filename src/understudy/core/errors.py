@@ -26,7 +26,7 @@ UnderstudyError
 
 from typing import Literal
 
-Blame = Literal["caller", "sender", "operator", "nobody"]
+Blame = Literal["caller", "sender", "operator", "none"]
 
 
 class UnderstudyError(Exception):
@@ -67,7 +67,7 @@ class PositionGone(UnderstudyError):
     """The stream no longer has this position; continue reading from `earliest`."""
 
     retry_helps = True
-    blame: Blame = "nobody"
+    blame: Blame = "none"
 
     def __init__(self, position: str, *, earliest: str | None) -> None:
         super().__init__(f"position {position} was trimmed; the earliest available is {earliest}")
