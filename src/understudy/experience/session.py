@@ -36,7 +36,7 @@ _HEAD = struct.Struct("<16sQQQqI??")
 
 @dataclass(frozen=True, slots=True)
 class SeenRange:
-    """Seen numbers `first..last`, their first step (-1: unknown) and end step (exact or minimal)."""
+    """Seen numbers `first..last`, their first step (-1: unknown) and end step (exact or least)."""
 
     first: int
     last: int

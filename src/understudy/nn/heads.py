@@ -106,7 +106,7 @@ class Head:
 
     @cached_property
     def scale(self) -> tuple[Array, Array]:
-        """float32[size] each: the factor and offset that map -1..1 to low..high."""
+        """float32[size] each: factor and offset from ±1 to low..high; 1 and 0 if unbounded."""
         pairs = [
             ((high - low) / 2, (high + low) / 2) if is_closed else (1.0, 0.0)
             for low, high, is_closed in zip(self.low, self.high, self.is_closed, strict=True)

@@ -1,4 +1,4 @@
-"""Policy: a game, a network, its weights and a head, as data; learners publish it and bots run it."""
+"""Policy: a game, a network, its weights and a head; learners publish policies, bots run them."""
 
 import copy
 import math
@@ -227,7 +227,7 @@ class Policy:
 
 
 def decode_policy(raw: bytes | memoryview) -> Policy:
-    """The inverse of `encode`; Refused unless the bytes are exactly a policy, finite weights."""
+    """The inverse of `encode`; Refused unless the bytes are a policy with finite weights."""
     weights, metadata = tensors.decode(raw)
     if metadata.get("format") != POLICY_FORMAT:
         raise Refused(
@@ -318,7 +318,7 @@ class Player:
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Any:
-        """The action for `env.step`; a stack is first filled with the episode's first observation."""
+        """The action for `env.step`; the first observation of an episode fills the stack."""
         return self.choose(obs, action_mask=action_mask, deterministic=deterministic, rng=rng)[0]
 
     def choose(
