@@ -275,8 +275,8 @@ def test_only_a_full_disk_asks_for_space(code: int) -> None:
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EACCES, "the right to write there, then reopen"),
-        (errno.EPERM, "the right to write there, then reopen"),
+        (errno.EACCES, "write permission there, then reopen"),
+        (errno.EPERM, "write permission there, then reopen"),
         (errno.EROFS, "mount that disk for writing, then reopen"),
         (errno.EMFILE, "ulimit -n"),
         (errno.ENFILE, "the machine's limit of open files"),

@@ -56,7 +56,7 @@ keys = st.sampled_from(["camera", "self.hp", "self.pos", "0", "1.x", "a-b_c"])
 
 @st.composite
 def specs(draw: st.DrawFn) -> GameSpec:
-    """Any game: plain or nested observations and actions, masks where the action is discrete."""
+    """Any game: plain or nested observations and actions, perhaps action masks."""
     some = st.dictionaries(keys, spaces(), min_size=1, max_size=3)
     obs = draw(spaces() | some)
     actions = draw(spaces() | some | st.integers(1, 6))
@@ -71,7 +71,7 @@ def specs(draw: st.DrawFn) -> GameSpec:
 
 
 def values(draw: st.DrawFn, space: Space, n: int) -> Any:
-    """Random bytes of a column's type: what a chunk carries is not looked at, only kept."""
+    """Random values of a column's type; chunks do not check them against the space."""
     return draw(
         hnp.arrays(
             space.dtype, (n, *space.shape), elements=_elements(space.dtype), fill=st.nothing()
@@ -87,7 +87,7 @@ def _elements(dtype: Any) -> Any:
 def chunks(draw: st.DrawFn, *, min_steps: int = 1) -> Chunk:
     """Valid chunks of random games, with some of the optional columns."""
     trajectory: Trajectory = draw(
-        trajectories().filter(lambda found: len(found.steps) >= min_steps)
+        trajectories().filter(lambda trajectory: len(trajectory.steps) >= min_steps)
     )
     spec = draw(specs())
     columns = rows_of(list(trajectory.steps))
@@ -111,7 +111,7 @@ def chunks(draw: st.DrawFn, *, min_steps: int = 1) -> Chunk:
 def chunk_with(
     columns: dict[str, Any], *, chunk_no: int = 0, schema: str = "0" * 64, **more: Any
 ) -> Chunk:
-    """A chunk around columns whose metadata fits them."""
+    """A chunk of these columns with matching metadata."""
     starts = np.flatnonzero(columns["is_first"]).tolist()
     starts = starts if starts and starts[0] == 0 else [0, *starts]
     meta = ChunkMeta(

@@ -110,7 +110,7 @@ def storage_error(
     if error.filename is not None:
         why += f" ({error.filename})"
     if error.errno in _FULL:
-        return StorageFull(f"no space for {doing}: {why}; free some space and try again")
+        return StorageFull(f"no room for {doing}: {why}; free some space and try again")
     remedy = _REMEDIES.get(error.errno or 0)
     return StorageFailed(f"{doing} failed: {why}; {f'{remedy}, then {then}' if remedy else then}")
 
