@@ -1,4 +1,4 @@
-"""Every algorithm in the house keeps the Algorithm contract."""
+"""Every built-in algorithm passes the Algorithm contract."""
 
 from understudy.algorithm import Algorithm
 from understudy.core.tensors import DTYPES
