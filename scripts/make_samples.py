@@ -1,10 +1,9 @@
-"""Writes the sample files of the current chunk and frame format, once: they are read by a test for
-ever.
+"""Writes the sample files of the current chunk and frame format, which a test reads for ever.
 
-    python scripts/make_samples.py            # refuses when the folder of this format exists
+    python scripts/make_samples.py            # fails if the folder of this format exists
 
-When the format changes, its number does, and this script makes the next folder; old folders are
-never touched.
+A new format gets a new number, for which this script creates a new folder; old folders are never
+changed.
 """
 
 import hashlib
@@ -33,7 +32,7 @@ from understudy.experience.frame import (
 from understudy.experience.game import GameSpec, game_spec
 from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-FOLDER = Path(__file__).parent.parent / "tests" / "core" / "samples" / f"format-{VERSION}"
+FOLDER = Path(__file__).parent.parent / "tests" / "experience" / "samples" / f"format-{VERSION}"
 SESSION = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 PLAYER = bytes.fromhex("00112233445566778899aabbccddeeff")
 
@@ -54,7 +53,9 @@ ROBOT = game_spec(
     actions={"arm": Box((2,), DTYPES["F32"], -1, 1), "grip": MultiDiscrete((2, 3), (2,))},
 )
 SCREEN = game_spec("screen", obs=Box((40, 40), DTYPES["U8"]), actions=4)
-CARDS = game_spec("cards", obs=["mine", "theirs"], actions=["draw", "play", "pass"], has_legal=True)
+CARDS = game_spec(
+    "cards", obs=["mine", "theirs"], actions=["draw", "play", "pass"], has_action_mask=True
+)
 
 
 def chunk(
@@ -66,8 +67,8 @@ def chunk(
     notes: Any = (),
     **more: Any,
 ) -> Chunk:
-    """A chunk written as letters: s step, T terminated, U truncated, c cut, . goes on; f first:
-    it began earlier."""
+    """A chunk from letters: s step, T terminated, U truncated, c cut, . continues; leading f: began
+    earlier."""
     rows = _rows(ends)
     n = len(rows["row"])
     rng = np.random.default_rng(n)
@@ -123,13 +124,13 @@ def _rows(ends: str) -> dict[str, Any]:
 
 
 def samples() -> dict[str, Frame]:
-    """Every frame that is kept, by file name."""
+    """Every sample frame, by file name."""
     n = len(_rows("ssTss.")["row"])
     optional: dict[str, Any] = {
         name: (np.arange(n) % 4).astype(dtype) for name, dtype in OPTIONAL.items()
     }
     optional |= {
-        "legal": np.arange(3 * n).reshape(n, 3) % 4 != 0,
+        "action_mask": np.arange(3 * n).reshape(n, 3) % 4 != 0,
         "raw_action": np.full((n, 3), -0.5, np.float32),
     }
     full = EpisodeNote(
@@ -146,7 +147,9 @@ def samples() -> dict[str, Frame]:
         "plain": chunk(POLE, "sssTsss.", client="pole 1.0", consent="granted").frame(),
         "dict": chunk(ROBOT, "fss.", chunk_no=3, first_step=40, kind="actor").frame(),
         "image": chunk(SCREEN, "ssU", consent="denied").frame(),
-        "legal": chunk(CARDS, "ssTss.", columns=optional, notes=(full, EpisodeNote(row=4))).frame(),
+        "action_mask": chunk(
+            CARDS, "ssTss.", columns=optional, notes=(full, EpisodeNote(row=4))
+        ).frame(),
         "truncated": chunk(POLE, "fssUT", chunk_no=1, first_step=6).frame(),
         "cut": chunk(POLE, "sscssT", notes=cut, client="spiel 2 — ü").frame(),
         "drop": drop_frame(SESSION, 9, DropReport(((2, 2), (4, 7)), 311)),
@@ -157,7 +160,7 @@ def samples() -> dict[str, Frame]:
 
 
 def described(frame: Frame) -> dict[str, Any]:
-    """What a reader must find in a frame."""
+    """The expected content of a frame."""
     header = {
         "kind": frame.kind.name,
         "session": str(frame.session),
@@ -177,8 +180,8 @@ def described(frame: Frame) -> dict[str, Any]:
     if frame.kind is FrameKind.CLOSE:
         closed = read_close(frame)
         return {**header, "n_chunks": closed.n_chunks, "n_steps": closed.n_steps}
-    found = chunk_of(frame)
-    return {**header, "metadata": found.meta.to_metadata(), "columns": _columns(found.columns)}
+    decoded = chunk_of(frame)
+    return {**header, "metadata": decoded.meta.to_metadata(), "columns": _columns(decoded.columns)}
 
 
 def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,8 +194,8 @@ def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     if FOLDER.exists():
         sys.exit(
-            f"{FOLDER} exists; samples are made once and never again. A new format needs a new "
-            "number."
+            f"{FOLDER} exists; samples are created once and never changed. A new format needs a "
+            "new number."
         )
     FOLDER.mkdir(parents=True)
     frames = samples()
@@ -205,7 +208,7 @@ def main() -> None:
         "schemas": {spec.game: spec.schema for spec in (POLE, ROBOT, SCREEN, CARDS)},
     }
     (FOLDER / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
-    print(f"{len(frames)} frames in {FOLDER}")
+    print(f"wrote {len(frames)} frames to {FOLDER}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Which tests run together in one worker of pytest-xdist, and which of them start first.
 
 A file is a unit of work, so that its fixtures are set up once. Files that share servers or a
-browser are one unit. (`--dist loadgroup` groups nothing with pytest 9.2:
+browser are one unit. (`--dist loadgroup` has no effect with pytest 9.2:
 pytest-dev/pytest-xdist#1386.)
 """
 
 from typing import Any
 
 TOGETHER = {
-    # One browser at a time: a match must keep up with the clock on a small machine.
+    # One browser at a time: a match runs in real time, also on a small machine.
     "tests/browser/": "browser",
     "tests/clients/test_tabs_js.py": "browser",
     # Each server is started once by the worker whose tests use it most, and may be killed there.
@@ -47,24 +47,23 @@ LONGEST_FIRST = (
     "tests/integration/test_loop.py",
     "tests/integration/test_pipeline.py",
 )
-"""What takes minutes starts first, so that no worker is left alone with it at the end."""
+"""Units that take minutes start first, so that no worker runs one alone at the end."""
 
 
 def unit(nodeid: str) -> str:
-    """The unit of work that a test belongs to: what it shares with other files, or else its own
-    file."""
+    """The unit of work of a test: the one that its file shares with others, or else its file."""
     shared = (name for prefix, name in TOGETHER.items() if nodeid.startswith(prefix))
     return next(shared, nodeid.partition("::")[0])
 
 
 def rank(nodeid: str) -> int:
-    """The place of a test's unit in the order of starts."""
+    """The position of a test's unit in the start order."""
     ranks = (rank for rank, prefix in enumerate(LONGEST_FIRST) if nodeid.startswith(prefix))
     return next(ranks, len(LONGEST_FIRST))
 
 
 def by_work_unit(config: Any, log: Any) -> Any:
-    """A scheduler of pytest-xdist that hands out units in the order of collection."""
+    """A pytest-xdist scheduler that assigns units in the order of collection."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByWorkUnit(LoadScopeScheduling):

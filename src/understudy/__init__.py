@@ -21,11 +21,11 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    # Importing stays silent and cheap: what a game needs is loaded when it is asked for.
+    # Importing stays silent and cheap: each part is loaded on first use.
     if name in _LAZY:
-        return _loaded(name)
+        return _load(name)
     if name == "__version__":
-        from importlib import metadata  # late: it takes a sixth of what importing the client may
+        from importlib import metadata  # late: a sixth of the client's import time budget
 
         try:
             return metadata.version("understudy")
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'understudy' has no attribute {name!r}")
 
 
-def _loaded(name: str) -> Any:
+def _load(name: str) -> Any:
     from importlib import import_module
 
     path, _, attribute = _LAZY[name].partition(":")

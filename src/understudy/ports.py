@@ -1,11 +1,14 @@
-"""The whole system on one page: who hands what to whom. Read this first.
+"""The whole system on one page: the ports between its parts and the records that cross them.
 
-    game ─ Recorder ─ spool ─► Link ─► (door) ─► Stream ─► ingest ─► ExperienceStore
+Read this file first.
+
+    game ─ Recorder ─ spool ─► Link ─► (intake) ─► Stream ─► ingest ─► ExperienceStore
         ─► tail ─► replay ─► learner
 
 A port has at most six methods and a contract test in `understudy.testing` that every adapter
-passes. Positions and cursors are opaque text: keep them, hand them back, never take them apart.
-Delivery is at least once everywhere; the store is idempotent, so every step is stored exactly once.
+passes. Positions and cursors are opaque text: store them and pass them back unchanged, never parse
+them. Delivery is at least once everywhere; the store is idempotent, so every step is stored exactly
+once.
 """
 
 import uuid
@@ -22,11 +25,11 @@ Position = NewType("Position", str)
 """A place in one partition of a stream; opaque."""
 
 Cursor = NewType("Cursor", str)
-"""How far a reader of a store came; opaque."""
+"""How far a reader has read a store; opaque."""
 
 Fate = Literal["new", "duplicate", "conflict", "refused"]
-"""What became of a frame that was written: stored now, stored before, other bytes under its
-number, not admitted."""
+"""The result of writing a frame: stored now, stored before, rejected because its number is stored
+with different bytes, or rejected by a rule."""
 
 
 # --- Stream: a partitioned, re-readable log of frames ---------------------------------------------
@@ -34,24 +37,23 @@ number, not admitted."""
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What became of one frame, the same from the stream to the client: accepted, refused, or
-    neither.
+    """The result for one frame, the same from the stream to the client.
 
-    Neither means: send it again, after `retry_after_s`.
+    A frame that is neither accepted nor refused must be sent again after `retry_after_s`.
     """
 
     accepted: bool
     """The frame is durable in the stream: it survives a power cut."""
     refused: str | None = None
-    """Why it will never be accepted, as `code: detail`."""
+    """Why the frame will never be accepted, as `code: detail`."""
     retry_after_s: float = 0.0
     error: str = ""
-    """Why it must be sent again, for people."""
+    """Why the frame must be sent again, as text for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A lane of a stream; it is read only after its parents have ended."""
+    """One partition of a stream; it is read only after its parents have ended."""
 
     id: str
     parents: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One frame as the stream holds it, not yet checked."""
+    """One frame as the stream stores it, not yet validated."""
 
     position: Position
     time_s: float
@@ -68,33 +70,35 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a read gave: records, where to go on, and whether nothing more will ever come."""
+    """The result of a read: records, the position to continue from, and whether it is the end."""
 
     records: Sequence[Record]
     next: Position | None
     ended: bool
+    """The partition will never have more records."""
     complete_to_s: float | None = None
-    """By the reader's monotonic clock: all that came in before this was read by now. None: as
-    the records' times say, which are by this machine's clock."""
+    """Every record that arrived before this time has been read, by the reader's monotonic clock.
+    None where the records' own `time_s` answers that, because it is by this machine's clock."""
 
 
 class Stream(Protocol):
-    """A partitioned, re-readable log of frames; chunk numbers give the order, not the log."""
+    """A partitioned, re-readable log of frames; chunk numbers define the order, not the log."""
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
-        """Make frames durable, one ack for each; many threads may call at once."""
+        """Make frames durable and return one ack per frame; safe to call from many threads."""
         ...
 
-    def partitions(self) -> Sequence[Partition]: ...
+    def partitions(self) -> Sequence[Partition]:
+        """Return every partition, parents before their children."""
+        ...
 
     def read(
         self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
     ) -> Read:
-        """Records behind a position (None: from the start), waiting up to `wait_s` for the first
-        one.
+        """Return the records after a position, or from the start when it is None.
 
-        At least one record comes when there is one, however large. PositionGone when it was
-        trimmed.
+        Waits up to `wait_s` for the first record. Returns at least one record when there is one,
+        even if it is larger than `max_bytes`. Raises PositionGone when the position was trimmed.
         """
         ...
 
@@ -106,8 +110,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to write one partition's data, and the position up to which it is already
-    stored."""
+    """The right to write one partition's data, and the position up to which it is stored."""
 
     partition: str
     epoch: int
@@ -124,7 +127,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class RefusedFrame:
-    """Raw bytes that may not be stored, with the reason code; kept in quarantine."""
+    """Raw bytes that may not be stored, with the reason code; they go to quarantine."""
 
     raw: bytes
     reason: str
@@ -135,8 +138,10 @@ class RefusedFrame:
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """What ingest read between two positions of a partition; stored together with the new
-    position, or not at all."""
+    """What ingest read between two positions of a partition.
+
+    The frames and the new position are stored together or not at all.
+    """
 
     partition: str
     epoch: int
@@ -144,7 +149,7 @@ class WriteBatch:
     candidates: Sequence[Candidate] = ()
     refused: Sequence[RefusedFrame] = ()
     parked: Sequence[RefusedFrame] = ()
-    """Healthy frames of a schema nobody has registered yet; `replay` stores them later."""
+    """Valid frames whose schema is not registered yet; `replay` stores them later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +163,15 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A frame in the order of arrival; `chunk` for data, None for drop reports and closes."""
+    """A stored frame, in order of arrival."""
 
     arrival_no: int
-    """Counts the items of a tail from its start, 1, 2, 3. A store with many writers has no one
-    order: two readers of it may count differently, each without a gap, and a frame keeps its
-    number along the tail that showed it."""
+    """Counts the items of a tail from its start: 1, 2, 3. A store with many writers has no single
+    order, so two readers may count differently. Each counts without gaps, and a frame keeps its
+    number within the tail that returned it."""
     frame: Frame
     chunk: Chunk | None
+    """The decoded body of a data frame; None for drop reports and closes."""
 
 
 Gone = Literal["forgotten", "expired", "quarantined", "damaged"]
@@ -174,25 +180,26 @@ Gone = Literal["forgotten", "expired", "quarantined", "damaged"]
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Arrival numbers `arrival_no..last_no` that hold no bytes (any more), and what a learner
-    evicts for it."""
+    """Arrival numbers `arrival_no..last_no` without bytes, and what a learner must evict."""
 
     arrival_no: int
     last_no: int
     reason: Gone
     player: bytes | None = None
-    """With no `chunks`: everything that came before of the player with this tombstone
+    """With empty `chunks`: evict every earlier frame of the player with this tombstone
     (`tombstone_of`)."""
     chunks: tuple[tuple[uuid.UUID, int], ...] = ()
-    """(session, chunk_no) that came before, or that stood under this number."""
+    """Evict these earlier chunks, as (session, chunk_no); or the chunk this number stood for."""
     at_s: float = 0.0
-    """With a player and no `chunks`: when they were forgotten, where the store tells."""
+    """With a player and empty `chunks`: when the player was forgotten, if the store records it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """One page of a tail: every arrival number once, in order, and the cursor behind it; the
-    cursor holds the count."""
+    """One page of a tail: every arrival number once, in order, and the cursor after it.
+
+    The cursor includes the count.
+    """
 
     items: Sequence[Stored | Forgotten]
     cursor: Cursor
@@ -200,7 +207,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What the store knows about a session."""
+    """A summary of one stored session."""
 
     session: uuid.UUID
     game: str
@@ -210,7 +217,7 @@ class SessionInfo:
     high: int
     """Every number below this was seen."""
     missing: tuple[tuple[int, int], ...]
-    """Ranges of numbers not seen although later ones were."""
+    """Ranges of numbers that were not seen although later ones were."""
     dropped_steps: int
     closed: bool
     last_received_s: float
@@ -218,7 +225,7 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
-    """Which sessions to list; empty fields match everything."""
+    """Which sessions to list; fields left at their default match everything."""
 
     game: str | None = None
     player: bytes | None = None
@@ -226,24 +233,27 @@ class SessionFilter:
 
 
 class ExperienceStore(Protocol):
-    """Durable experience, each step once; positions move with the data they cover."""
+    """Durable experience, each step once; a position is stored together with the data it covers."""
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
-        """A new epoch for a partition; ClaimLost while another owner's claim is fresh."""
+        """Start a new epoch for a partition; ClaimLost while another owner's claim is fresh."""
         ...
 
     def write(self, batch: WriteBatch) -> Receipt:
-        """Store a batch and its position in one durable commit; ClaimLost when the epoch is
-        stale."""
+        """Store a batch and its position in one durable commit; ClaimLost if the epoch is stale."""
         ...
 
-    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail: ...
+    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+        """Return the items after a cursor (None: from the start), waiting up to `wait_s`."""
+        ...
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]: ...
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]: ...
 
     def forget(self, player: bytes) -> int:
-        """Erase a player (pseudonym) for good; how many chunks went. Older frames of theirs are
-        refused from now on."""
+        """Erase a player (pseudonym) for good and return the number of erased chunks.
+
+        The player's older frames are refused from now on.
+        """
         ...
 
     def close(self) -> None: ...
@@ -251,7 +261,7 @@ class ExperienceStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a full check of the stored bytes found."""
+    """The result of a full check of the stored bytes."""
 
     steps: int
     chunks: int
@@ -286,22 +296,22 @@ class Quarantined:
 
 
 class StoreAdmin(Protocol):
-    """What the `data` commands and the learner's guard call, on every store."""
+    """The calls of the `data` commands and of the learner's guard; every store has them."""
 
     def audit(self) -> Audit: ...
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]: ...
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Take stored chunks out of learners' sight; how many were there."""
+        """Hide stored chunks from learners and return how many of them were stored."""
         ...
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
-        """Store frames from quarantine that now pass every check; each at most once."""
+        """Store quarantined frames that now pass every check; each at most once."""
         ...
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks received before a time; how many went."""
+        """Delete chunks received before a time and return how many were deleted."""
         ...
 
 
@@ -309,15 +319,15 @@ class FullStore(ExperienceStore, StoreAdmin, Protocol):
     """Both ports of a store."""
 
 
-# --- Link: how anything that plays reaches a learner ----------------------------------------------
+# --- Link: how games, bots and workers reach a learner --------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveModels:
-    """Who plays a game now, as signed documents that whoever asked checks for itself."""
+    """The models that play a game now, as signed documents; the client verifies the signatures."""
 
     number: int
-    """The newest entry of the game's journal; give it as `after` to wait for a newer one."""
+    """The newest entry of the game's journal; pass it as `after` to wait for a newer one."""
     champion: str | None = None
     champion_release: str | None = None
     canary: str | None = None
@@ -325,21 +335,22 @@ class LiveModels:
     canary_share: float = 0.0
     """The share of episodes that the canary plays."""
     trust: tuple[str, ...] = ()
-    """Public keys of the deployment, as texts; pinned by whoever meets it for the first time."""
+    """Public keys of the deployment, as text; a client pins them on first contact."""
 
 
 class Link(Protocol):
-    """The way from a client to the platform; never goes back a version. LinkFailed: try the
-    whole call again later."""
+    """The connection from a client to the platform; it never returns an older version.
+
+    After LinkFailed, retry the whole call later.
+    """
 
     @property
-    def keep_share(self) -> float:
-        """The probability with which the next episode should be recorded, by the last answer; 1
-        until one came."""
+    def recording_rate(self) -> float:
+        """Probability to record the next episode, from the last response; 1 before the first."""
         ...
 
     def register(self, spec: GameSpec) -> None:
-        """Tell the platform what this game's rows look like; the same spec twice is fine."""
+        """Register the layout of this game's rows; registering the same spec twice is fine."""
         ...
 
     def send(
@@ -349,55 +360,56 @@ class Link(Protocol):
         *,
         skipped_steps: int = 0,
     ) -> Sequence[Ack]:
-        """Hand over at most 64 frames; one ack for each. `skipped_steps` were played and not
-        recorded."""
+        """Send at most 64 frames and return one ack per frame.
+
+        `players` names the player of each session. `skipped_steps` were played but not recorded.
+        """
         ...
 
     def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
-        """Who plays, once that is newer than number `after`; None when nothing came within
-        `wait_s`."""
+        """Return the live models once newer than number `after`, or None after `wait_s`."""
         ...
 
     def policy(self, model_no: int) -> bytes:
-        """A model's policy as bytes, not checked."""
+        """Return a model's policy as bytes, not verified."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; whoever waits in another call is woken."""
+        """Release all resources; a call that waits in another thread ends."""
         ...
 
 
 class Specs(Protocol):
-    """Where ingest finds a game's spec."""
+    """Where ingest looks up a game's spec."""
 
     def spec(self, game: str, schema: str) -> GameSpec | None: ...
     def knows(self, game: str) -> bool:
-        """Whether any schema of this game is registered."""
+        """Return whether any schema of this game is registered."""
         ...
 
 
-# --- Objects: the ground of the registry ----------------------------------------------------------
+# --- Objects: the storage of the model registry ---------------------------------------------------
 
 
 class Objects(Protocol):
-    """Named bytes that are created once and never changed; a name is parts of A-Z a-z 0-9 . _ -
-    joined by slashes."""
+    """Named bytes that are created once and never changed.
+
+    A name is parts of A-Z a-z 0-9 . _ - joined by slashes.
+    """
 
     look_every_s: float
-    """How often it is worth looking for what others created: each look takes its time, and may
-    be paid for."""
+    """How often to look for objects created by others: each look takes time and may cost money."""
 
     def get(self, name: str) -> bytes | None: ...
 
     def create(self, name: str, raw: bytes) -> bool:
-        """Whether the object is new and durable now; False when one of that name is there, which
-        stays as it is."""
+        """Create a durable object and return True, or False if the name exists (left unchanged)."""
         ...
 
     def list(self, prefix: str) -> Sequence[str]:
-        """Names that begin with a folder's name and a slash, in order."""
+        """Return, in order, the names that begin with a folder's name and a slash."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object that nobody refers to any more; none of that name is fine."""
+        """Delete an object that is no longer referenced; a missing name is fine."""
         ...

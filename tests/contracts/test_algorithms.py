@@ -1,4 +1,4 @@
-"""Every algorithm in the house keeps the Algorithm contract."""
+"""Every built-in algorithm passes the Algorithm contract."""
 
 from understudy.algorithm import Algorithm
 from understudy.core.tensors import DTYPES
@@ -10,7 +10,7 @@ from understudy.learn.algorithms.ppo import Ppo, PpoConfig
 from understudy.testing.algorithm import AlgorithmContract
 from understudy.testing.samples import cart_spec
 
-MASKED = game_spec("cards", obs=5, actions=6, has_legal=True)
+MASKED = game_spec("cards", obs=5, actions=6, has_action_mask=True)
 PULL = game_spec("pull", obs=3, actions=Box((2,), DTYPES["F32"], -2.0, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Every link in the house keeps the Link contract."""
+"""Every built-in link passes the Link contract."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Every store in the house keeps the contracts of ExperienceStore and StoreAdmin."""
+"""The local store passes the contracts of ExperienceStore and StoreAdmin."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every stream in the house keeps the Stream contract."""
+"""The in-memory and file streams pass the Stream contract."""
 
 import os
 from pathlib import Path

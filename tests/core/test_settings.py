@@ -1,4 +1,4 @@
-"""Settings: which source wins, what a text means, and what is refused with what to give instead."""
+"""Settings: which source wins, how text is parsed, and which values are refused with a hint."""
 
 import math
 from dataclasses import dataclass
@@ -47,13 +47,13 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
     (tmp_path / "heat").write_text("50\n")
     environ = {"UNDERSTUDY_OVEN_HEAT": "60", "UNDERSTUDY_OVEN_HEAT_FILE": str(tmp_path / "heat")}
     chain: list[tuple[float, str]] = []
-    for given in ({"oven.heat": 70.0}, {}):
-        found = resolve(Kitchen, flags=given, environ=environ, file=toml)
-        chain.append((found.config.oven.heat, found.origins["oven.heat"]))
+    for flags in ({"oven.heat": 70.0}, {}):
+        resolved = resolve(Kitchen, flags=flags, environ=environ, file=toml)
+        chain.append((resolved.config.oven.heat, resolved.origins["oven.heat"]))
     del environ["UNDERSTUDY_OVEN_HEAT"]
-    for around, file in ((environ, toml), ({}, toml), ({}, None)):
-        found = kitchen(around, file)
-        chain.append((found.config.oven.heat, found.origins["oven.heat"]))
+    for variables, file in ((environ, toml), ({}, toml), ({}, None)):
+        resolved = kitchen(variables, file)
+        chain.append((resolved.config.oven.heat, resolved.origins["oven.heat"]))
     assert chain == [
         (70.0, "flag --heat"),
         (60.0, "UNDERSTUDY_OVEN_HEAT"),
@@ -75,13 +75,13 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
         ("OVEN_HEAT", "1e2", 100.0),
     ],
 )
-def test_a_text_means_what_its_setting_is(variable: str, text: str, value: Any):
-    found = kitchen({f"UNDERSTUDY_{variable}": text}).shown()
-    assert value in [one["value"] for one in found.values() if one["origin"] != "default"]
+def test_text_is_parsed_as_the_type_of_its_setting(variable: str, text: str, value: Any):
+    shown = kitchen({f"UNDERSTUDY_{variable}": text}).shown()
+    assert value in [entry["value"] for entry in shown.values() if entry["origin"] != "default"]
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "message"),
     [
         (
             "OVEN_HEAT",
@@ -101,8 +101,8 @@ def test_a_text_means_what_its_setting_is(variable: str, text: str, value: Any):
         ("OVEN_HEAT_FILE", "/nowhere/heat", "names /nowhere/heat, which cannot be read"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_where_it_came_from(variable: str, text: str, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_value_is_refused_with_its_origin(variable: str, text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
         kitchen({f"UNDERSTUDY_{variable}": text})
 
 
@@ -116,7 +116,7 @@ def test_a_tree_is_checked_like_a_file():
         from_tree(Kitchen, {"oven": {"haet": 1}}, where="x")
 
 
-def test_only_what_may_move_takes_a_schedule():
+def test_only_a_setting_that_may_move_accepts_a_schedule():
     leaf = Leaf("rate", 0.1, Range(0.0, 1.0, "How fast."))
     assert check_value(leaf, {"start": 1, "end": 0}, may_move=True) == Schedule(1.0, 0.0)
     with pytest.raises(ConfigError, match="fixed for a run"):
@@ -125,7 +125,7 @@ def test_only_what_may_move_takes_a_schedule():
         check_value(leaf, Schedule(2.0, 0.0), may_move=True)
 
 
-def test_toml_gives_every_value_back():
+def test_every_value_is_restored_from_toml():
     for leaf in leaves(Kitchen):
         text = toml_text(leaf.default)
         assert (
@@ -133,12 +133,12 @@ def test_toml_gives_every_value_back():
         )
 
 
-def test_a_path_leads_to_what_it_names():
+def test_a_path_is_imported():
     assert load("math:pi", what="number") == math.pi
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [
         ("dqm", "no algorithm 'dqm'; did you mean 'dqn'"),
         ("alphazero", "known are dqn, ppo"),
@@ -147,7 +147,7 @@ def test_a_path_leads_to_what_it_names():
         (":Thing", "cannot be imported: .*; give module:Class"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_refused_in_one_line(path: str, says: str):
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_an_unknown_path_is_refused_in_one_line(path: str, message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
         load(path, what="algorithm", known=("ppo", "dqn"))
     assert "\n" not in str(caught.value)

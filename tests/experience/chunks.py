@@ -56,22 +56,22 @@ keys = st.sampled_from(["camera", "self.hp", "self.pos", "0", "1.x", "a-b_c"])
 
 @st.composite
 def specs(draw: st.DrawFn) -> GameSpec:
-    """Any game: plain or nested observations and actions, masks where the action is discrete."""
+    """Any game: plain or nested observations and actions, perhaps action masks."""
     some = st.dictionaries(keys, spaces(), min_size=1, max_size=3)
     obs = draw(spaces() | some)
     actions = draw(spaces() | some | st.integers(1, 6))
-    has_legal = isinstance(actions, int | Discrete) and draw(st.booleans())
+    has_action_mask = isinstance(actions, int | Discrete) and draw(st.booleans())
     return game_spec(
         "rally",
         obs=obs,
         actions=actions,
-        has_legal=has_legal,
+        has_action_mask=has_action_mask,
         max_episode_steps=draw(st.none() | st.just(9)),
     )
 
 
 def values(draw: st.DrawFn, space: Space, n: int) -> Any:
-    """Random bytes of a column's type: what a chunk carries is not looked at, only kept."""
+    """Random values of a column's type; chunks do not check them against the space."""
     return draw(
         hnp.arrays(
             space.dtype, (n, *space.shape), elements=_elements(space.dtype), fill=st.nothing()
@@ -87,7 +87,7 @@ def _elements(dtype: Any) -> Any:
 def chunks(draw: st.DrawFn, *, min_steps: int = 1) -> Chunk:
     """Valid chunks of random games, with some of the optional columns."""
     trajectory: Trajectory = draw(
-        trajectories().filter(lambda found: len(found.steps) >= min_steps)
+        trajectories().filter(lambda trajectory: len(trajectory.steps) >= min_steps)
     )
     spec = draw(specs())
     columns = rows_of(list(trajectory.steps))
@@ -103,15 +103,15 @@ def chunks(draw: st.DrawFn, *, min_steps: int = 1) -> Chunk:
             columns[name] = values(draw, space, n)
     for name in draw(st.sets(st.sampled_from(sorted(OPTIONAL)))):
         columns[name] = np.arange(n).astype(OPTIONAL[name]) % 4
-    if spec.has_legal and spec.discrete:
-        columns["legal"] = np.ones((n, spec.discrete.n), np.bool_)
+    if spec.has_action_mask and spec.discrete:
+        columns["action_mask"] = np.ones((n, spec.discrete.n), np.bool_)
     return chunk_with(columns, schema=spec.schema)
 
 
 def chunk_with(
     columns: dict[str, Any], *, chunk_no: int = 0, schema: str = "0" * 64, **more: Any
 ) -> Chunk:
-    """A chunk around columns whose metadata fits them."""
+    """A chunk of these columns with matching metadata."""
     starts = np.flatnonzero(columns["is_first"]).tolist()
     starts = starts if starts and starts[0] == 0 else [0, *starts]
     meta = ChunkMeta(

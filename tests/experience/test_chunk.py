@@ -31,23 +31,23 @@ slow_data = settings(
 
 @slow_data
 @given(chunks())
-def test_a_chunk_comes_back_bit_for_bit(chunk: Chunk) -> None:
+def test_a_chunk_is_restored_bit_for_bit(chunk: Chunk) -> None:
     body = chunk.encode()
-    found = decode_chunk(body)
-    assert found.meta == chunk.meta
-    assert found.columns.keys() == chunk.columns.keys()
+    decoded = decode_chunk(body)
+    assert decoded.meta == chunk.meta
+    assert decoded.columns.keys() == chunk.columns.keys()
     for name, column in chunk.columns.items():
-        assert found.columns[name].dtype == column.dtype
-        assert found.columns[name].shape == column.shape
-        assert found.columns[name].tobytes() == column.tobytes()
-    assert found == chunk
-    assert found.encode() == body
+        assert decoded.columns[name].dtype == column.dtype
+        assert decoded.columns[name].shape == column.shape
+        assert decoded.columns[name].tobytes() == column.tobytes()
+    assert decoded == chunk
+    assert decoded.encode() == body
     assert chunk_of(decode_frame(chunk.frame().encode())) == chunk
 
 
 @slow_data
 @given(chunks(min_steps=2))
-def test_splitting_keeps_every_step_and_gives_valid_chunks(chunk: Chunk) -> None:
+def test_splitting_keeps_every_step_and_returns_valid_chunks(chunk: Chunk) -> None:
     left, right = (half.validate() for half in split_chunk(chunk))
     assert (left.meta.chunk_no, right.meta.chunk_no) == (
         chunk.meta.chunk_no,
@@ -59,7 +59,7 @@ def test_splitting_keeps_every_step_and_gives_valid_chunks(chunk: Chunk) -> None
         assert whole[name].tobytes() == column.tobytes()
 
 
-def test_splitting_says_cut_only_where_the_episode_was_cut() -> None:
+def test_splitting_marks_only_the_part_where_the_episode_was_cut() -> None:
     steps = [Step(i, i + 1, 1.0, 0, i == 0, "cut" if i == 3 else None) for i in range(4)]
     columns = rows_of(steps) | {"action": np.zeros(5, np.int32)}
     left, right = split_chunk(
@@ -77,13 +77,13 @@ def test_a_single_step_cannot_be_split() -> None:
 
 
 def test_equal_chunks_are_equal_and_hash_alike() -> None:
-    one = chunk_with(small_columns())
-    two = chunk_with(small_columns())
-    assert one == two
-    assert hash(one) == hash(two)
-    assert one != chunk_with(small_columns() | {"reward": np.zeros(6, np.float32)})
-    assert one != "a chunk"
-    assert (one.n_rows, one.size_bytes) == (6, 6 * (8 + 4 + 4 + 1 + 3))
+    first = chunk_with(small_columns())
+    second = chunk_with(small_columns())
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != chunk_with(small_columns() | {"reward": np.zeros(6, np.float32)})
+    assert first != "a chunk"
+    assert (first.n_rows, first.size_bytes) == (6, 6 * (8 + 4 + 4 + 1 + 3))
 
 
 def column(name: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -124,8 +124,8 @@ BROKEN_ROWS: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] =
     ("action and its part", column("action.x", np.zeros(6, np.int32)), "bad_columns"),
     ("logp of float64", column("logp", np.zeros(6)), "bad_columns"),
     ("version of two per row", column("version", np.zeros((6, 2), np.uint32)), "bad_columns"),
-    ("legal as bytes", column("legal", np.zeros((6, 3), np.uint8)), "bad_columns"),
-    ("legal of one per row", column("legal", np.zeros(6, np.bool_)), "bad_columns"),
+    ("action mask as bytes", column("action_mask", np.zeros((6, 3), np.uint8)), "bad_columns"),
+    ("action mask of one per row", column("action_mask", np.zeros(6, np.bool_)), "bad_columns"),
     ("no rows", first_rows(0), "bad_rows"),
     ("one row", first_rows(1), "bad_rows"),
     ("ends with a step", first_rows(3), "bad_rows"),
@@ -170,7 +170,7 @@ def test_a_reset_in_the_middle_of_an_episode_is_refused() -> None:
     columns = rows_of([Step(i, i + 1, 0.0, 0, i == 0, None) for i in range(3)]) | {
         "action": np.zeros(4, np.int32)
     }
-    with pytest.raises(Refused, match="is_first stands exactly"):
+    with pytest.raises(Refused, match="is_first must be set exactly"):
         chunk_with(at("is_first", 1, True)(columns)).validate()
 
 
@@ -203,7 +203,7 @@ def test_metadata_that_contradicts_the_rows_is_refused(change: dict[str, Any]) -
 def test_the_first_chunk_starts_an_episode_and_later_ones_need_not() -> None:
     columns = at("is_first", 0, False)(small_columns())
     assert chunk_with(columns, chunk_no=1).validate().meta.chunk_no == 1
-    with pytest.raises(Refused, match="chunk 0 starts an episode"):
+    with pytest.raises(Refused, match="chunk 0 must start an episode"):
         chunk_with(columns).validate()
 
 
@@ -294,7 +294,7 @@ def test_each_broken_rule_of_metadata_is_refused(
     assert caught.value.reason == reason
 
 
-def test_notes_come_back_with_every_field() -> None:
+def test_notes_are_restored_with_every_field() -> None:
     note = EpisodeNote(
         row=0,
         seat=3,
@@ -328,7 +328,7 @@ def packed(
     return tensors.encode(columns, metadata_with(codec=f'{{"obs":["{codec}",{dtype},{shape}]}}'))
 
 
-def test_images_travel_compressed() -> None:
+def test_images_are_compressed() -> None:
     chunk = image_chunk()
     assert len(chunk.encode()) < chunk.size_bytes / 2
     assert decode_chunk(chunk.encode()) == chunk
@@ -374,7 +374,7 @@ def test_each_broken_codec_is_refused(body: bytes, reason: str) -> None:
     assert caught.value.reason == reason
 
 
-def test_a_frame_and_its_chunk_must_agree_on_who_they_are() -> None:
+def test_a_frame_and_its_chunk_must_have_the_same_identity() -> None:
     body = chunk_with(small_columns()).encode()
     with pytest.raises(Refused) as caught:
         chunk_of(data_frame(SESSION, 1, body))

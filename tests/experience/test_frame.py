@@ -1,5 +1,4 @@
-"""Frames: 64 exact bytes before the body, each field checked, reports that cannot contradict
-themselves; parcels."""
+"""Frames: an exact header of 64 bytes, each field checked, consistent reports; frame batches."""
 
 import struct
 import uuid
@@ -26,9 +25,9 @@ from understudy.experience.frame import (
     close_frame,
     data_frame,
     decode_frame,
-    decode_parcel,
+    decode_frame_batch,
     drop_frame,
-    encode_parcel,
+    encode_frame_batch,
     identity_of,
     read_close,
     read_drop,
@@ -73,10 +72,10 @@ frames = st.builds(
 
 
 @given(st.lists(frames, max_size=4))
-def test_frames_come_back_and_say_their_size_before_their_body(some: list[Frame]) -> None:
-    assert [decode_frame(frame.encode()) for frame in some] == some
-    assert [announced_size(frame.header()) for frame in some] == [
-        frame.size_bytes for frame in some
+def test_frames_are_restored_and_announce_their_size_in_the_header(sent: list[Frame]) -> None:
+    assert [decode_frame(frame.encode()) for frame in sent] == sent
+    assert [announced_size(frame.header()) for frame in sent] == [
+        frame.size_bytes for frame in sent
     ]
 
 
@@ -150,22 +149,22 @@ def test_each_field_of_the_header_is_checked(raw: bytes, reason: str) -> None:
 
 
 @given(frames)
-def test_a_sound_header_says_whose_frame_it_is_whatever_the_body(frame: Frame) -> None:
+def test_an_intact_header_identifies_its_frame_whatever_the_body(frame: Frame) -> None:
     identity = (frame.session.bytes, frame.chunk_no, frame.player)
     assert identity_of(frame.encode()) == identity_of(frame.header() + b"other") == identity
 
 
 @given(frames, st.integers(0, 8 * HEADER_BYTES - 1))
-def test_a_header_that_is_not_sound_says_nothing(frame: Frame, bit: int) -> None:
+def test_a_damaged_header_identifies_nothing(frame: Frame, bit: int) -> None:
     raw = bytearray(frame.encode())
     raw[bit // 8] ^= 1 << bit % 8
-    nobody = (bytes(16), 0, bytes(16))
-    assert identity_of(bytes(raw)) == identity_of(bytes(raw[: HEADER_BYTES - 1])) == nobody
-    assert identity_of(replace(frame, chunk_no=MAX_COUNT).encode()) == nobody
+    zeros = (bytes(16), 0, bytes(16))
+    assert identity_of(bytes(raw)) == identity_of(bytes(raw[: HEADER_BYTES - 1])) == zeros
+    assert identity_of(replace(frame, chunk_no=MAX_COUNT).encode()) == zeros
 
 
 @given(frames)
-def test_a_frame_that_no_check_passes_still_announces_its_size(frame: Frame) -> None:
+def test_an_invalid_frame_still_announces_its_size(frame: Frame) -> None:
     odd = replace(frame, kind=FrameKind.LATE_REWARD, chunk_no=(1 << 64) - 1)
     assert (
         announced_size(odd.header()) == announced_size(memoryview(odd.encode())) == odd.size_bytes
@@ -173,7 +172,7 @@ def test_a_frame_that_no_check_passes_still_announces_its_size(frame: Frame) -> 
     assert announced_size(frame.header()[:11]) == HEADER_BYTES
 
 
-def test_a_body_over_the_limit_gets_no_frame() -> None:
+def test_a_body_over_the_limit_is_refused() -> None:
     assert data_frame(SESSION, 0, bytes(MAX_BODY_BYTES)).size_bytes == 512 * 1024
     with pytest.raises(Refused) as caught:
         data_frame(SESSION, 0, bytes(MAX_BODY_BYTES + 1))
@@ -190,7 +189,7 @@ def test_stamping_changes_only_player_and_time() -> None:
     assert stamped.body == frame.body
 
 
-def test_reports_come_back() -> None:
+def test_reports_are_restored() -> None:
     dropped = DropReport(((0, 0), (2, 5)), 99)
     assert read_drop(decode_frame(drop_frame(SESSION, 6, dropped).encode())) == dropped
     closed = CloseReport(7, 99)
@@ -277,7 +276,7 @@ def test_a_report_is_read_only_from_a_frame_of_its_kind() -> None:
     assert caught.value.reason == "bad_report"
 
 
-# A parcel carries frames and names; whatever else the bytes are, it says so.
+# --- Frame batches --------------------------------------------------------------------------------
 
 
 def sent_frames(count: int = 3) -> list[Frame]:
@@ -287,20 +286,20 @@ def sent_frames(count: int = 3) -> list[Frame]:
     ]
 
 
-def test_a_parcel_comes_out_as_it_went_in():
+def test_a_frame_batch_is_decoded_as_it_was_encoded():
     sent = sent_frames()
     players = {sent[0].session: player_name("Ada Λ"), uuid.UUID(int=7): player_name("nobody here")}
-    got = decode_parcel(encode_parcel(sent, players, 41))
+    got = decode_frame_batch(encode_frame_batch(sent, players, 41))
     assert list(got.frames) == sent
     assert got.players == {sent[0].session: "Ada Λ"}
     assert got.skipped_steps == 41
 
 
-def test_a_broken_frame_does_not_spoil_the_others():
+def test_a_broken_frame_does_not_affect_the_others():
     sent = sent_frames()
-    raw = bytearray(encode_parcel(sent, {}))
+    raw = bytearray(encode_frame_batch(sent, {}))
     raw[-1] ^= 1
-    got = decode_parcel(bytes(raw)).frames
+    got = decode_frame_batch(bytes(raw)).frames
     assert list(got[:-1]) == sent[:-1]
     assert isinstance(got[-1], Refused)
     assert got[-1].reason == "bad_body_checksum"
@@ -315,22 +314,22 @@ def test_a_broken_frame_does_not_spoil_the_others():
         b"UNPA\x02\0\0\0{}",
         b"UNPA\x02\0\0\0[]",
         b"POST\x02\0\0\0{}",
-        encode_parcel(sent_frames(1), {}) + b"x",
-        encode_parcel(sent_frames(1), {})[:-1],
-        encode_parcel(sent_frames(1) * 65, {}),
-        encode_parcel([], {}).replace(b"0}", b"-1}"),
+        encode_frame_batch(sent_frames(1), {}) + b"x",
+        encode_frame_batch(sent_frames(1), {})[:-1],
+        encode_frame_batch(sent_frames(1) * 65, {}),
+        encode_frame_batch([], {}).replace(b"0}", b"-1}"),
     ],
 )
-def test_what_is_no_parcel_is_refused(raw: bytes):
+def test_bytes_that_are_not_a_frame_batch_are_refused(raw: bytes):
     with pytest.raises(Refused):
-        decode_parcel(raw)
+        decode_frame_batch(raw)
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
-def test_any_bytes_are_a_parcel_or_refused(noise: bytes, at: int):
-    raw = encode_parcel(sent_frames(1), {})
+def test_any_bytes_are_a_frame_batch_or_refused(noise: bytes, at: int):
+    raw = encode_frame_batch(sent_frames(1), {})
     for wrong in (noise, raw[:at] + noise, raw[:at] + noise + raw[at + len(noise) :]):
         try:
-            decode_parcel(wrong)
+            decode_frame_batch(wrong)
         except Refused:
             continue

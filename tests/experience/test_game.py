@@ -32,11 +32,11 @@ F32 = DTYPES["F32"]
 
 
 @given(specs())
-def test_a_spec_comes_back_with_the_same_id(spec: GameSpec) -> None:
-    found = spec_from_json(spec.to_json())
-    assert found == spec
-    assert found.schema == spec.schema
-    assert found.to_json() == spec.to_json()
+def test_a_spec_is_restored_with_the_same_id(spec: GameSpec) -> None:
+    restored = spec_from_json(spec.to_json())
+    assert restored == spec
+    assert restored.schema == spec.schema
+    assert restored.to_json() == spec.to_json()
     assert spec_from_json(spec.to_json().decode()) == spec
 
 
@@ -45,18 +45,18 @@ def test_schema_ids_never_change() -> None:
         "rally",
         obs=["x", "y"],
         actions=["up", "stay", "down"],
-        has_legal=True,
+        has_action_mask=True,
         max_episode_steps=500,
     )
     assert named.to_json() == (
         b'{"action":{"":{"dtype":"I32","n":3,"space":"discrete","start":0}},"action_names":["up","stay","down"],'
-        b'"format":1,"game":"rally","has_legal":true,"max_episode_steps":500,'
+        b'"format":1,"game":"rally","has_action_mask":true,"max_episode_steps":500,'
         b'"obs":{"":{"dtype":"F32","high":null,"low":null,"shape":[2],"space":"box"}},"obs_names":["x","y"]}'
     )
-    assert named.schema == "fd7cf5ae9707c57e6ecebc399494a599506671bfa2c58e0ebbb2a7a06feb236c"
+    assert named.schema == "049da82389b72d69340730fff6d82a9d1e83d40397fb5fbc6e136eb9600a4417"
     assert (
         spec_from_gymnasium(gymnasium.make("CartPole-v1")).schema
-        == "0a2d0521dfdc6fd7f7de384ce38ca44447133787c5f29a7d18fc021d50ab17b7"
+        == "77b55444770c43f3f63881dda6a26b3988d22d5974d3dc31ecc161101dbd7c3f"
     )
 
 
@@ -68,7 +68,7 @@ def test_the_order_of_parts_does_not_change_the_id() -> None:
     assert list(one.obs_columns) == list(two.obs_columns) == ["obs.a", "obs.b"]
 
 
-def test_cartpole_is_what_gymnasium_says() -> None:
+def test_cartpole_has_the_spec_of_its_gymnasium_env() -> None:
     spec = spec_from_gymnasium(gymnasium.make("CartPole-v1"))
     assert (spec.game, spec.max_episode_steps) == ("CartPole-v1", 500)
     assert spec.obs_columns["obs"].shape == (4,)
@@ -117,10 +117,10 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(value, dict | tuple):
         return {path: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, part in items:
-        found |= flat(part, f"{path}.{key}" if path else str(key))
-    return found
+        leaves |= flat(part, f"{path}.{key}" if path else str(key))
+    return leaves
 
 
 @given(gym_spaces, gym_spaces)
@@ -132,19 +132,19 @@ def test_any_nested_gymnasium_space_can_be_recorded(obs: Any, action: Any) -> No
     assert spec_from_json(spec.to_json()) == spec
     columns = rows_of([Step(0, 1, 0.0, 0, True, "terminated")])
     del columns["obs"]
-    for head, space, found in (("obs", obs, spec.obs), ("action", action, spec.action)):
+    for head, space, parts in (("obs", obs, spec.obs), ("action", action, spec.action)):
         values = flat(space.sample())
-        assert values.keys() == found.keys()
+        assert values.keys() == parts.keys()
         for path, value in values.items():
-            rows = np.stack([np.asarray(value)] * 2).astype(found[path].dtype)
+            rows = np.stack([np.asarray(value)] * 2).astype(parts[path].dtype)
             assert (rows[0] == value).all()
-            assert found[path].holds(rows).all()
+            assert parts[path].holds(rows).all()
             columns[f"{head}.{path}" if path else head] = rows
     chunk = chunk_with(columns, schema=spec.schema)
     assert decode_chunk(chunk.encode()) == chunk
 
 
-def test_open_and_bounded_elements_stand_side_by_side() -> None:
+def test_a_box_may_be_bounded_in_some_elements_only() -> None:
     low = np.array([-1, -np.inf], np.float32)
     high = np.array([np.inf, 2], np.float32)
     env = SimpleNamespace(observation_space=gym.Box(low, high), action_space=gym.Discrete(2))
@@ -193,7 +193,7 @@ def plain(**spaces: Any) -> Any:
     ],
     ids=lambda space: str(space)[:40],
 )
-def test_spaces_that_cannot_be_recorded_say_why(obs: Any) -> None:
+def test_spaces_that_cannot_be_recorded_are_refused(obs: Any) -> None:
     with pytest.raises(SpecError):
         spec_from_gymnasium(
             SimpleNamespace(observation_space=obs, action_space=gym.Discrete(2)), game="rally"
@@ -233,13 +233,13 @@ def test_a_game_is_described_without_gymnasium(
 @pytest.mark.parametrize(
     "obs", [0, -1, True, 1.5, "six", [], [0], [1.5], ["x", 1], None, {}, ["x", "x"]]
 )
-def test_an_observation_nobody_understands_is_refused(obs: Any) -> None:
+def test_an_invalid_observation_space_is_refused(obs: Any) -> None:
     with pytest.raises(SpecError):
         game_spec("rally", obs=obs, actions=2)
 
 
 @pytest.mark.parametrize("actions", [0, -1, True, 1.5, "up", [], [1, 2], ["up", "up"], None, {}])
-def test_an_action_nobody_understands_is_refused(actions: Any) -> None:
+def test_an_invalid_action_space_is_refused(actions: Any) -> None:
     with pytest.raises(SpecError):
         game_spec("rally", obs=4, actions=actions)
 
@@ -247,7 +247,7 @@ def test_an_action_nobody_understands_is_refused(actions: Any) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"has_legal": True, "actions": Box((2,), F32)},
+        {"has_action_mask": True, "actions": Box((2,), F32)},
         {"max_episode_steps": 0},
         {"max_episode_steps": 2.5},
         {"max_episode_steps": True},
@@ -261,7 +261,7 @@ def test_a_spec_that_contradicts_itself_is_refused(more: dict[str, Any]) -> None
         game_spec("rally", **{"obs": 4, "actions": 2, **more})
 
 
-def test_names_must_fit_the_spaces() -> None:
+def test_names_must_match_the_spaces() -> None:
     box = {"": Box((2,), F32)}
     two = {"": Discrete(2)}
     for names in (
@@ -278,7 +278,7 @@ def test_names_must_fit_the_spaces() -> None:
         game_spec("../x", obs=2, actions=2)
 
 
-def test_a_row_that_two_frames_could_not_hold_is_refused() -> None:
+def test_a_row_that_is_too_large_for_a_frame_is_refused() -> None:
     assert game_spec("rally", obs=Box((245_740,), DTYPES["U8"]), actions=2).row_bytes <= 240 * 1024
     with pytest.raises(SpecError, match="smaller or narrower"):
         game_spec("rally", obs=Box((246_000,), DTYPES["U8"]), actions=2)
@@ -308,12 +308,12 @@ GOOD = json.loads(game_spec("rally", obs=["x", "y"], actions=["up", "down"]).to_
         {**GOOD, "obs_names": "xy"},
         {**GOOD, "obs_names": [1, 2]},
         {**GOOD, "action_names": None},
-        {**GOOD, "has_legal": 1},
-        {**GOOD, "has_legal": "no"},
+        {**GOOD, "has_action_mask": 1},
+        {**GOOD, "has_action_mask": "no"},
         {**GOOD, "max_episode_steps": "5"},
         {**GOOD, "max_episode_steps": 5.5},
         {**GOOD, "more": 1},
-        {key: value for key, value in GOOD.items() if key != "has_legal"},
+        {key: value for key, value in GOOD.items() if key != "has_action_mask"},
     ],
 )
 def test_json_that_is_not_exactly_a_spec_is_refused(fields: Any) -> None:
@@ -335,12 +335,12 @@ def test_names_with_control_characters_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"format":1,"format":1}'])
-def test_what_is_no_json_is_no_spec(raw: bytes) -> None:
+def test_bytes_that_are_not_json_are_refused(raw: bytes) -> None:
     with pytest.raises(SpecError):
         spec_from_json(raw)
 
 
-def test_over_random_games_every_action_can_be_recorded():
+def test_every_random_action_of_random_games_can_be_recorded():
     for seed in range(200):
         rng = np.random.default_rng(seed)
         spec = random_spec(rng)
@@ -351,11 +351,11 @@ def test_over_random_games_every_action_can_be_recorded():
             action_writer(spec)(columns, 0, random_action(spec, rng))
 
 
-def test_only_legal_actions_are_drawn_and_all_of_them():
-    spec = game_spec("legal", obs=1, actions=Discrete(6, 10))
+def test_only_valid_actions_are_drawn_and_all_of_them():
+    spec = game_spec("masked", obs=1, actions=Discrete(6, 10))
     rng = np.random.default_rng(0)
-    legal = np.array([0, 1, 0, 1, 1, 0], bool)
-    assert {random_action(spec, rng, legal=legal) for _ in range(200)} == {11, 13, 14}
+    action_mask = np.array([0, 1, 0, 1, 1, 0], bool)
+    assert {random_action(spec, rng, action_mask=action_mask) for _ in range(200)} == {11, 13, 14}
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_only_legal_actions_are_drawn_and_all_of_them():
     ],
     ids=str,
 )
-def test_every_space_is_drawn_from_within_its_bounds(space: Space):
+def test_every_space_is_sampled_within_its_bounds(space: Space):
     spec = game_spec("any", obs=1, actions=space)
     rng = np.random.default_rng(1)
     drawn = np.array([random_action(spec, rng) for _ in range(300)], space.dtype)
@@ -390,7 +390,7 @@ def test_every_space_is_drawn_from_within_its_bounds(space: Space):
     assert len(np.unique(drawn)) > 1
 
 
-def test_parts_come_as_the_game_takes_them():
+def test_a_random_action_with_parts_is_nested():
     spec = game_spec(
         "parts", obs=1, actions={"a.x": Discrete(3), "a.y": MultiBinary((2,)), "b": Discrete(2, 5)}
     )

@@ -1,4 +1,4 @@
-"""The door lets in what its header allows, and nobody under a name of their own choosing."""
+"""The intake admits frames by their headers, and only under a session's own player."""
 
 import hashlib
 import hmac
@@ -18,8 +18,8 @@ from understudy.experience.intake import Intake, create_once, deployment_key, ps
 from understudy.experience.session import (
     AHEAD_S,
     DAY_S,
-    DOOR_S,
     INGEST_S,
+    INTAKE_MAX_AGE_S,
     REMEMBER_S,
     SPOOL_S,
     refused_session,
@@ -42,7 +42,7 @@ class Still:
         return False
 
 
-def door():
+def new_intake():
     return Intake(KEY, GAME, Still())
 
 
@@ -51,8 +51,8 @@ def frame(session=None, body=b"body"):
 
 
 def only(frames, players):
-    (one,) = door().admit(frames, players)
-    return one
+    (result,) = new_intake().admit(frames, players)
+    return result
 
 
 def test_a_pseudonym_is_the_keyed_hash_of_game_and_name():
@@ -70,7 +70,7 @@ def test_an_admitted_frame_is_stamped_and_keeps_its_body():
     assert (got.body, got.body_crc, got.chunk_no) == (sent.body, sent.body_crc, sent.chunk_no)
 
 
-def test_reports_pass_the_same_door():
+def test_reports_are_admitted_too():
     session = new_session(NOW_S)
     assert isinstance(only([close_frame(session, 3, CloseReport(3, 9))], {session: ANNA}), Frame)
 
@@ -88,7 +88,7 @@ def test_reports_pass_the_same_door():
         ({"session": new_session(NOW_S + 1.1 * DAY_S)}, "bad_session_time"),
     ],
 )
-def test_what_may_not_enter_is_refused_with_its_reason(change, reason):
+def test_an_invalid_frame_is_refused_with_its_reason(change, reason):
     bad = replace(frame(), **change)
     refused = only([bad], {bad.session: ANNA})
     assert isinstance(refused, Refused)
@@ -98,7 +98,7 @@ def test_what_may_not_enter_is_refused_with_its_reason(change, reason):
 def test_a_session_without_a_name_is_refused_and_its_neighbour_is_not():
     first = frame()
     second = frame()
-    refused, admitted = door().admit([first, second], {second.session: ANNA})
+    refused, admitted = new_intake().admit([first, second], {second.session: ANNA})
     assert isinstance(refused, Refused)
     assert refused.reason == "no_player"
     assert isinstance(admitted, Frame)
@@ -110,35 +110,35 @@ def test_a_session_from_the_right_time_may_enter(days):
     assert isinstance(only([sent], {sent.session: ANNA}), Frame)
 
 
-def test_each_place_takes_sessions_longer_than_the_one_before_sends_them():
-    assert SPOOL_S < DOOR_S < INGEST_S < REMEMBER_S
+def test_each_stage_accepts_older_sessions_than_the_one_before_sends():
+    assert SPOOL_S < INTAKE_MAX_AGE_S < INGEST_S < REMEMBER_S
     assert (SPOOL_S, REMEMBER_S) == (7 * DAY_S, 16 * DAY_S), (
-        "what client/spool and stores/erasure keep to"
+        "the limits of client/spool and stores/erasure"
     )
     assert REMEMBER_S >= INGEST_S + AHEAD_S
 
 
-def test_age_is_counted_to_the_moment_a_frame_entered():
+def test_a_session_has_its_age_when_a_frame_enters():
     session = new_session(NOW_S)
     for entered_s in (NOW_S - 0.9 * DAY_S, NOW_S, NOW_S + 7.9 * DAY_S):
-        assert refused_session(session, entered_s=entered_s, oldest_s=DOOR_S) is None
+        assert refused_session(session, entered_s=entered_s, oldest_s=INTAKE_MAX_AGE_S) is None
     for entered_s in (NOW_S - 1.1 * DAY_S, NOW_S + 8.1 * DAY_S):
-        refused = refused_session(session, entered_s=entered_s, oldest_s=DOOR_S)
+        refused = refused_session(session, entered_s=entered_s, oldest_s=INTAKE_MAX_AGE_S)
         assert refused is not None
-        assert "wanted -1 to 8" in refused.detail
+        assert "expected -1 to 8" in refused.detail
 
 
-def test_many_players_do_not_make_the_door_grow():
-    one = door()
+def test_many_players_do_not_make_the_intake_grow():
+    intake = new_intake()
     for n in range(5000):
         sent = frame()
-        (got,) = one.admit([sent], {sent.session: player_name(f"p{n}")})
+        (got,) = intake.admit([sent], {sent.session: player_name(f"p{n}")})
         assert isinstance(got, Frame)
         assert got.player == pseudonym(KEY, "my-game", f"p{n}")
-    assert len(one._known) <= 4096
+    assert len(intake._pseudonyms) <= 4096
 
 
-def test_the_deployment_key_is_made_once_and_for_its_owner_only(tmp_path):
+def test_the_deployment_key_is_created_once_and_for_its_owner_only(tmp_path):
     key = deployment_key(tmp_path / "data")
     assert len(key) == 32
     assert deployment_key(tmp_path / "data") == key
@@ -162,14 +162,14 @@ def test_processes_that_start_at_once_agree_on_the_key(tmp_path):
     assert len(keys) == 1
 
 
-def test_a_file_that_is_there_is_never_replaced(tmp_path):
+def test_an_existing_file_is_never_replaced(tmp_path):
     create_once(tmp_path / "name", b"first")
     create_once(tmp_path / "name", b"second")
     assert (tmp_path / "name").read_bytes() == b"first"
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_damaged_key_is_said_and_not_used(tmp_path):
+def test_a_damaged_key_is_reported_and_not_used(tmp_path):
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(ConfigError, match="5 bytes"):
         deployment_key(tmp_path)

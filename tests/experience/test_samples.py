@@ -1,4 +1,4 @@
-"""Files of every format version that ever was are read as on the day they were made."""
+"""Sample files of every format version are read exactly as when they were written."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 FRAMES = [(folder, name) for folder in FORMATS for name in EXPECTED[folder.name]["frames"]]
 
 
-def test_the_format_written_today_has_its_samples() -> None:
+def test_the_current_format_has_samples() -> None:
     assert f"format-{VERSION}" in EXPECTED
     for folder in FORMATS:
         known = {f"{name}.bin" for name in EXPECTED[folder.name]["frames"]}
@@ -34,7 +34,7 @@ def test_the_format_written_today_has_its_samples() -> None:
 @pytest.mark.parametrize(
     ("folder", "name"), FRAMES, ids=[f"{folder.name}-{name}" for folder, name in FRAMES]
 )
-def test_a_sample_frame_says_what_it_always_said(folder: Path, name: str) -> None:
+def test_a_sample_frame_is_decoded_as_expected(folder: Path, name: str) -> None:
     raw = (folder / f"{name}.bin").read_bytes()
     want = EXPECTED[folder.name]["frames"][name]
     assert hashlib.sha256(raw).hexdigest() == want["sha256"]
@@ -63,12 +63,12 @@ def test_a_sample_frame_says_what_it_always_said(folder: Path, name: str) -> Non
 def check_chunk(frame: Any, want: dict[str, Any], folder: Path) -> None:
     chunk = chunk_of(frame)
     assert chunk.meta.to_metadata() == want["metadata"]
-    found = {
+    columns = {
         name: [str(column.dtype), list(column.shape), hashlib.sha256(column.tobytes()).hexdigest()]
         for name, column in chunk.columns.items()
     }
-    assert found == want["columns"]
-    # Compressed bytes may differ between builds of zlib; everything else is written as it was.
+    assert columns == want["columns"]
+    # Compressed bytes may differ between builds of zlib; everything else is encoded identically.
     if b'"codec"' not in frame.body:
         assert chunk.encode() == frame.body
     spec = spec_from_json((folder / f"spec-{chunk.meta.game}.json").read_bytes())

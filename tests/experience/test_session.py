@@ -1,4 +1,4 @@
-"""What counts of a session, against a model that keeps plain sets of everything."""
+"""Which frames of a session count, compared with a model that keeps plain sets."""
 
 from unittest import mock
 
@@ -48,8 +48,8 @@ def refused(number: int, player: bytes = ME) -> Arrival:
 def after(*arrivals: Arrival) -> SessionState:
     state = None
     for arrival in arrivals:
-        state, verdict = admit(state, arrival)
-        assert verdict == ""
+        state, rejection = admit(state, arrival)
+        assert rejection == ""
     assert state is not None
     return state
 
@@ -65,13 +65,13 @@ class Model:
         self.dropped_steps = 0
 
     def runs(self, seen: set[int]) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        runs: list[tuple[int, int]] = []
         for number in sorted(seen):
-            if found and found[-1][1] == number - 1:
-                found[-1] = (found[-1][0], number)
+            if runs and runs[-1][1] == number - 1:
+                runs[-1] = (runs[-1][0], number)
             else:
-                found.append((number, number))
-        return found
+                runs.append((number, number))
+        return runs
 
     def admit(self, arrival: Arrival, *, ahead: int, report_ahead: int, most: int) -> str:
         number = arrival.number
@@ -104,7 +104,7 @@ class Model:
         first = arrival.first_step
         end = arrival.first_step + arrival.n_steps
         before = [steps for n, steps in self.steps.items() if n < number]
-        # Behind the number only the first frame of each run is remembered, when it is data.
+        # After the number, only the first frame of each run is remembered, if it is data.
         behind = {
             start: self.steps[start]
             for start, _ in self.runs(self.seen)
@@ -146,13 +146,14 @@ def test_admit_agrees_with_sets(sequence: list[Arrival]):
         model: Model | None = None
         for arrival in sequence:
             model = model or Model(arrival.player)
-            wanted = model.admit(arrival, ahead=8, report_ahead=12, most=4)
+            expected = model.admit(arrival, ahead=8, report_ahead=12, most=4)
             before = state
-            (state, verdict) = admit(state, arrival)
-            assert verdict == wanted, arrival
-            assert verdict == "" or before is None or state == before
-            assert {n for one in state.ranges for n in range(one.first, one.last + 1)} == model.seen
-            assert [(one.first, one.last) for one in state.ranges] == model.runs(model.seen)
+            (state, rejection) = admit(state, arrival)
+            assert rejection == expected, arrival
+            assert rejection == "" or before is None or state == before
+            ranges = [(seen.first, seen.last) for seen in state.ranges]
+            assert {n for first, last in ranges for n in range(first, last + 1)} == model.seen
+            assert ranges == model.runs(model.seen)
             assert len(state.ranges) <= 4
             assert (state.n_chunks, state.n_steps) == (
                 len(model.steps),
@@ -193,7 +194,7 @@ def test_the_window_moves_with_the_first_missing_number():
     assert admit(state, close(MAX_REPORT_AHEAD + 2))[1] == "out_of_window"
 
 
-def test_the_state_stays_small_whatever_comes():
+def test_the_state_stays_small_for_any_arrivals():
     state = after(data(0))
     for number in range(2, 3 * MAX_AHEAD, 2):
         state, _ = admit(state, data(number))
@@ -239,7 +240,7 @@ def test_steps_may_jump_where_frames_were_dropped_or_refused():
     assert admit(after(data(0), refused(1)), data(2, 12))[1] == ""
 
 
-def test_a_close_stands_behind_everything():
+def test_a_close_has_the_last_number():
     state = after(data(0), data(3))
     assert admit(state, close(2))[1] == "bad_report"
     closed = after(data(0), data(3), close(5))
@@ -255,16 +256,14 @@ def test_a_session_belongs_to_its_first_player():
     assert admit(state, data(0, player=OTHER)) == (state, "other_player")
 
 
-def test_a_forgotten_session_takes_nothing():
+def test_a_forgotten_session_accepts_nothing():
     state = SessionState(player=ME, forgotten=True)
     assert admit(state, data(0)) == (state, "forgotten")
-    assert admit(state, data(0, player=OTHER)) == (state, "forgotten"), (
-        "whoever it is said to be of"
-    )
+    assert admit(state, data(0, player=OTHER)) == (state, "forgotten"), "from any player"
     assert unpack_state(state.pack()) == state
 
 
-def test_what_is_taken_out_and_brought_back_is_counted_again():
+def test_a_withdrawn_and_readmitted_chunk_is_counted_again():
     state = after(data(0), data(1))
     out = withdraw(state, 5)
     assert (out.n_chunks, out.n_steps, out.high) == (1, 5, 2)

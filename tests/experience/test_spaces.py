@@ -1,5 +1,4 @@
-"""Spaces: whole columns are checked at once, bounds are exact, and descriptions come back or are
-refused."""
+"""Spaces: whole columns are checked at once, bounds are exact, and JSON is restored or refused."""
 
 import json
 from typing import Any
@@ -53,22 +52,22 @@ HOLDS: list[tuple[Space, list[Any], list[bool]]] = [
 @pytest.mark.parametrize(
     ("space", "rows", "want"), HOLDS, ids=[f"{n}-{row[0]}"[:60] for n, row in enumerate(HOLDS)]
 )
-def test_a_space_judges_whole_columns(space: Space, rows: list[Any], want: list[bool]) -> None:
-    found = space.holds(np.array(rows, space.dtype))
-    assert found.tolist() == want
-    assert found.dtype == np.bool_
+def test_a_space_checks_whole_columns(space: Space, rows: list[Any], want: list[bool]) -> None:
+    result = space.holds(np.array(rows, space.dtype))
+    assert result.tolist() == want
+    assert result.dtype == np.bool_
     assert space.holds(np.zeros((0, *space.shape), space.dtype)).shape == (0,)
 
 
 @given(spaces())
-def test_a_description_comes_back(space: Space) -> None:
+def test_a_space_is_restored_from_its_json(space: Space) -> None:
     text = json.dumps(space.to_json())
-    found = space_from_json(json.loads(text))
-    assert found == space
-    assert json.dumps(found.to_json()) == text
+    restored = space_from_json(json.loads(text))
+    assert restored == space
+    assert json.dumps(restored.to_json()) == text
 
 
-def test_equal_spaces_are_equal_however_they_were_given() -> None:
+def test_equal_spaces_are_equal_for_any_form_of_arguments() -> None:
     one = Box((2,), F32, -1, 0.1)
     assert one == Box([2], np.float32, (-1.0, np.float32(-1)), [0.1, np.float32(0.1)])  # type: ignore[arg-type]
     assert json.dumps(one.to_json()) == json.dumps(
@@ -94,7 +93,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("bounds of another length", lambda: Box((3,), F32, (0, 0), None)),
     ("low above high", lambda: Box((2,), F32, 1, -1)),
     ("low above high in one place", lambda: Box((2,), F32, (0, 2), 1)),
-    ("a bound that is no number", lambda: Box((2,), F32, NAN, None)),
+    ("a bound that is not a number", lambda: Box((2,), F32, NAN, None)),
     ("an infinite bound", lambda: Box((2,), F32, None, INF)),
     ("a bound past the type", lambda: Box((2,), U8, -1, None)),
     ("a bound past float32", lambda: Box((2,), F32, None, 1e300)),
@@ -110,7 +109,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("make", [row[1] for row in IMPOSSIBLE], ids=[row[0] for row in IMPOSSIBLE])
-def test_a_space_that_cannot_work_is_refused_when_made(make: Any) -> None:
+def test_an_invalid_space_is_refused_when_created(make: Any) -> None:
     with pytest.raises(SpecError):
         make()
 
@@ -159,7 +158,7 @@ MULTI = {"space": "multi_discrete", "counts": [2, 3], "shape": [2], "dtype": "I6
         {"space": "multi_binary", "shape": [0], "dtype": "I8"},
     ],
 )
-def test_a_description_that_is_not_exact_is_refused(fields: Any) -> None:
+def test_json_that_is_not_exactly_a_space_is_refused(fields: Any) -> None:
     with pytest.raises(SpecError):
         space_from_json(fields)
 

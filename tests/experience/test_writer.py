@@ -1,4 +1,4 @@
-"""Only what changes no value is converted; everything else is refused with its reason."""
+"""Values are converted only without loss; everything else is refused with its reason."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_an_action_outside_its_space_is_refused(space, action, reason):
     assert raised.value.reason == reason
 
 
-def test_action_names_are_taken_where_there_are_some():
+def test_action_names_are_accepted_if_the_game_has_them():
     spec = game_spec("x", obs=1, actions=["left", "right"])
     columns = [np.zeros(1, np.int32)]
     action_writer(spec)(columns, 0, "right")
@@ -117,18 +117,21 @@ def test_action_names_are_taken_where_there_are_some():
         action_writer(spec)(columns, 0, "up")
 
 
-def test_what_fits_is_read_without_a_copy():
-    one = game_spec("x", obs=3, actions=2)
+def test_arrays_that_fit_are_not_copied():
+    plain = game_spec("x", obs=3, actions=2)
     parts = game_spec("x", obs={"a": Box((3,), F32), "b": Discrete(2)}, actions=2)
     obs = np.arange(3, dtype=np.float32)
-    assert obs_reader(one)(obs)["obs"] is obs
-    found = obs_reader(parts)({"a": obs, "b": 1})
-    assert found["obs.a"] is obs
-    assert found["obs.b"].dtype == np.int32
-    assert found["obs.b"] == 1
-    stacked = obs_reader(one, stack=2)([obs, [4, 5, 6]])["obs"]
+    assert obs_reader(plain)(obs)["obs"] is obs
+    columns = obs_reader(parts)({"a": obs, "b": 1})
+    assert columns["obs.a"] is obs
+    assert columns["obs.b"].dtype == np.int32
+    assert columns["obs.b"] == 1
+    stacked = obs_reader(plain, stack=2)([obs, [4, 5, 6]])["obs"]
     np.testing.assert_array_equal(stacked, [[0, 1, 2], [4, 5, 6]])
-    for read, value in ((obs_reader(one), [1, 2]), (obs_reader(one, stack=2), [obs, [np.nan] * 3])):
+    for read, value in (
+        (obs_reader(plain), [1, 2]),
+        (obs_reader(plain, stack=2), [obs, [np.nan] * 3]),
+    ):
         with pytest.raises(Refused):
             read(value)
 
@@ -157,7 +160,7 @@ def test_a_raw_action_has_the_shape_but_no_bounds():
     assert columns[0].tolist() == [[7.0, -7.0]]
 
 
-def test_masks_are_flags_for_every_action():
+def test_an_action_mask_has_a_flag_for_every_action():
     mask = np.array([True, False])
     assert check_mask(mask, 2) is mask
     assert check_mask([1, 0], 2).tolist() == [True, False]

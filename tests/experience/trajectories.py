@@ -1,5 +1,4 @@
-"""True trajectories and the chunks they are cut into, built step by step without the code under
-test."""
+"""Reference trajectories and their chunks, built step by step without the code under test."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,8 +12,8 @@ ENDS = ("terminated", "truncated", "cut")
 
 @dataclass(frozen=True)
 class Step:
-    """One true step: the moment it was decided in (a unique number), its reward, and what came
-    after."""
+    """One reference step: the moment of its decision (a unique number), its reward and the next
+    moment."""
 
     moment: int
     after: int
@@ -46,7 +45,7 @@ class Trajectory:
 
 
 def rows_of(steps: list[Step]) -> dict[str, Any]:
-    """Rows of one chunk that holds these steps, written out one by one."""
+    """The rows of one chunk with these steps, written one by one."""
     rows: list[tuple[int, int, bool, bool, bool, float]] = []
     for number, step in enumerate(steps):
         flags = (step.is_first, step.end == "terminated", step.end == "truncated")
@@ -67,8 +66,7 @@ def rows_of(steps: list[Step]) -> dict[str, Any]:
 
 
 def joined(chunks: list[Any]) -> dict[str, Any]:
-    """The columns of consecutive chunks as one, without the bootstrap rows that the next chunk
-    repeats."""
+    """The joined columns of consecutive chunks, without the bootstrap rows that are repeated."""
     ends = [
         -1 if before["row"][-1] == 2 and not after["is_first"][0] else None
         for before, after in pairwise(chunks)
@@ -78,20 +76,18 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
 
 
 def walked(columns: Any, start: int, *, n: int, discount: float) -> tuple[float, float, int]:
-    """(return, discount factor, row to bootstrap from) of the window at this row, one row at a
-    time."""
+    """(return, discount, row to bootstrap from) of the n steps at a row, computed row by row."""
     returns = 0.0
     steps = 0
     while steps < n and columns["row"][start + steps] == 0:
         returns += discount**steps * float(columns["reward"][start + steps])
         steps += 1
-    factor = 0.0 if columns["terminated"][start + steps - 1] else discount**steps
-    return returns, factor, start + steps
+    row_discount = 0.0 if columns["terminated"][start + steps - 1] else discount**steps
+    return returns, row_discount, start + steps
 
 
 def stacked(columns: Any, row: int, *, k: int) -> list[int] | None:
-    """The rows that a stack shows, oldest first, one row at a time; None where frames are
-    missing."""
+    """The rows of a stack, oldest first, found one at a time; None if frames are missing."""
     rows = [row]
     while len(rows) < k:
         first = rows[0]

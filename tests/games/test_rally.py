@@ -1,4 +1,4 @@
-"""Rally: the same match on plain integers, in NumPy and in JAX; what the rules promise."""
+"""Rally: the same match with plain integers, NumPy and JAX; and its rules."""
 
 import itertools
 
@@ -16,7 +16,7 @@ N = 64
 def played(
     seed: int, decisions: int
 ) -> tuple[list[Court], np.ndarray[tuple[int, int, int], np.dtype[np.int64]]]:
-    """One court in plain integers, played at random; its moments and the actions."""
+    """The courts and actions of a random match in plain integers."""
     actions = np.random.default_rng(seed).integers(0, 3, (decisions, 2, 1))
     court = rally.serve(seed)
     moments = []
@@ -40,7 +40,7 @@ def test_integers_numpy_and_jax_play_the_same_match(module: object):
             ], name
 
 
-def test_everything_stays_where_it_belongs_and_a_ball_that_left_stands_still():
+def test_positions_stay_in_bounds_and_nothing_moves_after_the_ball_has_left():
     for seed in range(N):
         moments, _ = played(seed, 200)
         for court in moments:
@@ -52,12 +52,12 @@ def test_everything_stays_where_it_belongs_and_a_ball_that_left_stands_still():
             assert abs(court.speed_x) <= rally.MAX_SPEED
             assert abs(court.speed_y) <= rally.MAX_STEEP
         is_out = [rally.point(Ints, court) != 0 for court in moments]
-        assert is_out[-1], "two who play at random miss soon"
+        assert is_out[-1], "random players miss soon"
         assert all(court == moments[-1] for court, out in zip(moments, is_out, strict=True) if out)
 
 
 def test_seats_are_mirrored():
-    """Whoever swaps the sides sees the same and gets the same."""
+    """A seat has the same view and the same points on either side."""
     mirrored = Court(rally.WIDTH - 1800, 900, 52, -17, 700, 2000)
     court = Court(1800, 900, -52, -17, 2000, 700)
     for left, right in ((0, 2), (1, 1), (2, 0)) * 12:
@@ -68,11 +68,11 @@ def test_seats_are_mirrored():
         assert got == -other
 
 
-def test_a_hit_turns_the_ball_faster_and_steeper_the_further_off_the_middle():
+def test_a_hit_speeds_the_ball_up_and_is_steeper_further_from_the_middle():
     near = rally.FACE + rally.BALL
-    for off, wanted in ((0, 0), (160, 30), (-160, -30), (320, 60), (-320, -60)):
+    for off, speed_y in ((0, 0), (160, 30), (-160, -30), (320, 60), (-320, -60)):
         court = rally.frame(Ints, Court(near + 10, 1500 + off, -40, 0, 1500, 1500), 0, 0)
-        assert (court.speed_x, court.speed_y) == (44, wanted)
+        assert (court.speed_x, court.speed_y) == (44, speed_y)
     missed = rally.frame(Ints, Court(near + 10, 1500 + 369, -40, 0, 1500, 1500), 0, 0)
     assert missed.speed_x == -40
 

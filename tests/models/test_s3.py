@@ -18,7 +18,7 @@ pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
         ("s3://bucket?endpoint=http://elsewhere:9000", "insecure=true"),
         ("s3://bucket?endpoint=nonsense", "give http://127.0.0.1:PORT"),
         ("s3://bucket?endpoint=http://127.0.0.1:99999", "give http://127.0.0.1:PORT"),
-        ("s3://bucket?endpoint=http://me:secret@127.0.0.1:9", "no user in it"),
+        ("s3://bucket?endpoint=http://me:secret@127.0.0.1:9", "without a user"),
         (
             "s3://bucket?region=eu west",
             "region of s3://bucket is 'eu west'; give one such as eu-west-1",

@@ -1,4 +1,4 @@
-"""Networks that together have every kind of layer, with weights and observations for them."""
+"""Networks that cover every kind of layer, with weights and observations for them."""
 
 import numpy as np
 
@@ -84,10 +84,11 @@ def random_weights(spec: NetworkSpec, rng: np.random.Generator) -> dict[str, Arr
 def random_obs(spec: NetworkSpec, batch: int, rng: np.random.Generator) -> dict[str, Array]:
     """Observations of every column's dtype."""
     obs: dict[str, Array] = {}
-    for name, one in spec.inputs.items():
-        shape = (batch, *one.shape)
-        if one.dtype.kind == "f":
-            obs[name] = rng.normal(0, 2, shape).astype(one.dtype)
+    for name, column in spec.inputs.items():
+        shape = (batch, *column.shape)
+        if column.dtype.kind == "f":
+            obs[name] = rng.normal(0, 2, shape).astype(column.dtype)
         else:
-            obs[name] = rng.integers(0, 256 if len(one.shape) > 1 else 8, shape).astype(one.dtype)
+            high = 256 if len(column.shape) > 1 else 8
+            obs[name] = rng.integers(0, high, shape).astype(column.dtype)
     return obs

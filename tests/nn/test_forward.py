@@ -1,4 +1,4 @@
-"""The NumPy runtime against sums written out by hand; tests/learn holds it against JAX."""
+"""The NumPy runtime against formulas written by hand; tests/learn compares it with JAX."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +68,7 @@ def test_a_convolution_is_the_sum_over_each_patch() -> None:
     np.testing.assert_allclose(outputs(spec, weights, frames), wanted, atol=1e-5)
 
 
-def test_dueling_is_value_plus_advantage_less_its_mean() -> None:
+def test_dueling_is_value_plus_advantage_minus_its_mean() -> None:
     rng = np.random.default_rng(1)
     spec = plain(heads={"q": (Dueling(3),)})
     weights = random_weights(spec, rng)
@@ -79,7 +79,7 @@ def test_dueling_is_value_plus_advantage_less_its_mean() -> None:
     np.testing.assert_allclose(outputs(spec, weights, x), wanted, atol=1e-5)
 
 
-def test_observations_are_cast_and_left_as_they_were() -> None:
+def test_observations_are_cast_and_not_changed() -> None:
     rng = np.random.default_rng(2)
     spec = SPECS["activation alone"]
     weights = random_weights(spec, rng)
@@ -103,14 +103,14 @@ def test_rows_of_a_strided_array_are_read_in_order() -> None:
     )
 
 
-def test_only_the_heads_asked_for_are_computed() -> None:
+def test_only_the_requested_heads_are_computed() -> None:
     rng = np.random.default_rng(4)
     spec = SPECS["choices"]
     run = compile_network(spec, random_weights(spec, rng), heads=("value",))
     assert run(random_obs(spec, 2, rng)).keys() == {"value"}
 
 
-def test_a_constant_follows_the_batch_and_cannot_be_spoilt() -> None:
+def test_a_constant_has_the_batch_size_and_is_read_only() -> None:
     spec = plain(Dense(2), heads={"q": (Constant(2),)})
     weights = {
         **random_weights(spec, np.random.default_rng(5)),
@@ -134,7 +134,7 @@ SINGLE_NUMBERS = NetworkSpec(
 
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), SINGLE_NUMBERS], ids=[*SPECS, "single numbers"])
-def test_one_row_alone_gives_what_it_gives_in_a_batch(spec: NetworkSpec) -> None:
+def test_one_row_has_the_same_outputs_as_in_a_batch(spec: NetworkSpec) -> None:
     rng = np.random.default_rng(7)
     weights = random_weights(spec, rng)
     obs = random_obs(spec, 20, rng)

@@ -1,4 +1,4 @@
-"""Heads: who is chosen how often, masks whatever the outputs, densities, bounds and JSON."""
+"""Heads: action frequencies, action masks for any outputs, densities, bounds and JSON."""
 
 import json
 import math
@@ -41,15 +41,15 @@ def box_game(
     outputs=hnp.arrays(
         np.float32, (6, 4), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
     ),
-    legal=hnp.arrays(np.bool_, (6, 4)),
+    action_mask=hnp.arrays(np.bool_, (6, 4)),
     forced=st.integers(0, 3),
     epsilon=st.sampled_from([None, 0.0, 0.5, 1.0]),
     deterministic=st.booleans(),
 )
-def test_an_illegal_action_is_never_taken_whatever_the_outputs(
-    kind: str, outputs: Any, legal: Any, forced: int, epsilon: Any, deterministic: bool
+def test_an_invalid_action_is_never_taken_whatever_the_outputs(
+    kind: str, outputs: Any, action_mask: Any, forced: int, epsilon: Any, deterministic: bool
 ) -> None:
-    legal[:, forced] |= ~legal.any(1)
+    action_mask[:, forced] |= ~action_mask.any(1)
     head = Head(kind, 4)
     noise = head.noise(np.random.default_rng(0), 6)
     with np.errstate(all="ignore"):
@@ -57,32 +57,32 @@ def test_an_illegal_action_is_never_taken_whatever_the_outputs(
             {head.outputs[0]: outputs},
             noise,
             explore=epsilon,
-            legal=legal,
+            action_mask=action_mask,
             deterministic=deterministic,
         )
-    assert legal[np.arange(6), decision.action].all()
+    assert action_mask[np.arange(6), decision.action].all()
 
 
-@pytest.mark.parametrize("legal", [None, np.array([[True, False, True, True]])])
-def test_categorical_draws_by_probability(legal: Any) -> None:
+@pytest.mark.parametrize("action_mask", [None, np.array([[True, False, True, True]])])
+def test_categorical_samples_by_probability(action_mask: Any) -> None:
     head = Head("categorical", 4)
     logits = np.array([[0.0, 1.0, 2.0, -1.0]], np.float32)
-    mask = None if legal is None else np.repeat(legal, BATCH, 0)
+    mask = None if action_mask is None else np.repeat(action_mask, BATCH, 0)
     noise = head.noise(np.random.default_rng(1), BATCH)
-    decision = head.sample({"logits": np.repeat(logits, BATCH, 0)}, noise, legal=mask)
-    wanted = np.exp(logits[0]) * (1 if legal is None else legal[0])
+    decision = head.sample({"logits": np.repeat(logits, BATCH, 0)}, noise, action_mask=mask)
+    wanted = np.exp(logits[0]) * (1 if action_mask is None else action_mask[0])
     wanted /= wanted.sum()
     found = np.bincount(decision.action, minlength=4) / BATCH
     np.testing.assert_allclose(found, wanted, atol=0.015)
     np.testing.assert_allclose(np.exp(decision.logp), wanted[decision.action], rtol=1e-4)
 
 
-def test_epsilon_greedy_explores_legal_actions_evenly_and_knows_its_probability() -> None:
+def test_epsilon_greedy_explores_valid_actions_evenly_and_knows_its_probability() -> None:
     head = Head("epsilon_greedy", 4)
     q = np.repeat([[0.0, 3.0, 2.0, 1.0]], BATCH, 0).astype(np.float32)
-    legal = np.repeat([[True, False, True, True]], BATCH, 0)
+    action_mask = np.repeat([[True, False, True, True]], BATCH, 0)
     decision = head.sample(
-        {"q": q}, head.noise(np.random.default_rng(2), BATCH), explore=0.3, legal=legal
+        {"q": q}, head.noise(np.random.default_rng(2), BATCH), explore=0.3, action_mask=action_mask
     )
     found = np.bincount(decision.action, minlength=4) / BATCH
     np.testing.assert_allclose(found, [0.1, 0, 0.8, 0.1], atol=0.012)
@@ -119,7 +119,7 @@ def test_gaussian_logp_is_the_density_of_the_raw_action(kind: str) -> None:
     np.testing.assert_allclose(decision.action, 2 * squash(decision.raw_action), atol=1e-5)
 
 
-def test_open_ends_are_not_scaled() -> None:
+def test_unbounded_numbers_are_not_scaled() -> None:
     head = head_for(box_game(low=(0.0, -3.4e38), high=(4.0, 5.0)), "gaussian_clipped")
     assert (head.low, head.high) == ((0.0, -math.inf), (4.0, 5.0))
     raw = np.array([[0.5, -1e6], [-7.0, 6.0]], np.float32)
@@ -147,7 +147,7 @@ def test_raw_of_stays_finite_at_the_bounds(kind: str) -> None:
     np.testing.assert_allclose(head.action_of(head.raw_of(ends)), ends, atol=5e-3)
 
 
-def test_actions_go_to_the_env_in_its_own_terms() -> None:
+def test_actions_are_converted_to_those_of_the_env() -> None:
     shifted = env_actions(game_spec("g", obs=1, actions=Discrete(3, 5)), np.array([0, 2], np.int32))
     assert (shifted.tolist(), shifted.dtype) == ([5, 7], DTYPES["I32"])
     game = box_game(low=0.1, high=0.1 + 1e-9, shape=(2, 1), dtype=F64)
@@ -164,12 +164,12 @@ def test_actions_go_to_the_env_in_its_own_terms() -> None:
         head_for(box_game()),
     ],
 )
-def test_a_head_comes_back_from_its_json(head: Head) -> None:
+def test_a_head_is_restored_from_its_json(head: Head) -> None:
     assert head_from_json(json.loads(json.dumps(head_to_json(head)))) == head
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Head("softmax", 3), "'softmax' is not known"),
         (lambda: Head("argmax", 0), "size 0"),
@@ -191,6 +191,6 @@ def test_a_head_comes_back_from_its_json(head: Head) -> None:
         ),
     ],
 )
-def test_heads_that_cannot_work_are_refused(make: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_heads_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()

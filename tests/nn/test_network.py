@@ -28,12 +28,12 @@ from understudy.nn.network import (
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_network_comes_back_from_its_json(name: str) -> None:
+def test_a_network_is_restored_from_its_json(name: str) -> None:
     spec = SPECS[name]
-    found = network_from_json(network_to_json(spec))
-    assert found == spec
-    assert hash(found) == hash(spec)
-    assert network_to_json(found) == network_to_json(spec)
+    restored = network_from_json(network_to_json(spec))
+    assert restored == spec
+    assert hash(restored) == hash(spec)
+    assert network_to_json(restored) == network_to_json(spec)
 
 
 def test_weights_have_flat_names() -> None:
@@ -71,7 +71,7 @@ def test_weights_have_flat_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Dense(0), "width is 0"),
         (lambda: Dense(True), "width is True"),
@@ -79,14 +79,14 @@ def test_weights_have_flat_names() -> None:
         (lambda: Activation("swish"), "give one of relu, tanh"),
         (lambda: Conv(3, 0), "kernel is 0"),
         (lambda: Channels((0, 0)), "each axis once"),
-        (lambda: Channels([0]), "tuple of axes"),  # type: ignore[arg-type]
+        (lambda: Channels([0]), "tuple of a row's axes"),  # type: ignore[arg-type]
         (lambda: OneHot(3, start=0.5), "start is 0.5"),  # type: ignore[arg-type]
         (lambda: Input((0,), F32), "shape"),
         (lambda: Input((3,), np.dtype(complex)), "dtype complex128"),
         (lambda: NetworkSpec({}, (), {"q": ()}), "at least one of each"),
         (lambda: NetworkSpec({"camera": Input((3,), F32)}, (), {"q": ()}), "'camera'"),
         (lambda: plain(heads={"Q": ()}), "'Q'"),
-        (lambda: plain(ObservationNorm()), "belongs into an input"),
+        (lambda: plain(ObservationNorm()), "put it in an input's layers"),
         (lambda: plain("dense"), "give layers, such as"),  # type: ignore[arg-type]
         (lambda: plain(*[Dense(1)] * 101), "101 layers"),
         (lambda: plain(Dense(1 << 20), Dense(1 << 20)), "at most 268435456"),
@@ -109,8 +109,8 @@ def test_weights_have_flat_names() -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_a_hint(make: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_an_invalid_network_is_refused_with_a_hint(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()
 
 
@@ -138,19 +138,19 @@ def test_json_that_is_not_exactly_a_network_is_refused(change: Any) -> None:
         network_from_json(json.dumps(fields))
 
 
-def test_text_that_is_no_json_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not readable"):
+def test_text_that_is_not_json_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
         network_from_json(b"{")
 
 
 def test_weights_are_copied_as_float32_that_cannot_change() -> None:
     spec = plain(Dense(4))
-    given = {
+    originals = {
         name: array.astype(np.float64)
         for name, array in random_weights(spec, np.random.default_rng(0)).items()
     }
-    weights = checked_weights(spec, given)
-    given["trunk.0.kernel"][:] = 0
+    weights = checked_weights(spec, originals)
+    originals["trunk.0.kernel"][:] = 0
     assert weights["trunk.0.kernel"].any()
     assert {array.dtype for array in weights.values()} == {F32}
     with pytest.raises(ValueError, match="read-only"):
@@ -161,7 +161,7 @@ def test_weights_that_do_not_fit_are_named() -> None:
     spec = plain(Dense(4))
     weights = random_weights(spec, np.random.default_rng(0))
     with pytest.raises(
-        ConfigError, match=r"trunk\.0\.bias has shape \(5,\); the network wants \(4,\)"
+        ConfigError, match=r"trunk\.0\.bias has shape \(5,\); the network needs \(4,\)"
     ):
         checked_weights(spec, {**weights, "trunk.0.bias": np.zeros(5)})
     with pytest.raises(ConfigError, match=r"\['more'\]"):

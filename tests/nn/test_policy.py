@@ -1,4 +1,4 @@
-"""Policy: one observation and many, what it gives an env, its bytes, and what it refuses."""
+"""Policy: single observations and batches, actions for an env, its bytes, and what it refuses."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,10 +51,10 @@ def policy_for(
     )
 
 
-CART = game_spec("cart", obs=4, actions=Discrete(3, 10), has_legal=True)
+CART = game_spec("cart", obs=4, actions=Discrete(3, 10), has_action_mask=True)
 
 
-def test_one_observation_gives_what_a_batch_gives() -> None:
+def test_one_observation_has_the_same_action_as_in_a_batch() -> None:
     policy = policy_for(CART)
     rng = np.random.default_rng(1)
     obs = rng.normal(size=(50, 4)).astype(np.float32)
@@ -73,7 +73,7 @@ MIXED = game_spec(
 @pytest.mark.parametrize(
     ("game", "kind"), [*((CART, kind) for kind in DISCRETE), *((MIXED, kind) for kind in GAUSSIAN)]
 )
-def test_act_and_decide_agree_also_by_chance(game: GameSpec, kind: str, stack: int) -> None:
+def test_act_and_decide_agree_also_when_sampling(game: GameSpec, kind: str, stack: int) -> None:
     policy = policy_for(game, kind, stack=stack)
     rng = np.random.default_rng(8)
     mask = np.array([True, False, True]) if game is CART else None
@@ -83,25 +83,27 @@ def test_act_and_decide_agree_also_by_chance(game: GameSpec, kind: str, stack: i
             {name: column[0][at] if stack > 1 else column[0] for name, column in columns.items()}
             for at in range(stack)
         ]
-        given: Any = [
+        obs: Any = [
             row["obs"] if game is CART else {"a": row["obs.a"], "b": row["obs.b"]} for row in rows
         ]
         for deterministic in (True, False):
             noise = policy.head.noise(np.random.default_rng(seed), 1)
-            legal = None if mask is None else mask[None]
-            wanted = policy.decide(columns, noise, legal=legal, deterministic=deterministic)
-            found, logp, raw = policy.choose(
-                given if stack > 1 else given[0],
-                legal=mask,
+            action_mask = None if mask is None else mask[None]
+            expected = policy.decide(
+                columns, noise, action_mask=action_mask, deterministic=deterministic
+            )
+            action, logp, raw = policy.choose(
+                obs if stack > 1 else obs[0],
+                action_mask=mask,
                 deterministic=deterministic,
                 rng=np.random.default_rng(seed),
             )
-            assert logp == pytest.approx(float(wanted.logp[0]), abs=1e-5)
-            assert (raw is None) == (wanted.raw_action is None)
+            assert logp == pytest.approx(float(expected.logp[0]), abs=1e-5)
+            assert (raw is None) == (expected.raw_action is None)
             if raw is not None:
-                np.testing.assert_allclose(raw, wanted.raw_action[0], atol=1e-5)
-            np.testing.assert_allclose(found, env_actions(game, wanted.action)[0], atol=1e-5)
-            assert type(found) is (int if game is CART else np.ndarray)
+                np.testing.assert_allclose(raw, expected.raw_action[0], atol=1e-5)
+            np.testing.assert_allclose(action, env_actions(game, expected.action)[0], atol=1e-5)
+            assert type(action) is (int if game is CART else np.ndarray)
 
 
 def test_outputs_has_every_head_and_decide_reads_its_own() -> None:
@@ -113,19 +115,19 @@ def test_outputs_has_every_head_and_decide_reads_its_own() -> None:
     np.testing.assert_array_equal(decision.action, outputs["q"].argmax(1))
 
 
-def test_masks_are_obeyed_and_must_leave_something() -> None:
+def test_action_masks_are_obeyed_and_need_a_valid_action() -> None:
     policy = policy_for(CART)
     obs = np.zeros(4)
     rng = np.random.default_rng(4)
     for _ in range(20):
-        assert policy.act(obs, legal=[False, True, False], deterministic=False, rng=rng) == 11
-    with pytest.raises(ConfigError, match="allows no action"):
-        policy.act(obs, legal=[False] * 3)
+        assert policy.act(obs, action_mask=[False, True, False], deterministic=False, rng=rng) == 11
+    with pytest.raises(ConfigError, match="has no valid action"):
+        policy.act(obs, action_mask=[False] * 3)
     with pytest.raises(Refused, match="one flag for each of the 3 actions"):
-        policy.act(obs, legal=[True])
+        policy.act(obs, action_mask=[True])
 
 
-def test_chance_needs_an_rng_and_repeats_with_its_seed() -> None:
+def test_sampling_needs_an_rng_and_repeats_with_its_seed() -> None:
     policy = policy_for(CART)
     obs = np.zeros(4)
     with pytest.raises(ConfigError, match="default_rng"):
@@ -139,7 +141,7 @@ def test_chance_needs_an_rng_and_repeats_with_its_seed() -> None:
     assert len(set(drawn())) == 3
 
 
-def test_any_gymnasium_env_takes_the_action() -> None:
+def test_any_gymnasium_env_accepts_the_action() -> None:
     obs_space = gym.Dict(
         {
             "cam": gym.Box(0, 255, (6, 5), np.uint8),
@@ -190,11 +192,12 @@ def test_a_player_remembers_its_episode() -> None:
         for at, frame in enumerate(frames):
             reused[:] = frame
             stacked = frames[[max(0, at - 2), max(0, at - 1), at]]
-            wanted = policy.decide({"obs": stacked[None]}, None, deterministic=True).action[0]
-            assert player.act(reused) == policy.act(stacked) == policy.act(list(stacked)) == wanted
+            expected = policy.decide({"obs": stacked[None]}, None, deterministic=True).action[0]
+            assert player.act(reused) == expected
+            assert policy.act(stacked) == policy.act(list(stacked)) == expected
 
 
-def test_a_stack_wants_all_its_observations() -> None:
+def test_a_stack_needs_all_its_observations() -> None:
     policy = policy_for(CART, stack=2)
     with pytest.raises(ConfigError, match=r"give the last 2, or use policy\.player"):
         policy.act([np.zeros(4)])
@@ -204,14 +207,16 @@ def test_a_player_without_a_stack_is_the_policy() -> None:
     policy = policy_for(CART)
     obs = np.array([0.1, 2, 3, 4], np.float32)
     player = policy.player()
-    assert player.act(obs, legal=[True, False, True]) == policy.act(obs, legal=[True, False, True])
+    assert player.act(obs, action_mask=[True, False, True]) == policy.act(
+        obs, action_mask=[True, False, True]
+    )
 
 
 # --- Bytes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("priority", [None, InitialPriority(n_step=3, discount=0.97)])
-def test_a_policy_comes_back_from_its_bytes(priority: Any) -> None:
+def test_a_policy_is_restored_from_its_bytes(priority: Any) -> None:
     policy = policy_for(CART, "epsilon_greedy", stack=2, version=17, priority=priority)
     found = decode_policy(policy.encode())
     assert found == policy
@@ -228,7 +233,7 @@ def test_a_policy_comes_back_from_its_bytes(priority: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "reason"),
+    ("changes", "reason"),
     [
         ({"format": "understudy-policy/2"}, "bad_version"),
         ({"more": "1"}, "bad_policy"),
@@ -245,41 +250,41 @@ def test_a_policy_comes_back_from_its_bytes(priority: Any) -> None:
     ],
 )
 def test_bytes_that_are_not_exactly_a_policy_are_refused(
-    facts: dict[str, str], reason: str
+    changes: dict[str, str], reason: str
 ) -> None:
-    weights, known = tensors.decode(policy_for(CART).encode())
+    weights, metadata = tensors.decode(policy_for(CART).encode())
     with pytest.raises(Refused) as error:
-        decode_policy(tensors.encode(weights, known | facts))
+        decode_policy(tensors.encode(weights, metadata | changes))
     assert error.value.reason == reason
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_weights_from_outside_are_finite_and_fit(bad: float) -> None:
-    weights, known = tensors.decode(policy_for(CART).encode())
+    weights, metadata = tensors.decode(policy_for(CART).encode())
     name = "trunk.0.bias"
     for spoilt in (np.full(8, bad, np.float32), np.zeros(8), np.zeros(9, np.float32)):
         with pytest.raises(Refused, match=name):
-            decode_policy(tensors.encode({**weights, name: spoilt}, known))
+            decode_policy(tensors.encode({**weights, name: spoilt}, metadata))
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        ({"head": Head("categorical", 4)}, "which head_for makes"),
-        ({"head": Head("epsilon_greedy", 3)}, "head 'q' gives None"),
+        ({"head": Head("categorical", 4)}, "as head_for returns"),
+        ({"head": Head("epsilon_greedy", 3)}, "head 'q' has shape None"),
         ({"stack": 0}, "stack is 0"),
         ({"stack": 2}, "with stack 2"),
         ({"version": -1}, "version is -1"),
         ({"game": game_spec("cart", obs=5, actions=3)}, "input 'obs' is float32"),
-        ({"weights": {}}, "other names"),
+        ({"weights": {}}, "missing or unknown names"),
     ],
 )
-def test_parts_that_do_not_fit_together_are_refused(change: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_parts_that_do_not_fit_together_are_refused(change: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         replace(policy_for(CART), **change)
 
 
-def test_masks_make_no_sense_for_numbers() -> None:
+def test_action_masks_are_refused_for_continuous_actions() -> None:
     policy = policy_for(game_spec("box", obs=2, actions=Box((1,), F32, -1.0, 1.0)))
-    with pytest.raises(ConfigError, match="leave out legal"):
-        policy.act(np.zeros(2), legal=[True])
+    with pytest.raises(ConfigError, match="leave out action_mask"):
+        policy.act(np.zeros(2), action_mask=[True])

@@ -97,7 +97,7 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[gateway]\nport = 70000", "65535"),
         ("[gateway]\nport = true", "gateway.port is True"),
         ("[gateway]\ncanary_share = 0.9", "0.5"),
-        ("[gateway", "is no TOML"),
+        ("[gateway", "is not TOML"),
         ("roles = 'gateway, nothing'", "gateway,ingest,learner"),
         ("roles = []", "gateway,ingest,learner"),
         ("[learner]\nlearn_from = ['all']", "granted"),

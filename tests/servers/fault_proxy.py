@@ -1,8 +1,7 @@
-"""A Kinesis server that misbehaves: a proxy between an SDK and a real server, which makes the
-faults of the real one.
+"""A Kinesis server with faults: a proxy between an SDK and a local server, with the faults of AWS.
 
-Every fault has a rate; chance is seeded; `fired` counts. A test that asked for a fault which never
-came calls `assert_fired` and fails.
+Every fault has a rate and a seeded random generator; `fired` counts. A test calls `assert_fired`,
+which fails if a requested fault never happened.
 """
 
 import contextlib
@@ -27,46 +26,47 @@ class Rates:
     """How often each fault happens, from 0 to 1: per call, `partial` per record."""
 
     throttle: float = 0.0
-    """A call that reads or writes is refused: too much of it."""
+    """A call that reads or writes is throttled."""
     partial: float = 0.0
-    """A record of a call that succeeds is not taken."""
+    """A record of a successful call is not accepted."""
     cut: float = 0.0
-    """The server took the records, and its answer is lost with the connection."""
+    """The server stores the records, and its response is lost with the connection."""
     twice: float = 0.0
-    """The server gets the same records twice, and answers once."""
+    """The server receives the same records twice, and responds once."""
     expired: float = 0.0
-    """An iterator is too old."""
+    """An iterator has expired."""
     repeat: float = 0.0
-    """An answer holds its records twice."""
+    """A response has its records twice."""
     empty: float = 0.0
-    """An answer holds no records though there are some; the same iterator is handed back."""
+    """A response has no records although there are some, and the same iterator."""
     delay: float = 0.0
-    """An answer comes `DELAY_S` later."""
+    """A response is `DELAY_S` late."""
 
 
 DELAY_S = 0.05
 
 
 class _Cut(Exception):
-    """No answer: the connection ends here."""
+    """There is no response: the connection is closed."""
 
 
 class FaultProxy:
-    """Serves on a free port of loopback until closed; `url` is what a client takes for the
-    server."""
+    """Serves on a free loopback port until closed; a client uses `url` as the server's."""
 
     def __init__(self, upstream: str, rates: Rates | None = None, *, seed: int = 0) -> None:
         self.rates = rates or Rates()
         self.fired: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.hidden: set[str] = set()
-        """Sequence numbers that were trimmed: nobody sees their records, their place is the
-        oldest that is left."""
+        """Trimmed sequence numbers: their records are hidden, and reading continues at the oldest
+        record left."""
         self.only_key = ""
-        """The one access key that may call; empty: anybody, as local servers do."""
+        """The only accepted access key; empty accepts any, as local servers do."""
         self._upstream = urlsplit(upstream)
-        # One chance each: which calls a fault hits does not hang on what the others did.
-        self._chances = {one.name: random.Random(f"{seed} {one.name}") for one in fields(Rates)}
+        # One generator per fault: the calls that a fault hits do not depend on other faults.
+        self._chances = {
+            fault.name: random.Random(f"{seed} {fault.name}") for fault in fields(Rates)
+        }
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -84,7 +84,7 @@ class FaultProxy:
         self.close()
 
     def close(self) -> None:
-        """Take no call any more, also on connections that are open; a second time does nothing."""
+        """Accept no more calls, also on open connections; may be called twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -93,15 +93,14 @@ class FaultProxy:
         self._server.server_close()
 
     def assert_fired(self) -> None:
-        """AssertionError names every fault that was asked for and never came."""
+        """Raise AssertionError with every requested fault that never happened."""
         idle = [
-            one.name
-            for one in fields(Rates)
-            if getattr(self.rates, one.name) > 0 and not self.fired[one.name]
+            fault.name
+            for fault in fields(Rates)
+            if getattr(self.rates, fault.name) > 0 and not self.fired[fault.name]
         ]
         assert not idle, (
-            f"these faults were asked for and never came: {', '.join(idle)}; fired: "
-            f"{dict(self.fired)}"
+            f"these requested faults never happened: {', '.join(idle)}; fired: {dict(self.fired)}"
         )
 
     def _hits(self, fault: str) -> bool:
@@ -114,7 +113,7 @@ class FaultProxy:
     # --- one call ---------------------------------------------------------------------------------
 
     def answer(self, operation: str, asked: dict[str, Any], send: "_Send") -> "_Answer":
-        """What the client gets for a call; _Cut when it gets nothing."""
+        """The response to a call; _Cut if there is none."""
         if self._closed.is_set():
             raise _Cut
         with self._lock:
@@ -132,7 +131,7 @@ class FaultProxy:
             case "GetRecords":
                 return self._get(asked, send)
             case "GetShardIterator" if asked.get("StartingSequenceNumber") in self.hidden:
-                # As AWS does: a place that was trimmed is silently the oldest that is kept.
+                # As AWS does: a trimmed position silently becomes the oldest available one.
                 del asked["StartingSequenceNumber"]
                 return send({**asked, "ShardIteratorType": "TRIM_HORIZON"})
         return send(asked)
@@ -140,17 +139,17 @@ class FaultProxy:
     def _put(self, asked: dict[str, Any], send: "_Send") -> "_Answer":
         records: Sequence[Mapping[str, Any]] = asked["Records"]
         refused = [self._hits("partial") for _ in records]
-        kept = [
+        accepted = [
             record for record, is_refused in zip(records, refused, strict=True) if not is_refused
         ]
         answers: list[Mapping[str, Any]] = []
-        if kept:
-            status, body = send({**asked, "Records": kept})
+        if accepted:
+            status, body = send({**asked, "Records": accepted})
             if status != 200:
                 return status, body
             answers = body["Records"]
             if self._hits("twice"):
-                send({**asked, "Records": kept})
+                send({**asked, "Records": accepted})
         if self._hits("cut"):
             raise _Cut
         taken = iter(answers)
@@ -159,7 +158,7 @@ class FaultProxy:
             "ErrorMessage": "Rate exceeded (by the proxy).",
         }
         merged = [error if is_refused else next(taken) for is_refused in refused]
-        failed = sum("ErrorCode" in one for one in merged)
+        failed = sum("ErrorCode" in result for result in merged)
         return 200, {"FailedRecordCount": failed, "Records": merged}
 
     def _get(self, asked: dict[str, Any], send: "_Send") -> "_Answer":
@@ -183,7 +182,7 @@ class FaultProxy:
         return 200, {**body, "Records": records}
 
     def forward(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """The real server's answer; _Cut when it gives none."""
+        """The real server's response; _Cut if there is none."""
         connection = HTTPConnection(
             str(self._upstream.hostname), self._upstream.port, timeout=_UPSTREAM_S
         )
@@ -201,7 +200,7 @@ _Answer = tuple[int, dict[str, Any]]
 
 
 class _Send:
-    """Asks the real server, once or more often, as the client asked the proxy."""
+    """Sends a client's call to the real server, once or more often."""
 
     def __init__(self, proxy: FaultProxy, headers: Mapping[str, str]) -> None:
         self._proxy = proxy

@@ -103,7 +103,7 @@ def test_options_of_an_address_are_read(tmp_path: Path) -> None:
         ("cassandra://h/system", "keyspace system is one of Cassandra's own; give another name"),
         ("cassandra://h/System_Auth", "keyspace System_Auth is one of Cassandra's own"),
         ("cassandra://h:0/k", "h:0 has no port to connect to"),
-        ("cassandra://h:99999/k", "'h:99999' is no host"),
+        ("cassandra://h:99999/k", "'h:99999' is not a host"),
         ("cassandra://h/k?key=FILE", "key of cassandra:// is given without a certificate"),
         ("cassandra://h/k?consistency=most", "consistency 'MOST' is unknown"),
         ("cassandra://h/k?replication=0", "replication '0' cannot be read"),

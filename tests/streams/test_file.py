@@ -416,7 +416,7 @@ def test_an_append_that_waited_while_the_stream_was_closed_opens_no_partition(tm
 
 @pytest.mark.parametrize(
     ("code", "wanted"),
-    [(errno.EACCES, "right to write"), (errno.EROFS, "mount"), (errno.EMFILE, "ulimit")],
+    [(errno.EACCES, "write permission"), (errno.EROFS, "mount"), (errno.EMFILE, "ulimit")],
 )
 def test_a_disk_that_is_not_full_asks_for_no_space_and_each_try_leaves_nothing(
     tmp_path: Path, monkeypatch, code: int, wanted: str

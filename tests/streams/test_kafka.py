@@ -88,7 +88,7 @@ def test_a_reader_that_lost_its_place_is_told_so_and_commits_nothing():
         ("kafka://one/plays?credentials=/no/such/file", "cannot be read"),
         ("kafka://one/plays?tls=true&ca=/no/such/file", "there is no file"),
         ("kafka://one/plays?ca=/no/such/file", "add tls=true"),
-        ("kafka://one/plays?timeout_s=never", "give one from 0.1 to 300"),
+        ("kafka://one/plays?timeout_s=never", "give a number from 0.1 to 300"),
         ("kafka://one/plays?partitions=-1", "partitions"),
         ("kafka://one/plays?partitions=2.5", "give a whole number"),
         (f"kafka://one/{'a' * 250}", "aaa...' is no name of a topic"),

@@ -47,7 +47,7 @@ def test_an_address_names_stream_region_and_endpoint():
         ("kinesis://play?endpoint=127.0.0.1:80", "give http://127.0.0.1:PORT"),
         ("kinesis://play?endpoint=ftp://127.0.0.1", "give http://127.0.0.1:PORT"),
         ("kinesis://play?endpoint=http://127.0.0.1:99999", "give http://127.0.0.1:PORT"),
-        ("kinesis://play?endpoint=http://me:secret@127.0.0.1:80", "no user in it"),
+        ("kinesis://play?endpoint=http://me:secret@127.0.0.1:80", "without a user"),
         ("kinesis://play?endpoint=http://10.0.0.7:4567", "insecure=true"),
         ("kinesis://play?endpoint=http://kinesis.example:4567", "insecure=true"),
     ],

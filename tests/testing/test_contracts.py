@@ -1,4 +1,4 @@
-"""The contracts bite: every promise that is broken on purpose makes one of their tests fail."""
+"""The contracts detect faults: every promise broken on purpose fails one of their tests."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -24,8 +24,7 @@ from understudy.testing.streams import StreamContract
 
 
 def breaks_a_promise(contract: object) -> bool:
-    """Whether some test of a contract fails; anything else that goes wrong is a fault of the
-    sabotage itself."""
+    """Whether a test of a contract fails; any other error is a bug of the sabotage itself."""
     for name, test in inspect.getmembers(contract, inspect.ismethod):
         if name.startswith("test_"):
             try:
@@ -56,9 +55,9 @@ class Consuming(MemoryStream):
     def read(
         self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
     ) -> Read:
-        found = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
+        read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
         self._lanes[partition].clear()
-        return found
+        return read
 
 
 class Unbounded(MemoryStream):
@@ -85,7 +84,7 @@ class NeverEnding(MemoryStream):
 
 
 class Forgiving(MemoryStream):
-    """Reads on from whatever is left instead of saying that a position is gone."""
+    """Continues with the remaining records instead of raising PositionGone."""
 
     def trim(self, partition: str, keep_last: int) -> None:
         del self._lanes[partition][: len(self._lanes[partition]) - keep_last]
@@ -98,7 +97,7 @@ class Forgiving(MemoryStream):
 )
 def test_a_stream_that_breaks_a_promise_fails(kind: Callable[[], MemoryStream]):
     class Contract(StreamContract):
-        patience_s = 0.5
+        timeout_s = 0.5
 
         def make(self) -> Stream:
             return kind()

@@ -1,4 +1,4 @@
-"""The fakes fail as they say, and no other way."""
+"""The faulty parts fail as documented, and in no other way."""
 
 import errno
 import os
@@ -24,9 +24,9 @@ RNG = np.random.default_rng(0)
 
 
 class RecordingLink:
-    """Takes everything, and remembers it."""
+    """Accepts and remembers everything."""
 
-    keep_share = 1.0
+    recording_rate = 1.0
 
     def __init__(self) -> None:
         self.taken: list[Frame] = []
@@ -63,7 +63,7 @@ def raws(stream: MemoryStream) -> list[bytes]:
 def test_without_faults_nothing_changes():
     inner = MemoryStream()
     stream = FaultyStream(inner, Faults(), RNG)
-    assert all(one.accepted for one in stream.append(FRAMES))
+    assert all(ack.accepted for ack in stream.append(FRAMES))
     assert raws(inner) == [frame.encode() for frame in FRAMES]
     assert stream.partitions() == inner.partitions()
     assert stream.read("p0", None, max_bytes=1, wait_s=0.0) == inner.read(
@@ -75,18 +75,18 @@ def test_without_faults_nothing_changes():
 def test_duplicates_and_reorders_reach_the_stream():
     inner = MemoryStream()
     assert all(
-        one.accepted
-        for one in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES)
+        ack.accepted
+        for ack in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES)
     )
-    found = raws(inner)
-    assert sorted(found) == sorted([frame.encode() for frame in FRAMES] * 2)
-    assert found != [frame.encode() for frame in FRAMES for _ in range(2)]
+    stored = raws(inner)
+    assert sorted(stored) == sorted([frame.encode() for frame in FRAMES] * 2)
+    assert stored != [frame.encode() for frame in FRAMES for _ in range(2)]
 
 
-def test_failed_frames_are_not_there_and_lost_answers_are():
+def test_failed_frames_are_not_stored_and_frames_of_lost_responses_are():
     inner = MemoryStream()
-    outcomes = FaultyStream(inner, Faults(fail=0.5), RNG).append(FRAMES)
-    durable = [frame.encode() for frame, one in zip(FRAMES, outcomes, strict=True) if one.accepted]
+    acks = FaultyStream(inner, Faults(fail=0.5), RNG).append(FRAMES)
+    durable = [frame.encode() for frame, ack in zip(FRAMES, acks, strict=True) if ack.accepted]
     assert 0 < len(durable) < 20
     assert raws(inner) == durable
     inner = MemoryStream()
@@ -95,7 +95,7 @@ def test_failed_frames_are_not_there_and_lost_answers_are():
     assert len(raws(inner)) == 20
 
 
-def test_a_faulty_link_answers_for_what_was_really_taken():
+def test_a_faulty_link_acknowledges_what_was_really_accepted():
     inner = RecordingLink()
     link = FaultyLink(inner, Faults(duplicate=0.5, reorder=0.5, fail=0.3), np.random.default_rng(1))
     players = {FRAMES[0].session: player_name("ada")}
@@ -111,7 +111,7 @@ def test_a_faulty_link_answers_for_what_was_really_taken():
     assert inner.is_closed
 
 
-def test_a_faulty_sync_fails_at_the_calls_it_was_told(tmp_path: Path):
+def test_a_faulty_sync_fails_at_the_chosen_calls(tmp_path: Path):
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     sync = FaultySync(eio_at=[2], full_at=range(4, 6))
     codes = []

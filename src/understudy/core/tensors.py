@@ -1,8 +1,8 @@
 """safetensors bytes, written canonically and read strictly.
 
-The library's writer gives different bytes for equal content and writes strided arrays wrongly; its
-reader lets duplicate names, odd booleans and extra keys through. Both matter here, so this page
-writes and reads the format.
+The library's writer returns different bytes for equal content and writes strided arrays wrongly;
+its reader accepts duplicate names, invalid booleans and extra keys. Both matter here, so this
+module writes and reads the format itself.
 """
 
 import math
@@ -39,7 +39,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
         "F64": "<f8",
     }.items()
 }
-"""Every column type a boundary may carry, by its safetensors name."""
+"""Every column type that may be transferred or stored, by its safetensors name."""
 
 DTYPE_NAMES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -47,8 +47,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 
 def encode(columns: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    """Canonical safetensors bytes: equal content gives equal bytes, whatever the arrays'
-    strides."""
+    """Canonical safetensors bytes: equal content yields equal bytes, regardless of strides."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     names = sorted(columns)
     at = 0
@@ -69,7 +68,7 @@ def encode(columns: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
         at = end
     text = canonical_json(header)
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    # tobytes() copies in C order, so a transposed or strided array comes out right.
+    # tobytes() copies in C order, so transposed and strided arrays are written correctly.
     return b"".join(
         [len(text).to_bytes(8, "little"), text, *(columns[name].tobytes() for name in names)]
     )
@@ -78,15 +77,14 @@ def encode(columns: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
 def decode(
     raw: bytes | memoryview, *, max_header_bytes: int = MAX_HEADER_BYTES
 ) -> tuple[dict[str, Array], dict[str, str]]:
-    """All tensors as read-only views, and the metadata; Refused unless the bytes are exactly in
-    the format."""
+    """All tensors as read-only views, and the metadata; Refused unless the format is exact."""
     if len(raw) < 8:
-        raise Refused("bad_tensors", f"{len(raw)} bytes; a header length takes 8")
+        raise Refused("bad_tensors", f"{len(raw)} bytes; the header length alone has 8")
     length = int.from_bytes(raw[:8], "little")
     if length > max_header_bytes or 8 + length > len(raw):
         raise Refused(
             "bad_tensors",
-            f"a header of {length} bytes in {len(raw)}; at most {max_header_bytes} taken",
+            f"a header of {length} bytes in {len(raw)}; at most {max_header_bytes} are accepted",
         )
     text = bytes(raw[8 : 8 + length])
     if not text.startswith(b"{"):
@@ -105,7 +103,9 @@ def decode(
     for name, entry in sorted(fields.items(), key=lambda item: item[1]["data_offsets"]):
         start, end = entry["data_offsets"]
         if start != at:
-            raise Refused("bad_tensors", f"{name!r} starts at {start}; the one before ends at {at}")
+            raise Refused(
+                "bad_tensors", f"{name!r} starts at {start}; the previous one ends at {at}"
+            )
         at = end
     if 8 + length + at != len(raw):
         raise Refused("bad_tensors", f"tensors end at {at} of {len(raw) - 8 - length} bytes")
@@ -166,13 +166,13 @@ def _counts(values: Any) -> bool:
 
 
 def check_bool(name: str, array: Array) -> None:
-    """Refuse boolean columns that hold a byte other than 0 and 1."""
+    """Raise Refused for a boolean column that contains a byte other than 0 and 1."""
     if array.dtype == np.bool_ and array.size and int(array.view(np.uint8).max()) > 1:
-        raise Refused("bad_tensors", f"{name!r} is BOOL and holds a byte other than 0 and 1")
+        raise Refused("bad_tensors", f"{name!r} is BOOL and contains a byte other than 0 and 1")
 
 
 def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
-    """The arrays whose name begins with `name.`, without it."""
+    """The arrays whose name begins with `name.`, with that prefix removed."""
     return {
         key[len(name) + 1 :]: array for key, array in arrays.items() if key.startswith(f"{name}.")
     }

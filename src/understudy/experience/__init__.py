@@ -1,1 +1,1 @@
-"""What travels: chunks of steps, the frames around them, and the game they belong to."""
+"""Recorded experience: chunks of steps, the frames that carry them, and the game spec."""

@@ -1,14 +1,14 @@
-"""ChunkBuilder: what the game's thread calls; writes steps into preallocated columns and cuts them
-into blocks.
+"""ChunkBuilder: writes steps into preallocated columns, on the game's thread, and cuts blocks.
 
-A block is closed rows on their way from the game's thread to the sender, which encodes them as
-frames and gives the columns back to their pool.
+A block holds closed rows on their way from the game's thread to the sender, which encodes them as
+frames and returns the columns to their pool.
 
     begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next) ─► act ... ─► finish(last) | cut
              └────── decide(obs, action) ──────┘        └─ closes the step before
 
 The row at `_at` is empty, staged (an observation waits for a decision) or open (a decision waits
-for what follows); all rows before it are closed. Not thread-safe: its session's lock guards it.
+for the next observation); all rows before it are closed. Not thread-safe: the lock of its session
+guards it.
 """
 
 import math
@@ -52,11 +52,10 @@ from understudy.experience.writer import (
 )
 
 EXTRAS = ("logp", "value", "priority", "version")
-"""Optional columns with one number per step; a chunk carries them only when a step of it used
-them."""
+"""Optional columns with one number per step; a chunk has those that one of its steps used."""
 
 _HEADER_BYTES = 8 * 1024
-_KEPT_SETS = 8
+_POOL_SETS = 8
 
 MAX_NOTE_BYTES = 32 * 1024
 """Notes of many short episodes must not outgrow a chunk's header."""
@@ -70,9 +69,9 @@ _MAX_T_MS = (1 << 32) - 1
 
 
 class Columns:
-    """One preallocated array per column; decision columns of unused rows hold zeros."""
+    """One preallocated array per column; decision columns of unused rows are zero."""
 
-    __slots__ = ("action", "all", "legal", "obs", "padded", "raw_action", "row", "views")
+    __slots__ = ("action", "action_mask", "all", "obs", "padded", "raw_action", "row", "views")
 
     def __init__(self, pool: "BlockPool") -> None:
         self.all: dict[str, Array] = {
@@ -82,7 +81,7 @@ class Columns:
         self.obs = [self.all[name] for name in pool.spec.obs_columns]
         self.action = [self.all[name] for name in pool.spec.action_columns]
         self.raw_action = [self.all[raw_name(name)] for name in pool.spec.action_columns]
-        self.legal = self.all.get("legal")
+        self.action_mask = self.all.get("action_mask")
         self.row = self.all["row"]
         self.views: dict[str, Any] = {
             name: self.all[name].data for name in ("reward", "by", "frames", "t_ms")
@@ -92,13 +91,13 @@ class Columns:
         ]
 
     def pad(self, at: int) -> None:
-        """Make a row carry no decision; its observation and mask stay."""
+        """Clear the decision of a row; its observation and action mask stay."""
         for column in self.padded:
             column[at] = 0
 
 
 class BlockPool:
-    """Hands out column sets for one game and takes them back; many threads may share it."""
+    """A pool of column sets for one game; many threads may share it."""
 
     def __init__(self, spec: GameSpec, *, max_steps: int = MAX_STEPS) -> None:
         self.spec = spec
@@ -111,33 +110,33 @@ class BlockPool:
         self.layout |= {
             name: (dtype, ()) for name, dtype in (REQUIRED | OPTIONAL).items() if name != "event"
         }
-        if spec.has_legal and spec.discrete is not None:
-            self.layout["legal"] = (np.dtype(np.bool_), (spec.discrete.n,))
+        if spec.has_action_mask and spec.discrete is not None:
+            self.layout["action_mask"] = (np.dtype(np.bool_), (spec.discrete.n,))
         row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.layout.values())
-        # Rows fit into one body when nothing shrinks, and into the decoded limit when images are
-        # compressed.
+        # Without compression the rows must fit into one body; with compressed images they must fit
+        # into the limit for decoded bytes.
         shrinks = any(
             space.dtype.itemsize == 1
             and space.dtype.kind in "ui"
             and math.prod(space.shape) >= COMPRESS_FROM_BYTES
             for space in spec.obs.values()
         )
-        room = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
-        # Short episodes add a final row each; an eighth is room for episodes of eight steps and
-        # more.
-        self.n_rows = max(2, min(room // row_bytes, self.max_steps + self.max_steps // 8 + 2))
+        max_bytes = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
+        # Each episode adds a final row; an extra eighth is enough for episodes of at least eight
+        # steps.
+        self.n_rows = max(2, min(max_bytes // row_bytes, self.max_steps + self.max_steps // 8 + 2))
         self.set_bytes = self.n_rows * row_bytes
-        self._free: deque[Columns] = deque(maxlen=_KEPT_SETS)
+        self._free: deque[Columns] = deque(maxlen=_POOL_SETS)
 
     def take(self) -> Columns:
-        """A clean set: a used one when there is one."""
+        """Return a clean set, reusing an old one if available."""
         try:
             return self._free.pop()
         except IndexError:
             return Columns(self)
 
     def give(self, columns: Columns) -> None:
-        """Clean a set for its next use; called away from the game's thread."""
+        """Return a set to the pool and clean it; not called on the game's thread."""
         for column in columns.padded:
             column.fill(0)
         self._free.append(columns)
@@ -145,14 +144,13 @@ class BlockPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Closed rows; `meta` is complete but for chunk_no and first_step, which are given when it
-    is encoded."""
+    """Closed rows; chunk_no and first_step of `meta` are set when the block is encoded."""
 
     columns: Columns
     n_rows: int
     meta: ChunkMeta
     used: frozenset[str]
-    """Optional columns that some step of it used."""
+    """Optional columns that at least one step used."""
 
     @property
     def n_steps(self) -> int:
@@ -170,7 +168,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One number of a session: its frame, or None where a single step was too large to travel."""
+    """One chunk number and its frame, or None if a single step was too large to send."""
 
     chunk_no: int
     n_steps: int
@@ -178,8 +176,7 @@ class Encoded:
 
 
 def encode_block(block: Block, *, chunk_no: int, first_step: int) -> Iterator[Encoded]:
-    """The frames of a block, split until every body is small enough; numbers are dense from
-    `chunk_no`."""
+    """Yield a block's frames, split until each body fits, with dense numbers from `chunk_no`."""
     waiting = [block.chunk(chunk_no=chunk_no, first_step=first_step)]
     while waiting:
         chunk = waiting.pop()
@@ -205,7 +202,7 @@ def raw_name(action_column: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a policy knows about its own decision."""
+    """A policy's own data about a decision."""
 
     logp: float | None = None
     value: float | None = None
@@ -215,8 +212,7 @@ class Extras:
 
 
 class ChunkBuilder:
-    """Rows of one session; `full` blocks are taken by the caller, who must do so before the next
-    call."""
+    """The rows of one session; the caller must take a full block before the next call."""
 
     def __init__(
         self,
@@ -251,9 +247,9 @@ class ChunkBuilder:
         self._last_row = self.pool.n_rows - 1
         self._max_steps = self.pool.max_steps
         self.closed_steps = 0
-        """Closed steps not yet taken."""
+        """Closed steps that were not taken yet."""
         self.oldest_ms: int | None = None
-        """When the oldest of them was closed."""
+        """When the oldest of these steps was closed."""
         self._state = _EMPTY
         self._at = 0
         self._reward = 0.0
@@ -270,8 +266,8 @@ class ChunkBuilder:
         self._columns = columns
         self._obs = columns.obs
         self._action = columns.action
-        self._legal = columns.legal
-        # Single numbers go in through memoryviews, at two thirds of the cost of NumPy's own
+        self._action_mask = columns.action_mask
+        # Single numbers are written through memoryviews, at two thirds of the cost of NumPy
         # indexing.
         self._rewards = columns.views["reward"]
         self._by = columns.views["by"]
@@ -290,7 +286,7 @@ class ChunkBuilder:
     # --- An episode -------------------------------------------------------------------------------
 
     def begin(self, note: EpisodeNote, *, consent: str = "unknown") -> Block | None:
-        """Start an episode; the block before it, when that has another consent."""
+        """Start an episode; returns the previous block if its consent is different."""
         if self._note is not None:
             raise Refused("bad_order", "an episode is still running; finish or cut it first")
         note = replace(note, row=0, cut=False, result=None)
@@ -303,8 +299,7 @@ class ChunkBuilder:
         return block
 
     def name_model(self, model: str) -> None:
-        """Say in the running episode's note which model decides from now on; blocks taken before
-        do not have it."""
+        """Note which model decides from now on in this episode; earlier blocks are unchanged."""
         if self._note is not None and self._note.model != model:
             self._note = replace(self._note, model=model)
             if self._state == _OPEN or not self._is_first:
@@ -315,27 +310,25 @@ class ChunkBuilder:
         obs: Any,
         action: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         by: int = By.UNKNOWN,
         frames: int = 1,
         t_ms: int = 0,
         extras: Extras | None = None,
     ) -> bool:
-        """Close the open step and open the next one; says whether a block is full and must be
-        taken."""
-        self.stage(obs, legal, t_ms)
+        """Close the open step and open the next one; returns whether a full block must be taken."""
+        self.stage(obs, action_mask, t_ms)
         return self.act(action, by, frames, t_ms, extras)
 
-    def stage(self, obs: Any, legal: Any = None, t_ms: int = 0) -> None:
-        """Write the next observation, which closes the open step; `is_full` says whether a block
-        must be taken."""
+    def stage(self, obs: Any, action_mask: Any = None, t_ms: int = 0) -> None:
+        """Write the next observation, which closes the open step; then check `is_full`."""
         is_open = self._state == _OPEN
         at = self._at + is_open
         if self._note is None:
             raise Refused("bad_order", "no episode is running; begin one first")
         self._write_obs(self._obs, at, obs)
-        if self._legal is not None or legal is not None:
-            self._write_legal(at, legal)
+        if self._action_mask is not None or action_mask is not None:
+            self._write_action_mask(at, action_mask)
         if is_open:
             self._close(t_ms)
             self._at = at
@@ -349,21 +342,21 @@ class ChunkBuilder:
         t_ms: int = 0,
         extras: Extras | None = None,
     ) -> bool:
-        """Decide on the staged observation; says whether a block is full."""
+        """Write the decision for the staged observation; returns whether a block is full."""
         at = self._at
         if self._state != _STAGED:
             raise Refused("bad_order", "a decision needs an observation before it")
         self._write_action(self._action, at, action)
         if (
-            self._legal is not None
-            and not self._legal[at, self._action[0][at] - self._first_action]
+            self._action_mask is not None
+            and not self._action_mask[at, self._action[0][at] - self._first_action]
         ):
-            raise Refused("illegal_action", f"action {action!r} is not legal in its own mask")
+            raise Refused("invalid_action", f"action {action!r} is not valid in its action mask")
         if not 0 <= frames <= _MAX_FRAMES:
             if not frames > 0:
                 raise Refused(
                     "bad_frames",
-                    f"frames is {frames!r}; give how many frames the decision lasts, from 0",
+                    f"frames is {frames!r}; give the number of frames of the decision, from 0",
                 )
             frames = _MAX_FRAMES
         self._by[at] = by
@@ -380,11 +373,11 @@ class ChunkBuilder:
         return at >= self._last_row or self.closed_steps >= self._max_steps
 
     def add_reward(self, reward: float) -> None:
-        """Add to the open step."""
+        """Add to the reward of the open step."""
         try:
             total = self._reward + float(reward)
         except (TypeError, ValueError):
-            raise Refused("bad_dtype", f"reward {str(reward)[:40]!r} is no number") from None
+            raise Refused("bad_dtype", f"reward {str(reward)[:40]!r} is not a number") from None
         if self._state != _OPEN:
             raise Refused("bad_order", "a reward needs a decision before it")
         if not -_MAX_REWARD <= total <= _MAX_REWARD:
@@ -399,12 +392,11 @@ class ChunkBuilder:
         *,
         terminated: bool,
         truncated: bool = False,
-        legal: Any = None,
+        action_mask: Any = None,
         result: str | float | None = None,
         t_ms: int = 0,
     ) -> bool:
-        """End the episode after its open step; without a last observation a truncated one is
-        cut."""
+        """End the episode after its open step; without `obs`, a truncated episode is cut."""
         if self._state != _OPEN or self._note is None:
             raise Refused("bad_order", "an episode ends after a decision; cut it instead")
         if not terminated and not truncated:
@@ -417,13 +409,13 @@ class ChunkBuilder:
             return self.cut(result=result)
         at = self._at + 1
         if obs is None:
-            # Never bootstrapped from; the last one seen again is sure to lie in the space.
+            # Never bootstrapped from; a copy of the previous observation is always in the space.
             for column in self._obs:
                 column[at] = column[at - 1]
         else:
             self._write_obs(self._obs, at, obs)
-        if self._legal is not None or legal is not None:
-            self._write_legal(at, legal)
+        if self._action_mask is not None or action_mask is not None:
+            self._write_action_mask(at, action_mask)
         self._columns.all["terminated"][self._at] = terminated
         self._columns.all["truncated"][self._at] = truncated
         self._close(t_ms)
@@ -432,8 +424,7 @@ class ChunkBuilder:
         return self.is_full
 
     def cut(self, *, result: str | float | None = None) -> bool:
-        """Stop the episode where it is known: an open step is dropped, a staged observation
-        kept."""
+        """End the episode early: drops an open step, keeps a staged observation."""
         if self._state != _EMPTY:
             self._columns.pad(self._at)
         if self._note is None or self._state == _EMPTY or self._at == self._episode_row:
@@ -449,7 +440,7 @@ class ChunkBuilder:
     # --- Its rows ---------------------------------------------------------------------------------
 
     def take(self) -> Block | None:
-        """The closed rows as a block, or None; the row in work moves into fresh columns."""
+        """Return the closed rows as a block, or None; the current row moves to new columns."""
         if not self.closed_steps:
             return None
         old = self._columns
@@ -463,7 +454,7 @@ class ChunkBuilder:
                 column[0] = old.all[name][at]
             assert self._note is not None
             if self._at == self._episode_row:
-                # Nothing of this episode is closed yet: it belongs to the next block as a whole.
+                # No step of this episode is closed yet: the whole episode moves to the next block.
                 if self._state == _OPEN:
                     carried = [replace(notes[-1], row=0)]
                     notes = notes[:-1]
@@ -515,35 +506,38 @@ class ChunkBuilder:
         self._at = at
         self._note = None
 
-    def _write_legal(self, at: int, legal: Any) -> None:
-        if self._legal is None:
+    def _write_action_mask(self, at: int, action_mask: Any) -> None:
+        if self._action_mask is None:
             raise Refused(
-                "bad_columns", "a legal mask was given; connect with has_legal=True to record it"
+                "bad_columns",
+                "got an action mask; connect with has_action_mask=True to record it",
             )
-        self._legal[at] = True if legal is None else check_mask(legal, self._n_actions)
+        self._action_mask[at] = (
+            True if action_mask is None else check_mask(action_mask, self._n_actions)
+        )
 
     def _write_extras(self, at: int, extras: Extras) -> tuple[str, ...]:
         used = []
         for name in EXTRAS:
-            given = getattr(extras, name)
-            if given is None:
+            value = getattr(extras, name)
+            if value is None:
                 continue
             if name != "version":
-                if not -_MAX_REWARD <= given <= _MAX_REWARD:
-                    raise Refused("not_finite", f"{name} is {given!r}; give a finite number")
+                if not -_MAX_REWARD <= value <= _MAX_REWARD:
+                    raise Refused("not_finite", f"{name} is {value!r}; give a finite number")
             else:
                 try:
-                    given = operator.index(given)
+                    value = operator.index(value)
                 except TypeError:
                     raise Refused(
-                        "bad_dtype", f"{name} is {str(given)[:40]!r}; give a whole number from 0"
+                        "bad_dtype", f"{name} is {str(value)[:40]!r}; give a whole number from 0"
                     ) from None
-                if not 0 <= given < 1 << 32:
+                if not 0 <= value < 1 << 32:
                     raise Refused(
                         "not_finite",
-                        f"{name} is {given}; give a whole number from 0 to {(1 << 32) - 1}",
+                        f"{name} is {value}; give a whole number from 0 to {(1 << 32) - 1}",
                     )
-            self._columns.all[name][at] = given
+            self._columns.all[name][at] = value
             used.append(name)
         if extras.raw_action is not None:
             self._write_raw_action(self._columns.raw_action, at, extras.raw_action)
@@ -552,5 +546,5 @@ class ChunkBuilder:
 
 
 def _check_note(meta: ChunkMeta) -> None:
-    # The reader's own rules, so that nothing is recorded that could not be read back.
+    # The reader's own rules, so that everything recorded can be read back.
     read_meta(meta.to_metadata())

@@ -1,7 +1,7 @@
 """A chunk: consecutive steps of one session, in columns.
 
-A row is a step. Rows of kind 1 (final observation) and 2 (bootstrap) carry an observation and a
-legal mask only; their other columns are padding. A chunk's last row is never a step, so the next
+A row is a step. Rows of kind 1 (final observation) and 2 (bootstrap) have only an observation and
+an action mask; their other columns are padding. A chunk's last row is never a step, so the next
 observation of row i is always row i + 1.
 """
 
@@ -28,7 +28,7 @@ KINDS = ("player", "actor")
 CONSENTS = ("granted", "denied", "unknown")
 
 ChunkId = tuple[uuid.UUID, int]
-"""(session, chunk_no): what a chunk is known by, everywhere."""
+"""(session, chunk_no): the identity of a chunk everywhere."""
 
 _SCHEMA = re.compile(r"[0-9a-f]{64}")
 
@@ -36,11 +36,11 @@ MAX_STEPS = 512
 MAX_DECODED_BYTES = 16 * 1024 * 1024
 CUT_BYTES = 448 * 1024
 COMPRESS_FROM_BYTES = 512
-"""Byte columns whose rows are at least this long (images) travel compressed."""
+"""Byte columns whose rows are at least this long (images) are sent compressed."""
 
 
 class RowKind(IntEnum):
-    """What a row is."""
+    """The kind of a row."""
 
     STEP = 0
     FINAL = 1
@@ -48,7 +48,7 @@ class RowKind(IntEnum):
 
 
 class By(IntEnum):
-    """Who decided a step."""
+    """What decided a step."""
 
     UNKNOWN = 0
     PERSON = 1
@@ -73,27 +73,27 @@ OPTIONAL = {
     "t_ms": DTYPES["U32"],
     "event": DTYPES["U32"],
 }
-"""Optional columns with one number per row; `legal` and `raw_action` are optional as well, with
-shapes of their own."""
+"""Optional columns with one number per row; `action_mask` and `raw_action` are also optional and
+have other shapes."""
 
 
-# --- What a chunk says about itself ---------------------------------------------------------------
+# --- Metadata -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeNote:
-    """What is known about one episode that touches the chunk, from row `row` on."""
+    """Facts about one episode of the chunk, which starts or continues at row `row`."""
 
     row: int
     seat: int = 0
     match: str | None = None
     opponents: tuple[str, ...] = ()
-    """What the others were (`person`, `script`, a model's name), never a player's name."""
+    """The kinds of the opponents (`person`, `script`, a model's name), never a player's name."""
     result: str | float | None = None
     seed: int | None = None
     model: str | None = None
     cut: bool = False
-    """Nobody saw how it ended: the last decision was dropped, and the episode stops at a
+    """The end was not recorded: the last decision was dropped, and the episode stops at a
     bootstrap row."""
 
     def to_json(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ _NOTE_TEXTS = ("match", "result", "seed", "model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkMeta:
-    """What a chunk says about itself."""
+    """The metadata of a chunk."""
 
     game: GameName
     schema: str
@@ -143,7 +143,7 @@ class ChunkMeta:
 
 
 def chunk_name(chunk: ChunkId) -> str:
-    """An id as people read it."""
+    """A chunk's id as text for people."""
     return f"{chunk[0]}/{chunk[1]}"
 
 
@@ -151,10 +151,11 @@ _META_KEYS = {"format", *(field.name for field in fields(ChunkMeta))}
 
 
 def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
-    """Typed metadata; Refused when a key is missing, unknown or ill-formed."""
+    """Parse metadata; Refused if a key is missing, unknown or malformed."""
     if metadata.keys() != _META_KEYS:
         raise Refused(
-            "bad_metadata", f"metadata keys differ: {sorted(metadata.keys() ^ _META_KEYS)[:6]}"
+            "bad_metadata",
+            f"metadata keys are missing or unknown: {sorted(metadata.keys() ^ _META_KEYS)[:6]}",
         )
     if metadata["format"] != CHUNK_FORMAT:
         raise Refused(
@@ -164,7 +165,9 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
     if metadata["kind"] not in KINDS or metadata["consent"] not in CONSENTS:
         raise Refused("bad_metadata", f"kind must be one of {KINDS} and consent one of {CONSENTS}")
     if len(metadata["client"]) > 128 or not _SCHEMA.fullmatch(metadata["schema"]):
-        raise Refused("bad_metadata", "client is at most 128 characters, schema 64 of 0-9 a-f")
+        raise Refused(
+            "bad_metadata", "client must have at most 128 characters, and schema 64 of 0-9 a-f"
+        )
     try:
         game = game_name(metadata["game"])
         session = uuid.UUID(metadata["session"])
@@ -199,13 +202,13 @@ def _whole(metadata: Mapping[str, str], name: str) -> int:
         and int(text) < MAX_COUNT
     ):
         raise Refused(
-            "bad_metadata", f"{name} is {text[:30]!r}; wanted a whole number from 0 below 2^48"
+            "bad_metadata", f"{name} is {text[:30]!r}; expected a whole number from 0 below 2^48"
         )
     return int(text)
 
 
-def _read_note(given: Any) -> EpisodeNote:
-    if not isinstance(given, dict) or not {"row", "seat"} <= given.keys() <= {
+def _read_note(note: Any) -> EpisodeNote:
+    if not isinstance(note, dict) or not {"row", "seat"} <= note.keys() <= {
         "row",
         "seat",
         "opponents",
@@ -213,29 +216,30 @@ def _read_note(given: Any) -> EpisodeNote:
         *_NOTE_TEXTS,
     }:
         raise Refused(
-            "bad_metadata", f"an episode has row, seat and known keys only, got {str(given)[:80]}"
+            "bad_metadata",
+            f"an episode must have row, seat and only known keys, got {str(note)[:80]}",
         )
-    opponents = given.get("opponents", [])
-    result = given.get("result")
+    opponents = note.get("opponents", [])
+    result = note.get("result")
     is_text = isinstance(result, str) and len(result) <= 64
     checks = (
-        all(type(given[name]) is int and 0 <= given[name] < 1 << 32 for name in ("row", "seat")),
+        all(type(note[name]) is int and 0 <= note[name] < 1 << 32 for name in ("row", "seat")),
         all(
-            isinstance(given.get(name, ""), str) and len(given.get(name, "")) <= 128
+            isinstance(note.get(name, ""), str) and len(note.get(name, "")) <= 128
             for name in ("match", "model")
         ),
         isinstance(opponents, list)
         and len(opponents) <= 64
-        and all(isinstance(one, str) and len(one) <= 128 for one in opponents),
+        and all(isinstance(opponent, str) and len(opponent) <= 128 for opponent in opponents),
         result is None or is_text or (type(result) in (int, float) and abs(result) < 1e300),
-        given.get("seed") is None or (type(given["seed"]) is int and 0 <= given["seed"] < 1 << 64),
-        type(given.get("cut", False)) is bool,
+        note.get("seed") is None or (type(note["seed"]) is int and 0 <= note["seed"] < 1 << 64),
+        type(note.get("cut", False)) is bool,
     )
     if not all(checks):
         raise Refused(
-            "bad_metadata", f"an episode has a field of the wrong type or size: {str(given)[:120]}"
+            "bad_metadata", f"an episode has a field of the wrong type or size: {str(note)[:120]}"
         )
-    return EpisodeNote(**{**given, "opponents": tuple(opponents)})
+    return EpisodeNote(**{**note, "opponents": tuple(opponents)})
 
 
 # --- The chunk ------------------------------------------------------------------------------------
@@ -243,14 +247,13 @@ def _read_note(given: Any) -> EpisodeNote:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Checked columns and their metadata; what `decode_chunk` returns has passed every rule that
-    needs no spec."""
+    """Columns and their metadata; `decode_chunk` returns only chunks that pass `validate`."""
 
     meta: ChunkMeta
     columns: Mapping[str, Array]
 
     def __eq__(self, other: object) -> bool:
-        """Bit-equal: metadata, names, dtypes, shapes and bytes."""
+        """Bitwise equality of metadata, names, dtypes, shapes and bytes."""
         if not isinstance(other, Chunk):
             return NotImplemented
         return self.encode() == other.encode()
@@ -268,8 +271,7 @@ class Chunk:
         return sum(column.nbytes for column in self.columns.values())
 
     def encode(self) -> bytes:
-        """Canonical bytes: columns and metadata sorted by name, compact JSON, data aligned to
-        64."""
+        """Canonical bytes: names sorted, compact JSON, data aligned to 64 bytes."""
         metadata = self.meta.to_metadata()
         columns = dict(self.columns)
         codecs = {}
@@ -286,11 +288,11 @@ class Chunk:
         return tensors.encode(columns, metadata)
 
     def frame(self) -> Frame:
-        """The frame this chunk travels in."""
+        """The frame that carries this chunk."""
         return data_frame(self.meta.session, self.meta.chunk_no, self.encode())
 
     def validate(self) -> "Chunk":
-        """Itself when every rule of rows and metadata holds; Refused otherwise."""
+        """Return the chunk itself, or raise Refused if its rows or metadata break a rule."""
         _check_columns(self.columns)
         _check_rows(self.columns)
         _check_meta(self.meta, self.columns)
@@ -298,16 +300,16 @@ class Chunk:
 
 
 def decode_chunk(body: bytes | memoryview) -> Chunk:
-    """The chunk in a data frame's body, checked; Refused says which rule it breaks."""
+    """Decode and validate the body of a data frame; Refused states the broken rule."""
     columns, metadata = tensors.decode(body)
     columns = _inflate(columns, metadata.pop("codec", None))
     return Chunk(read_meta(metadata), columns).validate()
 
 
 def chunk_of(frame: Frame) -> Chunk:
-    """The chunk a data frame carries, whose identity must be the header's."""
+    """The chunk of a data frame; Refused if its identity differs from the header's."""
     if frame.kind is not FrameKind.DATA:
-        raise Refused("bad_kind", f"a {frame.kind.name.lower()} frame carries no chunk")
+        raise Refused("bad_kind", f"a {frame.kind.name.lower()} frame has no chunk")
     chunk = decode_chunk(frame.body)
     if (chunk.meta.session, chunk.meta.chunk_no) != (frame.session, frame.chunk_no):
         raise Refused(
@@ -332,7 +334,7 @@ def _inflate(columns: dict[str, Array], codecs: str | None) -> dict[str, Array]:
             case _:
                 raise Refused(
                     "bad_codec",
-                    f"{name!r} has codec {str(entry)[:60]}; known is ['zlib', dtype, shape]",
+                    f"{name!r} has codec {str(entry)[:60]}; expected ['zlib', dtype, shape]",
                 )
         is_shape = len(shape) <= tensors.MAX_DIMENSIONS and all(
             type(n) is int and 0 <= n < 1 << 32 for n in shape
@@ -345,12 +347,12 @@ def _inflate(columns: dict[str, Array], codecs: str | None) -> dict[str, Array]:
             raise Refused("too_large", f"more than {MAX_DECODED_BYTES} bytes when decompressed")
         inflater = zlib.decompressobj()
         try:
-            # One byte more than announced, so that a longer stream is seen without being unpacked.
+            # One byte more than announced detects a longer stream without unpacking all of it.
             raw = inflater.decompress(columns[name].tobytes(), size + 1)
         except zlib.error as error:
             raise Refused("bad_codec", f"{name!r} does not decompress: {error}") from None
         if len(raw) != size or not inflater.eof or inflater.unused_data:
-            raise Refused("bad_codec", f"{name!r} is not exactly the {size} bytes it announces")
+            raise Refused("bad_codec", f"{name!r} does not have exactly the {size} bytes announced")
         columns[name] = np.frombuffer(raw, dtype).reshape(shape)
         tensors.check_bool(name, columns[name])
     return columns
@@ -360,64 +362,66 @@ def _check_columns(columns: Mapping[str, Array]) -> None:
     for name, dtype in REQUIRED.items():
         if name not in columns or columns[name].dtype != dtype or columns[name].ndim != 1:
             raise Refused(
-                "bad_columns", f"column {name!r} is missing or not one {DTYPE_NAMES[dtype]} per row"
+                "bad_columns",
+                f"column {name!r} is missing, or is not one {DTYPE_NAMES[dtype]} per row",
             )
     n_rows = len(columns["row"])
-    found = {"obs": 0, "action": 0}
+    counts = {"obs": 0, "action": 0}
     for name, column in columns.items():
         if column.ndim == 0 or len(column) != n_rows:
             raise Refused(
-                "bad_columns", f"{name!r} has shape {column.shape}; every column has {n_rows} rows"
+                "bad_columns", f"{name!r} has shape {column.shape}; expected {n_rows} rows"
             )
         head = name.split(".", 1)[0]
-        if head in found:
-            found[head] += 1
+        if head in counts:
+            counts[head] += 1
         elif name in OPTIONAL:
             if column.dtype != OPTIONAL[name] or column.ndim != 1:
                 raise Refused(
                     "bad_columns", f"{name!r} is not one {DTYPE_NAMES[OPTIONAL[name]]} per row"
                 )
-        elif name == "legal":
+        elif name == "action_mask":
             if column.dtype != np.bool_ or column.ndim != 2:
-                raise Refused("bad_columns", "'legal' is not BOOL with one flag per action")
+                raise Refused("bad_columns", "'action_mask' is not BOOL with one flag per action")
         elif name not in REQUIRED and head != "raw_action":
             raise Refused("bad_columns", f"column {name[:40]!r} is not known")
-    for head, count in found.items():
+    for head, count in counts.items():
         if count == 0 or (count > 1 and head in columns):
             raise Refused(
-                "bad_columns", f"wanted either {head!r} or {head + '.<key>'!r} columns, got {count}"
+                "bad_columns",
+                f"expected either {head!r} or {head + '.<key>'!r} columns, got {count}",
             )
 
 
 def _check_rows(columns: Mapping[str, Array]) -> None:
     row = columns["row"]
     if len(row) < 2:
-        raise Refused("bad_rows", "a chunk has at least one step and the row after it")
+        raise Refused("bad_rows", "a chunk must have at least one step and the row after it")
     is_step = row == RowKind.STEP
     if int(row.max()) > RowKind.BOOTSTRAP or not is_step[0] or is_step[-1]:
         raise Refused(
             "bad_rows",
-            "rows start with a step, end with a final or bootstrap row, and are 0, 1 or 2",
+            "rows must start with a step, end with a final or bootstrap row, and be 0, 1 or 2",
         )
     is_first = columns["is_first"]
     ends = columns["terminated"] | columns["truncated"]
     after_end = ~is_step[:-1]
     if (after_end != is_first[1:]).any():
-        raise Refused(
-            "bad_rows", "inside a chunk is_first stands exactly where the row before is no step"
-        )
+        raise Refused("bad_rows", "is_first must be set exactly where the row before is not a step")
     if (ends[:-1] != (row[1:] == RowKind.FINAL)).any() or ends[-1]:
-        raise Refused("bad_rows", "terminated or truncated stands exactly before a final row")
+        raise Refused(
+            "bad_rows", "terminated or truncated must be set exactly where a final row follows"
+        )
     if (is_first & ~is_step).any() or (ends & ~is_step).any():
-        raise Refused("bad_rows", "final and bootstrap rows carry no flags")
+        raise Refused("bad_rows", "final and bootstrap rows must have no flags")
     if not np.isfinite(columns["reward"]).all():
         raise Refused("not_finite", "a reward is NaN or infinite")
     for name, column in columns.items():
         is_number = name in ("logp", "value", "priority") or name.split(".", 1)[0] == "raw_action"
         if is_number and column.dtype.kind == "f" and not np.isfinite(column).all():
-            raise Refused("not_finite", f"{name!r} holds NaN or infinity")
+            raise Refused("not_finite", f"{name!r} contains NaN or infinity")
     if "by" in columns and int(columns["by"].max()) > By.SCRIPT:
-        raise Refused("bad_rows", "'by' is 0 unknown, 1 person, 2 bot or 3 script")
+        raise Refused("bad_rows", "'by' must be 0 unknown, 1 person, 2 bot or 3 script")
 
 
 def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
@@ -425,27 +429,26 @@ def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
     if meta.n_steps != n_steps or n_steps > MAX_STEPS:
         raise Refused(
             "bad_metadata",
-            f"n_steps is {meta.n_steps} for {n_steps} steps; at most {MAX_STEPS} are taken",
+            f"n_steps is {meta.n_steps} for {n_steps} steps; at most {MAX_STEPS} are accepted",
         )
     starts = np.flatnonzero(columns["is_first"]).tolist()
     if starts[:1] != [0]:
-        starts = [0, *starts]  # the first rows go on with an episode of the chunk before
+        starts = [0, *starts]  # the first rows continue an episode of the chunk before
     if [note.row for note in meta.episodes] != starts:
         raise Refused("bad_metadata", f"episodes must start at rows {starts[:8]}")
-    # Where an episode ends inside the chunk, the row before the next one's first says how.
+    # The last row of an episode shows how it ended.
     lasts = columns["row"][[*(start - 1 for start in starts[1:]), -1]]
     if any(
         note.cut and last != RowKind.BOOTSTRAP
         for note, last in zip(meta.episodes, lasts, strict=True)
     ):
-        raise Refused("bad_metadata", "an episode that was cut ends at a bootstrap row")
+        raise Refused("bad_metadata", "an episode that was cut must end at a bootstrap row")
     if meta.chunk_no == 0 and (meta.first_step != 0 or not columns["is_first"][0]):
-        raise Refused("bad_metadata", "chunk 0 starts an episode at step 0")
+        raise Refused("bad_metadata", "chunk 0 must start an episode at step 0")
 
 
 def split_chunk(chunk: Chunk) -> tuple[Chunk, Chunk]:
-    """Two chunks with the same steps, for one that is too large to travel; the second takes the
-    next chunk_no."""
+    """Split a chunk that is too large to send in two; the second has the next chunk_no."""
     meta = chunk.meta
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     if len(steps) < 2:
@@ -480,8 +483,7 @@ def split_chunk(chunk: Chunk) -> tuple[Chunk, Chunk]:
 
 
 def bootstrap_last_row(columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Copies in which the last row is a bootstrap row: observation and mask kept, the rest
-    padding."""
+    """Copies whose last row is a bootstrap row: observation and action mask, else padding."""
     copies = {}
     for name, column in columns.items():
         copies[name] = column = column.copy()
@@ -493,6 +495,5 @@ def bootstrap_last_row(columns: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def keeps_value_when_padded(name: str) -> bool:
-    """Whether a final or bootstrap row keeps this column: observations and masks do, decisions
-    do not."""
-    return name == "legal" or name == "obs" or name.startswith("obs.")
+    """Whether final and bootstrap rows have this column: observations and action masks do."""
+    return name == "action_mask" or name == "obs" or name.startswith("obs.")

@@ -1,4 +1,4 @@
-"""A frame: the 64-byte header and body that travel and are stored.
+"""A frame: a 64-byte header and a body, as they are sent and stored.
 
 offset  0  magic      4s   b"UNDY"
         4  version    u8   1
@@ -8,8 +8,8 @@ offset  0  magic      4s   b"UNDY"
        12  body_crc   u32  CRC-32 of the body
        16  session    16s  UUIDv7
        32  chunk_no   u64  dense from 0 within the session
-       40  player     16s  pseudonym, stamped at the door; clients send zeros
-       56  received_s u32  stamped at the door; clients send 0
+       40  player     16s  pseudonym, stamped by the intake; clients send zeros
+       56  received_s u32  stamped by the intake; clients send 0
        60  header_crc u32  CRC-32 of the first 60 bytes
 """
 
@@ -32,7 +32,7 @@ MAX_FRAME_BYTES = 512 * 1024
 MAX_BODY_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 MAX_FRAMES_PER_SEND = 64
 MAX_COUNT = 1 << 48
-"""Chunk numbers and step counts stay below this, so that no sum of them leaves 63 bits."""
+"""Chunk numbers and step counts are below this, so that sums of them fit into 63 bits."""
 NO_PLAYER = bytes(16)
 
 _HEADER = struct.Struct("<4sBBHII16sQ16sII")
@@ -41,7 +41,7 @@ _CRC = struct.Struct("<I")
 
 
 class FrameKind(IntEnum):
-    """What a frame's body holds."""
+    """The content of a frame's body."""
 
     DATA = 0
     DROP = 1
@@ -64,7 +64,7 @@ class Frame:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the encoded frame takes."""
+        """The size of the encoded frame."""
         return HEADER_BYTES + len(self.body)
 
     def header(self) -> bytes:
@@ -85,11 +85,11 @@ class Frame:
         return head[:_SUMMED] + _CRC.pack(crc32(head[:_SUMMED]))
 
     def encode(self) -> bytes:
-        """The frame as it travels."""
+        """The bytes of the frame."""
         return self.header() + self.body
 
     def stamped(self, player: bytes, received_s: int) -> "Frame":
-        """The same frame with the door's player and time; the body does not change."""
+        """The same frame with the player and time of the intake; the body does not change."""
         return Frame(
             kind=self.kind,
             session=self.session,
@@ -104,7 +104,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """Numbers a client had to drop unsent, and the steps they held."""
+    """Chunk numbers that a client dropped unsent, and how many steps they had."""
 
     ranges: tuple[tuple[int, int], ...]
     n_steps: int
@@ -112,19 +112,19 @@ class DropReport:
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """How much a finished session sent: frames before this one, and steps."""
+    """How much a finished session sent: the frames before this one, and the steps."""
 
     n_chunks: int
     n_steps: int
 
 
 def data_frame(session: uuid.UUID, chunk_no: int, body: bytes) -> Frame:
-    """A frame around an encoded chunk; refused when it would be over the size limit."""
+    """A frame for an encoded chunk; Refused if it exceeds the size limit."""
     return _frame(FrameKind.DATA, session, chunk_no, body)
 
 
 def drop_frame(session: uuid.UUID, chunk_no: int, report: DropReport) -> Frame:
-    """A frame that reports dropped numbers."""
+    """A frame that reports dropped chunk numbers."""
     body = canonical_json(
         {"n_steps": report.n_steps, "ranges": [list(pair) for pair in report.ranges]}
     )
@@ -140,16 +140,16 @@ def close_frame(session: uuid.UUID, chunk_no: int, report: CloseReport) -> Frame
 def _frame(kind: FrameKind, session: uuid.UUID, chunk_no: int, body: bytes) -> Frame:
     if len(body) > MAX_BODY_BYTES:
         raise Refused(
-            "too_large", f"a body of {len(body)} bytes; at most {MAX_BODY_BYTES} fit in a frame"
+            "too_large", f"a body of {len(body)} bytes; at most {MAX_BODY_BYTES} fit into a frame"
         )
     return Frame(kind=kind, session=session, chunk_no=chunk_no, body=body, body_crc=crc32(body))
 
 
 def decode_frame(raw: bytes | memoryview) -> Frame:
-    """The one frame that these bytes are, fully checked; Refused says what is wrong."""
+    """Decode and check one frame; Refused states the problem."""
     view = memoryview(raw)
     if len(view) < HEADER_BYTES:
-        raise Refused("truncated", f"{len(view)} bytes; a frame has a header of {HEADER_BYTES}")
+        raise Refused("truncated", f"{len(view)} bytes; the header alone has {HEADER_BYTES}")
     fields = _HEADER.unpack_from(view)
     (
         magic,
@@ -173,13 +173,13 @@ def decode_frame(raw: bytes | memoryview) -> Frame:
     if kind == FrameKind.LATE_REWARD:
         raise Refused("reserved_kind", "late rewards are reserved and not accepted yet")
     if kind > FrameKind.LATE_REWARD or flags:
-        raise Refused("bad_kind", f"kind {kind}, flags {flags}; wanted a known kind and flags 0")
+        raise Refused("bad_kind", f"kind {kind}, flags {flags}; expected a known kind and flags 0")
     if body_len > MAX_BODY_BYTES:
         raise Refused(
-            "too_large", f"a body of {body_len} bytes; at most {MAX_BODY_BYTES} are taken"
+            "too_large", f"a body of {body_len} bytes; at most {MAX_BODY_BYTES} are accepted"
         )
     if chunk_no >= MAX_COUNT:
-        raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers stay below 2^48")
+        raise Refused("bad_number", f"chunk_no is {chunk_no}; numbers must be below 2^48")
     body = bytes(view[HEADER_BYTES : HEADER_BYTES + body_len])
     if len(body) != body_len:
         raise Refused("truncated", f"a body of {len(body)} bytes; the header announces {body_len}")
@@ -202,15 +202,14 @@ def decode_frame(raw: bytes | memoryview) -> Frame:
 
 
 def announced_size(raw: bytes | memoryview) -> int:
-    """Header and body length that a frame's first 64 bytes announce, unchecked; fewer bytes
-    count as a header."""
+    """The frame size according to its first 64 bytes, unchecked; a header's with fewer bytes."""
     if len(raw) < HEADER_BYTES:
         return HEADER_BYTES
     return HEADER_BYTES + int(_HEADER.unpack_from(raw)[4])
 
 
 def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
-    """Session, number and player of raw bytes whose header is sound; zeros otherwise."""
+    """Session, number and player of raw bytes with an intact header; zeros otherwise."""
     if len(raw) >= HEADER_BYTES:
         magic, *_rest, session, chunk_no, player, _received_s, header_crc = _HEADER.unpack_from(raw)
         if magic == MAGIC and header_crc == crc32(raw[:_SUMMED]) and chunk_no < MAX_COUNT:
@@ -219,7 +218,7 @@ def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
 
 
 def read_drop(frame: Frame) -> DropReport:
-    """What a drop report says; every range lies before the report itself."""
+    """Decode a drop report; every range must be before the report's own number."""
     fields = _report(frame, FrameKind.DROP, {"n_steps", "ranges"})
     ranges = fields["ranges"]
     if not isinstance(ranges, list) or not 0 < len(ranges) <= 1024:
@@ -237,7 +236,7 @@ def read_drop(frame: Frame) -> DropReport:
 
 
 def read_close(frame: Frame) -> CloseReport:
-    """What a close frame says; it is always the last number of its session."""
+    """Decode a close frame, which always has the last number of its session."""
     fields = _report(frame, FrameKind.CLOSE, {"n_chunks", "n_steps"})
     report = CloseReport(_count(fields, "n_chunks"), _count(fields, "n_steps"))
     if report.n_chunks != frame.chunk_no:
@@ -254,7 +253,7 @@ def _report(frame: Frame, kind: FrameKind, keys: set[str]) -> dict[str, Any]:
         )
     fields = strict_json(frame.body)
     if not isinstance(fields, dict) or set(fields) != keys:
-        raise Refused("bad_report", f"wanted exactly {sorted(keys)}")
+        raise Refused("bad_report", f"expected exactly {sorted(keys)}")
     return fields
 
 
@@ -264,77 +263,83 @@ def _is_count(value: object) -> bool:
 
 def _count(fields: dict[str, Any], name: str) -> int:
     if not _is_count(fields[name]):
-        raise Refused("bad_report", f"{name} is {fields[name]!r}; wanted a whole number from 0")
+        raise Refused("bad_report", f"{name} is {fields[name]!r}; expected a whole number from 0")
     return int(fields[name])
 
 
-# --- A parcel: what one request carries -----------------------------------------------------------
+# --- A frame batch: the body of one request -------------------------------------------------------
 #
 # offset  0  magic   4s   b"UNPA"
 #         4  length  u32  of the preamble
 #         8  preamble     JSON: {"players": {session: name}, "skipped_steps": n}
-#         …  frames       up to 64, one behind the other
+#         …  frames       up to 64, one after the other
 
-_PARCEL_MAGIC = b"UNPA"
-CONTENT_TYPE = "application/vnd.understudy.parcel"
+_BATCH_MAGIC = b"UNPA"
+CONTENT_TYPE = "application/vnd.understudy.frames"
 _MAX_PREAMBLE_BYTES = 64 * 1024
-MAX_PARCEL_BYTES = MAX_FRAMES_PER_SEND * MAX_FRAME_BYTES + _MAX_PREAMBLE_BYTES + 8
-_PARCEL_HEAD = struct.Struct("<4sI")
+MAX_FRAME_BATCH_BYTES = MAX_FRAMES_PER_SEND * MAX_FRAME_BYTES + _MAX_PREAMBLE_BYTES + 8
+_BATCH_HEAD = struct.Struct("<4sI")
 
 
 @dataclass(frozen=True, slots=True)
 class FrameBatch:
-    """One request's worth of frames; each is a frame, or why these bytes are none."""
+    """The frames of one request; bytes that are not a frame are a Refused with the reason."""
 
     frames: Sequence[Frame | Refused]
     players: Mapping[uuid.UUID, PlayerName]
     skipped_steps: int = 0
-    """Steps of episodes that were not recorded since the last parcel, because the platform asked
-    for a share only."""
+    """Steps of episodes since the last batch that were not recorded, due to the recording rate."""
 
 
-def encode_parcel(
+def encode_frame_batch(
     frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], skipped_steps: int = 0
 ) -> bytes:
-    """The body of a request; `players` may name more sessions than the frames have."""
+    """Encode the body of a request; `players` may have more sessions than the frames."""
     sessions = {frame.session for frame in frames}
-    named = {str(session): name for session, name in players.items() if session in sessions}
-    preamble = canonical_json({"players": named, "skipped_steps": skipped_steps})
-    head = _PARCEL_HEAD.pack(_PARCEL_MAGIC, len(preamble))
+    names = {str(session): name for session, name in players.items() if session in sessions}
+    preamble = canonical_json({"players": names, "skipped_steps": skipped_steps})
+    head = _BATCH_HEAD.pack(_BATCH_MAGIC, len(preamble))
     return b"".join([head, preamble, *(frame.encode() for frame in frames)])
 
 
-def decode_parcel(raw: bytes | memoryview) -> FrameBatch:
-    """What a request's body holds; Refused when it is no parcel. A frame that is none does not
-    spoil the others."""
+def decode_frame_batch(raw: bytes | memoryview) -> FrameBatch:
+    """Decode the body of a request; Refused if it is not a frame batch.
+
+    An invalid frame does not affect the others.
+    """
     view = memoryview(raw)
-    if len(view) < _PARCEL_HEAD.size or bytes(view[:4]) != _PARCEL_MAGIC:
+    if len(view) < _BATCH_HEAD.size or bytes(view[:4]) != _BATCH_MAGIC:
         raise Refused(
-            "bad_parcel",
-            f"starts with {bytes(view[:4])!r}; a parcel starts with {_PARCEL_MAGIC!r} and a length",
+            "bad_frame_batch",
+            f"starts with {bytes(view[:4])!r}; expected {_BATCH_MAGIC!r} and a length",
         )
-    length = _PARCEL_HEAD.unpack_from(view)[1]
-    at = _PARCEL_HEAD.size + length
+    length = _BATCH_HEAD.unpack_from(view)[1]
+    at = _BATCH_HEAD.size + length
     if length > _MAX_PREAMBLE_BYTES or at > len(view):
-        raise Refused("bad_parcel", f"a preamble of {length} bytes in a parcel of {len(view)}")
-    preamble = strict_json(bytes(view[_PARCEL_HEAD.size : at]))
+        raise Refused("bad_frame_batch", f"a preamble of {length} bytes in a batch of {len(view)}")
+    preamble = strict_json(bytes(view[_BATCH_HEAD.size : at]))
     if not isinstance(preamble, dict) or preamble.keys() != {"players", "skipped_steps"}:
-        raise Refused("bad_parcel", "the preamble has players and skipped_steps, and nothing else")
+        raise Refused(
+            "bad_frame_batch", "the preamble must have players and skipped_steps, and nothing else"
+        )
     names = preamble["players"]
     if not isinstance(names, dict) or not _is_count(preamble["skipped_steps"]):
-        raise Refused("bad_parcel", "players is an object, skipped_steps a whole number from 0")
+        raise Refused(
+            "bad_frame_batch",
+            "players must be an object and skipped_steps a whole number from 0",
+        )
     try:
         players = {uuid.UUID(session): player_name(name) for session, name in names.items()}
     except (InvalidName, ValueError, TypeError) as error:
-        raise Refused("bad_parcel", f"players: {str(error)[:120]}") from None
+        raise Refused("bad_frame_batch", f"players: {str(error)[:120]}") from None
     frames: list[Frame | Refused] = []
     while at < len(view):
         if len(frames) == MAX_FRAMES_PER_SEND:
-            raise Refused("bad_parcel", f"more than {MAX_FRAMES_PER_SEND} frames")
+            raise Refused("bad_frame_batch", f"more than {MAX_FRAMES_PER_SEND} frames")
         size = announced_size(view[at : at + HEADER_BYTES])
         if size > MAX_FRAME_BYTES or at + size > len(view):
             raise Refused(
-                "bad_parcel",
+                "bad_frame_batch",
                 f"frame {len(frames)} announces {size} bytes, {len(view) - at} are left",
             )
         try:

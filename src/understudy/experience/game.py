@@ -1,4 +1,4 @@
-"""GameSpec: what one game's rows look like, as data with a stable id."""
+"""GameSpec: the layout of a game's rows, as data with a stable id."""
 
 import hashlib
 import math
@@ -26,34 +26,33 @@ from understudy.experience.spaces import (
 
 SPEC_FORMAT = 1
 MAX_ROW_BYTES = 240 * 1024
-"""Two observations and their header must fit into one frame, even when they do not compress."""
+"""Two observations and their header must fit into one frame, even if they do not compress."""
 
 MAX_PARTS = 128
-"""Parts of an observation or action; each takes a column and its line in every chunk's header."""
+"""Parts of an observation or action; each is a column with an entry in every chunk's header."""
 MAX_PATH = 100
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,40}(\.[A-Za-z0-9_-]{1,40}){0,5}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""What moves the cursor, breaks lines or turns text around; names are shown in terminals and
-pages."""
+"""Characters that move the cursor, break lines or reverse text; terminals and pages show names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GameSpec:
-    """A game's name, observation and action columns, and what is known about its episodes.
+    """A game's name, its observation and action columns, and facts about its episodes.
 
-    `obs` and `action` map a dotted path to a space; the path is `""` when there is only one.
+    `obs` and `action` map a dotted path to a space; the path is `""` if there is only one space.
     """
 
     game: GameName
     obs: Mapping[str, Space]
     action: Mapping[str, Space]
     obs_names: tuple[str, ...] = ()
-    """Names of a flat observation's elements, or none."""
+    """Names of a flat observation's elements, or empty."""
     action_names: tuple[str, ...] = ()
-    """Names of a discrete action's choices, or none."""
-    has_legal: bool = False
-    """Whether every step says which discrete actions are legal."""
+    """Names of a discrete action's choices, or empty."""
+    has_action_mask: bool = False
+    """Whether every step has a mask of its valid discrete actions."""
     max_episode_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -63,40 +62,40 @@ class GameSpec:
         discrete = self.discrete
         if self.action_names and (discrete is None or len(self.action_names) != discrete.n):
             raise SpecError(
-                f"{len(self.action_names)} action names do not fit the action space "
-                f"{dict(self.action)}"
+                f"{len(self.action_names)} action names do not match the action space "
+                f"{dict(self.action)}; give one for each choice"
             )
         for names in (self.action_names, self.obs_names):
             if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
                 raise SpecError(
-                    f"names {str(names)[:80]} are not all different texts; give each its own"
+                    f"names {str(names)[:80]} are not all different texts; give unique ones"
                 )
             if bad := [name for name in names if _CONTROL.search(name)]:
                 raise SpecError(
-                    f"name {bad[0][:40]!a} has control characters in it; give printable text"
+                    f"name {bad[0][:40]!a} contains control characters; give printable text"
                 )
         if self.obs_names and (
             set(self.obs) != {""} or len(self.obs_names) != math.prod(self.obs[""].shape)
         ):
             raise SpecError(
-                f"{len(self.obs_names)} observation names do not fit the observation space"
+                f"{len(self.obs_names)} observation names do not match the observation space; "
+                "give one for each element"
             )
-        if self.has_legal and discrete is None:
-            raise SpecError("legal masks need a single Discrete action space")
+        if self.has_action_mask and discrete is None:
+            raise SpecError("has_action_mask needs a single Discrete action space")
         limit = self.max_episode_steps
         if limit is not None and (type(limit) is not int or limit < 1):
             raise SpecError(f"max_episode_steps is {limit!r}; give a whole number from 1, or None")
         if self.row_bytes > MAX_ROW_BYTES:
             raise SpecError(
-                f"one row of {self.game} takes {self.row_bytes} bytes; at most {MAX_ROW_BYTES} can "
-                "be recorded, "
-                "since two observations must fit into one frame: make the observation smaller or "
-                "narrower"
+                f"one row of {self.game} has {self.row_bytes} bytes; at most {MAX_ROW_BYTES} can "
+                "be recorded, since two observations must fit into one frame: make the observation "
+                "smaller or narrower"
             )
 
     @property
     def discrete(self) -> Discrete | None:
-        """The action space when it is a single Discrete one."""
+        """The action space if it is a single Discrete space, else None."""
         space = self.action.get("")
         return space if isinstance(space, Discrete) else None
 
@@ -112,10 +111,12 @@ class GameSpec:
 
     @cached_property
     def row_bytes(self) -> int:
-        """What one row takes, without optional columns other than the legal mask."""
+        """The size of one row, without optional columns other than the action mask."""
         spaces = (*self.obs.values(), *self.action.values())
-        legal = self.discrete.n if self.has_legal and self.discrete else 0
-        return sum(space.dtype.itemsize * math.prod(space.shape) for space in spaces) + legal + 8
+        mask_bytes = self.discrete.n if self.has_action_mask and self.discrete else 0
+        return (
+            sum(space.dtype.itemsize * math.prod(space.shape) for space in spaces) + mask_bytes + 8
+        )
 
     @cached_property
     def schema(self) -> str:
@@ -123,7 +124,7 @@ class GameSpec:
         return hashlib.sha256(self.to_json()).hexdigest()
 
     def to_json(self) -> bytes:
-        """Canonical JSON: equal specs give equal bytes."""
+        """Canonical JSON: equal specs yield equal bytes."""
         return canonical_json(
             {
                 "format": SPEC_FORMAT,
@@ -132,7 +133,7 @@ class GameSpec:
                 "action": {path: space.to_json() for path, space in self.action.items()},
                 "obs_names": list(self.obs_names),
                 "action_names": list(self.action_names),
-                "has_legal": self.has_legal,
+                "has_action_mask": self.has_action_mask,
                 "max_episode_steps": self.max_episode_steps,
             }
         )
@@ -147,8 +148,8 @@ def _check_leaves(what: str, leaves: Mapping[str, Space]) -> None:
         raise SpecError(f"the {what} space is empty; give it at least one part")
     if len(leaves) > MAX_PARTS:
         raise SpecError(
-            f"the {what} space has {len(leaves)} parts; give at most {MAX_PARTS}, as arrays where "
-            "you can"
+            f"the {what} space has {len(leaves)} parts; give at most {MAX_PARTS}, and merge parts "
+            "into arrays if needed"
         )
     for path in leaves:
         if not (path == "" and len(leaves) == 1) and (
@@ -156,45 +157,49 @@ def _check_leaves(what: str, leaves: Mapping[str, Space]) -> None:
         ):
             raise SpecError(
                 f"{what} key {path!r} cannot name a column; use letters, digits, _ and -, with "
-                "dots between parts, "
-                f"at most {MAX_PATH} together"
+                f"dots between parts, at most {MAX_PATH} characters in total"
             )
 
 
 def spec_from_json(raw: bytes | str) -> GameSpec:
-    """The spec that `to_json` wrote; SpecError when it is not exactly one."""
+    """Parse the JSON of `to_json`; SpecError unless it is exactly a spec."""
     try:
         fields = strict_json(raw)
         if not isinstance(fields, dict) or "format" not in fields:
             raise SpecError(
-                f"a game spec is {str(fields)[:40]!r}; give a JSON object with "
+                f"the game spec is {str(fields)[:40]!r}; give a JSON object with "
                 f"{', '.join(sorted(_FIELDS))}"
             )
         if fields["format"] != SPEC_FORMAT or type(fields["format"]) is not int:
             raise SpecError(f"spec format {fields['format']!r}; this build reads {SPEC_FORMAT}")
         if fields.keys() != _FIELDS:
-            raise SpecError(f"a game spec has other fields: {sorted(fields.keys() ^ _FIELDS)[:6]}")
+            raise SpecError(
+                "the game spec has missing or unknown fields: "
+                f"{sorted(fields.keys() ^ _FIELDS)[:6]}"
+            )
         if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
             raise SpecError(
-                "obs and action are JSON objects: a space by its path, '' for the only one"
+                "obs and action must be JSON objects: a space by its path, '' for the only one"
             )
         names = [fields["obs_names"], fields["action_names"]]
-        if type(fields["has_legal"]) is not bool or not all(
-            isinstance(some, list) for some in names
+        if type(fields["has_action_mask"]) is not bool or not all(
+            isinstance(texts, list) for texts in names
         ):
-            raise SpecError("has_legal is true or false, obs_names and action_names are lists")
+            raise SpecError(
+                "has_action_mask must be true or false, obs_names and action_names must be lists"
+            )
         return GameSpec(
             game=game_name(fields["game"]),
             obs={path: space_from_json(space) for path, space in fields["obs"].items()},
             action={path: space_from_json(space) for path, space in fields["action"].items()},
             obs_names=tuple(names[0]),
             action_names=tuple(names[1]),
-            has_legal=fields["has_legal"],
+            has_action_mask=fields["has_action_mask"],
             max_episode_steps=fields["max_episode_steps"],
         )
     except Refused as error:
         raise SpecError(
-            f"a game spec is not readable: {error}; give the JSON that `spec.to_json()` makes"
+            f"the game spec cannot be read: {error}; give the JSON that `spec.to_json()` returns"
         ) from None
 
 
@@ -205,7 +210,7 @@ _FIELDS = {
     "action",
     "obs_names",
     "action_names",
-    "has_legal",
+    "has_action_mask",
     "max_episode_steps",
 }
 
@@ -215,11 +220,13 @@ def game_spec(
     *,
     obs: int | Sequence[int] | Sequence[str] | Space | Mapping[str, Space],
     actions: int | Sequence[str] | Space | Mapping[str, Space],
-    has_legal: bool = False,
+    has_action_mask: bool = False,
     max_episode_steps: int | None = None,
 ) -> GameSpec:
-    """A spec without Gymnasium: `obs` is a length, a shape, names or spaces; `actions` a count,
-    names or spaces."""
+    """Create a spec without Gymnasium.
+
+    `obs` is a length, a shape, names or spaces; `actions` is a count, names or spaces.
+    """
     obs_spaces, obs_names = _obs(obs)
     action_spaces, action_names = _actions(actions)
     return GameSpec(
@@ -228,7 +235,7 @@ def game_spec(
         action=action_spaces,
         obs_names=obs_names,
         action_names=action_names,
-        has_legal=has_legal,
+        has_action_mask=has_action_mask,
         max_episode_steps=max_episode_steps,
     )
 
@@ -266,9 +273,10 @@ def _actions(actions: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
     )
 
 
-def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = False) -> GameSpec:
-    """The spec of a Gymnasium env (or vector env: its single spaces), without importing
-    gymnasium."""
+def spec_from_gymnasium(
+    env: Any, *, game: str | None = None, has_action_mask: bool = False
+) -> GameSpec:
+    """The spec of a Gymnasium env or vector env (its single spaces); does not import gymnasium."""
     env_spec = getattr(env, "spec", None)
     name = (
         game_name(game)
@@ -281,7 +289,7 @@ def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = 
         game=name,
         obs=space_from_gymnasium(obs_space, is_action=False),
         action=space_from_gymnasium(action_space, is_action=True),
-        has_legal=has_legal,
+        has_action_mask=has_action_mask,
         max_episode_steps=getattr(env_spec, "max_episode_steps", None),
         obs_names=_names(env, "obs_names"),
         action_names=_names(env, "action_names"),
@@ -289,8 +297,7 @@ def spec_from_gymnasium(env: Any, *, game: str | None = None, has_legal: bool = 
 
 
 def _names(env: Any, which: str) -> tuple[str, ...]:
-    """What an env, or the first of a vector env's, calls its observations or actions; nothing
-    where it does not."""
+    """The observation or action names of an env, or of a vector env's first one; may be empty."""
     inner = getattr(env, "unwrapped", env)
     envs = getattr(inner, "envs", None)
     if isinstance(envs, list | tuple) and envs:
@@ -298,20 +305,24 @@ def _names(env: Any, which: str) -> tuple[str, ...]:
     names = getattr(inner, which, ())
     return (
         tuple(names)
-        if isinstance(names, list | tuple) and all(isinstance(one, str) for one in names)
+        if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
         else ()
     )
 
 
-def random_action(spec: GameSpec, rng: np.random.Generator, *, legal: Array | None = None) -> Any:
-    """An action as the game takes it: a number, an array, or parts by their path; among `legal`
-    where that is given."""
+def random_action(
+    spec: GameSpec, rng: np.random.Generator, *, action_mask: Array | None = None
+) -> Any:
+    """Draw an action as the game expects it: a number, an array, or parts by path.
+
+    With `action_mask`, only valid actions are drawn.
+    """
     discrete = spec.discrete
     if discrete is not None:
         return (
             _draw(discrete, rng)
-            if legal is None
-            else int(rng.choice(np.flatnonzero(legal))) + discrete.start
+            if action_mask is None
+            else int(rng.choice(np.flatnonzero(action_mask))) + discrete.start
         )
     parts = {path: _draw(space, rng) for path, space in spec.action.items()}
     return parts[""] if parts.keys() == {""} else nested(parts)
@@ -343,13 +354,13 @@ def _draw(space: Space, rng: np.random.Generator) -> Any:
     drawn = np.where(
         is_closed,
         rng.uniform(np.where(is_closed, low, 0), np.where(is_closed, high, 1)),
-        np.clip(rng.standard_normal(len(low)), low, high),  # where it is open, or as good as that
+        np.clip(rng.standard_normal(len(low)), low, high),  # without bounds, or with huge ones
     )
     return drawn.astype(space.dtype).reshape(space.shape)
 
 
 def nested(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts by their dotted path as the mapping of mappings that a game takes and gives."""
+    """Convert parts by dotted path to the nested mappings that games use."""
     tree: dict[str, Any] = {}
     for path, value in parts.items():
         *above, last = path.split(".")

@@ -1,8 +1,8 @@
-"""What has been seen of one session: the pure rule that makes every frame count once.
+"""The state of one session: the pure rule by which every frame counts once.
 
-Stores keep one `SessionState` per session and ask `admit` inside their commit. The state is
-bounded: ranges of seen numbers, at most 1,024 of them, and data numbers at most 1,024 ahead of the
-first missing one.
+Stores keep one `SessionState` per session and call `admit` inside their commit. The state is
+bounded: it has at most 1,024 ranges of seen numbers, and data numbers are at most 1,024 ahead of
+the first missing one.
 """
 
 import struct
@@ -15,19 +15,18 @@ from understudy.core.errors import Refused
 from understudy.core.names import session_time_s
 
 MAX_AHEAD = 1024
-"""How far a data number may run ahead of the first missing one."""
+"""How far a data number may be ahead of the first missing one."""
 
 MAX_REPORT_AHEAD = 1 << 20
-"""The same for drop reports and closes, whose numbers come behind everything a client still has
-to send."""
+"""The same for drop reports and closes, whose numbers follow everything a client has yet to
+send."""
 
 MAX_RANGES = 1024
 MAX_DROPPED = 1 << 62
 
 
 def tombstone_of(identity: bytes) -> bytes:
-    """What a store keeps of a forgotten player or session: enough to know the id again, not to
-    tell it."""
+    """A hash that a store keeps of a forgotten id: it matches the id but does not reveal it."""
     return sha256(b"understudy tombstone\0" + identity).digest()[:16]
 
 
@@ -37,8 +36,7 @@ _HEAD = struct.Struct("<16sQQQqI??")
 
 @dataclass(frozen=True, slots=True)
 class SeenRange:
-    """Seen numbers `first..last`; where its steps begin (-1: unknown) and end (exactly, or at
-    least)."""
+    """Seen numbers `first..last`, their first step (-1: unknown) and end step (exact or least)."""
 
     first: int
     last: int
@@ -49,7 +47,7 @@ class SeenRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """One session as the store knows it."""
+    """The state of one session in a store."""
 
     player: bytes
     ranges: tuple[SeenRange, ...] = ()
@@ -71,20 +69,20 @@ class SessionState:
         return self.closed_at >= 0
 
     def has_seen(self, number: int) -> bool:
-        return any(one.first <= number <= one.last for one in self.ranges)
+        return any(seen.first <= number <= seen.last for seen in self.ranges)
 
     def missing(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of numbers not seen although later ones were."""
+        """Ranges of numbers that were not seen although later ones were."""
         gaps = []
         at = 0
-        for one in self.ranges:
-            if one.first > at:
-                gaps.append((at, one.first - 1))
-            at = one.last + 1
+        for seen in self.ranges:
+            if seen.first > at:
+                gaps.append((at, seen.first - 1))
+            at = seen.last + 1
         return tuple(gaps)
 
     def pack(self) -> bytes:
-        """Bytes for a database column."""
+        """The state as bytes for a database column."""
         head = _HEAD.pack(
             self.player,
             self.n_chunks,
@@ -96,13 +94,13 @@ class SessionState:
             False,
         )
         return head + b"".join(
-            _RANGE.pack(one.first, one.last, one.first_step, one.end_step, one.exact)
-            for one in self.ranges
+            _RANGE.pack(seen.first, seen.last, seen.first_step, seen.end_step, seen.exact)
+            for seen in self.ranges
         )
 
 
 def unpack_state(raw: bytes) -> SessionState:
-    """The state that `pack` wrote."""
+    """The inverse of `pack`."""
     player, n_chunks, n_steps, dropped, closed_at, received, forgotten, _ = _HEAD.unpack_from(raw)
     ranges = tuple(SeenRange(*fields) for fields in _RANGE.iter_unpack(raw[_HEAD.size :]))
     return SessionState(
@@ -119,7 +117,7 @@ def unpack_state(raw: bytes) -> SessionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A frame's facts as far as counting goes."""
+    """The facts of a frame that `admit` needs."""
 
     number: int
     player: bytes
@@ -131,7 +129,7 @@ class Arrival:
     dropped: tuple[tuple[int, int], ...] = ()
 
 
-Verdict = Literal[
+Rejection = Literal[
     "",
     "seen",
     "other_player",
@@ -141,17 +139,17 @@ Verdict = Literal[
     "step_mismatch",
     "bad_report",
 ]
+"""Why a frame does not count; empty if it does."""
 
 
-def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, Verdict]:
-    """The state after a frame, and `""` when it counts; otherwise the unchanged state and the
-    reason it does not.
+def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, Rejection]:
+    """Return the state after a frame and `""`, or the unchanged state and why it does not count.
 
-    "seen" is no fault: the caller compares bytes to tell a duplicate from a conflict.
+    "seen" is not an error: the caller compares bytes to tell a duplicate from a conflict.
     """
     before = SessionState(player=arrival.player) if state is None else state
     if before.forgotten:
-        return before, "forgotten"  # whoever sends it now: an import may name somebody else
+        return before, "forgotten"  # whichever player sends it: an import may name another one
     if before.player != arrival.player:
         return before, "other_player"
     if before.has_seen(arrival.number):
@@ -184,7 +182,7 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
         ranges=ranges,
         n_chunks=before.n_chunks + is_data,
         n_steps=before.n_steps + (arrival.n_steps if is_data else 0),
-        # Bounded, since each of a session's reports may claim any count.
+        # Bounded, since each report of a session may claim any count.
         dropped_steps=min(
             before.dropped_steps + (arrival.n_steps if arrival.kind == "drop" else 0), MAX_DROPPED
         ),
@@ -195,25 +193,24 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, V
 
 
 def readmit(state: SessionState, arrival: Arrival) -> SessionState:
-    """The state after a data frame whose number was seen in quarantine and that is stored after
-    all."""
+    """The state after a data frame moved from quarantine to the store; its number was seen."""
     return replace(state, n_chunks=state.n_chunks + 1, n_steps=state.n_steps + arrival.n_steps)
 
 
 def withdraw(state: SessionState, n_steps: int) -> SessionState:
-    """The state after a stored data frame was taken out; its number stays seen."""
+    """The state after a stored data frame was removed; its number stays seen."""
     return replace(state, n_chunks=state.n_chunks - 1, n_steps=state.n_steps - n_steps)
 
 
 def _add_data(ranges: tuple[SeenRange, ...], arrival: Arrival) -> tuple[SeenRange, ...] | None:
-    """Ranges with one more data number, or None when its steps contradict a neighbour's."""
+    """The ranges with one more data number, or None if its steps contradict a neighbour's."""
     number = arrival.number
     first_step = arrival.first_step
     end_step = arrival.first_step + arrival.n_steps
-    left = [one for one in ranges if one.last < number]
-    right = [one for one in ranges if one.first > number]
-    if any(first_step < one.end_step for one in left) or any(
-        0 <= one.first_step < end_step for one in right
+    left = [seen for seen in ranges if seen.last < number]
+    right = [seen for seen in ranges if seen.first > number]
+    if any(first_step < seen.end_step for seen in left) or any(
+        0 <= seen.first_step < end_step for seen in right
     ):
         return None
     if left and left[-1].last == number - 1 and left[-1].exact and first_step != left[-1].end_step:
@@ -224,20 +221,20 @@ def _add_data(ranges: tuple[SeenRange, ...], arrival: Arrival) -> tuple[SeenRang
 
 
 def _cover(ranges: tuple[SeenRange, ...], first: int, last: int) -> tuple[SeenRange, ...]:
-    """Ranges with `first..last` marked as seen, whatever was seen of it before."""
+    """The ranges with all of `first..last` marked as seen."""
     at = first
-    for one in ranges:
-        if one.last < at or one.first > last:
+    for seen in ranges:
+        if seen.last < at or seen.first > last:
             continue
-        if one.first > at:
-            ranges = _insert(ranges, SeenRange(at, one.first - 1))
-        at = one.last + 1
+        if seen.first > at:
+            ranges = _insert(ranges, SeenRange(at, seen.first - 1))
+        at = seen.last + 1
     return _insert(ranges, SeenRange(at, last)) if at <= last else ranges
 
 
 def _insert(ranges: tuple[SeenRange, ...], new: SeenRange) -> tuple[SeenRange, ...]:
-    before = [one for one in ranges if one.last < new.first]
-    after = [one for one in ranges if one.first > new.last]
+    before = [seen for seen in ranges if seen.last < new.first]
+    after = [seen for seen in ranges if seen.first > new.last]
     if before and before[-1].last == new.first - 1:
         new = _merged(before.pop(), new)
     if after and after[0].first == new.last + 1:
@@ -253,40 +250,39 @@ def _merged(left: SeenRange, right: SeenRange) -> SeenRange:
 
 # --- How old a session may be ---------------------------------------------------------------------
 #
-# A session id carries the time its session began. No frame enters once its session is too old, so
-# whatever removes duplicates need not remember sessions for ever. Age is counted to the moment a
-# frame entered: an acknowledged frame stays good, however long ingest was down or a schema was
-# missing.
+# A session id contains the time its session began. Frames of a session that is too old are refused,
+# so the deduplication need not remember sessions for ever. The age is measured when a frame enters:
+# an acknowledged frame stays valid, however long ingest was down or a schema was missing.
 
 DAY_S = 86_400.0
 
 AHEAD_S = 1 * DAY_S
-"""How far a player's clock may run ahead."""
+"""How far a player's clock may be ahead."""
 
 SPOOL_S = 7 * DAY_S
-"""How long a client tries to send what it recorded."""
+"""How long a client tries to send recorded frames."""
 
-DOOR_S = SPOOL_S + 1 * DAY_S
-"""A day more than clients try, so that clocks which differ refuse nothing that was sent in time."""
+INTAKE_MAX_AGE_S = SPOOL_S + 1 * DAY_S
+"""A day more than clients try, so that differing clocks refuse nothing that was sent in time."""
 
-INGEST_S = DOOR_S + 7 * DAY_S
-"""A week more than the door takes: for streams that other doors append to and that stamp their
-own time."""
+INGEST_S = INTAKE_MAX_AGE_S + 7 * DAY_S
+"""A week more than the intake accepts, for streams that other producers append to and that stamp
+their own time."""
 
 REMEMBER_S = INGEST_S + AHEAD_S
-"""How long what is gone is remembered after it came: a session that began AHEAD_S after its
-first frame may go on entering for INGEST_S from there."""
+"""How long deleted sessions are remembered after their arrival: a session that began AHEAD_S after
+its first frame may continue to enter for INGEST_S from then."""
 
 
 def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> Refused | None:
-    """Why a session's frame may not enter at this time, or None."""
+    """Why a session's frame is refused at this time, or None."""
     if session.version != 7:
-        return Refused("bad_session", f"session {session} is no UUIDv7")
+        return Refused("bad_session", f"session {session} is not a UUIDv7")
     age_s = entered_s - session_time_s(session)
     if not -AHEAD_S <= age_s <= oldest_s:
         return Refused(
             "bad_session_time",
-            f"session {session} began {age_s / DAY_S:.1f} days before this frame came; "
-            f"wanted {-AHEAD_S / DAY_S:.0f} to {oldest_s / DAY_S:.0f}",
+            f"session {session} began {age_s / DAY_S:.1f} days before this frame arrived; "
+            f"expected {-AHEAD_S / DAY_S:.0f} to {oldest_s / DAY_S:.0f}",
         )
     return None

@@ -1,5 +1,4 @@
-"""The shapes a game's observations and actions may take, as plain data that can check whole
-columns at once."""
+"""The spaces of observations and actions, as plain data that checks whole columns at once."""
 
 import math
 import operator
@@ -16,39 +15,38 @@ from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 MAX_DIMENSIONS = 6
 
 OPEN = 1e30
-"""A bound beyond this is none: a Box that is open in places keeps its dtype's extreme there."""
+"""Bounds beyond this count as none: a partly bounded Box has its dtype's extremes elsewhere."""
 
 Bounds = float | tuple[float, ...] | None  # whole numbers stay int
 """One bound for all elements, one for each (flattened), or none."""
 
 
 class Space(Protocol):
-    """What one column holds per row."""
+    """The values that one column may have per row."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     def holds(self, rows: Array) -> NDArray[np.bool_]:
-        """For each row of a column with the right dtype and shape: does it lie in the space?"""
+        """For each row of a column with the right dtype and shape: whether it is in the space."""
         ...
 
     def to_json(self) -> dict[str, Any]: ...
 
 
 def _to_json(space: Any) -> dict[str, Any]:
-    """The space's kind and fields; bounds and counts that differ are lists."""
+    """The space's kind and fields; bounds and counts per element are lists."""
     fields = {name: getattr(space, name) for name in space.__dataclass_fields__}
-    listed = {
+    values = {
         name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()
     }
-    return {**listed, "space": _NAMES[type(space)], "dtype": DTYPE_NAMES[space.dtype]}
+    return {**values, "space": _NAMES[type(space)], "dtype": DTYPE_NAMES[space.dtype]}
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Numbers within bounds; every float must be finite. Equal spaces have equal fields, however
-    they were given."""
+    """Numbers within bounds; floats must be finite. Fields are normalised for comparison."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -62,8 +60,8 @@ class Box:
         low, high = (np.asarray(bound, object) for bound in (self.low, self.high))
         if self.low is not None and self.high is not None and (low > high).any():
             raise SpecError(
-                f"a box has a low bound {str(self.low)[:40]} above its high bound "
-                f"{str(self.high)[:40]}"
+                f"a Box has a low bound {str(self.low)[:40]} above its high bound "
+                f"{str(self.high)[:40]}; give low bounds of at most the high ones"
             )
 
     def holds(self, rows: Array) -> NDArray[np.bool_]:
@@ -78,16 +76,14 @@ class Box:
         return ok
 
     def ends(self) -> tuple[Array, Array]:
-        """The least and the greatest value of each number; floats are infinite where they are
-        open, booleans bytes."""
+        """The bounds of each element: infinite floats where there is none, bytes for booleans."""
         dtype = np.dtype(np.uint8) if self.dtype.kind == "b" else self.dtype
-        found = [
-            np.asarray(end if bound is None else bound, dtype)
-            for bound, end in zip((self.low, self.high), type_ends(self.dtype), strict=True)
+        ends = [
+            np.asarray(extreme if bound is None else bound, dtype)
+            for bound, extreme in zip((self.low, self.high), type_ends(self.dtype), strict=True)
         ]
         low, high = (
-            np.broadcast_to(one.reshape(self.shape if one.ndim else ()), self.shape)
-            for one in found
+            np.broadcast_to(end.reshape(self.shape if end.ndim else ()), self.shape) for end in ends
         )
         return low, high
 
@@ -112,8 +108,7 @@ class Discrete:
         if n < 1 or start < info.min or start + n - 1 > info.max:
             raise SpecError(
                 f"{n} choices from {start} do not fit into {DTYPE_NAMES[self.dtype]}; give at "
-                "least 1 and at most what "
-                "the type holds"
+                "least 1 and at most the type's maximum"
             )
 
     @property
@@ -121,7 +116,7 @@ class Discrete:
         return ()
 
     def holds(self, rows: Array) -> NDArray[np.bool_]:
-        # The last choice, not the one after it, which the column's type may not hold.
+        # Compared with the last choice, since the type may not represent the one after it.
         return np.asarray((rows >= self.start) & (rows <= self.start + self.n - 1))
 
     to_json = _to_json
@@ -145,8 +140,8 @@ class MultiDiscrete:
             )
         if min(counts) < 1 or max(counts) - 1 > np.iinfo(self.dtype).max:
             raise SpecError(
-                f"counts {str(counts)[:60]} do not fit; give each at least 1 and at most what the "
-                "type holds"
+                f"counts {str(counts)[:60]} do not fit into {DTYPE_NAMES[self.dtype]}; give each "
+                "at least 1 and at most the type's maximum"
             )
 
     def holds(self, rows: Array) -> NDArray[np.bool_]:
@@ -174,7 +169,7 @@ class MultiBinary:
 
 
 def _normalise(space: Any, *, sorts: str) -> None:
-    """Give a space that was just made its plain dtype and shape, or say what is wrong with them."""
+    """Convert the dtype and shape of a new space to their normal form; SpecError if invalid."""
     dtype = np.dtype(space.dtype).newbyteorder("<")
     if dtype not in DTYPE_NAMES or dtype.kind not in sorts:
         fitting = [name for name, known in DTYPES.items() if known.kind in sorts]
@@ -201,8 +196,7 @@ def _whole(value: Any, what: str) -> int:
 
 
 def _bound_of(box: Box, bound: Any, *, end: int) -> Bounds:
-    """A bound in one form: None where the type itself ends, one number where all elements share
-    it."""
+    """A bound in its normal form: None at the type's own end, one number if all are equal."""
     if bound is None:
         return None
     is_list = isinstance(bound, list | tuple)
@@ -218,14 +212,14 @@ def _bound_of(box: Box, bound: Any, *, end: int) -> Bounds:
 
 
 def type_ends(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """Below and above which a type holds no number."""
+    """The lowest and highest number of a type."""
     if dtype.kind == "f":
         return -np.inf, np.inf
     return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
 def _number(value: Any, dtype: np.dtype[Any]) -> float:
-    # Bounds have the column's own precision, so that float32(0.1) lies within a bound given as 0.1.
+    # Bounds have the column's precision, so that float32(0.1) is within a bound of 0.1.
     if (
         dtype.kind == "f"
         and isinstance(value, int | float | np.number)
@@ -239,7 +233,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> float:
         low, high = type_ends(dtype)
         if low <= operator.index(value) <= high:
             return operator.index(value)
-    raise SpecError(f"a bound is {value!r}; give None or a number that {DTYPE_NAMES[dtype]} holds")
+    raise SpecError(f"a bound is {value!r}; give None or a number of type {DTYPE_NAMES[dtype]}")
 
 
 _KINDS: Mapping[str, type[Box] | type[Discrete] | type[MultiDiscrete] | type[MultiBinary]] = {
@@ -252,7 +246,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def space_from_json(fields: Any) -> Space:
-    """The space that `to_json` described; SpecError unless the description is exact."""
+    """Parse the JSON of `to_json`; SpecError unless it is exactly a space."""
     if (
         not isinstance(fields, dict)
         or not isinstance(fields.get("space"), str)
@@ -266,7 +260,7 @@ def space_from_json(fields: Any) -> Space:
         kind = _KINDS[fields["space"]]
         if fields.keys() != {"space", *kind.__dataclass_fields__}:
             raise SpecError(
-                f"a {fields['space']} space has exactly the fields "
+                f"a {fields['space']} space must have exactly the fields "
                 f"{sorted(kind.__dataclass_fields__)}"
             )
         listed = [fields[name] for name in ("shape", "counts") if name in fields]
@@ -274,19 +268,18 @@ def space_from_json(fields: Any) -> Space:
         if not all(isinstance(value, list) for value in listed) or any(
             isinstance(bound, bool) for bound in bounds
         ):
-            raise SpecError("shape and counts are lists, bounds are numbers")
-        given = {name: value for name, value in fields.items() if name != "space"}
-        return kind(**{**given, "dtype": DTYPES[fields["dtype"]]})
+            raise SpecError("shape and counts must be lists, and bounds must be numbers")
+        arguments = {name: value for name, value in fields.items() if name != "space"}
+        return kind(**{**arguments, "dtype": DTYPES[fields["dtype"]]})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SpecError(
-            f"a space is not readable: {error} in {str(fields)[:200]}; its dtype is one of "
+            f"a space cannot be read: {error} in {str(fields)[:200]}; its dtype must be one of "
             f"{', '.join(DTYPES)}"
         ) from None
 
 
 def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:
-    """The leaves of a Gymnasium space by dotted path (`""` for a plain one); Dict and Tuple are
-    taken apart."""
+    """The leaves of a Gymnasium space by dotted path; `""` for one that is no Dict or Tuple."""
     kind = type(space).__name__
     if kind not in ("Dict", "Tuple"):
         return {"": _leaf(kind, space, is_action=is_action)}
@@ -295,7 +288,7 @@ def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:
         if not str(key) or "." in str(key):
             raise SpecError(
                 f"a Dict space has the key {key!r}; use letters, digits, _ and -, since a dot "
-                "parts columns"
+                "separates the parts of a column's name"
             )
         for path, leaf in space_from_gymnasium(part, is_action=is_action).items():
             leaves[f"{key}.{path}" if path else str(key)] = leaf
@@ -316,7 +309,7 @@ def _leaf(kind: str, space: Any, *, is_action: bool) -> Space:
             if np.any(getattr(space, "start", 0)):
                 raise SpecError(
                     "a MultiDiscrete space that does not start at 0 cannot be recorded; shift it "
-                    "to 0"
+                    "to start at 0"
                 )
             counts = np.asarray(space.nvec)
             return MultiDiscrete(tuple(counts.ravel().tolist()), counts.shape, space.dtype)
@@ -325,8 +318,7 @@ def _leaf(kind: str, space: Any, *, is_action: bool) -> Space:
         case _:
             raise SpecError(
                 f"a {kind} space cannot be recorded; use Box, Discrete, MultiDiscrete, "
-                "MultiBinary, or a Dict or Tuple "
-                "of them"
+                "MultiBinary, or a Dict or Tuple of them"
             )
 
 
@@ -334,7 +326,7 @@ def _bounds_of(values: Array) -> Bounds:
     if values.dtype.kind == "f":
         if not np.isfinite(values).any():
             return None
-        # A mixture of bounded and open elements keeps the open ones as the dtype's own extreme.
+        # In a partly bounded Box, unbounded elements get the dtype's extremes.
         info = np.finfo(values.dtype)
         values = np.nan_to_num(values, posinf=info.max, neginf=info.min)
     return tuple(values.ravel().tolist())

@@ -1,8 +1,7 @@
-"""Checks what a game hands over for one row and writes it into preallocated columns.
+"""Validates a game's values for one row and writes them into preallocated columns.
 
-Arrays of the right dtype and shape take the short way; lists, scalars and other dtypes are
-converted only where no value changes (a float may be rounded to the column's precision, nothing
-else).
+Arrays of the right dtype and shape take a fast path. Lists, scalars and other dtypes are converted
+only if no value changes, except that a float may be rounded to the column's precision.
 """
 
 import operator
@@ -18,29 +17,30 @@ from understudy.experience.game import GameSpec
 from understudy.experience.spaces import Box, Space
 
 _SHORT = 32
-"""Up to this length Python's sum is quicker than a call into NumPy."""
+"""Up to this length, Python's sum is faster than a call into NumPy."""
 
 Columns = Sequence[Array] | Sequence[list[Any]]
 Write = Callable[[Columns, int, Any], None]
-"""Writes one checked value into a row of its columns, or raises Refused; the row is scratch until
-then.
+"""Writes one validated value into a row of its columns, or raises Refused.
 
-Where a list stands for a column, it gets the checked array itself.
+After Refused, the content of the row is undefined. If a column is a list, the validated array
+itself is stored in it.
 """
 
 Read = Callable[[Any], dict[str, Array]]
-"""Gives the checked columns of one value, or raises Refused."""
+"""Returns the validated columns of one value, or raises Refused."""
 
 
 def obs_writer(spec: GameSpec) -> Write:
-    """Writes observations of this game: one array, or a mapping or tuple that is taken apart by
-    path."""
+    """A writer for observations of this game: one array, or a mapping or tuple with its parts."""
     return _tree_writer("obs", spec.obs, check_bounds=False)
 
 
 def obs_reader(spec: GameSpec, *, stack: int = 1) -> Read:
-    """Checks observations of this game, or sequences of `stack`; without a stack, an array that
-    fits is not copied."""
+    """A reader for observations of this game, or for sequences of `stack` of them.
+
+    Without a stack, an array of the right dtype and shape is not copied.
+    """
     write = obs_writer(spec)
     spaces = spec.obs_columns
     (only, *more) = spaces
@@ -69,7 +69,7 @@ def obs_reader(spec: GameSpec, *, stack: int = 1) -> Read:
 
 
 def action_writer(spec: GameSpec) -> Write:
-    """Writes actions of this game; names are taken where the spec has them."""
+    """A writer for actions of this game; accepts names if the spec has them."""
     space = spec.discrete
     if space is None:
         return _tree_writer("action", spec.action, check_bounds=True)
@@ -90,27 +90,28 @@ def action_writer(spec: GameSpec) -> Write:
 
 
 def raw_action_writer(spec: GameSpec) -> Write:
-    """Writes actions as they were before a clip or tanh: same parts, no bounds."""
+    """A writer for actions before clip or tanh: same parts, no bounds."""
     spaces = {path: raw_space(space) for path, space in spec.action.items()}
     return _tree_writer("raw_action", spaces, check_bounds=False)
 
 
 def raw_space(space: Space) -> Space:
-    """The space of an action before it was clipped: its shape, as floats."""
+    """The space of an action before clipping: the same shape, as floats."""
     return Box(space.shape, space.dtype if space.dtype.kind == "f" else np.dtype("<f4"))
 
 
 def check_mask(mask: Any, n_actions: int) -> Array:
-    """A legal mask as bool[n_actions]; Refused when it is something else."""
+    """An action mask as bool[n_actions]; Refused if it is something else."""
     if type(mask) is np.ndarray and mask.dtype == np.bool_ and mask.shape == (n_actions,):
         return mask
-    array = _asarray("legal", mask)
+    array = _asarray("action_mask", mask)
     if array.shape != (n_actions,):
         raise Refused(
             "bad_shape",
-            f"legal has shape {array.shape}; give one flag for each of the {n_actions} actions",
+            f"action_mask has shape {array.shape}; give one flag for each of the {n_actions} "
+            "actions",
         )
-    return _lossless("legal", array, np.dtype(np.bool_))
+    return _lossless("action_mask", array, np.dtype(np.bool_))
 
 
 def _whole(action: Any, by_name: Mapping[str, int]) -> int:
@@ -157,7 +158,8 @@ def _part(what: str, value: Any, path: str, keys: Sequence[str]) -> Any:
             value = value[key] if isinstance(value, Mapping) and key in value else value[int(key)]
     except (KeyError, IndexError, TypeError, ValueError):
         raise Refused(
-            "bad_shape", f"{what} has no part {path!r}; give all that the game was connected with"
+            "bad_shape",
+            f"{what} has no part {path!r}; give every part that the game was connected with",
         ) from None
     return value
 
@@ -167,8 +169,8 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
     shape = space.shape
     is_float = dtype.kind == "f"
     is_short = len(shape) == 1 and shape[0] <= _SHORT
-    # Real games leave the float bounds of their observations now and then; whole numbers and
-    # actions may not.
+    # Real games sometimes exceed the float bounds of their observations, which is accepted; whole
+    # numbers and actions must be within bounds.
     is_open = isinstance(space, Box) and space.low is None and space.high is None
     must_hold = (check_bounds or not is_float) and not is_open
     array_type = np.ndarray
@@ -182,18 +184,18 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
                     f"{what} has shape {value.shape}; this game was connected with {shape}",
                 )
             value = _lossless(what, value, dtype)
-        # A sum is finite only if every element is; when it overflowed, look at each. NumPy's own
-        # sums would warn.
+        # A sum is finite only if every element is; after an overflow, each element is checked.
+        # NumPy's own sums would warn.
         if (
             is_float
             and not (is_short and isfinite(sum(value.tolist())))
             and not np.isfinite(value).all()
         ):
-            raise Refused("not_finite", f"{what} holds NaN or infinity; give finite numbers")
+            raise Refused("not_finite", f"{what} contains NaN or infinity; give finite numbers")
         if must_hold and not space.holds(value[None])[0]:
             raise Refused(
                 "not_in_space",
-                f"{what} {str(value)[:60]} lies outside {space}; clip it or widen the space",
+                f"{what} {str(value)[:60]} is outside of {space}; clip it or widen the space",
             )
         columns[0][at] = value
 
@@ -204,9 +206,9 @@ def _asarray(what: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise Refused("bad_shape", f"{what} is no array: {str(error)[:80]}") from None
+        raise Refused("bad_shape", f"{what} is not an array: {str(error)[:80]}") from None
     if array.dtype.kind not in "biuf":
-        raise Refused("bad_dtype", f"{what} is of dtype {array.dtype}; give numbers")
+        raise Refused("bad_dtype", f"{what} has dtype {array.dtype}; give numbers")
     return array
 
 
@@ -219,6 +221,7 @@ def _lossless(what: str, array: Array, dtype: np.dtype[Any]) -> Array:
         if not may_round and not (converted == array).all():
             raise Refused(
                 "bad_dtype",
-                f"{what} of {array.dtype} does not fit {dtype} exactly; connect it as wider",
+                f"{what} of {array.dtype} does not fit into {dtype} exactly; connect with a wider "
+                "dtype",
             )
     return converted

@@ -1,13 +1,12 @@
-"""Rally: two paddles and a ball on integers, so that every machine and language plays the same
-match, bit for bit.
+"""Rally: two paddles and a ball in integers, bit-identical on every machine and in every language.
 
     x 0 ┬ left paddle ............ ball ............ right paddle ┬ 4096
         └ seat 0                                           seat 1 ┘          y 0 above, 3072 below
 
-A serve is an episode: it ends when the ball leaves on one side, a point for the other. What moves
-fits into 32 bits and is changed by +, -, * and shifts alone. `step` and `frame` are pure and take
-their array module: NumPy, jax.numpy, or `Ints` for one court in plain Python. `rally.js` is the
-same game for pages, held to the same vectors.
+A serve is an episode: it ends when the ball leaves on one side, which is a point for the other
+side. All values fit into 32 bits and change only by +, -, * and shifts. `step` and `frame` are pure
+and have the array module as an argument: NumPy, jax.numpy, or `Ints` for one court in plain Python.
+`rally.js` is the same game for web pages, tested with the same vectors.
 """
 
 from typing import Any, NamedTuple
@@ -20,27 +19,27 @@ from understudy.core.tensors import Array
 
 GAME_ID = "rally"
 OPPONENT = "good"
-"""Whom an env and a judge put into the other seat unless told otherwise."""
+"""The default opponent of an env and of an evaluation."""
 WIDTH = 4096
 HEIGHT = 3072
 BALL = 48
-"""Half its size; a paddle reaches so much further."""
+"""Half the size of the ball; it extends the reach of a paddle by as much."""
 PADDLE = 320
-"""Half its height."""
+"""Half the height of a paddle."""
 FACE = 160
-"""How far a paddle's face is from its side."""
+"""The distance of a paddle's face from its side of the court."""
 PADDLE_SPEED = 44
 SERVE_SPEED = 40
 MAX_SPEED = 96
 FASTER = 4
-"""How much a hit adds to the ball's speed."""
+"""The speed that a hit adds to the ball."""
 STEEPER = 6
-"""How steep a hit off the middle of a paddle is, in 32nds of the distance."""
+"""The vertical speed after a hit, in 32nds of the distance from the paddle's middle."""
 MAX_STEEP = 72
 FRAMES = 4
-"""Frames for each decision."""
+"""Frames per decision."""
 MAX_DECISIONS = 600
-"""After so many a serve is truncated: two who never miss."""
+"""A serve is truncated after this many decisions, if neither side misses."""
 OBS_NAMES = ("ball x", "ball y", "ball speed x", "ball speed y", "own paddle", "other paddle")
 ACTION_NAMES = ("up", "stay", "down")
 _HASHED = (0x7FEB352D, 0x846CA68B)
@@ -49,20 +48,19 @@ _ALL_BITS = 0xFFFFFFFF
 
 
 class Court(NamedTuple):
-    """Everything that moves; whole numbers, or int32 arrays of any number of courts side by
-    side."""
+    """Everything that moves, as whole numbers, or as int32 arrays for many courts."""
 
     x: Any
     y: Any
     speed_x: Any
     speed_y: Any
     left: Any
-    """The middle of seat 0's paddle."""
+    """The centre of seat 0's paddle."""
     right: Any
 
 
 class Ints:
-    """What an array module must know here, for one court in plain Python."""
+    """The functions of an array module that Rally uses, for one court in plain Python."""
 
     @staticmethod
     def where(is_so: bool, this: int, other: int) -> int:
@@ -74,8 +72,7 @@ class Ints:
 
 
 def serve(seed: Any) -> Court:
-    """The court at the first frame of a serve, or of an int64 array of them; the same for all
-    who play this seed."""
+    """The court at the first frame of a serve, from its seed or from an int64 array of seeds."""
     drawn = mixed(seed)
     middle = drawn * 0
     return Court(
@@ -89,7 +86,7 @@ def serve(seed: Any) -> Court:
 
 
 def mixed(number: Any) -> Any:
-    """32 bits that look drawn, from a whole number or an int64 array of them."""
+    """Hash a whole number, or an int64 array of them, to 32 pseudo-random bits."""
     number = number & _ALL_BITS
     for factor, shift in zip(_HASHED, (16, 15), strict=True):
         number = (number ^ number >> shift) * factor & _ALL_BITS
@@ -97,14 +94,15 @@ def mixed(number: Any) -> Any:
 
 
 def drawn_at(seed: Any, decision: Any) -> Any:
-    """The random bits of a serve's decision, from its seed alone."""
+    """The random bits of a decision, determined by the serve's seed."""
     return mixed(mixed(seed) + (decision + 1) * _GOLDEN)
 
 
 def step(xp: Any, court: Court, left: Any, right: Any) -> tuple[Court, Any]:
-    """One decision of both seats (0 up, 1 stay, 2 down): the court after it, and who got a point.
+    """Play one decision of both seats (0 up, 1 stay, 2 down); return the court and the point.
 
-    1: seat 0 did, -1: seat 1 did, 0: the ball is in play. Once it has left, nothing moves any more.
+    The point is 1 for seat 0, -1 for seat 1, and 0 while the ball is in play. Once the ball has
+    left, nothing moves any more.
     """
     for _ in range(FRAMES):
         court = frame(xp, court, left - 1, right - 1)
@@ -117,18 +115,18 @@ def point(xp: Any, court: Court) -> Any:
 
 
 def frame(xp: Any, court: Court, left_move: Any, right_move: Any) -> Court:
-    """One frame; a move is -1, 0 or 1."""
+    """Play one frame; a move is -1, 0 or 1."""
     is_out = (court.x > WIDTH) | (court.x < 0)
     left = _moved(xp, court.left, left_move)
     right = _moved(xp, court.right, right_move)
     x = court.x + court.speed_x
     y = court.y + court.speed_y
-    # Off the upper and the lower wall.
+    # Bounce off the upper and lower wall.
     is_above = y < BALL
     is_below = y > HEIGHT - BALL
     speed_y = xp.where(is_above | is_below, -court.speed_y, court.speed_y)
     y = xp.where(is_above, 2 * BALL - y, xp.where(is_below, 2 * (HEIGHT - BALL) - y, y))
-    # Off a paddle, in the frame in which the ball passes its face.
+    # Bounce off a paddle in the frame in which the ball passes its face.
     near = FACE + BALL
     far = WIDTH - FACE - BALL
     is_hit_left = (court.x >= near) & (x < near) & (xp.abs(y - left) <= PADDLE + BALL)
@@ -148,8 +146,7 @@ def _moved(xp: Any, paddle: Any, move: Any) -> Any:
 
 
 def seen(court: Court, seat: int) -> tuple[Any, ...]:
-    """What a seat sees, each as if it sat on the left; dividing by `SCALES` gives the
-    observation, exactly."""
+    """A seat's view, mirrored so that it is on the left; divide by `SCALES` for the observation."""
     side = 1 if seat == 0 else -1
     own, other = (court.left, court.right) if seat == 0 else (court.right, court.left)
     return (
@@ -163,7 +160,7 @@ def seen(court: Court, seat: int) -> tuple[Any, ...]:
 
 
 SCALES = np.array([2048, 2048, 64, 64, 2048, 2048], np.float32)
-"""Powers of two: an observation has the same bits in every language."""
+"""Powers of two, so that observations have the same bits in every language."""
 
 
 def observed(court: Court, seat: int) -> Array:
@@ -172,7 +169,7 @@ def observed(court: Court, seat: int) -> Array:
 
 
 def as_text(court: Court, *, columns: int = 64, rows: int = 20) -> str:
-    """The court as lines of text, for a terminal."""
+    """Draw the court as lines of text, for a terminal."""
     lines = [[" "] * columns for _ in range(rows)]
 
     def at(value: int, size: int, cells: int) -> int:
@@ -192,7 +189,7 @@ def as_text(court: Court, *, columns: int = 64, rows: int = 20) -> str:
 
 
 def pictured(court: Court, *, size: int = 12) -> NDArray[np.uint8]:
-    """uint8[height, width, 3]: the court in colours, one pixel for every `size` of it."""
+    """uint8[height, width, 3]: the court as an image, one pixel per `size` units."""
     frame = np.full((HEIGHT // size, WIDTH // size, 3), 16, np.uint8)
 
     def fill(x: int, y: int, half_x: int, half_y: int, colour: tuple[int, int, int]) -> None:
@@ -214,14 +211,13 @@ class Skill(NamedTuple):
     """How well a scripted opponent plays."""
 
     lapse: int
-    """In how many of 256 decisions it does anything at all."""
+    """How many of 256 decisions are random."""
     aim: int
-    """How far off it may aim."""
+    """The largest error of its aim."""
     reach: int
-    """How near a ball must be before it minds it, from its own side; above the width: it always
-    does."""
+    """The distance from its side within which it follows the ball; above the width: always."""
     slack: int
-    """How far off its paddle may stand before it moves."""
+    """How far its paddle may be off target before it moves."""
 
 
 SKILLS = {
@@ -233,18 +229,17 @@ SKILLS = {
 
 
 def skill_of(name: str) -> Skill:
-    """A skill by its name; ConfigError names them all."""
+    """Look up a skill by name; ConfigError lists all names."""
     if name not in SKILLS:
         raise ConfigError(f"skill {name!r} is not known; give one of {', '.join(SKILLS)}")
     return SKILLS[name]
 
 
 def scripted(xp: Any, view: tuple[Any, ...], skill: Skill, drawn: Any) -> Any:
-    """What a scripted opponent does with what it sees; `drawn` is 32 fresh random bits, as a
-    whole number from 0."""
+    """The action of a scripted opponent for its view; `drawn` is 32 random bits, not negative."""
     x, y, speed_x, _, own, _ = view
     off = ((drawn >> 8 & 1023) - 512) * skill.aim >> 9
-    is_minded = (speed_x < 0) & (x + WIDTH // 2 < skill.reach)
-    away = xp.where(is_minded, y + off, 0) - own
+    is_followed = (speed_x < 0) & (x + WIDTH // 2 < skill.reach)
+    away = xp.where(is_followed, y + off, 0) - own
     aimed = xp.where(away < -skill.slack, 0, xp.where(away > skill.slack, 2, 1))
     return xp.where((drawn & 255) < skill.lapse, (drawn >> 20) % 3, aimed)

@@ -1,8 +1,7 @@
-"""A network in NumPy: what actors and games run, without JAX and in microseconds.
+"""A network in NumPy, as actors and games run it: without JAX and in microseconds.
 
 `compile_network` and `compile_row` turn a spec and its weights into closures once; a call then does
-only array work. What they returned may be called from several threads: no buffer is shared between
-calls.
+only array work. The returned functions are thread-safe: no buffer is shared between calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 Act = Callable[[Array, Array | None], Array]
-"""(x, out) -> result, where out is x itself if x may be overwritten, else None."""
+"""(x, out) -> result; `out` is x itself if x may be overwritten, else None."""
 
 GELU = (0.7978845608028654, 0.044715)
 ZERO = np.zeros((), np.float32)
@@ -55,7 +54,7 @@ def _tanh(x: Array, out: Array | None) -> Array:
 
 
 def _sigmoid(x: Array, out: Array | None) -> Array:
-    # Through tanh, since exp(-x) overflows where x is far below 0.
+    # Computed with tanh, since exp(-x) overflows for x far below 0.
     h = np.tanh(np.multiply(x, 0.5, out), out)
     return np.multiply(np.add(h, 1, h), 0.5, h)
 
@@ -85,17 +84,16 @@ ACTS: Mapping[str, Act] = {
 
 
 Step = Callable[[Array], Array]
-"""What runs a layer: float32[batch, ...] or one row to float32; an input's first step takes the
-column's own dtype."""
+"""Runs a layer on float32[batch, ...] or on one row; an input's first step accepts the column's own
+dtype."""
 
 _FEW_CHANNELS = 16
-"""Up to here, copying one channel after another is quicker than copying a transposed view,
-element by element."""
+"""Up to this number, copying channel by channel is faster than copying a transposed view element by
+element."""
 
 
 def convolution(layer: Conv, kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
-    """The layer as a step; `lead` is the number of axes before a row's own: 1 for a batch, 0 for
-    one row."""
+    """The layer as a step; `lead` is the number of axes before a row's: 1 in a batch, 0 alone."""
     size = layer.kernel
     stride = layer.stride
     width = layer.channels
@@ -108,7 +106,7 @@ def convolution(layer: Conv, kernel: Array, bias: Array, act: Act | None, *, lea
     def run(x: Array) -> Array:
         x = np.ascontiguousarray(x)
         *batch, high, wide, channels = x.shape
-        c = x.itemsize  # strides are worked out, since those of axes of length 1 may be anything
+        c = x.itemsize  # strides are computed, since those of axes of length 1 are arbitrary
         w = c * channels
         h = c * channels * wide
         image = c * channels * wide * high
@@ -119,8 +117,8 @@ def convolution(layer: Conv, kernel: Array, bias: Array, act: Act | None, *, lea
         patches: Array = np.ndarray(
             (*batch, *shape), x.dtype, x, 0, (*(image for _ in batch), *strides)
         )
-        # One row takes a product for each line of the image: OpenBLAS packs only large matrices,
-        # and that costs more.
+        # A single row uses one product per line of the image: OpenBLAS packs only large matrices,
+        # and packing costs more.
         rows = (
             dot(patches.reshape(-1, n_taps), kernel)
             if lead
@@ -142,14 +140,14 @@ def channels_last(layer: Channels, *, lead: int) -> Step:
     def run(x: Array) -> Array:
         order = (*range(lead), *(axis + lead for axis in layer.order(x.ndim - lead)))
         moved = x.transpose(order)
-        kept = moved.shape[:-n_axes]
+        first = moved.shape[:-n_axes]
         last = moved.shape[-n_axes:]
         if moved.flags.c_contiguous or prod(last) > _FEW_CHANNELS:
-            return moved.reshape(*kept, -1)
+            return moved.reshape(*first, -1)
         out = np.empty(moved.shape, x.dtype)
         for at in np.ndindex(last):
             out[(..., *at)] = moved[(..., *at)]
-        return out.reshape(*kept, -1)
+        return out.reshape(*first, -1)
 
     return run
 
@@ -157,25 +155,24 @@ def channels_last(layer: Channels, *, lead: int) -> Step:
 def compile_network(
     spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None
 ) -> Forward:
-    """A function from observation columns [batch, ...] to each head's output; `heads` names
-    those wanted, else all."""
+    """A function from observation columns [batch, ...] to the outputs of `heads`, or of all."""
     return _compiled(spec, weights, heads, lead=1)
 
 
 def compile_row(
     spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None
 ) -> Forward:
-    """The same for one row: columns without a batch axis, of exactly the inputs' dtypes; quicker
-    than a batch of 1."""
+    """The same for one row, faster than a batch of 1: no batch axis, exactly the inputs' dtypes."""
     return _compiled(spec, weights, heads, lead=0)
 
 
 def _compiled(
     spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, *, lead: int
 ) -> Forward:
-    """`lead` is, here and below, the number of axes before a row's own: 1 for a batch, 0 for one
-    row."""
-    inputs = [(name, _input(name, one, weights, lead=lead)) for name, one in spec.inputs.items()]
+    """`lead` is, here and below, the number of axes before a row's: 1 in a batch, 0 alone."""
+    inputs = [
+        (name, _input(name, column, weights, lead=lead)) for name, column in spec.inputs.items()
+    ]
     trunk = _steps("trunk", spec.trunk, weights, lead=lead)
     ends = [
         (name, _steps(f"heads.{name}", spec.heads[name], weights, lead=lead))
@@ -215,14 +212,13 @@ def _compiled(
     return run
 
 
-def _input(name: str, one: Input, weights: Weights, *, lead: int) -> list[Step]:
-    if (
-        not lead and not one.shape
-    ):  # NumPy makes scalars of what has no axis, so this is run as a batch of one
-        return [lambda x: x[None], *_input(name, one, weights, lead=1), lambda x: x[0]]
-    steps = _steps(f"inputs.{name}", one.layers, weights, lead=lead)
-    is_cast = bool(one.layers) and isinstance(one.layers[0], ScaleImage | OneHot)
-    if not is_cast and (lead or one.dtype != F32):
+def _input(name: str, column: Input, weights: Weights, *, lead: int) -> list[Step]:
+    if not lead and not column.shape:
+        # NumPy turns arrays without an axis into scalars, so this runs as a batch of one.
+        return [lambda x: x[None], *_input(name, column, weights, lead=1), lambda x: x[0]]
+    steps = _steps(f"inputs.{name}", column.layers, weights, lead=lead)
+    is_cast = bool(column.layers) and isinstance(column.layers[0], ScaleImage | OneHot)
+    if not is_cast and (lead or column.dtype != F32):
         steps.insert(0, lambda x: x if x.dtype is F32 else x.astype(F32))
     return steps
 
@@ -239,8 +235,8 @@ def _steps(place: str, layers: Sequence[Layer], weights: Weights, *, lead: int) 
             for name, array in weights.items()
             if name.startswith(prefix)
         }
-        # What a linear layer or norm gives is its own, so that the activation after it may work in
-        # place.
+        # The output of a linear layer or norm is a new array, so the activation after it may work
+        # in place.
         fused = isinstance(layer, Dense | Conv | LayerNorm | Dueling) and isinstance(
             after, Activation
         )
@@ -263,8 +259,8 @@ def _step(layer: Layer, own: Mapping[str, Array], act: Act | None, *, lead: int)
         case ObservationNorm():
             return _observation_norm(own["mean"], own["var"])
         case Activation():
-            one = ACTS[layer.name]
-            return lambda x: one(x, None)
+            activation = ACTS[layer.name]
+            return lambda x: activation(x, None)
         case Flatten():
             return lambda x: x if x.ndim == lead + 1 else x.reshape(*x.shape[:lead], -1)
         case ScaleImage():
@@ -283,10 +279,8 @@ def _step(layer: Layer, own: Mapping[str, Array], act: Act | None, *, lead: int)
 
 
 def _dense(kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
-    kernel, bias = (
-        aligned(kernel),
-        bias[None] if lead else bias,
-    )  # NumPy adds quicker where both have as many axes
+    kernel = aligned(kernel)
+    bias = bias[None] if lead else bias  # NumPy adds faster with the same number of axes
     add = np.add
     maximum = np.maximum
     zero = ZERO
@@ -302,18 +296,17 @@ def _dense(kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
 
     if act is None or act is relu:
         return rectified if act else plain
-    one = act
+    activation = act
 
     def activated(x: Array) -> Array:
         h: Array = x.dot(kernel)
-        return one(add(h, bias, h), h)
+        return activation(add(h, bias, h), h)
 
     return activated
 
 
 def _dueling(layer: Dueling, own: Mapping[str, Array], act: Act | None, *, lead: int) -> Step:
-    """Value + advantage - mean is linear in what both come from, so it is one matrix, worked out
-    beforehand."""
+    """Value + advantage - mean is linear in the features, so one precomputed matrix is enough."""
     advantage = own["advantage.kernel"]
     bias = own["advantage.bias"]
     centred = advantage - advantage.mean(1, keepdims=True)

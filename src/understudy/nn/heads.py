@@ -1,18 +1,17 @@
-"""Heads: how a network's outputs become actions, as data, in NumPy; `learn/networks.py` does the
-same in JAX.
+"""Heads: turn a network's outputs into actions, in NumPy; `learn/networks.py` does so in JAX.
 
     kind              reads          noise [batch, ...]  action
     argmax            q              none                the largest
-    epsilon_greedy    q              uniform [1 + n]     the largest, or any legal one where the
+    epsilon_greedy    q              uniform [1 + n]     the largest, or any valid one where the
                                                          first number is below epsilon
-    categorical       logits         Gumbel [n]          one by its probability
+    categorical       logits         Gumbel [n]          sampled by probability
     gaussian_clipped  mean, log_std  normal [size]       mean + std * noise, clipped,
                                                          from ±1 to low..high
     gaussian_tanh     mean, log_std  normal [size]       mean + std * noise through tanh,
                                                          from ±1 to low..high
 
-Noise is passed in, so that NumPy and JAX give the same action and logp. Where a Box has an open
-end, gaussian_clipped takes the number as it is and clips it to the end there is.
+Noise is an argument, so that NumPy and JAX return the same action and logp. If a number of a Box
+has no lower or upper bound, gaussian_clipped does not scale it and clips it to the other bound.
 """
 
 import math
@@ -33,13 +32,13 @@ GAUSSIAN = ("gaussian_clipped", "gaussian_tanh")
 
 ILLEGAL = -1e30
 LOWEST = -1e20
-"""Illegal outputs become the first, legal ones are at least the second: so illegal ones lose
-whatever comes."""
+"""Invalid actions get the output ILLEGAL and valid ones at least LOWEST, so that a valid one always
+wins."""
 LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 TANH_END = 0.999
-"""Where raw_of stops: actions at the bound itself would need an infinite raw number."""
+"""Where raw_of clips: an action at the bound itself needs an infinite raw number."""
 
 _OUTPUTS = {"argmax": ("q",), "epsilon_greedy": ("q",), "categorical": ("logits",)}
 
@@ -54,19 +53,18 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """A kind of the table above for `size` actions (discrete) or numbers (gaussian) within
-    low..high."""
+    """A kind of the table above for `size` discrete actions, or `size` numbers within low..high."""
 
     kind: str
     size: int
     low: tuple[float, ...] = ()
-    """One for each number of a gaussian; -inf where it is open."""
+    """One bound per number of a gaussian head; -inf without a bound."""
     high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
         if type(self.size) is not int or self.size < 1:
-            raise ConfigError(f"a head of size {self.size!r}; give a whole number from 1")
+            raise ConfigError(f"a head has size {self.size!r}; give a whole number from 1")
         if self.is_discrete and (self.low or self.high):
             raise ConfigError(f"a {self.kind} head has no bounds; leave low and high empty")
         if self.is_discrete:
@@ -78,12 +76,11 @@ class Head:
                 or any(math.isnan(value) for value in end)
             ):
                 raise ConfigError(
-                    f"{name} is {str(end)[:60]}; give {self.size} numbers, infinite where it is "
-                    "open"
+                    f"{name} is {str(end)[:60]}; give {self.size} numbers, infinite without a bound"
                 )
         if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
             raise ConfigError(
-                f"low {self.low} is not below high {self.high}; give each number some room"
+                f"low {self.low} is not below high {self.high}; give lower numbers for low"
             )
         if self.kind == "gaussian_tanh" and not all(self.is_closed):
             raise ConfigError(
@@ -96,13 +93,12 @@ class Head:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The network heads it reads."""
+        """The network outputs that it reads."""
         return _OUTPUTS.get(self.kind, ("mean", "log_std"))
 
     @property
     def is_closed(self) -> tuple[bool, ...]:
-        """For each number: whether it is bounded on both sides, so that ±1 stands for low and
-        high."""
+        """For each number: whether it is bounded on both sides, so that ±1 maps to low and high."""
         return tuple(
             abs(low) < OPEN and abs(high) < OPEN
             for low, high in zip(self.low, self.high, strict=True)
@@ -110,8 +106,7 @@ class Head:
 
     @cached_property
     def scale(self) -> tuple[Array, Array]:
-        """float32[size] each: what a number between -1 and 1 is multiplied by, and what is
-        added."""
+        """float32[size] each: factor and offset from ±1 to low..high; 1 and 0 if unbounded."""
         pairs = [
             ((high - low) / 2, (high + low) / 2) if is_closed else (1.0, 0.0)
             for low, high, is_closed in zip(self.low, self.high, self.is_closed, strict=True)
@@ -126,7 +121,7 @@ class Head:
         return np.array(self.low, np.float32), np.array(self.high, np.float32)
 
     def noise(self, rng: np.random.Generator, batch: int) -> Array | None:
-        """What `sample` wants for a batch, float32; None for argmax."""
+        """The noise that `sample` needs for a batch, float32; None for argmax."""
         match self.kind:
             case "argmax":
                 return None
@@ -144,13 +139,13 @@ class Head:
         noise: Array | None,
         *,
         explore: Any = None,
-        legal: Array | None = None,
+        action_mask: Array | None = None,
         deterministic: bool = False,
     ) -> Decision:
-        """Actions for a batch; `explore` is epsilon (one or one per row), `legal` bool[batch, n]
-        with some legal.
+        """Actions for a batch; deterministic ones need no noise, and their logp is 0.
 
-        Deterministic actions need no noise, and their logp is 0: they are certain.
+        `explore` is epsilon, for all rows or one per row. `action_mask` is bool[batch, n] with at
+        least one valid action per row.
         """
         if self.kind not in DISCRETE:
             mean = outputs["mean"]
@@ -164,8 +159,8 @@ class Head:
             )
             return Decision(self.action_of(raw), density, raw)
         scores = outputs[self.outputs[0]]
-        if legal is not None:
-            scores = masked(scores, legal)
+        if action_mask is not None:
+            scores = masked(scores, action_mask)
         is_categorical = self.kind == "categorical"
         if deterministic or noise is None or not (is_categorical or explore is not None):
             action = scores.argmax(1)
@@ -178,16 +173,16 @@ class Head:
         epsilon = np.asarray(explore, np.float32)
         greedy = scores.argmax(1)
         lots = noise[:, 1:]
-        n_legal: Any = np.float32(scores.shape[1])
-        if legal is not None:
-            lots = np.where(legal, lots, np.float32(-1))
-            n_legal = np.add.reduce(legal, 1, np.float32)
+        n_valid: Any = np.float32(scores.shape[1])
+        if action_mask is not None:
+            lots = np.where(action_mask, lots, np.float32(-1))
+            n_valid = np.add.reduce(action_mask, 1, np.float32)
         action = np.where(noise[:, 0] < epsilon, lots.argmax(1), greedy)
-        probability = epsilon / n_legal + (1 - epsilon) * (action == greedy)
+        probability = epsilon / n_valid + (1 - epsilon) * (action == greedy)
         return Decision(action.astype(np.int32), np.log(probability))
 
     def action_of(self, raw: Array) -> Array:
-        """Raw numbers as the game takes them: clipped or through tanh, scaled to low..high."""
+        """Convert raw numbers to actions: clipped or through tanh, scaled to low..high."""
         factor, middle = self.scale
         low, high = self.ends
         scaled = (
@@ -199,8 +194,7 @@ class Head:
         return bounded
 
     def raw_of(self, action: Array) -> Array:
-        """The raw numbers that give these actions, float32; at a bound, those that just reach
-        it."""
+        """The raw numbers of these actions, float32; at a bound, the ones that just reach it."""
         factor, middle = self.scale
         unit = (np.asarray(action, np.float32) - middle) / factor
         return (
@@ -208,14 +202,13 @@ class Head:
         )
 
 
-def masked(outputs: Array, legal: Array) -> Array:
-    """Outputs in which illegal actions lie below every legal one."""
-    return np.where(legal, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
+def masked(outputs: Array, action_mask: Array) -> Array:
+    """Outputs with every invalid action below every valid one."""
+    return np.where(action_mask, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
 
 
 def head_for(game: GameSpec, kind: str | None = None) -> Head:
-    """The head of this kind for a game's action space (categorical or gaussian_clipped unless
-    said)."""
+    """The head of this kind for a game's actions; by default categorical or gaussian_clipped."""
     kind = kind or ("gaussian_clipped" if game.discrete is None else "categorical")
     _check_kind(kind)
     if kind in DISCRETE:
@@ -228,8 +221,8 @@ def head_for(game: GameSpec, kind: str | None = None) -> Head:
     space = game.action.get("")
     if not isinstance(space, Box) or space.dtype.kind != "f":
         raise ConfigError(
-            f"{game.game} has the actions {dict(game.action)}; policies take one Discrete or one "
-            "Box of floats: wrap it"
+            f"{game.game} has the actions {dict(game.action)}; policies support one Discrete or "
+            "one Box of floats: wrap the env"
         )
     size = math.prod(space.shape)
     return Head(kind, size, _end(space.low, size, -math.inf), _end(space.high, size, math.inf))
@@ -248,8 +241,7 @@ def _end(bound: Any, size: int, default: float) -> tuple[float, ...]:
 
 
 def env_actions(game: GameSpec, action: Array) -> Array:
-    """A decision's actions as the game takes them and chunks keep them: `start` added, the Box's
-    shape and dtype."""
+    """Convert a decision's actions to the game's: adds `start`; the Box's shape and dtype."""
     space = game.action[""]
     if isinstance(space, Discrete):
         shifted: Array = action.astype(space.dtype) + space.dtype.type(space.start)
@@ -257,7 +249,7 @@ def env_actions(game: GameSpec, action: Array) -> Array:
     boxed = action.reshape(len(action), *space.shape).astype(space.dtype)
     if space.dtype == np.float32 or not isinstance(space, Box):
         return boxed
-    # Another dtype may hold a bound just inside or outside what float32 made of it.
+    # In another dtype, a bound may differ slightly from its float32 value.
     low, high = (
         end if not isinstance(end, tuple) else np.reshape(end, space.shape)
         for end in (space.low, space.high)
@@ -266,7 +258,7 @@ def env_actions(game: GameSpec, action: Array) -> Array:
 
 
 def head_to_json(head: Head) -> dict[str, Any]:
-    """The head's fields; an open end is null."""
+    """The head's fields; a missing bound is null."""
     ends = {
         name: [value if math.isfinite(value) else None for value in getattr(head, name)]
         for name in ("low", "high")
@@ -274,19 +266,19 @@ def head_to_json(head: Head) -> dict[str, Any]:
     return {"kind": head.kind, "size": head.size, **ends}
 
 
-def head_from_json(given: Any) -> Head:
-    """The head that `head_to_json` described; ConfigError unless the description is exact."""
-    if not isinstance(given, dict) or given.keys() != {"kind", "size", "low", "high"}:
-        raise ConfigError(f"a head is {str(given)[:80]}; give kind, size, low and high")
+def head_from_json(fields: Any) -> Head:
+    """The inverse of `head_to_json`; ConfigError unless the fields are exactly those of a head."""
+    if not isinstance(fields, dict) or fields.keys() != {"kind", "size", "low", "high"}:
+        raise ConfigError(f"a head is {str(fields)[:80]}; give kind, size, low and high")
     ends = []
     for name, default in (("low", -math.inf), ("high", math.inf)):
-        values = given[name] if isinstance(given[name], list) else [""]
+        values = fields[name] if isinstance(fields[name], list) else [""]
         if not all(
             value is None or (isinstance(value, int | float) and type(value) is not bool)
             for value in values
         ):
             raise ConfigError(
-                f"{name} is {str(given[name])[:60]}; give a list of numbers, null where it is open"
+                f"{name} is {str(fields[name])[:60]}; give a list of numbers, null without a bound"
             )
         ends.append(tuple(default if value is None else float(value) for value in values))
-    return Head(given["kind"], given["size"], *ends)
+    return Head(fields["kind"], fields["size"], *ends)

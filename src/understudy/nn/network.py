@@ -4,8 +4,8 @@
     obs.cam ► layers ─┴─ concatenated ─► trunk ─┬─► head "q"
                                                 └─► head "value"
 
-A layer maps the shape of one row to another and names the arrays it holds. The same spec runs in
-NumPy (`nn/forward.py`) and in JAX (`learn/networks.py`), with the same flat weights:
+A layer maps the shape of one row to another and names its arrays. The same spec runs in NumPy
+(`nn/forward.py`) and in JAX (`learn/networks.py`), with the same flat weights:
 `inputs.obs.0.kernel`, `trunk.2.bias`, `heads.q.0.kernel`.
 """
 
@@ -53,7 +53,7 @@ def _no_weights(layer: object, shape: Shape) -> dict[str, Shape]:
 def _check_flat(layer: object, shape: Shape) -> None:
     if len(shape) != 1:
         raise ConfigError(
-            f"{layer} over shape {shape}; it wants a flat row: put Flatten() before it"
+            f"{layer} has an input of shape {shape}; it needs a flat row: put Flatten() before it"
         )
 
 
@@ -69,11 +69,11 @@ def _check_number(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear map of a flat row, and a bias."""
+    """A linear map of a flat row, with a bias."""
 
     width: int
     gain: float = SQRT2
-    """Scale of the orthogonal kernel it starts from; 0.01 suits a policy's last layer, 1 a
+    """Scale of the initial orthogonal kernel; use 0.01 for a policy's last layer, 1 for a
     value's."""
 
     def __post_init__(self) -> None:
@@ -105,9 +105,9 @@ class Conv:
     def out(self, shape: Shape) -> Shape:
         if len(shape) != 3 or min(shape[:2]) < self.kernel:
             raise ConfigError(
-                f"{self} over shape {shape}; it wants (height, width, channels) with sides of at "
-                f"least {self.kernel}: "
-                "move the channels with Channels(), or use a smaller kernel"
+                f"{self} has an input of shape {shape}; it needs (height, width, channels) with "
+                f"sides of at least {self.kernel}: move the channels with Channels(), or use a "
+                "smaller kernel"
             )
         high, wide = ((side - self.kernel) // self.stride + 1 for side in shape[:2])
         return (high, wide, self.channels)
@@ -126,8 +126,8 @@ class LayerNorm:
     def out(self, shape: Shape) -> Shape:
         if not shape:
             raise ConfigError(
-                "LayerNorm() over a single number; it wants at least one axis: put Flatten() "
-                "before it"
+                "LayerNorm() has a single number as input; it needs at least one axis: put "
+                "Flatten() before it"
             )
         return shape
 
@@ -137,8 +137,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class ObservationNorm:
-    """Each element by its running mean and variance, clipped to ±10; the statistics are updated,
-    not trained."""
+    """Normalises by a running mean and variance, clipped to ±10; these are not trained."""
 
     out = _same_shape
 
@@ -148,7 +147,7 @@ class ObservationNorm:
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """All axes of a row as one."""
+    """Merges all axes of a row into one."""
 
     def out(self, shape: Shape) -> Shape:
         return (math.prod(shape),)
@@ -174,8 +173,8 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Dueling:
-    """Value plus advantages less their mean; with `hidden`, each comes from a relu layer of that
-    width of its own."""
+    """Value plus advantages minus their mean; with `hidden`, each has its own relu layer of that
+    width."""
 
     width: int
     hidden: int = 0
@@ -205,7 +204,7 @@ class Dueling:
 
 @dataclass(frozen=True, slots=True)
 class ScaleImage:
-    """Bytes as numbers from 0 to 1."""
+    """Scales bytes to numbers from 0 to 1."""
 
     out = _same_shape
     weights = _no_weights
@@ -213,7 +212,7 @@ class ScaleImage:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """These axes of a row moved last and merged into one; none adds a channel axis of length 1."""
+    """Moves these axes of a row last and merges them; without axes, adds one of length 1."""
 
     axes: tuple[int, ...] = ()
 
@@ -223,7 +222,7 @@ class Channels:
             type(axis) is int and 0 <= axis < 8 for axis in axes
         ):
             raise ConfigError(
-                f"Channels has axes {axes!r}; give a tuple of axes of a row, such as (0,)"
+                f"Channels has axes {axes!r}; give a tuple of a row's axes, such as (0,)"
             )
         if len(set(axes)) != len(axes):
             raise ConfigError(f"Channels has axes {axes!r}; give each axis once")
@@ -234,16 +233,16 @@ class Channels:
 
     def out(self, shape: Shape) -> Shape:
         if any(axis >= len(shape) for axis in self.axes):
-            raise ConfigError(f"{self} over shape {shape}; give axes below {len(shape)}")
-        kept = tuple(size for axis, size in enumerate(shape) if axis not in self.axes)
-        return (*kept, math.prod(shape[axis] for axis in self.axes))
+            raise ConfigError(f"{self} has an input of shape {shape}; give axes below {len(shape)}")
+        others = tuple(size for axis, size in enumerate(shape) if axis not in self.axes)
+        return (*others, math.prod(shape[axis] for axis in self.axes))
 
     weights = _no_weights
 
 
 @dataclass(frozen=True, slots=True)
 class OneHot:
-    """A whole number from `start` as `n` numbers of which one is 1; all are 0 outside."""
+    """Encodes a whole number from `start` as `n` numbers, one of them 1; out of range all are 0."""
 
     n: int
     start: int = 0
@@ -261,11 +260,11 @@ class OneHot:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A learned vector, the same for every row, whatever comes in."""
+    """A learned vector that is the same for every row and ignores the input."""
 
     width: int
     value: float = 0.0
-    """What each element starts as."""
+    """The initial value of each element."""
 
     def __post_init__(self) -> None:
         _check_count("width", self.width)
@@ -313,8 +312,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One column of observations and its own layers; the shape starts with the stack axis where
-    there is one."""
+    """One observation column and its layers; the shape starts with the stack axis, if any."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -335,8 +333,7 @@ class Input:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """Inputs by column name, a trunk over their concatenation, and heads by the name of what
-    they give."""
+    """Inputs by column name, a trunk over their concatenation, and heads by output name."""
 
     inputs: Mapping[str, Input]
     trunk: tuple[Layer, ...]
@@ -349,30 +346,29 @@ class NetworkSpec:
             self, "heads", {name: tuple(self.heads[name]) for name in sorted(self.heads)}
         )
         if not self.inputs or not self.heads:
-            raise ConfigError("a network without inputs or heads; give at least one of each")
+            raise ConfigError("the network has no inputs or no heads; give at least one of each")
         for name in self.inputs:
             if name != "obs" and not name.startswith("obs."):
                 raise ConfigError(
-                    f"an input is called {name!r}; give the name of an observation column, such as "
-                    "'obs'"
+                    f"an input has the name {name!r}; give an observation column, such as 'obs'"
                 )
         for name in self.heads:
             if not _HEAD.fullmatch(name):
                 raise ConfigError(
-                    f"a head is called {name!r}; give letters a-z, digits and _, such as 'q'"
+                    f"a head has the name {name!r}; give letters a-z, digits and _, such as 'q'"
                 )
         for place, layers in self.places():
             _check_place(place, layers)
         if (size := sum(int(np.prod(shape)) for shape in self.shapes().values())) > MAX_WEIGHTS:
-            raise ConfigError(f"a network of {size} weights; give at most {MAX_WEIGHTS}")
+            raise ConfigError(f"the network has {size} weights; give at most {MAX_WEIGHTS}")
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def places(self) -> Iterable[tuple[str, tuple[Layer, ...]]]:
         """Weight-name prefix and layers of each part, in the order they are computed."""
-        for name, one in self.inputs.items():
-            yield f"inputs.{name}", one.layers
+        for name, column in self.inputs.items():
+            yield f"inputs.{name}", column.layers
         yield "trunk", self.trunk
         for name, layers in self.heads.items():
             yield f"heads.{name}", layers
@@ -382,15 +378,15 @@ class NetworkSpec:
         return self._layout[0]
 
     def outputs(self) -> Mapping[str, Shape]:
-        """What each head gives for one row."""
+        """The output shape of each head for one row."""
         return self._layout[1]
 
     @cached_property
     def _layout(self) -> tuple[dict[str, Shape], dict[str, Shape]]:
         weights: dict[str, Shape] = {}
         features = 0
-        for name, one in self.inputs.items():
-            out = _through(f"inputs.{name}", one.layers, shape=one.shape, weights=weights)
+        for name, column in self.inputs.items():
+            out = _through(f"inputs.{name}", column.layers, shape=column.shape, weights=weights)
             if len(out) != 1:
                 raise ConfigError(f"input {name!r} ends with shape {out}; end it with Flatten()")
             features += out[0]
@@ -424,25 +420,25 @@ def _check_place(place: str, layers: tuple[Layer, ...]) -> None:
         raise ConfigError(f"{place} has {len(layers)} layers; give at most {MAX_LAYERS}")
     for layer in layers:
         if not isinstance(layer, Layer):
-            raise ConfigError(f"{place} holds {layer!r}; give layers, such as Dense(64)")
+            raise ConfigError(f"{place} contains {layer!r}; give layers, such as Dense(64)")
         if isinstance(layer, ObservationNorm | ScaleImage | OneHot | Conv) and not place.startswith(
             "inputs."
         ):
-            raise ConfigError(f"{place} holds {layer}; it belongs into an input's layers")
+            raise ConfigError(f"{place} contains {layer}; put it in an input's layers")
 
 
 def network_to_json(spec: NetworkSpec) -> bytes:
-    """Canonical JSON: equal specs give equal bytes."""
+    """Canonical JSON: equal specs yield equal bytes."""
     return canonical_json(
         {
             "format": NETWORK_FORMAT,
             "inputs": {
                 name: {
-                    "shape": list(one.shape),
-                    "dtype": DTYPE_NAMES[one.dtype],
-                    "layers": _listed(one.layers),
+                    "shape": list(column.shape),
+                    "dtype": DTYPE_NAMES[column.dtype],
+                    "layers": _listed(column.layers),
                 }
-                for name, one in spec.inputs.items()
+                for name, column in spec.inputs.items()
             },
             "trunk": _listed(spec.trunk),
             "heads": {name: _listed(layers) for name, layers in spec.heads.items()},
@@ -451,64 +447,66 @@ def network_to_json(spec: NetworkSpec) -> bytes:
 
 
 def network_from_json(raw: bytes | str) -> NetworkSpec:
-    """The spec that `network_to_json` wrote; ConfigError when it is not exactly one."""
+    """The inverse of `network_to_json`; ConfigError unless the JSON is exactly a network."""
     try:
-        given = strict_json(raw)
-        if given["format"] != NETWORK_FORMAT or type(given["format"]) is not int:
+        network = strict_json(raw)
+        if network["format"] != NETWORK_FORMAT or type(network["format"]) is not int:
             raise ConfigError(
-                f"network format {given['format']!r}; this build reads {NETWORK_FORMAT}"
+                f"network format {network['format']!r}; this build reads {NETWORK_FORMAT}"
             )
-        if given.keys() != {"format", "inputs", "trunk", "heads"}:
+        if network.keys() != {"format", "inputs", "trunk", "heads"}:
             raise ConfigError(
-                f"a network has format, inputs, trunk and heads, got {sorted(given)[:6]}"
+                f"a network must have format, inputs, trunk and heads, got {sorted(network)[:6]}"
             )
         inputs = {}
-        for name, one in given["inputs"].items():
-            if one.keys() != {"shape", "dtype", "layers"}:
+        for name, column in network["inputs"].items():
+            if column.keys() != {"shape", "dtype", "layers"}:
                 raise ConfigError(
-                    f"input {name!r} has shape, dtype and layers, got {sorted(one)[:6]}"
+                    f"input {name!r} must have shape, dtype and layers, got {sorted(column)[:6]}"
                 )
-            inputs[name] = Input(tuple(one["shape"]), DTYPES[one["dtype"]], _layers(one["layers"]))
-        heads = {name: _layers(layers) for name, layers in given["heads"].items()}
-        return NetworkSpec(inputs, _layers(given["trunk"]), heads)
+            shape = tuple(column["shape"])
+            inputs[name] = Input(shape, DTYPES[column["dtype"]], _layers(column["layers"]))
+        heads = {name: _layers(layers) for name, layers in network["heads"].items()}
+        return NetworkSpec(inputs, _layers(network["trunk"]), heads)
     except (Refused, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"a network is not readable: {error!r}") from None
+        raise ConfigError(f"the network cannot be read: {error!r}") from None
 
 
 def _listed(layers: Iterable[Layer]) -> list[dict[str, Any]]:
     listed = []
     for layer in layers:
-        given = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        arguments = {field.name: getattr(layer, field.name) for field in fields(layer)}
         values = {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in given.items()
+            for name, value in arguments.items()
         }
         listed.append({"layer": _NAMES[type(layer)], **values})
     return listed
 
 
-def _layers(given: Any) -> tuple[Layer, ...]:
-    if not isinstance(given, list):
-        raise ConfigError(f"layers are {str(given)[:40]!r}; give a list")
-    return tuple(_layer(one) for one in given)
+def _layers(listed: Any) -> tuple[Layer, ...]:
+    if not isinstance(listed, list):
+        raise ConfigError(f"layers are {str(listed)[:40]!r}; give a list")
+    return tuple(_layer(layer) for layer in listed)
 
 
-def _layer(given: Any) -> Layer:
-    name = given.get("layer") if isinstance(given, dict) else None
+def _layer(described: Any) -> Layer:
+    name = described.get("layer") if isinstance(described, dict) else None
     if not isinstance(name, str) or name not in _KINDS:
         raise ConfigError(
-            f"a layer is {str(given)[:80]}; give one whose 'layer' is one of {', '.join(_KINDS)}"
+            f"a layer is {str(described)[:80]}; give one whose 'layer' is one of "
+            f"{', '.join(_KINDS)}"
         )
     kind = _KINDS[name]
     names = {"layer", *(field.name for field in fields(kind))}
-    if given.keys() != names:
+    if described.keys() != names:
         raise ConfigError(
-            f"a {name} layer has other fields: {sorted(given.keys() ^ names)[:6]}; give "
-            f"{sorted(names)}"
+            f"a {name} layer has missing or unknown fields: "
+            f"{sorted(described.keys() ^ names)[:6]}; give {sorted(names)}"
         )
     values = {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in given.items()
+        for key, value in described.items()
         if key != "layer"
     }
     layer: Layer = kind(**values)
@@ -516,27 +514,25 @@ def _layer(given: Any) -> Layer:
 
 
 def checked_weights(spec: NetworkSpec, weights: Mapping[str, Any]) -> dict[str, Array]:
-    """Copies as float32 that no learner can change, in the spec's order; ConfigError names what
-    does not fit."""
-    wanted = spec.shapes()
-    if weights.keys() != wanted.keys():
+    """Read-only float32 copies, in the spec's order; ConfigError names what does not fit."""
+    shapes = spec.shapes()
+    if weights.keys() != shapes.keys():
         raise ConfigError(
-            f"weights have other names: {sorted(weights.keys() ^ wanted.keys())[:6]}; give the "
-            "spec's own"
+            f"weights have missing or unknown names: "
+            f"{sorted(weights.keys() ^ shapes.keys())[:6]}; give those of the network"
         )
     copies = {}
-    for name, shape in wanted.items():
+    for name, shape in shapes.items():
         copy = _aligned_copy(np.asarray(weights[name], np.float32))
         if copy.shape != shape:
-            raise ConfigError(f"{name} has shape {copy.shape}; the network wants {shape}")
+            raise ConfigError(f"{name} has shape {copy.shape}; the network needs {shape}")
         copy.flags.writeable = False
         copies[name] = copy
     return copies
 
 
 def aligned(array: Array) -> Array:
-    """The array, or its copy, at the start of a cache line: a row times a matrix is up to a
-    quarter quicker there."""
+    """The array, or a copy, aligned to a cache line: row times matrix is up to a quarter faster."""
     return _aligned_copy(array) if array.ctypes.data % CACHE_LINE else array
 
 

@@ -1,5 +1,4 @@
-"""Policy: a game, a network, its weights and a head, as data that acts; what learners publish
-and bots are made of."""
+"""Policy: a game, a network, its weights and a head; learners publish policies, bots run them."""
 
 import copy
 import math
@@ -41,13 +40,13 @@ MAX_STACK = 64
 
 
 Choice = tuple[Any, float, Any]
-"""An action as the game takes it, its log probability (0 where it was certain), and itself
-before clip or tanh."""
+"""An action as the game expects it, its log probability (0 if deterministic), and the action before
+clip or tanh."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitialPriority:
-    """How an actor computes the priority a step enters the replay with."""
+    """How an actor computes the initial priority of a step in the replay."""
 
     kind: str = "n_step_td"
     n_step: int = 1
@@ -67,16 +66,14 @@ class InitialPriority:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """Observations to actions. Weights are copied; a policy never changes and may be used by
-    several threads."""
+    """Maps observations to actions; immutable and thread-safe. Weights are copied."""
 
     game: GameSpec
     network: NetworkSpec
     weights: Weights
     head: Head
     stack: int = 1
-    """Observations per input, oldest first; 1 means the observation itself, without an axis for
-    it."""
+    """Observations per input, oldest first; 1 means a single observation without a stack axis."""
     version: int = 0
     priority: InitialPriority | None = None
 
@@ -90,7 +87,7 @@ class Policy:
         )
 
     def __eq__(self, other: object) -> bool:
-        """Bit-equal: every fact and every weight."""
+        """Bitwise equality of every field and weight."""
         return self.encode() == other.encode() if isinstance(other, Policy) else NotImplemented
 
     def __hash__(self) -> int:
@@ -104,20 +101,23 @@ class Policy:
         noise: Array | None,
         *,
         explore: Any = None,
-        legal: Array | None = None,
+        action_mask: Array | None = None,
         deterministic: bool = False,
     ) -> Decision:
-        """Actions for observation columns [batch, (stack,) ...]; `noise` is what `head.noise` gave.
+        """Actions for observation columns [batch, (stack,) ...]; `noise` comes from `head.noise`.
 
-        Each row of `legal` must have a legal action: that is checked where rows are made, not here.
+        Each row of `action_mask` must have a valid action: callers check that, not this method.
         """
         return self.head.sample(
-            self._forward(obs), noise, explore=explore, legal=legal, deterministic=deterministic
+            self._forward(obs),
+            noise,
+            explore=explore,
+            action_mask=action_mask,
+            deterministic=deterministic,
         )
 
     def outputs(self, obs: Mapping[str, Array]) -> dict[str, Array]:
-        """What every head of the network gives for a batch, also those that `decide` does not
-        read."""
+        """The outputs of every head of the network for a batch, not only those `decide` reads."""
         return self._all_outputs(obs)
 
     @cached_property
@@ -130,30 +130,29 @@ class Policy:
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Any:
-        """What `env.step` takes for an observation as the env gives it; with a stack, for a
-        sequence of its last ones.
+        """The action for `env.step`, given the env's observation.
 
-        `player()` keeps the stack by itself.
+        With a stack, `obs` is the sequence of the last observations; `player()` keeps it for you.
         """
-        return self.choose(obs, legal=legal, deterministic=deterministic, rng=rng)[0]
+        return self.choose(obs, action_mask=action_mask, deterministic=deterministic, rng=rng)[0]
 
     def choose(
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Choice:
-        """The same with what the policy knows about its choice."""
+        """The same as `act`, with the log probability and the raw action."""
         if not deterministic and rng is None:
             raise ConfigError(
-                "act draws by chance and has no rng; give numpy.random.default_rng(seed), or "
-                "deterministic"
+                "act samples and has no rng; give numpy.random.default_rng(seed), or "
+                "deterministic=True"
             )
         if self.stack > 1 and len(obs) != self.stack:
             raise ConfigError(
@@ -162,13 +161,15 @@ class Policy:
             )
         columns = self._read(obs)
         mask = None
-        if legal is not None:
+        if action_mask is not None:
             if not self.head.is_discrete:
-                raise ConfigError(f"{self.game.game} has no discrete actions; leave out legal")
-            mask = check_mask(legal, self.head.size)
+                raise ConfigError(
+                    f"{self.game.game} has no discrete actions; leave out action_mask"
+                )
+            mask = check_mask(action_mask, self.head.size)
             if not mask.any():
                 raise ConfigError(
-                    "legal allows no action; give a mask with at least one, or end the episode"
+                    "action_mask has no valid action; give at least one, or end the episode"
                 )
         outputs = self._row(columns)
         if self._greedy is not None:
@@ -181,7 +182,7 @@ class Policy:
             )
             if noise is None:
                 return first + int(scores.argmax()), 0.0, None
-            # What a categorical head draws for a batch, quicker for one row.
+            # The same as a categorical head for a batch, but faster for one row.
             action = int((scores + noise[0]).argmax())
             h = scores - scores.max()
             return first + action, float(h[action]) - math.log(float(np.exp(h).sum())), None
@@ -201,21 +202,19 @@ class Policy:
 
     @cached_property
     def _greedy(self) -> tuple[str, int] | None:
-        """For discrete actions: the output whose largest element is taken, and the number of the
-        first action."""
+        """For discrete actions: the output to maximise, and the number of the first action."""
         discrete = self.game.discrete
         return None if discrete is None else (self.head.outputs[0], discrete.start)
 
     def player(self) -> "Player":
-        """One that remembers the last observations of its episode, where the policy stacks them."""
+        """A player, which remembers the last observations of its episode for the stack."""
         return Player(self)
 
     # --- As bytes ---------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """safetensors: the weights, and every other fact as text in the metadata; equal policies
-        give equal bytes."""
-        facts = {
+        """safetensors: weights, and other fields as metadata; equal policies yield equal bytes."""
+        metadata = {
             "format": POLICY_FORMAT,
             "game": self.game.to_json().decode(),
             "network": network_to_json(self.network).decode(),
@@ -224,44 +223,46 @@ class Policy:
             "version": str(self.version),
             "priority": canonical_json(asdict(self.priority) if self.priority else None).decode(),
         }
-        return tensors.encode(self.weights, facts)
+        return tensors.encode(self.weights, metadata)
 
 
 def decode_policy(raw: bytes | memoryview) -> Policy:
-    """The policy that `encode` wrote; Refused unless the bytes are exactly one, with finite
-    weights."""
-    weights, facts = tensors.decode(raw)
-    if facts.get("format") != POLICY_FORMAT:
+    """The inverse of `encode`; Refused unless the bytes are a policy with finite weights."""
+    weights, metadata = tensors.decode(raw)
+    if metadata.get("format") != POLICY_FORMAT:
         raise Refused(
             "bad_version",
-            f"format {str(facts.get('format'))[:40]!r}; this build reads {POLICY_FORMAT}",
+            f"format {str(metadata.get('format'))[:40]!r}; this build reads {POLICY_FORMAT}",
         )
-    if facts.keys() != _FACTS:
-        raise Refused("bad_policy", f"metadata keys differ: {sorted(facts.keys() ^ _FACTS)[:6]}")
+    if metadata.keys() != _METADATA:
+        raise Refused(
+            "bad_policy",
+            f"metadata keys are missing or unknown: {sorted(metadata.keys() ^ _METADATA)[:6]}",
+        )
     for name, array in weights.items():
         if array.dtype != np.float32 or not np.isfinite(array).all():
-            raise Refused("bad_policy", f"{name} is not float32, or holds NaN or infinity")
+            raise Refused("bad_policy", f"{name} is not float32, or contains NaN or infinity")
     try:
-        priority = strict_json(facts["priority"])
+        priority = strict_json(metadata["priority"])
         return Policy(
-            game=spec_from_json(facts["game"]),
-            network=network_from_json(facts["network"]),
+            game=spec_from_json(metadata["game"]),
+            network=network_from_json(metadata["network"]),
             weights=weights,
-            head=head_from_json(strict_json(facts["head"])),
-            stack=_whole(facts["stack"]),
-            version=_whole(facts["version"]),
+            head=head_from_json(strict_json(metadata["head"])),
+            stack=_whole(metadata["stack"]),
+            version=_whole(metadata["version"]),
             priority=None if priority is None else InitialPriority(**priority),
         )
     except (ConfigError, TypeError) as error:
         raise Refused("bad_policy", str(error)[:300]) from None
 
 
-_FACTS = {"format", "game", "network", "head", "stack", "version", "priority"}
+_METADATA = {"format", "game", "network", "head", "stack", "version", "priority"}
 
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and str(int(text)) == text):
-        raise Refused("bad_policy", f"{text[:30]!r} stands where a whole number is wanted")
+        raise Refused("bad_policy", f"{text[:30]!r} is not a whole number")
     return int(text)
 
 
@@ -272,62 +273,66 @@ def _check_fit(policy: Policy) -> None:
         raise ConfigError(
             f"version is {policy.version!r}; give a whole number from 0 to {MAX_VERSION}"
         )
-    if policy.head != (wanted := head_for(policy.game, policy.head.kind)):
+    if policy.head != (expected := head_for(policy.game, policy.head.kind)):
         raise ConfigError(
-            f"{policy.head} does not fit {policy.game.game}; give {wanted}, which head_for makes"
+            f"{policy.head} does not fit {policy.game.game}; give {expected}, as head_for returns"
         )
     columns = policy.game.obs_columns
     before = (policy.stack,) if policy.stack > 1 else ()
-    for name, one in policy.network.inputs.items():
+    for name, column in policy.network.inputs.items():
         space = columns.get(name)
-        if space is None or (one.shape, one.dtype) != ((*before, *space.shape), space.dtype):
-            got = f"{one.dtype}{list(one.shape)}"
+        if space is None or (column.shape, column.dtype) != (
+            (*before, *space.shape),
+            space.dtype,
+        ):
+            got = f"{column.dtype}{list(column.shape)}"
             raise ConfigError(
                 f"input {name!r} is {got}; {policy.game.game} with stack {policy.stack} has "
                 f"{dict(columns)}"
             )
-    given = policy.network.outputs()
+    outputs = policy.network.outputs()
     for name in policy.head.outputs:
-        if given.get(name) != (policy.head.size,):
+        if outputs.get(name) != (policy.head.size,):
             raise ConfigError(
-                f"head {name!r} gives {given.get(name)}; {policy.head.kind} wants "
+                f"head {name!r} has shape {outputs.get(name)}; {policy.head.kind} needs "
                 f"({policy.head.size},)"
             )
 
 
 class Player:
-    """Plays a policy through one episode after another; not thread-safe, since it remembers."""
+    """Plays a policy, episode after episode, and keeps its stack; not thread-safe."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._last: deque[Any] = deque(maxlen=policy.stack)
 
     def reset(self) -> None:
-        """Forget the episode before."""
+        """Forget the previous episode."""
         self._last.clear()
 
     def act(
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Any:
-        """What `env.step` takes; before there are enough observations, the episode's first is
-        repeated."""
-        return self.choose(obs, legal=legal, deterministic=deterministic, rng=rng)[0]
+        """The action for `env.step`; the first observation of an episode fills the stack."""
+        return self.choose(obs, action_mask=action_mask, deterministic=deterministic, rng=rng)[0]
 
     def choose(
         self,
         obs: Any,
         *,
-        legal: Any = None,
+        action_mask: Any = None,
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Choice:
-        """The same with what the policy knows about its choice."""
+        """The same as `act`, with the log probability and the raw action."""
         if self.policy.stack > 1:
             self._last.append(copy.deepcopy(obs))  # the env may reuse its array
             obs = [self._last[0]] * (self.policy.stack - len(self._last)) + list(self._last)
-        return self.policy.choose(obs, legal=legal, deterministic=deterministic, rng=rng)
+        return self.policy.choose(
+            obs, action_mask=action_mask, deterministic=deterministic, rng=rng
+        )

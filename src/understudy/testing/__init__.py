@@ -1,4 +1,4 @@
-"""For those who write adapters: contract tests to subclass, faults to inject, sample data to store.
+"""For authors of adapters: contract tests to subclass, faults to inject and sample data to store.
 
 class TestMyStream(StreamContract):
     def make(self) -> Stream:

@@ -1,9 +1,9 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that moves only when a test moves it."""
 
 from threading import Event
 
 START_S = 1_760_000_000.0
-"""Where a ManualClock starts: some day in 2025, so that session ids made from it are plausible."""
+"""The start of a ManualClock: a day in 2025, so that session ids created from it are plausible."""
 
 
 class ManualClock:
@@ -19,11 +19,11 @@ class ManualClock:
         return self._now_s
 
     def wait(self, event: Event, timeout_s: float) -> bool:
-        """Returns at once, with the time moved on unless the event was set."""
+        """Return at once and advance the time, unless the event is set."""
         if not event.is_set():
             self._now_s += timeout_s
         return event.is_set()
 
     def advance(self, seconds: float) -> None:
-        """Move the time on (or back, as a badly set machine would)."""
+        """Move the time forward (or back, like a machine with a wrong clock)."""
         self._now_s += seconds

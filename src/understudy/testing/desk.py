@@ -1,5 +1,4 @@
-"""A store under test with everything at hand: its clock, one claimed partition, and a check of
-its tail."""
+"""A store under test with its clock, one claimed partition, and a check of its tail."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from understudy.testing.clock import ManualClock
 from understudy.testing.samples import PLAYER, cart_spec, random_session
 
 SPEC = cart_spec()
-"""The game most contract tests play."""
+"""The game of most contract tests."""
 
 
 class Desk:
@@ -55,7 +54,7 @@ class Desk:
         return self.store.claim("p", owner="desk", ttl_s=60.0).epoch
 
     def reopen(self) -> None:
-        """Close the store, open it again, and claim the partition anew."""
+        """Close and reopen the store, and claim the partition again."""
         self.store.close()
         self.store = self._reopen(self.store)
         self.epoch = self._claim()
@@ -76,7 +75,7 @@ class Desk:
         return Candidate(chunk.frame().stamped(player, int(self.clock.now())), chunk)
 
     def put(self, *chunks: Chunk, player: bytes = PLAYER) -> list[str]:
-        """Write chunks; the fate of each."""
+        """Write chunks and return the fate of each."""
         return list(self.write([self.candidate(chunk, player=player) for chunk in chunks]).fates)
 
     def refusal(
@@ -96,18 +95,17 @@ class Desk:
         return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
 
     def tail(self, *, page: int = 3) -> list[Stored | Forgotten]:
-        """What came since the last call; checks that no number is missing, doubled or out of
-        order."""
+        """The new items since the last call; asserts that every number appears once, in order."""
         new: list[Stored | Forgotten] = []
-        while items := (found := self.store.tail(self.cursor, max_items=page, wait_s=0.0)).items:
+        while items := (tail := self.store.tail(self.cursor, max_items=page, wait_s=0.0)).items:
             new += items
-            self.cursor = found.cursor
-        following = last_no(self.tailed[-1]) + 1 if self.tailed else 1
+            self.cursor = tail.cursor
+        expected = last_no(self.tailed[-1]) + 1 if self.tailed else 1
         for item in new:
-            assert item.arrival_no == following, (
-                f"arrival {item.arrival_no} came where {following} was due"
+            assert item.arrival_no == expected, (
+                f"arrival {item.arrival_no} appeared instead of {expected}"
             )
-            following = last_no(item) + 1
+            expected = last_no(item) + 1
         self.tailed += new
         return new
 
@@ -117,10 +115,10 @@ class Desk:
         self.cursor = None
         tailed = self.tailed
         self.tailed = []
-        found = self.tail(page=1000)
+        items = self.tail(page=1000)
         self.cursor = cursor
         self.tailed = tailed
-        return found
+        return items
 
     def chunks(self) -> list[Chunk]:
         """Every stored chunk, in the order of arrival."""
@@ -138,18 +136,18 @@ class Desk:
         ]
 
     def session(self, session: uuid.UUID) -> SessionInfo | None:
-        found = [one for one in self.store.sessions(SessionFilter()) if one.session == session]
-        assert len(found) <= 1, "a session is listed once"
-        return found[0] if found else None
+        infos = [info for info in self.store.sessions(SessionFilter()) if info.session == session]
+        assert len(infos) <= 1, "a session is listed once"
+        return infos[0] if infos else None
 
 
 def last_no(item: Stored | Forgotten) -> int:
-    """The last arrival number an item of a tail stands for."""
+    """The last arrival number of an item of a tail."""
     return item.last_no if isinstance(item, Forgotten) else item.arrival_no
 
 
 def raises(kind: type[UnderstudyError], call: Callable[[], object]) -> bool:
-    """Whether a call fails with just this error."""
+    """Whether a call fails with exactly this error."""
     try:
         call()
     except kind:
@@ -158,25 +156,26 @@ def raises(kind: type[UnderstudyError], call: Callable[[], object]) -> bool:
 
 
 class StoreFactory:
-    """What a contract class asks of its subclass."""
+    """The methods that a subclass of a store contract provides."""
 
     rng: np.random.Generator
     _desks: Sequence[Desk] = ()
 
     def make(self, clock: Clock) -> FullStore:
-        """A new, empty store; a second call gives another one."""
+        """Create an empty store; every call creates another one."""
         raise NotImplementedError(
-            "a subclass of a store contract gives make(): the store under test"
+            "a subclass of a store contract must define make(): the store under test"
         )
 
     def reopen(self, store: FullStore, clock: Clock) -> FullStore:
-        """A new store over what a closed one left."""
+        """Open a new store over the data of a closed one."""
         raise NotImplementedError(
-            "a subclass of a store contract gives reopen(): a store over what a closed one left"
+            "a subclass of a store contract must define reopen(): a store over the data of a "
+            "closed one"
         )
 
     def settle(self, store: FullStore) -> None:
-        """Let everything the store puts off (flushing, compacting) happen now."""
+        """Run everything that the store defers (flushing, compacting) now."""
 
     def desk(self) -> Desk:
         clock = ManualClock()
@@ -186,15 +185,15 @@ class StoreFactory:
         return desk
 
     def teardown_method(self) -> None:
-        """Close what a test opened; called by pytest."""
+        """Close the stores of a test; called by pytest."""
         for desk in self._desks:
             desk.store.close()
 
     def chunks(self, count: int) -> list[Chunk]:
-        """A new session of this many chunks."""
+        """A new session with this many chunks."""
         return random_session(SPEC, self.rng, n_chunks=count)
 
     def later(self, desk: Desk) -> Callable[[], None]:
-        """Three looks at the same store: as written, as settled, as reopened."""
-        moves = iter([lambda: None, lambda: self.settle(desk.store), desk.reopen])
-        return lambda: next(moves)()
+        """Call the result three times: it leaves the store as is, settles it, then reopens it."""
+        stages = iter([lambda: None, lambda: self.settle(desk.store), desk.reopen])
+        return lambda: next(stages)()

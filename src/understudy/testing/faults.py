@@ -1,4 +1,4 @@
-"""Parts that fail on purpose: what streams, links, stores and disks really do, on demand."""
+"""Parts that fail on demand, the way real streams, links, stores and disks fail."""
 
 import errno
 import os
@@ -34,25 +34,25 @@ from understudy.ports import (
 
 
 class Crash(BaseException):
-    """Stands for a process that died here; no `except Exception` survives it."""
+    """Simulates the death of a process; `except Exception` does not catch it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often each thing happens, from 0 to 1."""
+    """The probability of each fault, from 0 to 1."""
 
     duplicate: float = 0.0
     """A frame arrives twice."""
     reorder: float = 0.0
     """The frames of a call arrive in another order."""
     fail: float = 0.0
-    """A frame is not taken, and its answer says so."""
+    """A frame is not accepted, and its ack reports that."""
     lose_answer: float = 0.0
-    """Everything was taken, and the call fails nevertheless."""
+    """Every frame is accepted, but the call fails."""
 
 
 class _Dice:
-    """Which frames go through, and in which order they arrive."""
+    """Draws which frames are accepted and in which order they arrive."""
 
     def __init__(self, faults: Faults, rng: np.random.Generator) -> None:
         self._faults = faults
@@ -61,7 +61,7 @@ class _Dice:
     def __call__(self, probability: float) -> bool:
         return bool(self._rng.random() < probability)
 
-    def taken(self, count: int) -> list[bool]:
+    def accepted(self, count: int) -> list[bool]:
         return [not self(self._faults.fail) for _ in range(count)]
 
     def arrivals(self, frames: Sequence[Frame]) -> list[Frame]:
@@ -76,7 +76,7 @@ class _Dice:
 
 
 class FaultyStream:
-    """A Stream that duplicates, reorders and fails frames, and loses answers after success."""
+    """A Stream that duplicates, reorders and fails frames, and loses responses after success."""
 
     def __init__(self, inner: Stream, faults: Faults, rng: np.random.Generator) -> None:
         self._inner = inner
@@ -84,16 +84,16 @@ class FaultyStream:
         self._dice = _Dice(faults, rng)
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
-        taken = self._dice.taken(len(frames))
+        accepted = self._dice.accepted(len(frames))
         arriving = self._dice.arrivals(
-            [frame for frame, ok in zip(frames, taken, strict=True) if ok]
+            [frame for frame, ok in zip(frames, accepted, strict=True) if ok]
         )
-        outcomes = self._inner.append(arriving)
-        if not all(outcome.accepted for outcome in outcomes):
-            return [Ack(False, error="injected: the stream below failed")] * len(frames)
+        acks = self._inner.append(arriving)
+        if not all(ack.accepted for ack in acks):
+            return [Ack(False, error="injected: the inner stream failed")] * len(frames)
         if self._dice(self._faults.lose_answer):
-            raise StorageFailed("injected: the frames were taken and the answer was lost")
-        return [Ack(True) if ok else Ack(False, error="injected") for ok in taken]
+            raise StorageFailed("injected: the frames were stored and the response was lost")
+        return [Ack(True) if ok else Ack(False, error="injected") for ok in accepted]
 
     def partitions(self) -> Sequence[Partition]:
         return self._inner.partitions()
@@ -108,7 +108,7 @@ class FaultyStream:
 
 
 class FaultyLink:
-    """A Link that duplicates, reorders and refuses for now, and times out after success."""
+    """A Link that duplicates, reorders and defers frames, and times out after success."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class FaultyLink:
         faults: Faults,
         rng: np.random.Generator,
         *,
-        error: Callable[[], Exception] = lambda: TimeoutError("injected: no answer in time"),
+        error: Callable[[], Exception] = lambda: TimeoutError("injected: no response in time"),
     ) -> None:
         self._inner = inner
         self._faults = faults
@@ -127,8 +127,8 @@ class FaultyLink:
         self._inner.register(spec)
 
     @property
-    def keep_share(self) -> float:
-        return self._inner.keep_share
+    def recording_rate(self) -> float:
+        return self._inner.recording_rate
 
     def send(
         self,
@@ -137,22 +137,22 @@ class FaultyLink:
         *,
         skipped_steps: int = 0,
     ) -> Sequence[Ack]:
-        taken = self._dice.taken(len(frames))
+        accepted = self._dice.accepted(len(frames))
         arriving = self._dice.arrivals(
-            [frame for frame, ok in zip(frames, taken, strict=True) if ok]
+            [frame for frame, ok in zip(frames, accepted, strict=True) if ok]
         )
-        answers: dict[tuple[uuid.UUID, int], Ack] = {}
-        sent = (
+        acks_by_id: dict[tuple[uuid.UUID, int], Ack] = {}
+        acks = (
             self._inner.send(arriving, players, skipped_steps=skipped_steps)
             if arriving or skipped_steps
             else ()
         )
-        for frame, ack in zip(arriving, sent, strict=True):
-            answers[frame.session, frame.chunk_no] = ack
+        for frame, ack in zip(arriving, acks, strict=True):
+            acks_by_id[frame.session, frame.chunk_no] = ack
         if self._dice(self._faults.lose_answer):
             raise self._error()
         return [
-            answers.get((frame.session, frame.chunk_no), Ack(False, retry_after_s=0.001))
+            acks_by_id.get((frame.session, frame.chunk_no), Ack(False, retry_after_s=0.001))
             for frame in frames
         ]
 
@@ -169,8 +169,7 @@ class FaultyLink:
 
 
 class CrashingStore:
-    """An ExperienceStore whose caller dies between the durable write and its answer, where
-    `dies` says so."""
+    """An ExperienceStore whose caller dies after a durable write, if `dies(number of writes)`."""
 
     def __init__(self, inner: ExperienceStore, dies: Callable[[int], bool]) -> None:
         self._inner = inner
@@ -190,8 +189,8 @@ class CrashingStore:
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         return self._inner.tail(cursor, max_items=max_items, wait_s=wait_s)
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        return self._inner.sessions(wanted)
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        return self._inner.sessions(session_filter)
 
     def forget(self, player: bytes) -> int:
         return self._inner.forget(player)
@@ -201,8 +200,10 @@ class CrashingStore:
 
 
 class FaultySync:
-    """A log's Sync that fails with EIO or ENOSPC at chosen calls (counted from 1), counts, and
-    may be slow."""
+    """A Sync that counts its calls, may be slow, and fails chosen calls with EIO or ENOSPC.
+
+    Calls are counted from 1.
+    """
 
     def __init__(
         self, *, eio_at: Collection[int] = (), full_at: Collection[int] = (), delay_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Random games and what was played in them: specs, chunks and sessions that pass every check."""
+"""Random specs, chunks and sessions that pass every check."""
 
 import math
 import uuid
@@ -25,7 +25,7 @@ _WHOLE = ("U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 
 
 def cart_spec(game: str = "cart") -> GameSpec:
-    """A small game: four floats, two actions."""
+    """A small game with four floats and two actions."""
     return game_spec(game, obs=4, actions=2)
 
 
@@ -52,8 +52,7 @@ def random_space(rng: np.random.Generator, *, is_image: bool = False) -> Space:
 
 
 def random_spec(rng: np.random.Generator, game: str = "sample") -> GameSpec:
-    """Any game: plain, nested or image observations, one action or several, masks where the
-    action is discrete."""
+    """Any game: plain, nested or image observations, one or more actions, perhaps action masks."""
     obs: Any = random_space(rng, is_image=bool(rng.random() < 0.2))
     if rng.random() < 0.4:
         obs = {
@@ -64,12 +63,12 @@ def random_spec(rng: np.random.Generator, game: str = "sample") -> GameSpec:
         actions = random_space(rng)
     elif rng.random() < 0.3:
         actions = {"move": random_space(rng), "say": random_space(rng)}
-    has_legal = isinstance(actions, int | Discrete) and rng.random() < 0.5
-    return game_spec(game, obs=obs, actions=actions, has_legal=has_legal)
+    has_action_mask = isinstance(actions, int | Discrete) and rng.random() < 0.5
+    return game_spec(game, obs=obs, actions=actions, has_action_mask=has_action_mask)
 
 
 def random_rows(space: Space, n: int, rng: np.random.Generator) -> Array:
-    """`n` rows that lie in a space."""
+    """`n` random rows of a space."""
     shape = (n, *space.shape)
     kind = space.dtype.kind
     if isinstance(space, Discrete):
@@ -106,8 +105,7 @@ def random_chunk(
     is_first: bool | None = None,
     optional: Sequence[str] = (),
 ) -> Chunk:
-    """A valid chunk of this game; episodes end here and there, `optional` names the optional
-    columns it brings."""
+    """A valid chunk of this game with random episode ends; `optional` names optional columns."""
     rows = _row_kinds(rng, n_steps, chunk_no == 0 if is_first is None else is_first)
     n = len(rows)
     is_step = np.array([kind == RowKind.STEP for kind, *_ in rows])
@@ -156,21 +154,21 @@ def _optional_columns(
     spec: GameSpec, rng: np.random.Generator, columns: dict[str, Array], optional: Sequence[str]
 ) -> dict[str, Array]:
     n = len(columns["row"])
-    found: dict[str, Array] = {}
+    extra: dict[str, Array] = {}
     for name in optional:
         if name == "raw_action":
             for action, space in spec.action_columns.items():
                 raw = rng.normal(0, 1, (n, *space.shape))
-                found[f"raw_{action}"] = raw.astype(raw_space(space).dtype)
+                extra[f"raw_{action}"] = raw.astype(raw_space(space).dtype)
         elif name in OPTIONAL:
-            found[name] = rng.integers(0, 4, n).astype(OPTIONAL[name])
-    if spec.discrete is not None and (spec.has_legal or "legal" in optional):
-        legal = rng.random((n, spec.discrete.n)) < 0.5
-        legal[
+            extra[name] = rng.integers(0, 4, n).astype(OPTIONAL[name])
+    if spec.discrete is not None and (spec.has_action_mask or "action_mask" in optional):
+        action_mask = rng.random((n, spec.discrete.n)) < 0.5
+        action_mask[
             np.arange(n), np.clip(columns["action"].astype(np.int64) - spec.discrete.start, 0, None)
         ] = True
-        found["legal"] = legal
-    return found
+        extra["action_mask"] = action_mask
+    return extra
 
 
 def _notes(is_first: Array) -> tuple[EpisodeNote, ...]:
@@ -188,7 +186,7 @@ def random_session(
     optional: Sequence[str] = (),
     session: uuid.UUID | None = None,
 ) -> list[Chunk]:
-    """Consecutive chunks of one session, whose steps and episodes go on from chunk to chunk."""
+    """Consecutive chunks of one session, whose steps and episodes continue across chunks."""
     session = session or new_session(START_S, rng.bytes(10))
     chunks: list[Chunk] = []
     first_step = 0
@@ -217,6 +215,6 @@ def random_session(
 def stamped(
     chunks: Sequence[Chunk], *, player: bytes = PLAYER, received_s: float = START_S
 ) -> Iterator[Frame]:
-    """The chunks' frames as they leave the door."""
+    """The chunks' frames as the intake stamps them."""
     for chunk in chunks:
         yield chunk.frame().stamped(player, int(received_s))

@@ -1,7 +1,7 @@
 """The contracts of the ExperienceStore and StoreAdmin ports, as tests to subclass.
 
-Give `make` and `reopen`; a store that moves data behind the scenes gives `settle` as well, so that
-each promise is kept before and after.
+Define `make` and `reopen`; a store that moves data in the background also defines `settle`, so that
+each promise is tested before and after.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -34,14 +34,14 @@ ALL_OPTIONAL = (
     "t_ms",
     "event",
     "raw_action",
-    "legal",
+    "action_mask",
 )
 
 
 class StoreContract(StoreFactory):
-    """Subclass, give `make` and `reopen`, and run with pytest."""
+    """Subclass, define `make` and `reopen`, and run with pytest."""
 
-    # --- once, and bit for bit --------------------------------------------------------------------
+    # --- exactly once, bit for bit ----------------------------------------------------------------
 
     def test_the_same_chunk_twice_is_stored_once(self) -> None:
         desk = self.desk()
@@ -67,7 +67,7 @@ class StoreContract(StoreFactory):
         assert desk.put(first, second, first, second, first) == ["new", "new", *["duplicate"] * 3]
         assert desk.chunks() == [first, second]
 
-    def test_chunks_come_back_bit_for_bit(self) -> None:
+    def test_chunks_are_read_back_bit_for_bit(self) -> None:
         desk = self.desk()
         specs = [random_spec(self.rng) for _ in range(25)]
         sessions = [random_session(spec, self.rng, optional=ALL_OPTIONAL) for spec in specs]
@@ -81,8 +81,8 @@ class StoreContract(StoreFactory):
                 assert before.meta == after.meta
                 assert before.columns.keys() == after.columns.keys()
                 for name, column in before.columns.items():
-                    found = after.columns[name]
-                    assert (found.dtype, found.shape, found.tobytes()) == (
+                    stored = after.columns[name]
+                    assert (stored.dtype, stored.shape, stored.tobytes()) == (
                         column.dtype,
                         column.shape,
                         column.tobytes(),
@@ -194,22 +194,22 @@ class StoreContract(StoreFactory):
         batch = WriteBatch("p", before, Position("9"))
         assert raises(ClaimLost, lambda: desk.store.write(batch))
 
-    def test_a_fresh_claim_keeps_others_out_until_its_holder_falls_silent(self) -> None:
+    def test_a_fresh_claim_excludes_other_owners_until_it_expires(self) -> None:
         desk = self.desk()
         desk.clock.advance(59.0)
         assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0))
         desk.put(*self.chunks(1))
         desk.clock.advance(59.0)
         assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0)), (
-            "writing renews a claim"
+            "a write renews the claim"
         )
         desk.clock.advance(2.0)
         assert desk.store.claim("p", owner="other", ttl_s=60.0).epoch > desk.epoch
         assert raises(ClaimLost, lambda: desk.put(*self.chunks(1)))
 
-    # --- what a session allows --------------------------------------------------------------------
+    # --- the rules of a session -------------------------------------------------------------------
 
-    def test_the_same_number_with_other_bytes_is_a_conflict(self) -> None:
+    def test_the_same_number_with_different_bytes_is_a_conflict(self) -> None:
         desk = self.desk()
         chunks = self.chunks(2)
         later = self.later(desk)
@@ -222,8 +222,8 @@ class StoreContract(StoreFactory):
             assert desk.put(other) == ["conflict"]
             assert desk.put(other) != ["new"]
         assert desk.chunks() == chunks
-        assert [one.reason for one in desk.store.quarantined()] == ["conflict"] * 3, (
-            "each in quarantine once"
+        assert [frame.reason for frame in desk.store.quarantined()] == ["conflict"] * 3, (
+            "each is in quarantine once"
         )
 
     def test_a_number_far_ahead_is_out_of_window(self) -> None:
@@ -236,7 +236,7 @@ class StoreContract(StoreFactory):
             )
             receipt = desk.write([desk.candidate(far)])
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["out_of_window"])
-        assert [one.reason for one in desk.store.quarantined()] == ["out_of_window"] * 2
+        assert [frame.reason for frame in desk.store.quarantined()] == ["out_of_window"] * 2
         assert desk.chunks() == [chunk]
 
     def test_another_players_session_is_refused(self) -> None:
@@ -247,8 +247,8 @@ class StoreContract(StoreFactory):
         for chunk in chunks[1:]:
             later()
             assert desk.put(chunk, player=OTHER_PLAYER) == ["refused"]
-            assert desk.put(chunk) == ["new"], "the owner goes on undisturbed"
-        assert {one.reason for one in desk.store.quarantined()} == {"other_player"}
+            assert desk.put(chunk) == ["new"], "the owner continues undisturbed"
+        assert {frame.reason for frame in desk.store.quarantined()} == {"other_player"}
 
     def test_steps_that_contradict_their_neighbours_are_refused(self) -> None:
         desk = self.desk()
@@ -282,7 +282,7 @@ class StoreContract(StoreFactory):
             assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, lost)
             assert [frame.chunk_no for frame in desk.frames(FrameKind.DROP)] == [4]
         assert desk.put(chunks[2]) == ["conflict"], (
-            "what was reported as dropped does not come back"
+            "a chunk that was reported as dropped is not stored later"
         )
 
     def test_a_huge_drop_report_costs_nothing(self) -> None:
@@ -303,9 +303,7 @@ class StoreContract(StoreFactory):
         for chunk in chunks[3:]:
             later()
             assert list(desk.write([desk.candidate(chunk)]).reasons) == ["after_close"]
-        assert desk.put(chunks[1]) == ["new"], (
-            "what came late but belongs before the close is stored"
-        )
+        assert desk.put(chunks[1]) == ["new"], "a late chunk from before the close is stored"
         later()
         info = desk.session(session)
         assert info is not None
@@ -325,7 +323,7 @@ class StoreContract(StoreFactory):
         later = self.later(desk)
         for _ in range(3):
             later()
-            wanted = {
+            expected = {
                 SessionFilter(): {
                     mine[0].meta.session,
                     theirs[0].meta.session,
@@ -338,8 +336,9 @@ class StoreContract(StoreFactory):
                     other[0].meta.session,
                 },
             }
-            for filter_, sessions in wanted.items():
-                assert {one.session for one in desk.store.sessions(filter_)} == sessions
+            for session_filter, sessions in expected.items():
+                infos = desk.store.sessions(session_filter)
+                assert {info.session for info in infos} == sessions
         info = desk.session(mine[0].meta.session)
         assert info is not None
         assert (info.game, info.player, info.n_chunks, info.closed) == ("cart", PLAYER, 2, False)
@@ -359,8 +358,7 @@ class StoreContract(StoreFactory):
 
 
 class StoreAdminContract(StoreFactory):
-    """Administration, and what a tail shows when bytes are taken away; subclass beside
-    StoreContract."""
+    """Administration, and what a tail shows after a deletion; subclass it with StoreContract."""
 
     # --- quarantine -------------------------------------------------------------------------------
 
@@ -376,22 +374,26 @@ class StoreAdminContract(StoreFactory):
         desk.write(refused=[refused, garbage, odd], parked=[parked])
         for _ in range(3):
             later()
-            found = desk.store.quarantined()
-            assert [one.raw for one in found] == [refused.raw, garbage.raw, odd.raw, parked.raw]
-            assert [one.parked for one in found] == [False, False, False, True]
-            assert [one.reason for one in found] == [
+            frames = desk.store.quarantined()
+            assert [frame.raw for frame in frames] == [
+                refused.raw,
+                garbage.raw,
+                odd.raw,
+                parked.raw,
+            ]
+            assert [frame.parked for frame in frames] == [False, False, False, True]
+            assert [frame.reason for frame in frames] == [
                 "bad_action",
                 "truncated",
                 "bad_number",
                 "unknown_schema",
             ]
-            assert (found[0].session, found[0].chunk_no) == (chunks[0].meta.session, 0)
-            assert found[1].session is None
+            assert (frames[0].session, frames[0].chunk_no) == (chunks[0].meta.session, 0)
+            assert frames[1].session is None
             audit = desk.store.audit()
             assert (audit.quarantined, audit.parked, audit.chunks, audit.gap_chunks) == (3, 1, 0, 0)
-            assert [one.id for one in desk.store.quarantined(after_id=found[1].id, limit=1)] == [
-                found[2].id
-            ]
+            (third,) = desk.store.quarantined(after_id=frames[1].id, limit=1)
+            assert third.id == frames[2].id
 
     def test_quarantined_numbers_count_as_seen(self) -> None:
         desk = self.desk()
@@ -405,7 +407,7 @@ class StoreAdminContract(StoreFactory):
             assert info is not None
             assert (info.high, info.missing) == (3, ())
             desk.write(refused=[desk.refusal(chunks[1])])
-            assert desk.put(chunks[1]) == ["duplicate"], "it is in quarantine already"
+            assert desk.put(chunks[1]) == ["duplicate"], "it is already in quarantine"
             assert len(desk.store.quarantined()) == 1
         assert desk.store.audit().gap_chunks == 0
 
@@ -433,7 +435,7 @@ class StoreAdminContract(StoreFactory):
             assert (audit.chunks, audit.parked, audit.duplicate_chunks) == (3, 0, 0)
         desk.tail()
 
-    def test_replay_keeps_the_rules_of_sessions(self) -> None:
+    def test_replay_follows_the_rules_of_sessions(self) -> None:
         desk = self.desk()
         chunks = self.chunks(2)
         desk.put(chunks[0])
@@ -449,13 +451,13 @@ class StoreAdminContract(StoreFactory):
             desk.candidate(conflict),
             desk.candidate(chunks[1], player=OTHER_PLAYER),
         ]
-        assert "new" not in desk.store.replay([one.id for one in waiting], candidates).fates
+        assert "new" not in desk.store.replay([frame.id for frame in waiting], candidates).fates
         assert "new" not in desk.store.replay([10_000], [desk.candidate(chunks[1])]).fates, (
             "it was never quarantined"
         )
         assert desk.chunks() == [chunks[0]]
 
-    def test_a_stored_chunk_can_be_quarantined_and_brought_back(self) -> None:
+    def test_a_stored_chunk_can_be_quarantined_and_replayed(self) -> None:
         desk = self.desk()
         chunks = self.chunks(3)
         later = self.later(desk)
@@ -463,22 +465,27 @@ class StoreAdminContract(StoreFactory):
         bad = (chunks[1].meta.session, 1)
         desk.tail()
         assert desk.store.quarantine([bad, bad, (new_session(), 0)], reason="nan_gradient") == 1
-        assert desk.store.quarantine([bad], reason="nan_gradient") == 0, "it is out already"
+        assert desk.store.quarantine([bad], reason="nan_gradient") == 0, "it is already quarantined"
         for _ in range(3):
             later()
             assert desk.chunks() == [chunks[0], chunks[2]]
             assert desk.put(chunks[1]) == ["duplicate"]
         desk.write(refused=[RefusedFrame(b"garbage", "truncated", "", desk.clock.now())])
-        one, other = desk.store.quarantined()
-        assert (one.reason, one.session, one.chunk_no, other.reason) == (
+        quarantined, garbage = desk.store.quarantined()
+        assert (
+            quarantined.reason,
+            quarantined.session,
+            quarantined.chunk_no,
+            garbage.reason,
+        ) == (
             "nan_gradient",
             *bad,
             "truncated",
         )
         assert desk.store.audit().gap_chunks == 0
         candidate = desk.candidate(chunks[1])
-        assert one.raw == candidate.frame.encode()
-        assert list(desk.store.replay([one.id], [candidate]).fates) == ["new"]
+        assert quarantined.raw == candidate.frame.encode()
+        assert list(desk.store.replay([quarantined.id], [candidate]).fates) == ["new"]
         self.settle(desk.store)
         assert desk.chunks() == [chunks[0], chunks[2], chunks[1]]
         audit = desk.store.audit()
@@ -495,7 +502,7 @@ class StoreAdminContract(StoreFactory):
 
     # --- tail -------------------------------------------------------------------------------------
 
-    def test_a_tail_shows_every_number_once_whatever_happens_meanwhile(self) -> None:
+    def test_a_tail_shows_every_number_once_despite_concurrent_changes(self) -> None:
         desk = self.desk()
         for turn in range(24):
             chunks = self.chunks(3)
@@ -520,7 +527,7 @@ class StoreAdminContract(StoreFactory):
         gone = {item.reason for item in everything if isinstance(item, Forgotten)}
         assert gone == {"forgotten", "expired", "quarantined"}
 
-    def test_a_tail_goes_on_from_any_cursor_in_pages(self) -> None:
+    def test_a_tail_continues_from_any_cursor_in_pages(self) -> None:
         desk = self.desk()
         desk.put(*self.chunks(9))
         later = self.later(desk)
@@ -535,10 +542,10 @@ class StoreAdminContract(StoreFactory):
                     cursor = tail.cursor
                 assert seen == list(range(1, 10))
         assert desk.store.tail(cursor, max_items=5, wait_s=0.0).cursor == cursor, (
-            "an empty page leaves one in place"
+            "an empty page does not move the cursor"
         )
 
-    # --- taking away ------------------------------------------------------------------------------
+    # --- deletion ---------------------------------------------------------------------------------
 
     def test_a_forgotten_player_is_gone_everywhere(self) -> None:
         for is_settled in (False, True):
@@ -562,22 +569,20 @@ class StoreAdminContract(StoreFactory):
                 assert desk.chunks() == others
                 assert list(desk.store.quarantined()) == []
                 assert desk.frames(FrameKind.CLOSE) == []
-                assert {one.player for one in desk.store.sessions(SessionFilter())} == {
-                    OTHER_PLAYER
-                }
+                players = {info.player for info in desk.store.sessions(SessionFilter())}
+                assert players == {OTHER_PLAYER}
                 audit = desk.store.audit()
                 assert (audit.chunks, audit.forgotten_chunks, audit.gap_chunks) == (2, 3, 0)
             gone = [item for item in desk.tail() if isinstance(item, Forgotten)]
             assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in gone), (
-                "learners see it"
+                "learners are notified"
             )
             assert desk.store.forget(PLAYER) == 0
-            self._comes_back_no_more(desk, [*theirs, *parked])
+            self._assert_stays_forgotten(desk, [*theirs, *parked])
             desk.store.close()
 
-    def _comes_back_no_more(self, desk: Desk, chunks: list[Chunk]) -> None:
-        """What a forgotten player's spool and the stream still hold is refused; what they play
-        anew is stored."""
+    def _assert_stays_forgotten(self, desk: Desk, chunks: list[Chunk]) -> None:
+        """Frames of the player left in spool or stream are refused; new sessions are stored."""
         for chunk in chunks:
             receipt = desk.write([desk.candidate(chunk)], refused=[desk.refusal(chunk)])
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["forgotten"])
@@ -590,7 +595,7 @@ class StoreAdminContract(StoreFactory):
         desk.reopen()
         assert desk.put(*fresh) == ["duplicate"] * 4
 
-    def test_a_clock_that_ran_ahead_does_not_save_old_frames(self) -> None:
+    def test_a_client_clock_ahead_does_not_admit_old_frames(self) -> None:
         desk = self.desk()
         ahead = random_session(
             SPEC, self.rng, session=new_session(desk.clock.now() + 3600, self.rng.bytes(10))
@@ -600,7 +605,7 @@ class StoreAdminContract(StoreFactory):
         desk.store.forget(PLAYER)
         assert set(desk.write(in_stream).reasons) == {"forgotten"}
 
-    def test_expired_chunks_are_gone_and_stay_known(self) -> None:
+    def test_expired_chunks_are_deleted_and_stay_known(self) -> None:
         desk = self.desk()
         old = self.chunks(3)
         new = self.chunks(2)
