@@ -66,7 +66,7 @@ def batch(seed: int = 0, **changes: Any) -> Batch:
         action=rng.integers(0, ACTIONS, ROWS).astype(np.int32),
         reward=rng.normal(size=ROWS).astype(np.float32),
         next_obs={"obs": rng.integers(0, STATES, ROWS)},
-        factor=np.array([0.9, 0.81, 0.0, 0.9, 0.729, 0.9], np.float32),
+        discount=np.array([0.9, 0.81, 0.0, 0.9, 0.729, 0.9], np.float32),
         weight=np.ones(ROWS, np.float32),
     )
     return made._replace(**changes)
@@ -78,7 +78,7 @@ def errors(q: Any, target: Any, given: Batch, *, double: bool) -> Any:
     for row in range(ROWS):
         after = given.next_obs["obs"][row]
         best = int(np.argmax((q if double else target)[after]))
-        wanted = given.reward[row] + given.factor[row] * target[after][best]
+        wanted = given.reward[row] + given.discount[row] * target[after][best]
         found.append(wanted - q[given.obs["obs"][row]][given.action[row]])
     return np.array(found)
 
@@ -101,7 +101,7 @@ def test_double_values_what_the_online_network_chooses_with_the_target():
     q[:, 2] = 1.0  # the online network prefers 2, the target 1
     given = batch(
         reward=np.zeros(ROWS, np.float32),
-        factor=np.ones(ROWS, np.float32),
+        discount=np.ones(ROWS, np.float32),
         action=np.zeros(ROWS, np.int32),
     )
     for double, worth in ((True, 2.0), (False, 5.0)):
@@ -110,7 +110,7 @@ def test_double_values_what_the_online_network_chooses_with_the_target():
 
 
 def test_nothing_lies_behind_a_termination():
-    given = batch(factor=np.zeros(ROWS, np.float32))
+    given = batch(discount=np.zeros(ROWS, np.float32))
     (q, target), (_, far) = tables(1), tables(2)
     ends = [
         update[True](state_of(q, table), given, KNOBS)[1].priorities

@@ -91,9 +91,9 @@ def bits(tree: Any) -> list[bytes]:
 def spoil(learner: Learner, chunk_no: int, bad: float) -> None:
     """Numbers go bad inside the ring, behind every check at the door."""
     replay = replay_of(learner)
-    stretch = replay._ring.stretches[session_id(0), chunk_no]
+    span = replay._ring.spans[session_id(0), chunk_no]
     replay._columns["obs"][
-        stretch.start + stretch.lead + 2 : stretch.start + stretch.n_rows - 2
+        span.start + span.lead + 2 : span.start + span.n_rows - 2
     ] = bad
 
 

@@ -33,7 +33,7 @@ KNOBS = {
         "learning_rate": 0.01,
         "clip": 0.2,
         "discount": 0.9,
-        "trace": 0.8,
+        "gae_lambda": 0.8,
         "entropy": 0.1,
         "value": 0.5,
     }.items()

@@ -51,13 +51,13 @@ def shown(batch: Any, index: tuple[int, ...]) -> Window:
         return tuple(int(moment) for moment in obs[index].reshape(-1, 2)[:, 0])
 
     stack = moments(batch.obs["obs"])
-    factor = float(batch.factor[index])
+    discount = float(batch.discount[index])
     assert batch.action[index] == stack[-1] % 3
     return Window(
         stack,
         float(batch.reward[index]),
-        factor,
-        moments(batch.next_obs["obs"]) if factor else None,
+        discount,
+        moments(batch.next_obs["obs"]) if discount else None,
     )
 
 
@@ -66,7 +66,7 @@ def assert_same(found: dict[int, Window], wanted: dict[int, Window]) -> None:
     for moment, window in wanted.items():
         assert (found[moment].stack, found[moment].next_stack) == (window.stack, window.next_stack)
         assert found[moment].returns == pytest.approx(window.returns, rel=1e-6)
-        assert found[moment].factor == pytest.approx(window.factor, rel=1e-6)
+        assert found[moment].discount == pytest.approx(window.discount, rel=1e-6)
 
 
 shapes = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 4]), st.booleans())
@@ -213,14 +213,14 @@ def test_settings_that_cannot_work_are_refused():
 
 
 def test_masks_extras_and_shifted_actions_come_with_their_rows():
-    game = game_spec("rally", obs=2, actions=Discrete(3, start=5), has_legal=True)
+    game = game_spec("rally", obs=2, actions=Discrete(3, start=5), has_action_mask=True)
     held = HostReplay(game, needs(n_step=2, extras=("logp",)), ReplayConfig(capacity=64))
-    legal = np.eye(3, dtype=np.bool_)[[0, 1, 2, 0, 1, 2]]
+    action_mask = np.eye(3, dtype=np.bool_)[[0, 1, 2, 0, 1, 2]]
     logp = np.arange(6, dtype=np.float32)
     action = (np.arange(6) % 3 + 5).astype(np.int32)
     held.insert(
         Piece(0, 0, steps(5, end="truncated")).chunk(
-            game=game, legal=legal, logp=logp, action=action
+            game=game, action_mask=action_mask, logp=logp, action=action
         )
     )
     batch = held.draw(2, rng=np.random.default_rng(0)).batches
@@ -228,8 +228,8 @@ def test_masks_extras_and_shifted_actions_come_with_their_rows():
     assert batch.action.dtype == np.int32
     assert (batch.action == at % 3).all()
     assert (batch.extras["logp"] == at).all()
-    assert (batch.legal == legal[at]).all()
-    assert (batch.next_legal == legal[np.minimum(at + 2, 5)]).all()
+    assert (batch.action_mask == action_mask[at]).all()
+    assert (batch.next_action_mask == action_mask[np.minimum(at + 2, 5)]).all()
 
 
 def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_legal():
@@ -244,11 +244,11 @@ def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_legal():
     assert batch.action.dtype == np.float32
     assert (batch.action == wanted).all()
     assert (batch.extras["raw_action"] == wanted).all()
-    assert batch.legal is None
-    masked = game_spec("rally", obs=2, actions=3, has_legal=True)
+    assert batch.action_mask is None
+    masked = game_spec("rally", obs=2, actions=3, has_action_mask=True)
     held = HostReplay(masked, needs(), ReplayConfig(capacity=64))
     held.insert(Piece(0, 0, steps(5)).chunk(game=masked))
-    assert held.draw(1, rng=np.random.default_rng(0)).batches.legal.all()
+    assert held.draw(1, rng=np.random.default_rng(0)).batches.action_mask.all()
 
 
 # --- Eviction -------------------------------------------------------------------------------------

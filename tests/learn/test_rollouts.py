@@ -21,7 +21,7 @@ from understudy.experience.spaces import Box, Discrete
 from understudy.learn.rollouts import RolloutQueue
 
 GAME = game_spec("line", obs=1, actions=Discrete(3, 5, DTYPES["I32"]))
-MASKED = game_spec("line", obs=1, actions=3, has_legal=True)
+MASKED = game_spec("line", obs=1, actions=3, has_action_mask=True)
 STEPS = 12
 FAR = 1_000.0
 
@@ -257,14 +257,14 @@ def test_a_chunk_longer_than_a_rollout_and_one_that_came_before_are_refused():
 
 
 def test_masks_come_along_and_where_they_are_missing_everything_is_legal():
-    legal = np.eye(3, dtype=bool)[np.arange(12) % 3]
+    action_mask = np.eye(3, dtype=bool)[np.arange(12) % 3]
     moves = [replace(move, action=at % 3) for at, move in enumerate(played([None] * 12))]
     held = RolloutQueue(MASKED, Rollouts(steps=12, envs=2))
-    held.insert(chunk_of(MASKED, moves, session=0, logp=[0.0] * 12, legal=legal))
+    held.insert(chunk_of(MASKED, moves, session=0, logp=[0.0] * 12, action_mask=action_mask))
     held.insert(chunk_of(MASKED, moves, session=1, logp=[0.0] * 12))
     rollout = held.take()
-    np.testing.assert_array_equal(rollout.legal[:, 0], legal)
-    assert rollout.legal[:, 1].all()
+    np.testing.assert_array_equal(rollout.action_mask[:, 0], action_mask)
+    assert rollout.action_mask[:, 1].all()
 
 
 def test_continuous_actions_are_the_raw_ones():

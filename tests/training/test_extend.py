@@ -14,7 +14,7 @@ from understudy.training.events import Event, Started, Update
 from understudy.training.folder import RunFolder
 from understudy.training.train import Run
 
-STEADY = QUICK | {"epsilon": 0.1, "importance": 0.5, "min_inserts": 256}
+STEADY = QUICK | {"epsilon": 0.1, "importance_exponent": 0.5, "min_inserts": 256}
 """Without schedules, which follow the length of a run."""
 ASKED: dict[str, Any] = {"algorithm": "dqn", "seed": 3, "settings": STEADY}
 

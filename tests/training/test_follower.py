@@ -11,7 +11,7 @@ from understudy.core.errors import ConfigError
 from understudy.ports import Forgotten, Stored
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
-from understudy.training.follower import ReaderPosition, StoreFollower, place_from_json
+from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
 from understudy.training.inline import RunStore
 
 
@@ -24,8 +24,8 @@ def add(store: Path, *numbers: int) -> None:
 class Notes:
     """Writes down the chunk numbers it gets; refuses one of them."""
 
-    def __init__(self, place: ReaderPosition | None = None, refuses: int = -1) -> None:
-        self.place = place or ReaderPosition()
+    def __init__(self, position: ReaderPosition | None = None, refuses: int = -1) -> None:
+        self.position = position or ReaderPosition()
         self.numbers: list[int] = []
         self.refuses = refuses
 
@@ -83,7 +83,7 @@ def test_who_comes_later_catches_up_and_nobody_reads_anything_twice(tmp_path: Pa
     catch_up(follower, one, max_items=max_items)
     catch_up(follower, late)
     assert one.numbers == late.numbers == [0, 1, 2, 3, 4]
-    resumed = Notes(place_from_json(one.place.to_json()))
+    resumed = Notes(position_from_json(one.position.to_json()))
     follower.join(resumed)
     add(tmp_path, 5)
     catch_up(follower, late)

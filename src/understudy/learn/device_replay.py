@@ -117,7 +117,7 @@ class DeviceRing(NamedTuple):
 
 _FACTS = {
     "returns": np.float32,
-    "factor": np.float32,
+    "discount": np.float32,
     "weight": np.float32,
     "ahead": np.int32,
     "behind": np.int32,
@@ -167,10 +167,10 @@ def sample(
         action=columns["action"][rows],
         reward=columns["returns"][rows],
         next_obs={name: _frames(columns[name][seen_next]) for name in layout.obs},
-        factor=columns["factor"][rows],
+        discount=columns["discount"][rows],
         weight=(mass / mass.min()) ** -jnp.asarray(beta, jnp.float32),
-        legal=columns["legal"][rows] if "legal" in columns else None,
-        next_legal=columns["legal"][following] if "legal" in columns else None,
+        action_mask=columns["action_mask"][rows] if "action_mask" in columns else None,
+        next_action_mask=columns["action_mask"][following] if "action_mask" in columns else None,
         extras={name: columns[name][rows] for name in layout.extras},
     )
     return batch, rows
@@ -345,23 +345,23 @@ class DeviceReplay:
         self._apply(gone)
 
     def _write(self, placed: Placed) -> None:
-        stretch = placed.stretch
+        span = placed.span
         windows = placed.windows
         small = {
             "returns": windows.returns,
-            "factor": windows.factor,
+            "discount": windows.discount,
             "weight": windows.weight,
             "ahead": windows.ahead,
             "behind": windows.behind,
-            "stamp": np.full(stretch.n_rows, stretch.stamp),
+            "stamp": np.full(span.n_rows, span.stamp),
         }
         columns = {
             name: np.concatenate([part[name] for part in placed.parts])
             for name in self.layout.columns
         } | small
-        for first in range(0, stretch.n_rows, BLOCK):
+        for first in range(0, span.n_rows, BLOCK):
             here = {name: column[first : first + BLOCK] for name, column in columns.items()}
-            rows = stretch.start + first + np.arange(len(here["stamp"]))
+            rows = span.start + first + np.arange(len(here["stamp"]))
             block = {
                 name: _padded(here[name], shape, dtype)
                 for name, (shape, dtype) in self._kinds.items()

@@ -53,12 +53,12 @@ def decide(
     obs: Mapping[str, Any],
     key: Any,
     explore: Any,
-    legal: Any,
+    action_mask: Any,
 ) -> Decision:
     """What a policy of these weights does, one decision per row of the observations."""
     outputs = networks.apply(spec, unpack(spec, flat), obs)
     noise = networks.noise(key, head, next(iter(outputs.values())).shape[0])
-    return networks.sample(head, outputs, noise, explore=explore, legal=legal)
+    return networks.sample(head, outputs, noise, explore=explore, action_mask=action_mask)
 
 
 def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:

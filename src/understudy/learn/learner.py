@@ -201,7 +201,7 @@ class Learner:
         """One compiled call; `progress` is the share of the run that is done, for schedules."""
         counts = self.counts
         knobs = self.knobs_at(progress)
-        batches = self.source.draw(counts.calls, importance=float(knobs.get("importance", 0.0)))
+        batches = self.source.draw(counts.calls, importance_exponent=float(knobs.get("importance_exponent", 0.0)))
         started_s = time.perf_counter()
         self.state, feedback = self._call(self.state, batches, knobs)
         feedback = jax.device_get(feedback)

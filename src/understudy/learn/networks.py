@@ -278,7 +278,7 @@ def sample(
     noise: Any,
     *,
     explore: Any = None,
-    legal: Any = None,
+    action_mask: Any = None,
     deterministic: bool = False,
 ) -> Decision:
     """Actions and logp as `Head.sample` gives them for the same outputs and noise."""
@@ -289,7 +289,7 @@ def sample(
             return Decision(action_of(head, mean), jnp.zeros(mean.shape[:-1], jnp.float32), mean)
         raw = mean + jnp.exp(jnp.clip(log_std, *LOG_STD)) * noise
         return Decision(action_of(head, raw), _density(noise, log_std), raw)
-    values = _masked(outputs[head.outputs[0]], legal)
+    values = _masked(outputs[head.outputs[0]], action_mask)
     greedy = values.argmax(-1)
     is_random = head.kind == "categorical" or (
         head.kind == "epsilon_greedy" and explore is not None
@@ -299,8 +299,8 @@ def sample(
     if head.kind == "categorical":
         action = (values + noise).argmax(-1)
         return Decision(action.astype(jnp.int32), _picked(jax.nn.log_softmax(values), action))
-    lots = noise[..., 1:] if legal is None else jnp.where(legal, noise[..., 1:], -1.0)
-    n_legal = head.size if legal is None else legal.sum(-1)
+    lots = noise[..., 1:] if action_mask is None else jnp.where(action_mask, noise[..., 1:], -1.0)
+    n_legal = head.size if action_mask is None else action_mask.sum(-1)
     action = jnp.where(noise[..., 0] < explore, lots.argmax(-1), greedy)
     logp = jnp.log(explore / n_legal + (1 - explore) * (action == greedy))
     return Decision(action.astype(jnp.int32), logp)
@@ -327,19 +327,19 @@ def raw_of(head: Head, action: Any) -> jax.Array:
     )
 
 
-def logp(head: Head, outputs: Mapping[str, Any], action: Any, legal: Any = None) -> jax.Array:
+def logp(head: Head, outputs: Mapping[str, Any], action: Any, action_mask: Any = None) -> jax.Array:
     """Log probability of action indices, or log density of *raw* actions; float32[...]."""
     if head.kind == "categorical":
-        return _picked(jax.nn.log_softmax(_masked(outputs["logits"], legal)), action)
+        return _picked(jax.nn.log_softmax(_masked(outputs["logits"], action_mask)), action)
     _check_random(head)
     std = jnp.exp(jnp.clip(outputs["log_std"], *LOG_STD))
     return _density((action - outputs["mean"]) / std, outputs["log_std"])
 
 
-def entropy(head: Head, outputs: Mapping[str, Any], legal: Any = None) -> jax.Array:
+def entropy(head: Head, outputs: Mapping[str, Any], action_mask: Any = None) -> jax.Array:
     """Entropy over legal actions, or of the Gaussian before clip or tanh; float32[...]."""
     if head.kind == "categorical":
-        logs = jax.nn.log_softmax(_masked(outputs["logits"], legal))
+        logs = jax.nn.log_softmax(_masked(outputs["logits"], action_mask))
         return -(jnp.exp(logs) * logs).sum(-1)
     _check_random(head)
     return (jnp.clip(outputs["log_std"], *LOG_STD) + (0.5 + HALF_LOG_2PI)).sum(-1)
@@ -352,8 +352,8 @@ def _check_random(head: Head) -> None:
         )
 
 
-def _masked(values: Any, legal: Any) -> Any:
-    return values if legal is None else jnp.where(legal, jnp.maximum(values, LOWEST), ILLEGAL)
+def _masked(values: Any, action_mask: Any) -> Any:
+    return values if action_mask is None else jnp.where(action_mask, jnp.maximum(values, LOWEST), ILLEGAL)
 
 
 def _picked(values: Any, action: Any) -> jax.Array:

@@ -24,7 +24,7 @@ from understudy.experience.game import GameSpec
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import (
     ACTION,
-    FACTOR,
+    DISCOUNT,
     REACH,
     RETURN,
     STAMP,
@@ -131,7 +131,7 @@ class DrawnRows(NamedTuple):
     places: NDArray[np.int64]  # [2, k, batch]: the rows, and the rows to bootstrap from
     weight: NDArray[np.float32]
     returns: NDArray[np.float32]
-    factor: NDArray[np.float32]
+    discount: NDArray[np.float32]
     action: NDArray[np.int32]
     stamps: NDArray[np.int32]
 
@@ -209,7 +209,7 @@ class HostReplay:
 
     def held(self) -> list[ChunkId]:
         """(session, chunk_no) of what is in the ring, oldest first."""
-        return list(self._ring.stretches)
+        return list(self._ring.spans)
 
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that what was drawn at these rows came from, each once."""
@@ -256,7 +256,7 @@ class HostReplay:
         used = self._ring.used
         arrays["weights"] = np.zeros(used, np.float32)
         for one in (
-            self._ring.stretches.values()
+            self._ring.spans.values()
         ):  # between them lies what was there before, which nobody reads
             rows = slice(one.start, one.start + one.n_rows)
             arrays["weights"][rows] = self._facts[rows, WEIGHT]
@@ -285,10 +285,10 @@ class HostReplay:
             self._apply(edit)
 
     def _write(self, placed: Placed) -> None:
-        stretch = placed.stretch
-        at = placed.stretch.start
-        self._facts[at : at + stretch.n_rows] = placed.windows.facts
-        self._whole[at : at + stretch.n_rows, STAMP] = stretch.stamp
+        span = placed.span
+        at = placed.span.start
+        self._facts[at : at + span.n_rows] = placed.windows.facts
+        self._whole[at : at + span.n_rows, STAMP] = span.stamp
         for part in placed.parts:
             end = at + len(part["action"])
             for name, column in self._columns.items():
@@ -315,7 +315,7 @@ class HostReplay:
             np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]),
             np.ones(rows.shape, np.float32),
             facts[..., RETURN].copy(),
-            facts[..., FACTOR].copy(),
+            facts[..., DISCOUNT].copy(),
             whole[..., ACTION].copy(),
             whole[..., STAMP].copy(),
         )
@@ -330,16 +330,16 @@ class HostReplay:
         obs = {
             name: self._columns[name].take(seen, axis=0) for name in layout.obs
         }  # and the next ones, at [1]
-        legal = self._columns["legal"].take(places, axis=0) if "legal" in self._columns else None
+        action_mask = self._columns["action_mask"].take(places, axis=0) if "action_mask" in self._columns else None
         return Batch(
             obs={name: both[0] for name, both in obs.items()},
             action=found.action if layout.discrete else self._columns["action"].take(rows, axis=0),
             reward=found.returns,
             next_obs={name: both[1] for name, both in obs.items()},
-            factor=found.factor,
+            discount=found.discount,
             weight=found.weight,
-            legal=None if legal is None else legal[0],
-            next_legal=None if legal is None else legal[1],
+            action_mask=None if action_mask is None else action_mask[0],
+            next_action_mask=None if action_mask is None else action_mask[1],
             extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
 
@@ -480,13 +480,13 @@ class ReplaySource:
     def rows_per_call(self) -> int:
         return self.updates * self.batch
 
-    def draw(self, call_no: int, *, importance: float) -> Any:
+    def draw(self, call_no: int, *, importance_exponent: float) -> Any:
         """Batches with a leading axis of one entry per update; the same call number gives the
         same ones."""
         rng = np.random.Generator(
             np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no])
         )
-        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance)
+        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance_exponent)
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
         return self._drawn.batches

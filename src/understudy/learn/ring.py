@@ -65,7 +65,7 @@ class OpenSession:
     """The newest stretch of a session that may go on, and the last rows of its open episode, for
     the next lead-in."""
 
-    stretch: Span
+    span: Span
     ends_open: bool
     lead: dict[str, Array]
 
@@ -84,7 +84,7 @@ class Placed(NamedTuple):
     """What to write for one chunk: its parts one after the other from `stretch.start`, then the
     edits in order."""
 
-    stretch: Span
+    span: Span
     parts: tuple[Mapping[str, Array], ...]
     windows: Windows
     edits: tuple[Edit, ...]
@@ -108,7 +108,7 @@ class Ring:
         """No row from here on was ever written."""
         self.n_steps_inserted = 0
         self.stamp = 0
-        self.stretches: OrderedDict[ChunkId, Span] = (
+        self.spans: OrderedDict[ChunkId, Span] = (
             OrderedDict()
         )  # oldest first, found faster than in a dict
         self.tails: dict[uuid.UUID, OpenSession] = {}
@@ -139,7 +139,7 @@ class Ring:
         meta = chunk.meta
         columns = chunk.columns
         name = meta.session, meta.chunk_no
-        if name in self.stretches:
+        if name in self.spans:
             raise Refused(
                 "duplicate",
                 f"chunk {meta.chunk_no} of session {meta.session} is in the replay already",
@@ -147,7 +147,7 @@ class Ring:
         tail = self.tails.get(meta.session)
         lead: Mapping[str, Array] = {}
         goes_on = tail is not None and tail.ends_open and not columns["is_first"][0]
-        if tail is not None and goes_on and tail.stretch.chunk_no + 1 == meta.chunk_no:
+        if tail is not None and goes_on and tail.span.chunk_no + 1 == meta.chunk_no:
             lead = tail.lead
         n_lead = len(lead["chunk_no"]) if lead else 0
         n_rows = n_lead + chunk.n_rows
@@ -160,7 +160,7 @@ class Ring:
         joined = _joined(lead, own)
         windows = self._windows_of(joined, n_lead, needs=self._needs)
         is_late = (
-            tail is not None and meta.chunk_no < tail.stretch.chunk_no
+            tail is not None and meta.chunk_no < tail.span.chunk_no
         )  # nothing will continue it here
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)
@@ -168,21 +168,21 @@ class Ring:
             edits += self._release(tail)
         self.stamp = (self.stamp + 1) & 0x7FFFFFFF
         lead_from = int(lead["chunk_no"][0]) if lead else meta.chunk_no
-        stretch = Span(*name, start, n_rows, n_lead, lead_from, n_waiting, self.stamp)
-        self.stretches[name] = stretch
+        span = Span(*name, start, n_rows, n_lead, lead_from, n_waiting, self.stamp)
+        self.spans[name] = span
         self.n_steps_inserted += meta.n_steps
         weights = windows.weight
         if not is_late:
             own["weight"] = weights[n_lead:]
             kept = self._lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
             self.tails[meta.session] = OpenSession(
-                stretch, bool(columns["row"][-1] == _BOOTSTRAP), kept
+                span, bool(columns["row"][-1] == _BOOTSTRAP), kept
             )
         if n_waiting:
             weights = weights.copy()
             weights[n_rows - 1 - n_waiting :] = 0.0
         edits.append(Edit(start, weights, joined["priority"]))
-        return Placed(stretch, (lead, rows) if lead else (rows,), windows, tuple(edits))
+        return Placed(span, (lead, rows) if lead else (rows,), windows, tuple(edits))
 
     def close(self, session: uuid.UUID) -> list[Edit]:
         """Nothing more comes of this session: its waiting starts are released, shortened."""
@@ -192,18 +192,18 @@ class Ring:
     def evict(self, session: uuid.UUID, chunk_no: int) -> list[Edit]:
         """Take a chunk's rows out, those that later stretches repeat included."""
         edits = []
-        stretch = self.stretches.pop((session, chunk_no), None)
-        if stretch is not None:
-            self._forget_tail(stretch)
-            edits.append(nothing_at(stretch.start, stretch.n_rows))
+        span = self.spans.pop((session, chunk_no), None)
+        if span is not None:
+            self._forget_tail(span)
+            edits.append(nothing_at(span.start, span.n_rows))
         following = chunk_no + 1
         while (
-            later := self.stretches.get((session, following))
+            later := self.spans.get((session, following))
         ) is not None and later.lead_from <= chunk_no:
             span = min(later.lead + self._needs.stack - 1, later.n_rows)
             later.lead_from = later.chunk_no
             tail = self.tails.get(session)
-            if tail is not None and tail.stretch is later and tail.lead:
+            if tail is not None and tail.span is later and tail.lead:
                 own = tail.lead["chunk_no"] == later.chunk_no
                 at = (
                     later.n_rows - 1 - len(own) + np.arange(len(own))
@@ -219,18 +219,18 @@ class Ring:
 
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that the windows and stacks of these rows touch, each once."""
-        placed = sorted(self.stretches.values(), key=lambda stretch: stretch.start)
-        starts = np.array([stretch.start for stretch in placed], np.int64)
+        placed = sorted(self.spans.values(), key=lambda span: span.start)
+        starts = np.array([span.start for span in placed], np.int64)
         found: dict[ChunkId, None] = {}
         for row in np.unique(rows).tolist():
             at = int(np.searchsorted(starts, row, side="right")) - 1
             if at < 0 or row >= placed[at].start + placed[at].n_rows:
                 continue  # evicted meanwhile
-            stretch = placed[at]
-            reaches_back = row - stretch.start < stretch.lead + self._needs.stack - 1
-            first = stretch.lead_from if reaches_back else stretch.chunk_no
+            span = placed[at]
+            reaches_back = row - span.start < span.lead + self._needs.stack - 1
+            first = span.lead_from if reaches_back else span.chunk_no
             found.update(
-                ((stretch.session, number), None) for number in range(first, stretch.chunk_no + 1)
+                ((span.session, number), None) for number in range(first, span.chunk_no + 1)
             )
         return list(found)
 
@@ -248,37 +248,37 @@ class Ring:
         gone += self._drop_oldest_within(self.head, end)
         start, self.head, self.used = self.head, end, max(self.used, end)
         edits = [
-            nothing_at(stretch.start, stretch.n_rows)
-            for stretch in gone
-            if stretch.start < start or stretch.start + stretch.n_rows > start + n_rows
+            nothing_at(span.start, span.n_rows)
+            for span in gone
+            if span.start < start or span.start + span.n_rows > start + n_rows
         ]
         return start, edits
 
     def _drop_oldest_within(self, begin: int, end: int) -> list[Span]:
         gone: list[Span] = []
-        while self.stretches:
-            oldest = next(iter(self.stretches.values()))
+        while self.spans:
+            oldest = next(iter(self.spans.values()))
             if not begin <= oldest.start < end:
                 break
-            self.stretches.popitem(last=False)
+            self.spans.popitem(last=False)
             self._forget_tail(oldest)
             gone.append(oldest)
         return gone
 
-    def _forget_tail(self, stretch: Span) -> None:
-        tail = self.tails.get(stretch.session)
-        if tail is not None and tail.stretch is stretch:
-            del self.tails[stretch.session]
+    def _forget_tail(self, span: Span) -> None:
+        tail = self.tails.get(span.session)
+        if tail is not None and tail.span is span:
+            del self.tails[span.session]
 
     def _release(self, tail: OpenSession) -> list[Edit]:
-        stretch = tail.stretch
-        n = stretch.n_waiting
-        if n == 0 or (stretch.session, stretch.chunk_no) not in self.stretches:
+        span = tail.span
+        n = span.n_waiting
+        if n == 0 or (span.session, span.chunk_no) not in self.spans:
             return []
-        stretch.n_waiting = 0
+        span.n_waiting = 0
         return [
             Edit(
-                stretch.start + stretch.n_rows - 1 - n,
+                span.start + span.n_rows - 1 - n,
                 tail.lead["weight"][-n:],
                 tail.lead["priority"][-n:],
             )
@@ -308,9 +308,9 @@ class Ring:
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The ring as arrays and facts."""
-        stretches = list(self.stretches.values())
-        at = {id(stretch): number for number, stretch in enumerate(stretches)}
-        tails = sorted(self.tails.values(), key=lambda tail: at[id(tail.stretch)])
+        spans = list(self.spans.values())
+        at = {id(span): number for number, span in enumerate(spans)}
+        tails = sorted(self.tails.values(), key=lambda tail: at[id(tail.span)])
         leads = {
             name: np.concatenate(
                 [np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)]
@@ -318,14 +318,14 @@ class Ring:
             for name in ("weight", "priority")
         }
         lengths = [
-            (at[id(tail.stretch)], len(tail.lead["chunk_no"]) if tail.lead else 0) for tail in tails
+            (at[id(tail.span)], len(tail.lead["chunk_no"]) if tail.lead else 0) for tail in tails
         ]
         arrays: dict[str, Array] = {
             "sessions": np.frombuffer(
-                b"".join(s.session.bytes for s in stretches), np.uint8
+                b"".join(s.session.bytes for s in spans), np.uint8
             ).reshape(-1, 16),
             "places": np.array(
-                [[getattr(s, name) for name in _NUMBERS] for s in stretches], np.int64
+                [[getattr(s, name) for name in _NUMBERS] for s in spans], np.int64
             ).reshape(-1, 7),
             "tails": np.array(lengths, np.int64).reshape(-1, 2),
             "tail_weights": leads["weight"],
@@ -357,7 +357,7 @@ class Ring:
             )
         for name in _COUNTERS:
             setattr(self, name, int(facts[name]))
-        stretches = [
+        spans = [
             Span(
                 uuid.UUID(bytes=session.tobytes()),
                 **dict(zip(_NUMBERS, numbers.tolist(), strict=True)),
@@ -366,37 +366,37 @@ class Ring:
         ]
         needed = [
             [(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)]
-            for one in stretches
+            for one in spans
         ]
         chunks = {
             chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))
         }
         is_here = [chunks.keys() >= set(ids) for ids in needed]
-        self.stretches.clear()
+        self.spans.clear()
         self.tails.clear()
-        for stretch, here in zip(stretches, is_here, strict=True):
+        for span, here in zip(spans, is_here, strict=True):
             if here:
-                self.stretches[stretch.session, stretch.chunk_no] = stretch
+                self.spans[span.session, span.chunk_no] = span
         ends = np.cumsum(arrays["tails"][:, 1]).tolist()
         tails = {
             number: slice(end - n, end)
             for (number, n), end in zip(arrays["tails"].tolist(), ends, strict=True)
         }
         placed = (
-            self._place_again(stretch, [chunks[one] for one in ids], arrays, tail=tails.get(number))
-            for number, (stretch, ids) in enumerate(zip(stretches, needed, strict=True))
+            self._place_again(span, [chunks[one] for one in ids], arrays, tail=tails.get(number))
+            for number, (span, ids) in enumerate(zip(spans, needed, strict=True))
             if is_here[number]
         )
         gone = [
             nothing_at(one.start, one.n_rows)
-            for one, here in zip(stretches, is_here, strict=True)
+            for one, here in zip(spans, is_here, strict=True)
             if not here
         ]
         return placed, gone
 
     def _place_again(
         self,
-        stretch: Span,
+        span: Span,
         chunks: Sequence[Chunk],
         arrays: Mapping[str, Array],
         *,
@@ -404,7 +404,7 @@ class Ring:
     ) -> Placed:
         """The stretch of the last of these chunks, whose lead-in comes from the others."""
         *before, chunk = chunks
-        n_lead = stretch.lead
+        n_lead = span.lead
         lead = dict[str, Array]()
         if n_lead and not before:  # evicted: the rows stay empty, and nothing reads them
             rows = {
@@ -418,7 +418,7 @@ class Ring:
                 **flags,
             }
             lead = _with_small(empty, rows, weight=0.0)
-            lead["chunk_no"] = np.full(n_lead, stretch.chunk_no - 1, np.int64)
+            lead["chunk_no"] = np.full(n_lead, span.chunk_no - 1, np.int64)
         elif n_lead:
             for one in before:
                 lead = self._last_rows(one, lead)
@@ -436,9 +436,9 @@ class Ring:
                 kept["weight"] = arrays["tail_weights"][tail].copy()
                 kept["priority"] = arrays["tail_priorities"][tail].copy()
             ends_open = bool(chunk.columns["row"][-1] == _BOOTSTRAP)
-            self.tails[stretch.session] = OpenSession(stretch, ends_open, kept)
-        windows.weight[:] = arrays["weights"][stretch.start : stretch.start + stretch.n_rows]
-        return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
+            self.tails[span.session] = OpenSession(span, ends_open, kept)
+        windows.weight[:] = arrays["weights"][span.start : span.start + span.n_rows]
+        return Placed(span, (lead, rows) if lead else (rows,), windows, ())
 
     def _last_rows(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
         """The last rows of the chunk's open episode, for the lead-in of the chunk that follows

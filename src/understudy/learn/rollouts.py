@@ -85,7 +85,7 @@ class RolloutQueue:
     def may_update(self) -> bool:
         return len(self._full()) >= self._needs.envs
 
-    def draw(self, call_no: int, *, importance: float) -> Any:
+    def draw(self, call_no: int, *, importance_exponent: float) -> Any:
         """The next rollout, with a leading axis of one update."""
         self._played = self.waiting()
         return jax.tree.map(lambda column: column[None], self.take())
@@ -136,9 +136,9 @@ class RolloutQueue:
         names += ["raw_action"] if self._game.discrete is None else []
         if missing := [name for name in names if name not in columns]:
             raise Refused("bad_rollout", f"chunk {chunk_name(meta.id)} lacks {missing[0]!r}")
-        if self._game.has_legal and self._game.discrete is not None:
-            columns.setdefault("legal", np.ones((chunk.n_rows, self._game.discrete.n), np.bool_))
-            names.append("legal")
+        if self._game.has_action_mask and self._game.discrete is not None:
+            columns.setdefault("action_mask", np.ones((chunk.n_rows, self._game.discrete.n), np.bool_))
+            names.append("action_mask")
         return {name: columns[name] for name in names}
 
     def _track(self, chunk: Chunk) -> _Track:
@@ -228,7 +228,7 @@ class RolloutQueue:
             terminated=columns["terminated"][steps],
             truncated=columns["truncated"][steps] | is_cut,
             logp=columns["logp"][steps],
-            legal=columns["legal"][steps] if "legal" in columns else None,
+            action_mask=columns["action_mask"][steps] if "action_mask" in columns else None,
         )
 
     # --- resume -----------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ class RowLayout:
         discrete = game.discrete
         actions = ReplayColumn(np.dtype(np.float32), (self._size,))
         self.columns["action"] = ReplayColumn(np.dtype(np.int32), ()) if discrete else actions
-        if discrete is not None and game.has_legal:
-            self.columns["legal"] = ReplayColumn(np.dtype(np.bool_), (discrete.n,))
+        if discrete is not None and game.has_action_mask:
+            self.columns["action_mask"] = ReplayColumn(np.dtype(np.bool_), (discrete.n,))
         for name in needs.extras:
             if name != "raw_action" and name not in OPTIONAL:
                 raise ConfigError(
@@ -80,7 +80,7 @@ class RowLayout:
             self.columns[name] = (
                 actions if name == "raw_action" else ReplayColumn(OPTIONAL[name], ())
             )
-        self._as_they_are = [name for name in self.columns if name not in ("action", "legal")]
+        self._as_they_are = [name for name in self.columns if name not in ("action", "action_mask")]
         self._reals = [name for name, kept in self.columns.items() if kept.dtype.kind == "f"]
 
     def __eq__(self, other: object) -> bool:
@@ -107,12 +107,12 @@ class RowLayout:
             )
         taken = {name: self._column(columns, name) for name in self._as_they_are}
         taken["action"] = self._actions(columns)
-        if "legal" in self.columns:
-            shape = (len(taken["action"]), *self.columns["legal"].shape)
-            legal = columns.get("legal")
-            taken["legal"] = np.ones(shape, np.bool_) if legal is None else legal
-            if taken["legal"].shape != shape:
-                found = list(taken["legal"].shape)
+        if "action_mask" in self.columns:
+            shape = (len(taken["action"]), *self.columns["action_mask"].shape)
+            action_mask = columns.get("action_mask")
+            taken["action_mask"] = np.ones(shape, np.bool_) if action_mask is None else action_mask
+            if taken["action_mask"].shape != shape:
+                found = list(taken["action_mask"].shape)
                 raise Refused("bad_columns", f"'legal' has shape {found}; wanted {list(shape)}")
         _check_numbers("reward", columns["reward"])
         for name in self._reals:
@@ -186,7 +186,7 @@ def _check_numbers(name: str, column: Array) -> None:
 
 # A row's small facts lie together, half a cache line, so that a draw fetches them at once.
 RETURN = 0
-FACTOR = 1
+DISCOUNT = 1
 ACTION = 2
 REACH = 3
 STAMP = 4
@@ -208,10 +208,10 @@ class Windows(NamedTuple):
         return self.facts[:, RETURN]
 
     @property
-    def factor(self) -> Floats:
+    def discount(self) -> Floats:
         """What the value at the window's end counts: discount^steps, 0 where the game
         terminated."""
-        return self.facts[:, FACTOR]
+        return self.facts[:, DISCOUNT]
 
     @property
     def weight(self) -> Floats:
@@ -247,8 +247,8 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
     # Lead-in rows that do not wait were sampleable where they came from.
     may_sample[: max(0, lead - (needs.n_step - 1))] = False
     begin = int(stops[-2]) + 1 if len(stops) > 1 else 0
-    factor = powers(needs.discount, needs.n_step).astype(np.float32).take(ahead)
-    factor[columns["terminated"].take(at + ahead - 1)] = 0.0
+    discount = powers(needs.discount, needs.n_step).astype(np.float32).take(ahead)
+    discount[columns["terminated"].take(at + ahead - 1)] = 0.0
     reach = ahead
     if needs.stack > 1:
         begins = np.concatenate([[0], stops[:-1] + 1])
@@ -257,7 +257,7 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
         reach = ahead | np.minimum(behind, needs.stack - 1) << 16
     facts = np.zeros((n_rows, WIDTH), np.float32)
     facts[:, RETURN] = _returns(columns["reward"], ahead, needs=needs)
-    facts[:, FACTOR] = factor
+    facts[:, DISCOUNT] = discount
     facts[:, WEIGHT] = columns["weight"] * may_sample
     facts.view(np.int32)[:, REACH] = reach
     return Windows(facts, n_rows - 1 - begin if row[-1] == _BOOTSTRAP else 0)

@@ -26,7 +26,7 @@ from understudy.core.tensors import Array
 from understudy.learn.ring import Edit
 from understudy.learn.rows import (
     ACTION,
-    FACTOR,
+    DISCOUNT,
     REACH,
     RETURN,
     STAMP,
@@ -299,7 +299,7 @@ def _draw(tree: Any, chance: Any, beta: float, lines: Any, drawn: Any) -> None:
             following = row + np.uint64(whole[row, REACH] & 0xFFFF)
             places[1, k, i] = np.int64(following)
             reals[1, k, i] = facts[row, RETURN]
-            reals[2, k, i] = facts[row, FACTOR]
+            reals[2, k, i] = facts[row, DISCOUNT]
             wholes[0, k, i] = whole[row, ACTION]
             wholes[1, k, i] = whole[row, STAMP]
         for i in range(n):  # (n * p)^-beta over its largest in the batch: n and the total cancel
@@ -395,11 +395,11 @@ def _windows(columns: Any, first: int, powers: Any, stack: int, out: Any) -> int
             may_sample = steps > 0 and i >= first and (is_first[begin] or behind == stack - 1)
             facts[at, WEIGHT] = weight[at] if may_sample else np.float32(0.0)
             facts[at, RETURN] = summed
-            facts[at, FACTOR] = powers[steps]
+            facts[at, DISCOUNT] = powers[steps]
             whole[at, REACH] = steps | behind << 16
         if stop > begin and terminated[stop - 1]:
             for i in range(max(begin, stop - n), stop):
-                facts[i, FACTOR] = 0.0
+                facts[i, DISCOUNT] = 0.0
         begin, n_open = stop + 1, stop - begin if row[stop] == 2 else 0
     return n_open
 

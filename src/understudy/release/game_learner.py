@@ -82,7 +82,7 @@ class ServiceContext:
     registry: Registry
     keeper: Gatekeeper
     follower: StoreFollower
-    tally: StoreStats
+    store_stats: StoreStats
     config: LearnerServiceConfig
     clock: Clock
 
@@ -108,7 +108,7 @@ class GameTraining:
         self,
         spec: GameSpec,
         settings: RunSettings,
-        means: ServiceContext,
+        context: ServiceContext,
         *,
         on_guarded: Callable[[Guarded], object],
     ) -> None:
@@ -116,14 +116,14 @@ class GameTraining:
         self.algorithm = settings.algorithm
         self.marks = Marks()
         self._settings = settings
-        self._means = means
+        self._context = context
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
         # Another schema, setting or seed is another course, in another folder.
-        config = means.config
+        config = context.config
         identity = f"{spec.schema} {settings.to_toml()} {config.learn_from} {config.seed}"
         name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-        self._folder = means.data.root / "learner" / spec.game / name
+        self._folder = context.data.root / "learner" / spec.game / name
         checkpoint = None
         try:
             checkpoint = Checkpoints(self._folder).latest()
@@ -141,7 +141,7 @@ class GameTraining:
         except BaseException:  # also where the store is damaged: the checkpoint is good, and stays
             self.engine.close()
             raise
-        self.saved_s = means.clock.monotonic()
+        self.saved_s = context.clock.monotonic()
 
     def _remove(self, error: Exception) -> None:
         """Remove checkpoints that cannot be used. Nothing but time is lost: the store has every
@@ -151,16 +151,16 @@ class GameTraining:
 
     def _begin(self) -> None:
         settings = self._settings
-        means = self._means
+        context = self._context
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
         self.engine = FromStore(
-            Learner(algorithm, settings.knobs, root_seed=means.config.seed, config=config),
-            means.follower,
+            Learner(algorithm, settings.knobs, root_seed=context.config.seed, config=config),
+            context.follower,
             steps=settings.run.steps,
-            clock=means.clock,
+            clock=context.clock,
             on_event=self._hear,
-            learn_from=means.config.learn_from,
+            learn_from=context.config.learn_from,
             only_people=bool(algorithm.needs.is_cloning),
         )
         self._job = TrainingJob(self.engine, self._folder, on_event=self._hear)
@@ -176,7 +176,7 @@ class GameTraining:
 
     def lineage(self) -> Lineage:
         """Where the policy of this moment comes from."""
-        config = self._means.config
+        config = self._context.config
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
         return Lineage(
             algorithm=self.algorithm,
@@ -208,7 +208,7 @@ class GameTraining:
 
     def _save(self) -> None:
         self._job.save(facts={"marks": asdict(self.marks)})
-        self.saved_s = self._means.clock.monotonic()
+        self.saved_s = self._context.clock.monotonic()
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Update):
@@ -223,14 +223,14 @@ class GameTraining:
 class GameLearner:
     """Follows the schedule for one game; raises Fenced once another learner has taken over."""
 
-    def __init__(self, game: str, means: ServiceContext, *, owner: str) -> None:
+    def __init__(self, game: str, context: ServiceContext, *, owner: str) -> None:
         self.game = game
-        self._means = means
-        self.epoch = means.registry.takeover(game, owner=owner)
-        self._course: GameTraining | None = None
+        self._context = context
+        self.epoch = context.registry.takeover(game, owner=owner)
+        self._training: GameTraining | None = None
         self._spec: GameSpec | None = None
         self._next = Next("wait", "nothing is recorded yet")
-        self._verdict: tuple[str, GateDecision] | None = None
+        self._decision: tuple[str, GateDecision] | None = None
         self._guarded: list[str] = []
         self._n_guarded = 0
         self._error = ""
@@ -239,14 +239,14 @@ class GameLearner:
     def step(self) -> bool:
         """One piece of work, if there is one; what goes wrong with this game alone is told, and
         tried again later."""
-        if self._means.clock.monotonic() < self._again_s:
+        if self._context.clock.monotonic() < self._again_s:
             return False
         try:
             did = self._step()
         except Fenced:
             raise
         except UnderstudyError as error:
-            self._error, self._again_s = str(error), self._means.clock.monotonic() + _AGAIN_S
+            self._error, self._again_s = str(error), self._context.clock.monotonic() + _AGAIN_S
             _log.error(
                 "learning_failed", game=self.game, error=str(error)[:300], again_in_s=_AGAIN_S
             )
@@ -256,85 +256,85 @@ class GameLearner:
         return did
 
     def _step(self) -> bool:
-        means = self._means
-        now = means.registry.catalogue(self.game)
+        context = self._context
+        now = context.registry.catalogue(self.game)
         if now.epoch != self.epoch:
             raise Fenced(
                 f"{now.owner} has taken over {self.game} (epoch {now.epoch}, ours was "
                 f"{self.epoch}); this learner stops"
             )
-        schema = means.tally.schema(self.game, min_steps=means.config.schedule.first_steps)
+        schema = context.store_stats.schema(self.game, min_steps=context.config.schedule.first_steps)
         if self._spec is None or self._spec.schema != schema:
             self._spec = next(
-                (spec for spec in means.registry.specs(self.game) if spec.schema == schema), None
+                (spec for spec in context.registry.specs(self.game) if spec.schema == schema), None
             )
         spec = self._spec
         if spec is None:
             return False
         champion = fitting_champion(now, spec.schema)
-        course = self._attend(
+        training = self._attend(
             spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
         )
         # takes in what is new in the store, and lets go of what was forgotten
-        course.engine.follow()
+        training.engine.follow()
         if self._judge():
             return True
         standing = LearnerStatus(
-            algorithm=course.algorithm,
+            algorithm=training.algorithm,
             has_champion=champion > 0,
             has_canary=now.points_to("canary") > 0,
-            usable_steps=course.engine.n_usable,
-            steps=course.steps,
-            updates=course.updates,
-            released_steps=course.marks.steps,
-            released_updates=course.marks.updates,
+            usable_steps=training.engine.n_usable,
+            steps=training.steps,
+            updates=training.updates,
+            released_steps=training.marks.steps,
+            released_updates=training.marks.updates,
         )
-        self._next = next_action(standing, means.config.schedule)
+        self._next = next_action(standing, context.config.schedule)
         if self._next.action == "train":
-            course.step()
-            if means.clock.monotonic() - course.saved_s >= means.config.checkpoint_every_s:
-                course.save_if_moved()
+            training.step()
+            if context.clock.monotonic() - training.saved_s >= context.config.checkpoint_every_s:
+                training.save_if_moved()
         elif self._next.action == "release":
-            self._release(course)
+            self._release(training)
         return self._next.action != "wait"
 
     def _attend(self, spec: GameSpec, algorithm: str) -> GameTraining:
         """The course of this algorithm, from its last checkpoint if it had begun."""
-        course = self._course
-        if course is not None and (course.spec.schema, course.algorithm) == (
+        training = self._training
+        if training is not None and (training.spec.schema, training.algorithm) == (
             spec.schema,
             algorithm,
         ):
-            return course
+            return training
         self._leave()
-        config = self._means.config
+        config = self._context.config
         given = dict(config.settings.get(algorithm, {}))
         if algorithm == "bc":
             given.setdefault("steps", config.schedule.bc_updates)
         settings = resolve(TrainRequest(algorithm=algorithm, settings=given), spec)
-        self._course = GameTraining(spec, settings, self._means, on_guarded=self._hear)
-        _log.info("course", game=self.game, algorithm=algorithm, updates=self._course.updates)
-        return self._course
+        self._training = GameTraining(spec, settings, self._context, on_guarded=self._hear)
+        _log.info("game_training", game=self.game, algorithm=algorithm, updates=self._training.updates)
+        return self._training
 
     # --- the gate ---------------------------------------------------------------------------------
 
-    def _release(self, course: GameTraining) -> None:
-        means = self._means
-        config = self._means.config
-        manifest = means.registry.release(course.engine.policy, course.lineage(), epoch=self.epoch)
-        course.released(
+    def _release(self, training: GameTraining) -> None:
+        context = self._context
+        config = self._context.config
+        manifest = context.registry.release(training.engine.policy, training.lineage(), epoch=self.epoch)
+        training.released(
             manifest.model_no,
-            steps=course.engine.n_usable if course.algorithm == "bc" else course.steps,
+            steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
         )
-        with held_out(config.envs.get(self.game), course.spec, attempt=manifest.model_no) as play:
-            found = means.keeper.admit(self.game, manifest.model_no, epoch=self.epoch, play=play)
+        with held_out(config.envs.get(self.game), training.spec, attempt=manifest.model_no) as play:
+            found = context.keeper.admit(self.game, manifest.model_no, epoch=self.epoch, play=play)
         self._tell(manifest.model_no, found)
 
     def _judge(self) -> bool:
         """Whether the canary's time is over."""
-        canary = self._means.registry.catalogue(self.game).points_to("canary")
+        canary = self._context.registry.catalogue(self.game).points_to("canary")
         found = (
-            self._means.keeper.judge(self.game, self._returns, epoch=self.epoch) if canary else None
+            self._context.keeper.judge(self.game, self._returns, epoch=self.epoch) if canary else None
         )
         if found is None or found.decision == "wait":
             return False
@@ -342,11 +342,11 @@ class GameLearner:
         return True
 
     def _returns(self, model: str, since_s: float) -> list[Played]:
-        return self._means.tally.returns(model, since_s=since_s)
+        return self._context.store_stats.returns(model, since_s=since_s)
 
     def _tell(self, model_no: int, found: GateDecision) -> None:
-        self._verdict = (model_name(self.game, model_no), found)
-        _log.info("verdict", model=self._verdict[0], decision=found.decision, why=found.why)
+        self._decision = (model_name(self.game, model_no), found)
+        _log.info("decision", model=self._decision[0], decision=found.decision, why=found.why)
 
     def _hear(self, event: Guarded) -> None:
         self._n_guarded += len(event.chunks)
@@ -357,41 +357,41 @@ class GameLearner:
 
     def status(self) -> dict[str, Any]:
         """Where the game stands, as plain values."""
-        means = self._means
-        course = self._course
+        context = self._context
+        training = self._training
         spec = self._spec
-        now = means.registry.catalogue(self.game)
+        now = context.registry.catalogue(self.game)
         champion, canary = (now.points_to(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
         unknown = 0
-        if spec is not None and "unknown" not in means.config.learn_from:
-            unknown = means.tally.schemas[self.game][spec.schema].steps["unknown"]
+        if spec is not None and "unknown" not in context.config.learn_from:
+            unknown = context.store_stats.schemas[self.game][spec.schema].steps["unknown"]
         advice = (
             f"{unknown} steps not learnt from: consent unknown; next: ask players and record with "
             "consent='granted', "
             'or set learn_from = ["granted", "unknown"] and start the learner again'
         )
-        judged = self._verdict
+        judged = self._decision
         return {
             "game": self.game,
-            "phase": course.algorithm if course else "",
+            "phase": training.algorithm if training else "",
             "doing": self._next.action,
             "why": self._next.why,
             "error": self._error,
             "schedule": written(
-                means.config.schedule, is_discrete=spec is None or spec.discrete is not None
+                context.config.schedule, is_discrete=spec is None or spec.discrete is not None
             ),
-            "steps": course.steps if course else 0,
-            "usable_steps": course.engine.n_usable if course else 0,
-            "updates": course.updates if course else 0,
-            "version": course.engine.learner.counts.version if course else 0,
+            "steps": training.steps if training else 0,
+            "usable_steps": training.engine.n_usable if training else 0,
+            "updates": training.updates if training else 0,
+            "version": training.engine.learner.counts.version if training else 0,
             "models": len(now.models),
             "champion": champion,
             "canary": canary,
             "canary_episodes": len(self._returns(model_name(self.game, canary), since_s))
             if canary
             else 0,
-            "verdict": judged
+            "decision": judged
             and {"model": judged[0], "decision": judged[1].decision, "why": judged[1].why},
             "guarded_chunks": self._n_guarded,
             "guarded": self._guarded,
@@ -401,13 +401,13 @@ class GameLearner:
 
     def save(self) -> None:
         """Keep what was learned so far."""
-        if self._course is not None:
-            self._course.save_if_moved()
+        if self._training is not None:
+            self._training.save_if_moved()
 
     def close(self) -> None:
-        if self._course is not None:
-            self._course.engine.close()
-            self._course = None
+        if self._training is not None:
+            self._training.engine.close()
+            self._training = None
 
     def _leave(self) -> None:
         """Close the course; one that failed is not saved: its last checkpoint is good."""

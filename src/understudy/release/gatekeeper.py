@@ -178,7 +178,7 @@ def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) ->
 def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
     """What plays a policy on seeds that no training has seen; None where the game is not here,
     or is another one."""
-    seen = None
+    env_info = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
             from understudy.training.env_info import (  # late: they need gymnasium
@@ -188,12 +188,12 @@ def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Pl
             from understudy.training.evaluation import AFTERWARDS, judge_of
 
             choice = GameChoice(game=env_id)
-            seen = look_at(choice)
-    if seen is None or (seen.spec.obs, seen.spec.action) != (spec.obs, spec.action):
+            env_info = look_at(choice)
+    if env_info is None or (env_info.spec.obs, env_info.spec.action) != (spec.obs, spec.action):
         yield None
         return
     with contextlib.ExitStack() as opened:
-        judge = judge_of(choice, seen, 100, opened)
+        judge = judge_of(choice, env_info, 100, opened)
 
         def play(policy: Policy, episodes: int) -> Array:
             returns = judge.returns(policy, episodes=episodes, series=AFTERWARDS, attempt=attempt)

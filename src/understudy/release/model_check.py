@@ -88,23 +88,23 @@ def _acts_legally(policy: Policy) -> ModelCheck:
     rng = np.random.default_rng(0)
     spec = policy.game
     for at, obs in enumerate(fuzzed_observations(spec, rng)):
-        legal = None
-        if spec.discrete is not None and spec.has_legal:
-            legal = rng.random(spec.discrete.n) < 0.5
-            legal[rng.integers(spec.discrete.n)] = True
+        action_mask = None
+        if spec.discrete is not None and spec.has_action_mask:
+            action_mask = rng.random(spec.discrete.n) < 0.5
+            action_mask[rng.integers(spec.discrete.n)] = True
         rows = [obs] * policy.stack if policy.stack > 1 else obs
-        action = policy.act(rows, legal=legal, deterministic=at % 2 == 0, rng=rng)
-        if not _is_legal(spec, action, legal):
+        action = policy.act(rows, action_mask=action_mask, deterministic=at % 2 == 0, rng=rng)
+        if not _is_legal(spec, action, action_mask):
             return ModelCheck(
                 "acts", False, f"a fuzzed observation gives the illegal action {str(action)[:80]}"
             )
     return ModelCheck("acts", True)
 
 
-def _is_legal(spec: GameSpec, action: Any, legal: Array | None) -> bool:
+def _is_legal(spec: GameSpec, action: Any, action_mask: Array | None) -> bool:
     if spec.discrete is not None:
         at = action - spec.discrete.start
-        return 0 <= at < spec.discrete.n and (legal is None or bool(legal[at]))
+        return 0 <= at < spec.discrete.n and (action_mask is None or bool(action_mask[at]))
     ((_, space),) = spec.action.items()
     array = np.asarray(action)
     return array.shape == space.shape and bool(space.holds(array[None].astype(space.dtype)).all())

@@ -95,10 +95,10 @@ class Bc:
         return BcState(weights, self._adam.init(weights))
 
     def act(
-        self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+        self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
     ) -> Decision:
         return flat.decide(
-            self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal
+            self.network, state.weights, self.head, obs=obs, key=key, explore=explore, action_mask=action_mask
         )
 
     def update(
@@ -123,8 +123,8 @@ class Bc:
     def _loss(self, weights: Any, batch: Batch, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = networks.apply(self.network, weights, batch.obs)
         action = batch.action if self.head.is_discrete else networks.raw_of(self.head, batch.action)
-        logp = networks.logp(self.head, outputs, action, batch.legal)
-        undecided = networks.entropy(self.head, outputs, batch.legal).mean()
+        logp = networks.logp(self.head, outputs, action, batch.action_mask)
+        undecided = networks.entropy(self.head, outputs, batch.action_mask).mean()
         return -(batch.weight * logp).mean() - knobs["entropy"] * undecided, logp
 
     def policy(self, state: BcState) -> Policy:

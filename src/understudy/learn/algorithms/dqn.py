@@ -55,7 +55,7 @@ class DqnKnobs:
     epsilon: float | Schedule = setting(
         Schedule(1.0, 0.04, 0.16), 0.0, 1.0, "share of random actions"
     )
-    importance: float | Schedule = setting(
+    importance_exponent: float | Schedule = setting(
         Schedule(0.4, 1.0), 0.0, 1.0, "how far importance weights correct sampling"
     )
 
@@ -123,10 +123,10 @@ class Dqn:
         )
 
     def act(
-        self, state: DqnState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+        self, state: DqnState, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
     ) -> Decision:
         return flat.decide(
-            self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal
+            self.network, state.weights, self.head, obs=obs, key=key, explore=explore, action_mask=action_mask
         )
 
     def update(
@@ -174,12 +174,12 @@ class Dqn:
             if self.config.double
             else following
         )
-        if batch.next_legal is not None:
-            legal = batch.next_legal | ~batch.next_legal.any(axis=1, keepdims=True)
-            chooses = jnp.where(legal, chooses, -jnp.inf)
+        if batch.next_action_mask is not None:
+            action_mask = batch.next_action_mask | ~batch.next_action_mask.any(axis=1, keepdims=True)
+            chooses = jnp.where(action_mask, chooses, -jnp.inf)
         best = jnp.argmax(chooses, axis=1)
         value = jnp.take_along_axis(following, best[:, None], axis=1)[:, 0]
-        return batch.reward + batch.factor * value
+        return batch.reward + batch.discount * value
 
     def policy(self, state: DqnState) -> Policy:
         config = self.config

@@ -62,7 +62,7 @@ class PpoKnobs:
         Schedule(0.2, 0.0), 0.0, 1.0, "how far a probability ratio may move"
     )
     discount: float | Schedule = setting(0.98, 0.0, 1.0, "what a reward one step later is worth")
-    trace: float | Schedule = setting(0.8, 0.0, 1.0, "lambda of the generalised advantages")
+    gae_lambda: float | Schedule = setting(0.8, 0.0, 1.0, "lambda of the generalised advantages")
     entropy: float | Schedule = setting(0.0, 0.0, 10.0, "reward for staying undecided")
     value: float | Schedule = setting(0.5, 0.0, 10.0, "weight of the value's loss")
 
@@ -83,7 +83,7 @@ class _Rows(NamedTuple):
     obs: Mapping[str, Any]
     action: Any
     logp: Any
-    legal: Any
+    action_mask: Any
     advantage: Any
     wanted: Any  # float32[rows], what the value should be
 
@@ -136,10 +136,10 @@ class Ppo:
         return PpoState(policy, value, self._adam.init((policy, value)), key)
 
     def act(
-        self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+        self, state: PpoState, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
     ) -> Decision:
         return flat.decide(
-            self.network, state.policy, self.head, obs=obs, key=key, explore=explore, legal=legal
+            self.network, state.policy, self.head, obs=obs, key=key, explore=explore, action_mask=action_mask
         )
 
     def update(
@@ -180,17 +180,17 @@ class Ppo:
 
         values = value(batch.obs)
         found = advantages(
-            batch, values, value(batch.next_obs), discount=knobs["discount"], trace=knobs["trace"]
+            batch, values, value(batch.next_obs), discount=knobs["discount"], gae_lambda=knobs["gae_lambda"]
         )
-        legal = None if batch.legal is None else rows(batch.legal)
+        action_mask = None if batch.action_mask is None else rows(batch.action_mask)
         obs = jax.tree.map(rows, dict(batch.obs))
         return _Rows(
-            obs, rows(batch.action), rows(batch.logp), legal, rows(found), rows(found + values)
+            obs, rows(batch.action), rows(batch.logp), action_mask, rows(found), rows(found + values)
         )
 
     def _logp(self, policy: Any, rows: _Rows) -> Any:
         outputs = networks.apply(self.network, flat.unpack(self.network, policy), rows.obs)
-        return networks.logp(self.head, outputs, rows.action, rows.legal)
+        return networks.logp(self.head, outputs, rows.action, rows.action_mask)
 
     def _epochs(
         self, weights: Any, optimiser: Any, rows: _Rows, key: Any, knobs: Mapping[str, Any]
@@ -237,11 +237,11 @@ class Ppo:
     ) -> tuple[Any, dict[str, Any]]:
         outputs = networks.apply(self.network, weights[0], rows.obs)
         value = networks.apply(self.value_network, weights[1], rows.obs)["value"][:, 0]
-        ratio = jnp.exp(networks.logp(self.head, outputs, rows.action, rows.legal) - rows.logp)
+        ratio = jnp.exp(networks.logp(self.head, outputs, rows.action, rows.action_mask) - rows.logp)
         advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
         clipped = jnp.clip(ratio, 1.0 - knobs["clip"], 1.0 + knobs["clip"])
         gain = jnp.minimum(ratio * advantage, clipped * advantage).mean()
-        undecided = networks.entropy(self.head, outputs, rows.legal).mean()
+        undecided = networks.entropy(self.head, outputs, rows.action_mask).mean()
         value_loss = jnp.square(rows.wanted - value).mean()
         loss = -gain - knobs["entropy"] * undecided + knobs["value"] * value_loss
         return loss, {"entropy": undecided, "value_loss": value_loss}
@@ -252,7 +252,7 @@ class Ppo:
 
 
 def advantages(
-    rollout: Rollout, values: Any, next_values: Any, *, discount: Any, trace: Any
+    rollout: Rollout, values: Any, next_values: Any, *, discount: Any, gae_lambda: Any
 ) -> Any:
     """Generalised advantages, float32[steps, envs]; `values` and `next_values` have that shape too.
 
@@ -266,7 +266,7 @@ def advantages(
 
     def back(later: Any, row: tuple[Any, Any]) -> tuple[Any, Any]:
         error, on = row
-        advantage = error + discount * trace * on * later
+        advantage = error + discount * gae_lambda * on * later
         return advantage, advantage
 
     _, found = jax.lax.scan(back, jnp.zeros_like(values[0]), (errors, goes_on), reverse=True)
