@@ -116,7 +116,7 @@ def test_draws_have_the_shapes_of_the_contract_and_feedback_moves_them():
     rows = jnp.arange(10)
     held.feedback(rows, jnp.full(10, 1), jnp.arange(10.0))
     held.feedback(rows, jnp.full(10, 1), jnp.array([jnp.nan, jnp.inf, -1.0] + [jnp.nan] * 7))
-    held.feedback(rows, jnp.full(10, 7), jnp.full(10, 1e5))  # of a stretch that is no longer there
+    held.feedback(rows, jnp.full(10, 7), jnp.full(10, 1e5))  # of an evicted span
     np.testing.assert_allclose(
         masses_of(held)[:10], 2 * np.maximum(np.arange(10.0), 1e-6) ** 0.6, rtol=1e-6
     )
@@ -141,7 +141,9 @@ def test_a_whole_update_runs_inside_one_scan_over_frames():
         )
 
     scanned = jax.jit(lambda ring, keys: jax.lax.scan(update, ring, keys))
-    held.ring, (rows, means, action_mask) = scanned(held.ring, jax.random.split(jax.random.key(0), 64))
+    held.ring, (rows, means, action_mask) = scanned(
+        held.ring, jax.random.split(jax.random.key(0), 64)
+    )
     assert (np.asarray(rows[-1]) % 16 == 7).all()  # the frames that begin with 112
     assert np.isfinite(np.asarray(means)).all()
     assert action_mask.all()

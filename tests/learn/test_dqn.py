@@ -194,5 +194,5 @@ def test_a_run_may_begin_with_weights_it_is_given():
 
 
 def test_a_game_without_choices_is_refused():
-    with pytest.raises(ConfigError, match="try ppo"):
+    with pytest.raises(ConfigError, match="use ppo"):
         Dqn(game_spec("pull", obs=2, actions=Box((1,), DTYPES["F32"], -1.0, 1.0)))

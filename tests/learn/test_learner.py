@@ -92,9 +92,7 @@ def spoil(learner: Learner, chunk_no: int, bad: float) -> None:
     """Numbers go bad inside the ring, behind every check at the door."""
     replay = replay_of(learner)
     span = replay._ring.spans[session_id(0), chunk_no]
-    replay._columns["obs"][
-        span.start + span.lead + 2 : span.start + span.n_rows - 2
-    ] = bad
+    replay._columns["obs"][span.start + span.lead + 2 : span.start + span.n_rows - 2] = bad
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
@@ -218,7 +216,7 @@ def test_on_policy_only_the_newest_version_teaches():
     assert not learner.may_step
 
 
-def test_the_limiter_says_when_updates_are_due():
+def test_the_limiter_decides_when_updates_are_due():
     learner = dqn(limiter=LimiterConfig(samples_per_insert=8.0, min_inserts=12))
     calls = []
     for number in range(4):
@@ -344,7 +342,7 @@ def test_a_checkpoint_of_other_settings_is_refused():
 @pytest.mark.parametrize(
     ("name", "value"), [("updates_per_call", 0), ("max_lag_versions", -1), ("max_skips", 0)]
 )
-def test_settings_that_cannot_work_are_refused_when_they_are_made(name: str, value: int):
+def test_invalid_settings_are_rejected_when_they_are_created(name: str, value: int):
     settings: Any = {name: value}
     with pytest.raises(ConfigError, match=f"{name} is {value}; give a whole number from"):
         LearnerConfig(**settings)
@@ -542,7 +540,7 @@ def test_a_state_comes_back_in_its_own_structure():
     [
         (
             lambda arrays: arrays | {"leaf0001": np.zeros(4, np.float32)},
-            r"leaf 1 is float32.4., wanted float32.3.",
+            r"leaf 1 is float32.4., expected float32.3.",
         ),
         (lambda arrays: arrays | {"leaf0003": np.zeros((), np.int64)}, "leaf 3 is int64"),
         (lambda arrays: arrays | {"leaf0004": np.zeros(1)}, "does not fit"),
@@ -552,7 +550,7 @@ def test_a_state_comes_back_in_its_own_structure():
         ),
     ],
 )
-def test_a_state_of_another_shape_is_refused(change, says):
+def test_a_state_of_another_shape_is_rejected(change, says):
     with pytest.raises(ConfigError, match=says):
         state_from_arrays(state(), change(state_to_arrays(state())))
 

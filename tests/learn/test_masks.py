@@ -67,18 +67,21 @@ def state_with(name: str, table: Any) -> Any:
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=60, deadline=None)
 @given(tables, masks, st.integers(0, 2**31), st.sampled_from([0.0, 0.3, 1.0]))
-def test_an_illegal_action_is_never_taken(name, table, action_mask, seed, explore):
+def test_an_invalid_action_is_never_taken(name, table, action_mask, seed, explore):
     rng = np.random.default_rng(seed)
     state = state_with(name, table)
     obs = {"obs": rng.integers(0, STATES, ROWS)}
     policy = ALGORITHMS[name].policy(state)
     taken = [
         np.asarray(act[name](state, obs, jax.random.PRNGKey(seed), explore, action_mask).action),
-        policy.decide(obs, policy.head.noise(rng, ROWS), explore=explore, action_mask=action_mask).action,
+        policy.decide(
+            obs, policy.head.noise(rng, ROWS), explore=explore, action_mask=action_mask
+        ).action,
         policy.decide(obs, None, action_mask=action_mask, deterministic=True).action,
         [policy.act(obs["obs"][row], action_mask=action_mask[row]) - 3 for row in range(ROWS)],
         [
-            policy.act(obs["obs"][row], action_mask=action_mask[row], deterministic=False, rng=rng) - 3
+            policy.act(obs["obs"][row], action_mask=action_mask[row], deterministic=False, rng=rng)
+            - 3
             for row in range(ROWS)
         ],
     ]
@@ -114,7 +117,7 @@ KNOBS = {"learning_rate": np.float32(0.1), "target_rate": np.float32(1.0)}
 @pytest.mark.parametrize("double", [True, False])
 @settings(max_examples=60, deadline=None)
 @given(masks, st.integers(0, 2**31))
-def test_an_illegal_action_is_never_bootstrapped_from(double, next_action_mask, seed):
+def test_an_invalid_action_is_never_bootstrapped_from(double, next_action_mask, seed):
     rng = np.random.default_rng(seed)
     algorithm = doubles[double]
     q, target = (rng.normal(size=(STATES, ACTIONS)).astype(np.float32) for _ in range(2))

@@ -156,7 +156,7 @@ def test_heads_without_probabilities_refuse_to_give_them(kind: str) -> None:
         lambda: networks.logp(HEADS[kind], {}, 0),
         lambda: networks.entropy(HEADS[kind], {}),
     ):
-        with pytest.raises(ConfigError, match="no probabilities"):
+        with pytest.raises(ConfigError, match="no log probabilities"):
             ask()
 
 

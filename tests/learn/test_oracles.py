@@ -38,7 +38,12 @@ PROGRAMS: dict[Any, Any] = {}
 
 
 def dqn(
-    game: GameSpec, *, rate: Schedule, importance_exponent: float = 1.0, alpha: float = 0.6, **config: Any
+    game: GameSpec,
+    *,
+    rate: Schedule,
+    importance_exponent: float = 1.0,
+    alpha: float = 0.6,
+    **config: Any,
 ) -> Learner:
     """A learner whose network is a table: no layer between what is seen and the values."""
     settings: dict[str, Any] = {

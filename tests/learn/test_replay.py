@@ -184,7 +184,7 @@ def test_chunks_of_another_game_or_with_other_columns_are_refused():
         replay().insert(Piece(0, 0, steps(5)).chunk(obs=np.zeros((6, 3), np.float32)))
     with pytest.raises(Refused, match="'action' is float32"):
         replay().insert(Piece(0, 0, steps(5)).chunk(action=np.zeros(6, np.float32)))
-    with pytest.raises(Refused, match="'logp' is nothing"):
+    with pytest.raises(Refused, match="'logp' is missing"):
         replay(needs(extras=("logp",))).insert(Piece(0, 0, steps(5)).chunk())
 
 
@@ -199,11 +199,11 @@ def test_settings_that_cannot_work_are_refused():
             ReplayConfig(**settings_)
     with pytest.raises(ConfigError, match="weight is nan"):
         replay().insert(Piece(0, 0, steps(5)).chunk(), weight=float("nan"))
-    with pytest.raises(ConfigError, match="capacity of at least 32"):
+    with pytest.raises(ConfigError, match="capacity to at least 32"):
         replay(capacity=16).insert(Piece(0, 0, steps(20)).chunk())
     with pytest.raises(ConfigError, match="n_sampleable"):
         replay().draw(1, rng=np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="no optional column"):
+    with pytest.raises(ConfigError, match="not an optional column"):
         replay(needs(extras=("log_p",)))
     with pytest.raises(ConfigError, match="2 action parts"):
         HostReplay(game_spec("rally", obs=2, actions={"a": Discrete(2), "b": Discrete(2)}), needs())
@@ -260,7 +260,7 @@ def test_an_evicted_chunk_leaves_with_what_the_next_one_repeats_of_it():
         held.insert(Piece(0, number, steps(5, first=5 * number, is_first=number == 0)).chunk())
     assert held.evict(session_id(0), 1)
     assert not held.evict(session_id(0), 1)
-    # 3 and 4 lie in chunk 1's stretch; 8 and 9 in chunk 2's, and the stack of 10 reaches back to 9.
+    # 3 and 4 are in chunk 1's span; 8 and 9 in chunk 2's, and the stack of 10 reaches back to 9.
     assert contents(held).keys() == {0, 1, 2, 11, 12}
     assert held.insert(Piece(0, 3, steps(5, first=15, is_first=False)).chunk()) == 5
 
@@ -353,7 +353,7 @@ def test_importance_gives_no_weight_back(make):
 def test_a_uniform_replay_refuses_weights_it_would_ignore(make):
     held = make(GAME, needs(), ReplayConfig(capacity=64))
     for weight in (0.5, 2.0):
-        with pytest.raises(ConfigError, match="draws evenly; give 0 or 1"):
+        with pytest.raises(ConfigError, match="is uniform; give 0 or 1"):
             held.insert(Piece(0, 0, steps(4)).chunk(), weight=weight)
     assert held.insert(Piece(0, 0, steps(4)).chunk(), weight=0.0) == 0
     assert held.insert(Piece(1, 0, steps(4)).chunk(), weight=1.0) == 4

@@ -80,7 +80,7 @@ def test_a_truncated_step_is_still_worth_what_it_led_to():
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 1.0])
-def test_the_trace_reaches_from_one_step_to_the_whole_rollout(gae_lambda):
+def test_gae_lambda_reaches_from_one_step_to_the_whole_rollout(gae_lambda):
     rng = np.random.default_rng(0)
     nothing = np.zeros((STEPS, ENVS), np.bool_)
     reward, values = (rng.normal(size=(STEPS, ENVS)).astype(np.float32) for _ in range(2))
@@ -118,7 +118,7 @@ def moves_of(how: list[Any], rewards: list[float]) -> list[Move]:
 
 
 def naive(moves: list[Move], start: int, n: int, discount: float) -> tuple[float, float, float]:
-    """(return, factor, what is seen at the end) of the window from this move on."""
+    """(return, discount, observation at the end) of the window from this move on."""
     total = 0.0
     power = 1.0
     for move in moves[start : start + n]:

@@ -199,7 +199,7 @@ def test_stacks_reach_back_to_a_chunk_that_was_passed_over_but_not_across_a_gap(
         held.insert(chunks[2])
         assert_true(held.take(), moves, first=24, env=0, stack=4)
     else:
-        with pytest.raises(Refused, match="begins inside an episode"):
+        with pytest.raises(Refused, match="starts inside an episode"):
             held.insert(chunks[2])
     held.insert(chunks[3])
     assert_true(held.take(), moves, first=36, env=0, stack=4)
@@ -216,7 +216,7 @@ def test_what_other_weights_have_played_is_dropped():
     assert_true(held.take(), moves, first=12, env=0, stack=2)
 
 
-def test_sessions_beyond_the_wanted_envs_are_left_out_with_the_round():
+def test_sessions_beyond_the_number_of_envs_are_dropped_with_the_round():
     held = queue(envs=1)
     for env in range(2):
         held.insert(chunks_of(played([None] * 48, env=env), (12,), env=env)[0])
@@ -236,7 +236,7 @@ def test_sessions_beyond_the_wanted_envs_are_left_out_with_the_round():
         ),
     ],
 )
-def test_chunks_that_cannot_be_part_of_a_rollout_are_refused(change, reason):
+def test_chunks_that_do_not_fit_a_rollout_are_rejected(change, reason):
     held = queue()
     chunk = chunks_of(played([None] * 48), (12,))[0]
     with pytest.raises(Refused, match=reason):
@@ -247,7 +247,7 @@ def test_chunks_that_cannot_be_part_of_a_rollout_are_refused(change, reason):
 def test_a_chunk_longer_than_a_rollout_and_one_that_came_before_are_refused():
     held = queue(steps=11)
     chunk = chunks_of(played([None] * 48), (12,))[0]
-    with pytest.raises(Refused, match="a rollout takes 11"):
+    with pytest.raises(Refused, match="a rollout has only 11"):
         held.insert(chunk)
     with pytest.raises(Refused, match="duplicate"):
         held.insert(chunk)

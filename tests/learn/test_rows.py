@@ -1,4 +1,4 @@
-"""Windows of a stretch, in both forms, against a walk over the rows one by one."""
+"""Windows of a span, in both implementations, against a walk over the rows one by one."""
 
 from typing import Any
 

@@ -191,7 +191,7 @@ def test_a_store_of_players_who_did_not_allow_it_gives_nothing_to_learn_from(tmp
     put(tmp_path / "store", of_player(0, "denied"), of_player(1, "unknown"))
     with (
         contextlib.closing(engine(tmp_path / "store")) as one,
-        pytest.raises(ConfigError, match="0 steps could be used, 2 chunks lack consent"),
+        pytest.raises(ConfigError, match="0 usable steps, 2 chunks without consent"),
     ):
         one.step()
 

@@ -196,7 +196,9 @@ class OneRate:
     target_rate: float = 1.0
 
 
-def test_an_epsilon_greedy_head_without_its_knob_is_refused_when_the_engine_is_made(tmp_path: Path):
+def test_an_epsilon_greedy_head_without_epsilon_is_rejected_when_the_engine_is_created(
+    tmp_path: Path,
+):
     learner = Learner(
         Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=N_STEP)), OneRate(), root_seed=5
     )

@@ -120,10 +120,10 @@ def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_t
     )
 
 
-def test_two_that_name_different_algorithms_are_refused_by_name(tmp_path: Path):
+def test_two_sources_with_different_algorithms_are_rejected_by_name(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "bc"\n')
-    for wanted, said in [
+    for request, said in [
         (
             TrainRequest(algorithm="ppo", preset="dqn-vector"),
             "--algorithm is for ppo, and --preset dqn-vector for dqn",
@@ -213,10 +213,10 @@ def test_numbers_become_what_the_setting_is():
     [
         ("learnign_rate", 1, "did you mean 'learning_rate'"),
         ("xyzzy", 1, "understudy train --list"),
-        ("learning_rate", 2.0, "learning_rate is 2.0; give .* to 1: step of the optimiser"),
+        ("learning_rate", 2.0, "learning_rate is 2.0; give .* to 1: learning rate of Adam"),
         ("learning_rate", "fast", "give a number, or a schedule"),
         ("learning_rate", float("nan"), "learning_rate is nan"),
-        ("learning_rate", 10**400, "to 1: step"),
+        ("learning_rate", 10**400, "to 1: learning rate"),
         ("learning_rate", {"start": 1.0}, "a schedule has start, end and until"),
         ("learning_rate", {"start": 1.0, "end": 0.0, "until": 0.0}, "until above 0"),
         ("max_gradient", {"start": 1.0, "end": 0.0}, "give a number: "),
@@ -229,7 +229,7 @@ def test_numbers_become_what_the_setting_is():
         ("network", "64,64", "--network 64,64"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_wanted(name: str, value: Any, said: str):
+def test_an_invalid_value_is_reported_with_what_is_expected(name: str, value: Any, said: str):
     with pytest.raises(ConfigError, match=said):
         settings("dqn", **{name: value})
 
@@ -244,7 +244,7 @@ def test_a_wrong_value_is_named_with_what_is_wanted(name: str, value: Any, said:
         ("[config]\nbatchh = 1\n", "did you mean 'batch'"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_name(text: str, said: str, tmp_path: Path):
+def test_a_malformed_file_is_rejected_with_its_name(text: str, said: str, tmp_path: Path):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):

@@ -64,7 +64,7 @@ def test_a_header_that_could_not_be_read_again_is_not_written(tmp_path: Path, mo
     header_bytes = int.from_bytes(checkpoint().encode()[:8], "little")
     monkeypatch.setattr("understudy.training.training_job._MAX_HEADER_BYTES", header_bytes)
     assert_same(decode_checkpoint(checkpoint().encode()), checkpoint())
-    with pytest.raises(ConfigError, match=f"at most {header_bytes} are read again"):
+    with pytest.raises(ConfigError, match=f"at most {header_bytes} can be read"):
         Checkpoints(tmp_path).save(Checkpoint(128, ARRAYS, {**FACTS, "long": "x" * 64}))
     assert list(tmp_path.iterdir()) == []
 
