@@ -134,7 +134,8 @@ def test_steps_without_consent_or_by_bots_make_no_first_bot(made: Recording):
         status = until_idle(role)
     assert (status["champion"], status["usable_steps"]) == (0, 0)
     assert status["consent_unknown_steps"] == unknown
-    assert status["next"].startswith(f"{unknown} steps are not learned from: consent unknown; next: ")
+    advice = f"{unknown} steps are not learned from: consent unknown; next: "
+    assert status["next"].startswith(advice)
     with role_of(made, replace(CONFIG, learn_from=("granted", "unknown"))) as role:
         status = until_idle(role)
     assert (status["champion"], status["next"]) == (1, "")
@@ -188,7 +189,8 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
         made.play(bot(balancing_policy()), 30, model="cart/3")
         role.step()
         status = role.status()["games"]["cart"]
-    assert (status["champion"], status["canary"], status["decision"]["decision"]) == (2, 0, "reject")
+    assert (status["champion"], status["canary"]) == (2, 0)
+    assert status["decision"]["decision"] == "reject"
     now = made.registry().catalogue("cart")
     assert [one.model_no for one in now.history] == [1, 2]
     assert "mean return 500 over 30 episodes" in now.history[-1].why

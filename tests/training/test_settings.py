@@ -138,7 +138,7 @@ def test_two_sources_with_different_algorithms_are_rejected_by_name(tmp_path: Pa
         ),
     ]:
         with pytest.raises(ConfigError, match=re.escape(said)):
-            resolve(wanted, GAME)
+            resolve(request, GAME)
 
 
 class OwnBc(Bc):

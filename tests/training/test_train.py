@@ -1,6 +1,7 @@
 """understudy.train as a user calls it: arguments, results and errors."""
 
 import functools
+import inspect
 import shutil
 import subprocess
 import sys
@@ -540,6 +541,10 @@ def test_a_run_that_another_process_has_open_is_left_alone(tmp_path: Path):
     ):
         train(tmp_path / "R", steps=256)
     assert [path.name for path in (tmp_path / "R").iterdir()] == [".lock"]
+
+
+def test_train_has_at_most_ten_parameters():
+    assert len(inspect.signature(understudy.train).parameters) <= 10
 
 
 # --- Importing ------------------------------------------------------------------------------------

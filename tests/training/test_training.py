@@ -1,5 +1,4 @@
-"""What counts as best and as solved, and on which seeds; engine and evaluator are
-the tests."""
+"""Which policy is best and when a run is solved, on which seeds; engine and evaluator are fakes."""
 
 import math
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ class Rounds:
 
 @dataclass
 class Says:
-    """A judge with an answer for each series."""
+    """An evaluator with fixed returns for each series."""
 
     answers: dict[int, Array]
     asked: list[tuple[int, int]] = field(default_factory=list)
