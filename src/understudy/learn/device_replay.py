@@ -323,15 +323,15 @@ class DeviceReplay:
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> None:
         """Restore the replay from its `state`; every later draw is bit-identical."""
-        written, gone = self._ring.restore(arrays, facts, read)
-        for placed in written:
+        placed_spans, cleared = self._ring.restore(arrays, facts, read)
+        for placed in placed_spans:
             self._write(placed)
         masses = np.zeros(self.capacity, np.float32)
         masses[: len(arrays["masses"])] = arrays["masses"]
         self._may_sample = masses > 0
         levels = _levels_of(jnp.asarray(masses), self.ring.levels)
         self.ring = self.ring._replace(levels=levels, largest=jnp.float32(facts["largest"]))
-        self._apply(gone)
+        self._apply(cleared)
 
     def _write(self, placed: Placed) -> None:
         span = placed.span

@@ -264,10 +264,10 @@ class HostReplay:
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> None:
         """Restore the replay from its `state`; every later draw is bit-identical."""
-        written, gone = self._ring.restore(arrays, facts, read)
+        placed_spans, cleared = self._ring.restore(arrays, facts, read)
         self._largest = float(facts["largest"])
         self.n_bad_priorities = int(facts["n_bad_priorities"])
-        for placed in written:
+        for placed in placed_spans:
             self._write(placed)
         if isinstance(self._masses, Roster):
             self._masses.restore(arrays["masses"])
@@ -275,7 +275,7 @@ class HostReplay:
             masses = np.zeros(self.capacity)
             masses[: len(arrays["masses"])] = arrays["masses"]
             self._masses.set_range(0, masses)
-        for edit in gone:
+        for edit in cleared:
             self._apply(edit)
 
     def _write(self, placed: Placed) -> None:
