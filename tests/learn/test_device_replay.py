@@ -40,7 +40,7 @@ def masses_of(held: DeviceReplay) -> Any:
 @pytest.mark.parametrize(
     "wanted", [needs(n_step=3, stack=2), needs(prioritised=False), needs(n_step=2, stack=4)]
 )
-def test_the_same_chunks_give_the_same_rows_and_masses_as_on_the_host(wanted):
+def test_the_same_chunks_have_the_same_rows_and_masses_as_on_the_host(wanted):
     config = ReplayConfig(capacity=192)
     host = HostReplay(GAME, wanted, config)
     device = DeviceReplay(GAME, wanted, config)

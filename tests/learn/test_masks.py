@@ -131,7 +131,7 @@ def test_an_invalid_action_is_never_bootstrapped_from(double, next_action_mask, 
     np.testing.assert_allclose(told.priorities, np.abs(wanted) + 1e-6, atol=1e-5)
 
 
-def test_where_the_game_is_over_and_nothing_is_legal_the_update_is_finite():
+def test_with_an_empty_mask_after_termination_the_update_is_finite():
     nothing = np.zeros((ROWS, ACTIONS), np.bool_)
     made = batch(~nothing, nothing)._replace(discount=np.zeros(ROWS, np.float32))
     state, told = update[True](first["dqn"], made, KNOBS)
@@ -140,7 +140,7 @@ def test_where_the_game_is_over_and_nothing_is_legal_the_update_is_finite():
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_where_a_game_was_stopped_and_nothing_is_legal_every_action_counts(double):
+def test_with_an_empty_mask_after_truncation_every_action_counts(double):
     rng = np.random.default_rng(1)
     nothing = np.zeros((ROWS, ACTIONS), np.bool_)
     q, target = (rng.normal(size=(STATES, ACTIONS)).astype(np.float32) for _ in range(2))
@@ -208,7 +208,7 @@ class Stopped(MaskedEnv):
         return obs, reward, False, is_over, {"action_mask": info["action_mask"] * (not is_over)}
 
 
-def test_first_priorities_stay_small_where_a_stopped_game_allows_nothing():
+def test_first_priorities_stay_small_with_an_empty_mask_after_truncation():
     envs = make_envs(Stopped, 2)
     game = game_of(envs)
     policy = (dqn := Dqn(game, DqnConfig(widths=(8,), batch=8))).policy(

@@ -48,7 +48,7 @@ sampled = jax.jit(networks.sample, static_argnums=0, static_argnames="determinis
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_jax_and_numpy_give_the_same_outputs(name: str) -> None:
+def test_jax_and_numpy_return_the_same_outputs(name: str) -> None:
     rng = np.random.default_rng(1)
     spec = SPECS[name]
     weights = random_weights(spec, rng)
@@ -111,7 +111,7 @@ print("understudy.act.actor" in sys.modules, "jax" in sys.modules)
 
 
 @pytest.mark.parametrize("kind", ["categorical", *GAUSSIAN])
-def test_logp_is_what_acting_said(kind: str) -> None:
+def test_logp_equals_that_of_acting(kind: str) -> None:
     rng = np.random.default_rng(3)
     head = HEADS[kind]
     outputs = outputs_of(head, rng)
@@ -151,7 +151,7 @@ def test_gradients_through_masks_are_finite() -> None:
 
 
 @pytest.mark.parametrize("kind", ["argmax", "epsilon_greedy"])
-def test_heads_without_probabilities_refuse_to_give_them(kind: str) -> None:
+def test_heads_without_probabilities_reject_logp(kind: str) -> None:
     for ask in (
         lambda: networks.logp(HEADS[kind], {}, 0),
         lambda: networks.entropy(HEADS[kind], {}),

@@ -80,7 +80,7 @@ def values(learner: Learner, states: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_dqn_values_what_lies_behind_a_truncation(name):
+def test_dqn_bootstraps_after_a_truncation(name):
     learner = dqn(ONE_STATE, rate=Schedule(0.2, 0.001), **OFF | SWITCHES[name])
     learn(learner, [one_state()], calls=20)
     np.testing.assert_allclose(values(learner, np.ones((1, 1), np.float32)), 10.0, atol=0.05)
@@ -119,13 +119,13 @@ def state_values(learner: Learner, states: Any) -> Any:
     ]
 
 
-def test_ppo_values_what_lies_behind_a_truncation():
+def test_ppo_bootstraps_after_a_truncation():
     learner = ppo(ONE_STATE, steps=10, gae_lambda=0.8)
     play_and_learn(learner, one_state(), rounds=30)
     np.testing.assert_allclose(state_values(learner, np.ones((1, 1), np.float32)), 10.0, atol=0.05)
 
 
-def test_ppo_values_nothing_behind_an_end():
+def test_ppo_does_not_bootstrap_after_a_termination():
     learner = ppo(ONE_STATE, steps=10, gae_lambda=0.8)
     play_and_learn(learner, one_state("terminated"), rounds=30)
     # The last of ten steps is worth 1, each before it 1 + 0.9 (0.2 V + 0.8 times the one after); V

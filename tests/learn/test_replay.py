@@ -132,7 +132,7 @@ def test_a_gap_releases_what_waited_and_starts_without_a_past():
     assert 9 not in contents(held)
 
 
-def test_a_chunk_that_comes_late_is_taken_by_itself():
+def test_a_late_chunk_is_inserted_by_itself():
     held = replay(needs(n_step=3))
     held.insert(Piece(0, 1, steps(5, first=5, is_first=False)).chunk())
     assert held.insert(Piece(0, 0, steps(5)).chunk()) == 5
@@ -155,7 +155,7 @@ def test_uneven_chunks_of_one_step_carry_their_lead_in_on():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, -1e30])
 @pytest.mark.parametrize("name", ["obs", "reward"])
-def test_numbers_without_sense_are_refused_and_change_nothing(bad, name):
+def test_invalid_numbers_are_rejected_and_change_nothing(bad, name):
     held = replay(needs(n_step=3))
     piece = Piece(0, 1, steps(5, first=5, is_first=False))
     held.insert(Piece(0, 0, steps(5)).chunk())
@@ -167,7 +167,7 @@ def test_numbers_without_sense_are_refused_and_change_nothing(bad, name):
     assert held.insert(piece.chunk()) == 5
 
 
-def test_a_chunk_is_taken_once():
+def test_a_chunk_is_inserted_once():
     held = replay()
     piece = Piece(0, 0, steps(5))
     held.insert(piece.chunk())
@@ -176,7 +176,7 @@ def test_a_chunk_is_taken_once():
     assert held.n_sampleable == 5
 
 
-def test_chunks_of_another_game_or_with_other_columns_are_refused():
+def test_chunks_of_another_game_or_with_other_columns_are_rejected():
     other = game_spec("rally", obs=3, actions=3)
     with pytest.raises(Refused, match="wrong_game"):
         replay().insert(Piece(0, 0, steps(5)).chunk(game=other))
@@ -265,7 +265,7 @@ def test_an_evicted_chunk_leaves_with_what_the_next_one_repeats_of_it():
     assert held.insert(Piece(0, 3, steps(5, first=15, is_first=False)).chunk()) == 5
 
 
-def test_evicting_the_newest_chunk_leaves_nothing_to_follow():
+def test_after_evicting_the_newest_chunk_the_next_has_no_lead_in():
     held = replay(needs(n_step=3))
     held.insert(Piece(0, 0, steps(5)).chunk())
     assert held.evict(session_id(0), 0)
@@ -329,7 +329,7 @@ def test_actors_priorities_and_weights_make_the_mass():
 
 
 @pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
-def test_importance_gives_no_weight_back(make):
+def test_importance_weights_do_not_undo_chunk_weights(make):
     """At beta 1 every step counts by its weight alone, whatever its priority."""
     held = make(GAME, needs(prioritised=True, batch=4_096), ReplayConfig(capacity=64, alpha=0.7))
     rng = np.random.default_rng(0)
@@ -378,7 +378,7 @@ def test_feedback_moves_the_mass_and_ignores_rows_that_left():
     assert np.unique(moments, return_counts=True)[1] == pytest.approx(np.full(10, 100), abs=2)
 
 
-def test_feedback_brings_back_nothing_that_was_evicted():
+def test_feedback_does_not_restore_evicted_rows():
     held = replay(needs(prioritised=True))
     held.insert(Piece(0, 0, steps(5)).chunk())
     drawn = held.draw(1, rng=np.random.default_rng(0))
@@ -388,7 +388,7 @@ def test_feedback_brings_back_nothing_that_was_evicted():
     assert held.n_sampleable == 0
 
 
-def test_priorities_without_sense_are_counted_and_left_out():
+def test_invalid_priorities_are_counted_and_ignored():
     held = replay(needs(prioritised=True), max_priority=100.0, alpha=1.0)
     held.insert(Piece(0, 0, steps(5)).chunk())
     rows = np.unique(held.draw(1, rng=np.random.default_rng(0), batch=50).rows)
@@ -403,7 +403,7 @@ def test_priorities_without_sense_are_counted_and_left_out():
     )  # 0 became the smallest allowed
 
 
-def test_feedback_to_a_uniform_replay_is_nothing():
+def test_feedback_to_a_uniform_replay_is_ignored():
     held = replay()
     held.insert(Piece(0, 0, steps(5)).chunk())
     drawn = held.draw(3, rng=np.random.default_rng(0))

@@ -118,7 +118,7 @@ def test_rollouts_are_the_true_steps_whatever_the_cuts_and_ends(how, lengths, st
             held.restore(tensors.decode(tensors.encode(before.state()[0], {}))[0], {}, None)
 
 
-def test_an_episode_that_ends_with_its_chunk_leaves_nothing_to_the_next():
+def test_an_episode_that_ends_with_its_chunk_leaves_no_lead_in():
     how = [None] * 11 + ["terminated"] + [None] * 36
     held = queue(stack=4)
     moves = played(how)
@@ -152,7 +152,7 @@ def test_waiting_names_the_chunks_of_each_env():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("name", ["obs", "reward", "logp"])
-def test_after_a_chunk_that_is_not_finite_all_envs_go_on_with_the_next_round(name, bad):
+def test_after_a_chunk_that_is_not_finite_all_envs_continue_with_the_next_round(name, bad):
     envs = [played([None] * 48, env=env) for env in range(2)]
     held = queue(envs=2, stack=1)
     for round_no in range(3):
@@ -244,7 +244,7 @@ def test_chunks_that_do_not_fit_a_rollout_are_rejected(change, reason):
     assert held.insert(chunk) == STEPS
 
 
-def test_a_chunk_longer_than_a_rollout_and_one_that_came_before_are_refused():
+def test_a_chunk_longer_than_a_rollout_and_a_duplicate_are_rejected():
     held = queue(steps=11)
     chunk = chunks_of(played([None] * 48), (12,))[0]
     with pytest.raises(Refused, match="a rollout has only 11"):

@@ -79,6 +79,6 @@ def test_the_schedule_is_shown_as_text():
 @pytest.mark.parametrize(
     "wrong", [{"first_steps": 0}, {"bc_growth": 1.0}, {"updates_per_step": 0.0}]
 )
-def test_a_schedule_that_cannot_work_is_refused(wrong: dict[str, float]):
+def test_an_invalid_schedule_is_rejected(wrong: dict[str, float]):
     with pytest.raises(ConfigError):
         LearningSchedule(**wrong)  # type: ignore[arg-type]

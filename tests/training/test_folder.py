@@ -90,7 +90,7 @@ def test_what_the_guard_did_is_kept_and_cut_at_a_checkpoint(tmp_path: Path):
     ]
 
 
-def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
+def test_a_folder_without_run_or_policy_is_reported(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a run"):
         RunFolder(tmp_path).facts()
     with pytest.raises(ConfigError, match="has no policy yet"):
@@ -132,7 +132,7 @@ def test_a_run_of_before_there_were_extensions_is_read(tmp_path: Path):
     assert RunFolder(tmp_path).facts() == facts
 
 
-def test_the_newest_checkpoint_says_where_a_run_goes_on(tmp_path: Path):
+def test_the_newest_checkpoint_is_where_a_run_resumes(tmp_path: Path):
     run = RunFolder(tmp_path)
     assert run.saved_steps() is None
     run.checkpoints.mkdir()

@@ -92,7 +92,7 @@ def test_numbers_have_speaking_names():
     assert numbers_of(STARTED) == {}
 
 
-def test_a_sink_that_hangs_loses_its_oldest_entries_and_nobody_waits():
+def test_a_hanging_sink_loses_its_oldest_entries_and_blocks_nothing():
     sink = Hung()
     feed = fed(sink, [episode(0)], queue=10)
     assert sink.entered.wait(30.0)
@@ -106,7 +106,7 @@ def test_a_sink_that_hangs_loses_its_oldest_entries_and_nobody_waits():
     sink.released.set()
 
 
-def test_a_sink_that_opens_or_writes_with_an_error_is_left_out():
+def test_a_sink_that_fails_to_open_or_write_is_disabled():
     def refuse(started: Started) -> Any:
         raise OSError("no route to the server")
 
@@ -117,7 +117,7 @@ def test_a_sink_that_opens_or_writes_with_an_error_is_left_out():
     assert feed.warning == "log kept failed and was disabled: OSError: no route to the server"
 
 
-def test_a_slow_sink_says_what_it_missed():
+def test_a_slow_sink_reports_what_it_missed():
     feed = fed(Kept(), [])
     feed.dropped = 3
     feed.close()
@@ -149,7 +149,7 @@ def test_a_run_with_a_hung_and_a_failing_sink_ends_as_without_them(
     assert "log wandb failed and was disabled: RuntimeError: not signed in" in said[1]
 
 
-def test_an_unknown_log_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_log_and_a_missing_package_are_rejected(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="give one or more of mlflow, tensorboard, wandb"):
         sinks_named("tensorboard2")
     monkeypatch.setattr(sinks, "SINKS", {"wandb": ("no_such_package", Kept)})

@@ -99,7 +99,7 @@ def test_an_env_is_copied_and_never_touched(tmp_path: Path):
     assert run.result["game"] == "Switches"
 
 
-def test_a_registered_env_is_trained_on_as_it_was_given(tmp_path: Path):
+def test_a_registered_env_is_trained_on_unchanged(tmp_path: Path):
     env: Any = Brighter(gymnasium.make("Switches-v0"))
     env.unwrapped._presses = 3
     run = train(tmp_path / "R", env, steps=256)
@@ -560,7 +560,7 @@ def test_importing_understudy_is_cheap_and_stop_needs_no_jax():
         _ = understudy.trian
 
 
-def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_package_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(understudy._LAZY, "train", f"no_such_package_{uuid.uuid4().hex}:train")
     with pytest.raises(MissingExtra, match=r"pip install 'understudy\[platform\]'"):
         _ = understudy.train

@@ -149,7 +149,7 @@ def test_below_five_episodes_there_is_no_interval(
     assert ("(" in returns(told)) is has_interval
 
 
-def test_a_confirmed_run_ends_and_is_judged_by_what_confirmed_it(tmp_path: Path):
+def test_a_confirmed_run_ends_with_the_returns_that_confirmed_it(tmp_path: Path):
     evaluator = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(9.5)})
     one = training(tmp_path, evaluator)
     one.run()
