@@ -6,14 +6,16 @@ if TYPE_CHECKING:
     from understudy.client.connect import connect as connect
     from understudy.training import events as events
     from understudy.training.events import Stop as Stop
+    from understudy.training.train import TrainOptions as TrainOptions
     from understudy.training.train import train as train
 
     __version__: str
 
-__all__ = ["Stop", "__version__", "connect", "events", "train"]
+__all__ = ["Stop", "TrainOptions", "__version__", "connect", "events", "train"]
 
 _LAZY = {
     "Stop": "understudy.training.events:Stop",
+    "TrainOptions": "understudy.training.train:TrainOptions",
     "connect": "understudy.client.connect:connect",
     "events": "understudy.training.events:",
     "train": "understudy.training.train:train",
@@ -41,7 +43,7 @@ def _load(name: str) -> Any:
     try:
         module = import_module(path)
     except ModuleNotFoundError as error:
-        if name != "train" or (error.name or "").startswith("understudy"):
+        if name not in ("train", "TrainOptions") or (error.name or "").startswith("understudy"):
             raise
         from understudy.core.errors import MissingExtra
 

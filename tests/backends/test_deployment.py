@@ -104,7 +104,7 @@ def test_adding_a_run_does_not_take_the_game_from_its_learner(tmp_path: Path):
 
 def test_a_run_that_has_not_ended_or_is_none_is_not_released(tmp_path: Path):
     opened = open_deployment(DataFolder(tmp_path / "D"))
-    with pytest.raises(ConfigError, match="has not ended"):
+    with pytest.raises(ConfigError, match="has not finished"):
         release_run(opened, a_run(tmp_path / "one", has_ended=False))
     with pytest.raises(ConfigError, match="is not a run"):
         release_run(opened, tmp_path / "nothing")

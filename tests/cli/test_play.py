@@ -144,7 +144,7 @@ def test_a_film_without_its_packages_says_which_flag_and_what_to_install(
     assert run_command(["play", game, "--gif", str(films), "--data", data]) == 2
     said = capsys.readouterr().err
     assert command in said
-    assert "leave out --gif" in said
+    assert "omit --gif" in said
     assert "video" not in said
     assert not films.exists()
 

@@ -18,7 +18,7 @@ from understudy.core.log import FileLock
 from understudy.release.gatekeeper import release_run
 from understudy.testing.clock import START_S, ManualClock
 
-ADVICE = "12 steps not learnt from: consent unknown; next: ask players"
+ADVICE = "12 steps are not learned from: consent unknown; next: ask players"
 LEARNT = {
     "phase": "bc",
     "doing": "wait",

@@ -184,7 +184,7 @@ def test_the_same_command_with_resume_gives_an_ended_run_as_it_is(
     out, _ = said(capsys, "train", "--resume", "--out", trained)
     assert "policy  " in out
     _, err = said(capsys, "train", GAME, "--resume", "--out", trained, "--seed", "4", code=2)
-    assert "was begun with seed 3, and 4 was given; leave it out" in err
+    assert "was started with seed 3, not 4; omit it" in err
 
 
 def test_several_seeds_make_several_runs_and_one_summary(
@@ -280,10 +280,10 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--until", "high"], "is not a valid float"),
         ([GAME, "--steps", "0"], "steps is 0"),
         ([GAME, "--eval-every", "-5"], "eval_every is -5"),
-        ([GAME, "--init-from", "nowhere"], "holds no policy"),
+        ([GAME, "--init-from", "nowhere"], "has no policy"),
         ([GAME, "--from-store", "nowhere"], "no store in nowhere"),
-        ([GAME, "--resume"], "which run"),
-        ([GAME, "--resume", "--seeds", "2"], "which runs are to be resumed? give their folder"),
+        ([GAME, "--resume"], "no run to resume was given"),
+        ([GAME, "--resume", "--seeds", "2"], "no runs to resume were given; pass their folder"),
         (["--resume", "--out", "nowhere"], "nowhere is not a run"),
         ([GAME, "--video", "-1"], "video is -1"),
         ([GAME, "--log", "paper"], "give one or more of mlflow, tensorboard, wandb"),
@@ -292,7 +292,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
             [GAME, "--algorithm", "ppo", "--preset", "dqn-vector"],
             "--algorithm is for ppo, and --preset dqn-vector for",
         ),
-        (["Pendulum-v1", "--algorithm", "dqn"], "try ppo"),
+        (["Pendulum-v1", "--algorithm", "dqn"], "use ppo"),
     ],
 )
 def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(

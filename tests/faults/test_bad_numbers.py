@@ -26,7 +26,7 @@ from understudy.stores.local import LocalStore
 from understudy.training.env_info import GameChoice, look_at
 from understudy.training.events import Event, Guarded
 from understudy.training.inline import RunStore
-from understudy.training.train import Run, train
+from understudy.training.train import Run, TrainOptions, train
 from understudy.training.training_job import Checkpoint, Checkpoints
 
 SETTINGS: dict[str, Any] = {
@@ -291,7 +291,7 @@ def test_ten_skips_in_a_row_bring_back_the_last_checkpoint_and_half_the_rate(
 
 def test_three_restores_end_a_training_that_stays_bad(watch: Watch, tmp_path: Path) -> None:
     with pytest.raises(
-        LearningFailed, match=r"not finite after 3 restores; look at the rewards.*learning_rate"
+        LearningFailed, match=r"not finite after 3 restores; check the rewards.*learning_rate"
     ):
         train_watched(watch, tmp_path / "run", bad_numbers.SpoiledForGood)
     assert ["restored" in event.what for event in watch.events] == [True] * 3
@@ -348,7 +348,7 @@ def test_a_game_of_bad_numbers_is_trained_to_the_end_and_resumed_to_the_same_bit
         "seed": 3,
         "steps": 2048,
         "settings": settings_of(algorithm),
-        "wrapper": "tests.faults.bad_numbers:BadGame",
+        "options": TrainOptions(wrapper="tests.faults.bad_numbers:BadGame"),
     }
     train("CartPole-v1", out=tmp_path / "whole", on_event=watch.hear, **words)
     assert len(watch.named) > 10

@@ -35,7 +35,7 @@ from understudy.learn.learner import Learner
 from understudy.learn.replay import HostReplay
 from understudy.stores.local import LocalStore
 from understudy.training.folder import RunFolder
-from understudy.training.train import train
+from understudy.training.train import TrainOptions, train
 from understudy.training.training import Training
 
 # the last checkpoint is taken behind 95 % of the steps
@@ -319,7 +319,7 @@ def test_a_player_who_is_forgotten_meanwhile_is_gone_from_the_training_that_goes
     words = {
         "game": "CartPole-v1",
         "algorithm": "bc",
-        "from_store": own.root,
+        "options": TrainOptions(from_store=own.root),
         "steps": 192,
         "settings": settings,
     }

@@ -51,7 +51,7 @@ class Window:
 
     stack: tuple[int, ...]
     returns: float
-    factor: float
+    discount: float
     next_stack: (
         tuple[int, ...] | None
     )  # None where the game terminated, and nothing is bootstrapped

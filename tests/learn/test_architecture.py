@@ -48,7 +48,7 @@ def test_a_vector_goes_through_dense_layers() -> None:
     assert spec.heads == HEADS
 
 
-def test_norms_are_added_where_asked() -> None:
+def test_norms_are_added_if_requested() -> None:
     spec = network_for(
         game_spec("cart", obs=4, actions=2),
         heads=HEADS,

@@ -69,7 +69,7 @@ def batch(**changes: Any) -> Batch:
         action=(np.arange(8) % 2).astype(np.int32),
         reward=np.zeros(8, np.float32),
         next_obs={"obs": rng.integers(0, 3, 8)},
-        factor=np.ones(8, np.float32),
+        discount=np.ones(8, np.float32),
         weight=np.ones(8, np.float32),
     )
     return made._replace(**changes)
@@ -95,7 +95,7 @@ def test_what_followed_does_not_matter():
     other = batch(
         reward=np.full(8, 9.0, np.float32),
         next_obs={"obs": np.zeros(8, np.int64)},
-        factor=np.zeros(8, np.float32),
+        discount=np.zeros(8, np.float32),
     )
     one, two = (update(state, made, knobs())[0] for made in (batch(), other))
     np.testing.assert_array_equal(one.weights, two.weights)

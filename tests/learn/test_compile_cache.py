@@ -48,7 +48,7 @@ print(json.dumps([told, dropped, drop_broken(folder)]))
 """
 
 
-def test_jax_never_replaces_an_entry_that_was_cut_short_until_it_is_taken_out(tmp_path: Path):
+def test_jax_never_replaces_a_truncated_entry_until_it_is_removed(tmp_path: Path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path],

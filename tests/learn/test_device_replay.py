@@ -40,7 +40,7 @@ def masses_of(held: DeviceReplay) -> Any:
 @pytest.mark.parametrize(
     "wanted", [needs(n_step=3, stack=2), needs(prioritised=False), needs(n_step=2, stack=4)]
 )
-def test_the_same_chunks_give_the_same_rows_and_masses_as_on_the_host(wanted):
+def test_the_same_chunks_have_the_same_rows_and_masses_as_on_the_host(wanted):
     config = ReplayConfig(capacity=192)
     host = HostReplay(GAME, wanted, config)
     device = DeviceReplay(GAME, wanted, config)
@@ -82,7 +82,7 @@ def assert_same_rows(host: HostReplay, device: DeviceReplay) -> None:
     batch = host._gather(host._look_up(rows))
     columns = {name: np.asarray(column) for name, column in device.ring.columns.items()}
     np.testing.assert_array_equal(columns["returns"][rows], batch.reward)
-    np.testing.assert_array_equal(columns["factor"][rows], batch.factor)
+    np.testing.assert_array_equal(columns["discount"][rows], batch.discount)
     np.testing.assert_array_equal(columns["action"][rows], batch.action)
     following = rows + columns["ahead"][rows]
     for at, obs in ((rows, batch.obs["obs"]), (following, batch.next_obs["obs"])):
@@ -116,7 +116,7 @@ def test_draws_have_the_shapes_of_the_contract_and_feedback_moves_them():
     rows = jnp.arange(10)
     held.feedback(rows, jnp.full(10, 1), jnp.arange(10.0))
     held.feedback(rows, jnp.full(10, 1), jnp.array([jnp.nan, jnp.inf, -1.0] + [jnp.nan] * 7))
-    held.feedback(rows, jnp.full(10, 7), jnp.full(10, 1e5))  # of a stretch that is no longer there
+    held.feedback(rows, jnp.full(10, 7), jnp.full(10, 1e5))  # of an evicted span
     np.testing.assert_allclose(
         masses_of(held)[:10], 2 * np.maximum(np.arange(10.0), 1e-6) ** 0.6, rtol=1e-6
     )
@@ -126,7 +126,7 @@ def test_draws_have_the_shapes_of_the_contract_and_feedback_moves_them():
 
 
 def test_a_whole_update_runs_inside_one_scan_over_frames():
-    game = game_spec("rally", obs=Box((4, 4), DTYPES["U8"]), actions=3, has_legal=True)
+    game = game_spec("rally", obs=Box((4, 4), DTYPES["U8"]), actions=3, has_action_mask=True)
     held = DeviceReplay(game, needs(stack=4, n_step=2), ReplayConfig(capacity=128))
     frames = np.arange(51 * 16, dtype=np.uint8).reshape(51, 4, 4)
     held.insert(piece(0, n=50).chunk(game=game, obs=frames))
@@ -137,14 +137,16 @@ def test_a_whole_update_runs_inside_one_scan_over_frames():
         return held.write_back(ring, rows, priorities), (
             rows,
             batch.obs["obs"].mean(dtype=jnp.float32),
-            batch.legal,
+            batch.action_mask,
         )
 
     scanned = jax.jit(lambda ring, keys: jax.lax.scan(update, ring, keys))
-    held.ring, (rows, means, legal) = scanned(held.ring, jax.random.split(jax.random.key(0), 64))
+    held.ring, (rows, means, action_mask) = scanned(
+        held.ring, jax.random.split(jax.random.key(0), 64)
+    )
     assert (np.asarray(rows[-1]) % 16 == 7).all()  # the frames that begin with 112
     assert np.isfinite(np.asarray(means)).all()
-    assert legal.all()
+    assert action_mask.all()
 
 
 def test_a_restored_device_replay_draws_the_same_bits():

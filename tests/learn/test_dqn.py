@@ -66,7 +66,7 @@ def batch(seed: int = 0, **changes: Any) -> Batch:
         action=rng.integers(0, ACTIONS, ROWS).astype(np.int32),
         reward=rng.normal(size=ROWS).astype(np.float32),
         next_obs={"obs": rng.integers(0, STATES, ROWS)},
-        factor=np.array([0.9, 0.81, 0.0, 0.9, 0.729, 0.9], np.float32),
+        discount=np.array([0.9, 0.81, 0.0, 0.9, 0.729, 0.9], np.float32),
         weight=np.ones(ROWS, np.float32),
     )
     return made._replace(**changes)
@@ -78,7 +78,7 @@ def errors(q: Any, target: Any, given: Batch, *, double: bool) -> Any:
     for row in range(ROWS):
         after = given.next_obs["obs"][row]
         best = int(np.argmax((q if double else target)[after]))
-        wanted = given.reward[row] + given.factor[row] * target[after][best]
+        wanted = given.reward[row] + given.discount[row] * target[after][best]
         found.append(wanted - q[given.obs["obs"][row]][given.action[row]])
     return np.array(found)
 
@@ -101,7 +101,7 @@ def test_double_values_what_the_online_network_chooses_with_the_target():
     q[:, 2] = 1.0  # the online network prefers 2, the target 1
     given = batch(
         reward=np.zeros(ROWS, np.float32),
-        factor=np.ones(ROWS, np.float32),
+        discount=np.ones(ROWS, np.float32),
         action=np.zeros(ROWS, np.int32),
     )
     for double, worth in ((True, 2.0), (False, 5.0)):
@@ -109,8 +109,8 @@ def test_double_values_what_the_online_network_chooses_with_the_target():
         np.testing.assert_allclose(told.priorities, worth, atol=1e-5)
 
 
-def test_nothing_lies_behind_a_termination():
-    given = batch(factor=np.zeros(ROWS, np.float32))
+def test_a_terminated_step_does_not_bootstrap():
+    given = batch(discount=np.zeros(ROWS, np.float32))
     (q, target), (_, far) = tables(1), tables(2)
     ends = [
         update[True](state_of(q, table), given, KNOBS)[1].priorities
@@ -119,7 +119,7 @@ def test_nothing_lies_behind_a_termination():
     np.testing.assert_array_equal(*ends)
 
 
-def test_a_step_moves_the_taken_actions_towards_what_they_are_worth():
+def test_a_step_moves_q_of_the_taken_actions_towards_the_td_target():
     q, target = tables(3)
     given = batch(3)
     after, _ = update[True](state_of(q, target), given, KNOBS)
@@ -135,7 +135,7 @@ def test_a_step_moves_the_taken_actions_towards_what_they_are_worth():
             assert np.sign(moved[given.obs["obs"][row], given.action[row]]) == np.sign(error)
 
 
-def test_a_row_without_importance_teaches_nothing():
+def test_a_row_with_weight_zero_changes_nothing():
     (q, target), weight = tables(4), np.ones(ROWS, np.float32)
     weight[2:] = 0
     given = batch(4, weight=weight)
@@ -184,7 +184,7 @@ def test_the_network_is_dueling_or_plain_or_ones_own():
     assert Dqn(GAME, DqnConfig(network=own)).network is own
 
 
-def test_a_run_may_begin_with_weights_it_is_given():
+def test_a_run_may_start_from_given_weights():
     algorithm = algorithms[True]
     kernel = np.full((STATES, ACTIONS), 7.0, np.float32)
     given = {"heads.q.0.kernel": kernel, "heads.q.0.bias": np.zeros(9, np.float32), "other": kernel}
@@ -193,6 +193,6 @@ def test_a_run_may_begin_with_weights_it_is_given():
     np.testing.assert_array_equal(state.weights, state.target)
 
 
-def test_a_game_without_choices_is_refused():
-    with pytest.raises(ConfigError, match="try ppo"):
+def test_a_game_without_discrete_actions_is_rejected():
+    with pytest.raises(ConfigError, match="use ppo"):
         Dqn(game_spec("pull", obs=2, actions=Box((1,), DTYPES["F32"], -1.0, 1.0)))

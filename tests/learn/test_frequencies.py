@@ -64,8 +64,8 @@ def worked(*, prioritised: bool) -> tuple[HostReplay, np.ndarray]:
             gone = int(rng.integers(max(0, number - 1_000), number))
             if held.evict(session_id(gone), 1):
                 wanted[gone * N_STEPS :][:N_STEPS] = 0
-    stretches = (1 << 20) // (N_STEPS + 16)
-    wanted[: (n_chunks - stretches) * N_STEPS] = 0  # the ring took their place
+    spans = (1 << 20) // (N_STEPS + 16)
+    wanted[: (n_chunks - spans) * N_STEPS] = 0  # the ring took their place
     return held, wanted if prioritised else (wanted > 0).astype(np.float64)
 
 

@@ -91,14 +91,12 @@ def bits(tree: Any) -> list[bytes]:
 def spoil(learner: Learner, chunk_no: int, bad: float) -> None:
     """Numbers go bad inside the ring, behind every check at the door."""
     replay = replay_of(learner)
-    stretch = replay._ring.stretches[session_id(0), chunk_no]
-    replay._columns["obs"][
-        stretch.start + stretch.lead + 2 : stretch.start + stretch.n_rows - 2
-    ] = bad
+    span = replay._ring.spans[session_id(0), chunk_no]
+    replay._columns["obs"][span.start + span.lead + 2 : span.start + span.n_rows - 2] = bad
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
-def test_an_update_on_bad_rows_is_skipped_and_its_chunk_named_and_evicted(bad):
+def test_an_update_on_bad_rows_is_skipped_and_its_chunk_reported_and_evicted(bad):
     learner = dqn()
     for number in range(4):
         learner.insert(played(number))
@@ -142,7 +140,7 @@ def test_where_every_row_fails_the_state_keeps_its_bits_and_no_chunk_is_blamed(b
     assert replay_of(learner).n_sampleable > 0
 
 
-def test_bad_chunks_are_refused_at_the_door():
+def test_bad_chunks_are_rejected_on_insertion():
     learner = dqn()
     for name, bad in (("obs", np.nan), ("reward", 1e30)):
         chunk = played(0)
@@ -196,7 +194,7 @@ def test_weights_that_are_not_finite_are_never_published():
 # --- Who may teach --------------------------------------------------------------------------------
 
 
-def test_actors_that_lag_too_far_behind_are_left_out_and_players_never():
+def test_chunks_of_actors_with_too_much_lag_are_skipped_and_those_of_players_never():
     learner = dqn(max_lag_versions=2)
     for _ in range(5):
         learner.publish()
@@ -218,7 +216,7 @@ def test_on_policy_only_the_newest_version_teaches():
     assert not learner.may_step
 
 
-def test_the_limiter_says_when_updates_are_due():
+def test_the_limiter_decides_when_updates_are_due():
     learner = dqn(limiter=LimiterConfig(samples_per_insert=8.0, min_inserts=12))
     calls = []
     for number in range(4):
@@ -298,7 +296,7 @@ class Run:
 
 
 @pytest.mark.parametrize("kind", ["prioritised", "uniform", "ppo"])
-def test_a_restored_learner_goes_on_with_the_same_bits(kind):
+def test_a_restored_learner_continues_bit_identical(kind):
     def make() -> Learner:
         limiter = LimiterConfig(samples_per_insert=6.0, min_inserts=20)
         return ppo() if kind == "ppo" else dqn(prioritised=kind == "prioritised", limiter=limiter)
@@ -317,7 +315,7 @@ def test_a_restored_learner_goes_on_with_the_same_bits(kind):
     assert all(one[0][name].tobytes() == array.tobytes() for name, array in other[0].items())
 
 
-def test_a_rollout_that_cannot_be_learned_from_is_skipped_and_the_env_named():
+def test_a_rollout_that_is_not_finite_is_skipped_and_its_env_reported():
     run = Run(ppo())
     run.round(0)
     before = bits(run.learner.state)
@@ -334,7 +332,7 @@ def test_a_rollout_that_cannot_be_learned_from_is_skipped_and_the_env_named():
     assert run.learner.counts.skips_in_a_row == 0
 
 
-def test_a_checkpoint_of_other_settings_is_refused():
+def test_a_checkpoint_of_other_settings_is_rejected():
     arrays, facts = dqn().checkpoint()
     other = Learner(Dqn(GAME, DqnConfig(widths=(9,), batch=16)), DqnKnobs(), root_seed=0)
     with pytest.raises(ConfigError, match="does not fit"):
@@ -344,7 +342,7 @@ def test_a_checkpoint_of_other_settings_is_refused():
 @pytest.mark.parametrize(
     ("name", "value"), [("updates_per_call", 0), ("max_lag_versions", -1), ("max_skips", 0)]
 )
-def test_settings_that_cannot_work_are_refused_when_they_are_made(name: str, value: int):
+def test_invalid_settings_are_rejected_when_they_are_created(name: str, value: int):
     settings: Any = {name: value}
     with pytest.raises(ConfigError, match=f"{name} is {value}; give a whole number from"):
         LearnerConfig(**settings)
@@ -366,7 +364,7 @@ class Silent:
 
 
 @pytest.mark.parametrize(("make", "field"), [(dqn, "priorities"), (ppo, "ratio_error")])
-def test_an_algorithm_that_does_not_tell_what_the_port_asks_for_is_refused(make, field):
+def test_an_algorithm_without_required_feedback_is_rejected(make, field):
     whole = make()
     run = Run(
         Learner(Silent(whole.algorithm, field), whole._knobs, root_seed=5, config=whole.config)
@@ -447,7 +445,7 @@ def test_a_run_publishes_every_so_many_calls_and_what_is_left_when_it_is_stopped
     assert bits(learner.current().weights) == bits(learner.algorithm.policy(learner.state).weights)
 
 
-def test_a_run_that_must_go_back_ends_at_once_and_publishes_nothing_of_it():
+def test_a_run_that_must_restore_ends_at_once_and_publishes_nothing():
     learner = dqn()
     heard = Listening()
     learner.insert(played(0))
@@ -462,7 +460,7 @@ def test_a_run_that_must_go_back_ends_at_once_and_publishes_nothing_of_it():
     assert (heard.versions, learner.counts.skips_in_a_row) == ([1], 0)
 
 
-def test_a_call_whose_updates_were_all_skipped_is_left_out_of_the_means_of_its_version():
+def test_a_call_whose_updates_were_all_skipped_does_not_count_in_the_means_of_its_version():
     learner = dqn()
     heard = Listening()
     learner.insert(played(0))
@@ -495,7 +493,7 @@ def test_a_run_names_the_chunks_that_spoiled_its_updates():
     assert (session_id(0), 1) in heard.blamed
 
 
-def test_a_run_in_a_thread_ends_when_it_is_told_and_leaves_a_learner_that_goes_on():
+def test_a_run_in_a_thread_ends_on_stop_and_the_learner_can_continue():
     learner = dqn()
     heard = Listening()
     stop = threading.Event()
@@ -529,7 +527,7 @@ def state(width: int = 3) -> State:
     return State(weights, jax.random.PRNGKey(3), jnp.zeros((), jnp.int32))
 
 
-def test_a_state_comes_back_in_its_own_structure():
+def test_a_state_is_restored_in_its_structure():
     again = state_from_arrays(state(), state_to_arrays(state()))
     assert (type(again), again.weights.keys()) == (State, {"a", "b"})
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(state()), strict=True):
@@ -542,7 +540,7 @@ def test_a_state_comes_back_in_its_own_structure():
     [
         (
             lambda arrays: arrays | {"leaf0001": np.zeros(4, np.float32)},
-            r"leaf 1 is float32.4., wanted float32.3.",
+            r"leaf 1 is float32.4., expected float32.3.",
         ),
         (lambda arrays: arrays | {"leaf0003": np.zeros((), np.int64)}, "leaf 3 is int64"),
         (lambda arrays: arrays | {"leaf0004": np.zeros(1)}, "does not fit"),
@@ -552,7 +550,7 @@ def test_a_state_comes_back_in_its_own_structure():
         ),
     ],
 )
-def test_a_state_of_another_shape_is_refused(change, says):
+def test_a_state_of_another_shape_is_rejected(change, says):
     with pytest.raises(ConfigError, match=says):
         state_from_arrays(state(), change(state_to_arrays(state())))
 

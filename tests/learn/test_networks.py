@@ -37,9 +37,9 @@ def outputs_of(head: Head, rng: np.random.Generator, batch: int = ROWS) -> dict[
 
 
 def masks(head: Head, rng: np.random.Generator, batch: int = ROWS) -> Any:
-    legal = rng.random((batch, head.size)) < 0.4
-    legal[np.arange(batch), rng.integers(0, head.size, batch)] = True
-    return legal
+    action_mask = rng.random((batch, head.size)) < 0.4
+    action_mask[np.arange(batch), rng.integers(0, head.size, batch)] = True
+    return action_mask
 
 
 applied = jax.jit(networks.apply, static_argnums=0)
@@ -48,7 +48,7 @@ sampled = jax.jit(networks.sample, static_argnums=0, static_argnames="determinis
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_jax_and_numpy_give_the_same_outputs(name: str) -> None:
+def test_jax_and_numpy_return_the_same_outputs(name: str) -> None:
     rng = np.random.default_rng(1)
     spec = SPECS[name]
     weights = random_weights(spec, rng)
@@ -78,12 +78,12 @@ def test_jax_and_numpy_take_the_same_actions(kind: str, has_masks: bool) -> None
         return
     outputs = outputs_of(head, rng)
     noise = head.noise(rng, ROWS)
-    legal = masks(head, rng) if has_masks else None
+    action_mask = masks(head, rng) if has_masks else None
     epsilons = (
         (np.float32(0.3), rng.random(ROWS, np.float32)) if kind == "epsilon_greedy" else (None,)
     )
     for epsilon, deterministic in ((None, True), *((epsilon, False) for epsilon in epsilons)):
-        how: Any = {"explore": epsilon, "legal": legal, "deterministic": deterministic}
+        how: Any = {"explore": epsilon, "action_mask": action_mask, "deterministic": deterministic}
         ours = head.sample(outputs, noise, **how)
         theirs = sampled(head, outputs, noise, **how)
         np.testing.assert_allclose(
@@ -111,21 +111,21 @@ print("understudy.act.actor" in sys.modules, "jax" in sys.modules)
 
 
 @pytest.mark.parametrize("kind", ["categorical", *GAUSSIAN])
-def test_logp_is_what_acting_said(kind: str) -> None:
+def test_logp_equals_that_of_acting(kind: str) -> None:
     rng = np.random.default_rng(3)
     head = HEADS[kind]
     outputs = outputs_of(head, rng)
-    legal = masks(head, rng) if head.is_discrete else None
-    decision = head.sample(outputs, head.noise(rng, ROWS), legal=legal)
+    action_mask = masks(head, rng) if head.is_discrete else None
+    decision = head.sample(outputs, head.noise(rng, ROWS), action_mask=action_mask)
     taken = decision.action if head.is_discrete else decision.raw_action
-    found = networks.logp(head, outputs, taken, legal)
+    found = networks.logp(head, outputs, taken, action_mask)
     np.testing.assert_allclose(found, decision.logp, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_entropy_counts_legal_actions_only() -> None:
     logits = {"logits": jnp.zeros((2, 4))}
-    legal = jnp.array([[True, True, True, True], [False, True, False, True]])
-    found = networks.entropy(Head("categorical", 4), logits, legal)
+    action_mask = jnp.array([[True, True, True, True], [False, True, False, True]])
+    found = networks.entropy(Head("categorical", 4), logits, action_mask)
     np.testing.assert_allclose(found, [math.log(4), math.log(2)], rtol=1e-6)
 
 
@@ -137,13 +137,13 @@ def test_entropy_of_a_gaussian_is_its_formula() -> None:
 
 def test_gradients_through_masks_are_finite() -> None:
     head = Head("categorical", 3)
-    legal = jnp.array([[True, False, False]])
+    action_mask = jnp.array([[True, False, False]])
 
     def loss(logits: Any) -> Any:
         outputs = {"logits": logits}
         return (
-            networks.logp(head, outputs, jnp.array([0]), legal)
-            + networks.entropy(head, outputs, legal)
+            networks.logp(head, outputs, jnp.array([0]), action_mask)
+            + networks.entropy(head, outputs, action_mask)
         ).sum()
 
     for logits in (jnp.zeros((1, 3)), jnp.array([[-jnp.inf, 5.0, 1e30]])):
@@ -151,12 +151,12 @@ def test_gradients_through_masks_are_finite() -> None:
 
 
 @pytest.mark.parametrize("kind", ["argmax", "epsilon_greedy"])
-def test_heads_without_probabilities_refuse_to_give_them(kind: str) -> None:
+def test_heads_without_probabilities_reject_logp(kind: str) -> None:
     for ask in (
         lambda: networks.logp(HEADS[kind], {}, 0),
         lambda: networks.entropy(HEADS[kind], {}),
     ):
-        with pytest.raises(ConfigError, match="no probabilities"):
+        with pytest.raises(ConfigError, match="no log probabilities"):
             ask()
 
 

@@ -38,7 +38,12 @@ PROGRAMS: dict[Any, Any] = {}
 
 
 def dqn(
-    game: GameSpec, *, rate: Schedule, importance: float = 1.0, alpha: float = 0.6, **config: Any
+    game: GameSpec,
+    *,
+    rate: Schedule,
+    importance_exponent: float = 1.0,
+    alpha: float = 0.6,
+    **config: Any,
 ) -> Learner:
     """A learner whose network is a table: no layer between what is seen and the values."""
     settings: dict[str, Any] = {
@@ -48,7 +53,7 @@ def dqn(
         "target_period": 1,
         **config,
     }
-    knobs = DqnKnobs(learning_rate=rate, importance=importance)
+    knobs = DqnKnobs(learning_rate=rate, importance_exponent=importance_exponent)
     replay = ReplayConfig(capacity=1_024, alpha=alpha)
     how = LearnerConfig(limiter=None, updates_per_call=50, replay=replay)
     learner = Learner(Dqn(game, DqnConfig(**settings)), knobs, root_seed=0, config=how)
@@ -75,15 +80,15 @@ def values(learner: Learner, states: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_dqn_values_what_lies_behind_a_truncation(name):
+def test_dqn_bootstraps_after_a_truncation(name):
     learner = dqn(ONE_STATE, rate=Schedule(0.2, 0.001), **OFF | SWITCHES[name])
     learn(learner, [one_state()], calls=20)
     np.testing.assert_allclose(values(learner, np.ones((1, 1), np.float32)), 10.0, atol=0.05)
 
 
-def ppo(game: GameSpec, *, steps: int, trace: float) -> Learner:
+def ppo(game: GameSpec, *, steps: int, gae_lambda: float) -> Learner:
     config = PpoConfig(widths=(), rollout=steps, envs=1, epochs=50, max_gradient=100.0)
-    knobs = PpoKnobs(learning_rate=Schedule(0.2, 0.001), discount=0.9, trace=trace)
+    knobs = PpoKnobs(learning_rate=Schedule(0.2, 0.001), discount=0.9, gae_lambda=gae_lambda)
     return Learner(Ppo(game, config), knobs, root_seed=0)
 
 
@@ -114,14 +119,14 @@ def state_values(learner: Learner, states: Any) -> Any:
     ]
 
 
-def test_ppo_values_what_lies_behind_a_truncation():
-    learner = ppo(ONE_STATE, steps=10, trace=0.8)
+def test_ppo_bootstraps_after_a_truncation():
+    learner = ppo(ONE_STATE, steps=10, gae_lambda=0.8)
     play_and_learn(learner, one_state(), rounds=30)
     np.testing.assert_allclose(state_values(learner, np.ones((1, 1), np.float32)), 10.0, atol=0.05)
 
 
-def test_ppo_values_nothing_behind_an_end():
-    learner = ppo(ONE_STATE, steps=10, trace=0.8)
+def test_ppo_does_not_bootstrap_after_a_termination():
+    learner = ppo(ONE_STATE, steps=10, gae_lambda=0.8)
     play_and_learn(learner, one_state("terminated"), rounds=30)
     # The last of ten steps is worth 1, each before it 1 + 0.9 (0.2 V + 0.8 times the one after); V
     # is their mean.
@@ -148,7 +153,7 @@ def test_dqn_finds_the_exact_values_of_the_chain(n_step):
 
 
 def test_ppo_finds_the_exact_values_of_the_chain():
-    learner = ppo(CHAIN, steps=5, trace=0.5)
+    learner = ppo(CHAIN, steps=5, gae_lambda=0.5)
     moves = episode([0, 1, 2, 3, 4, 5], [0] * 5, [0.0] * 4 + [1.0], "terminated")
     play_and_learn(learner, moves, rounds=30)
     np.testing.assert_allclose(
@@ -173,9 +178,9 @@ def noisy_value(**how: Any) -> float:
 
 def test_a_noisy_state_is_wrong_without_importance_weights_and_right_with_them():
     assert noisy_value() == pytest.approx(0.09, abs=0.01)
-    assert noisy_value(prioritised=True, alpha=1.0, importance=0.0) == pytest.approx(
+    assert noisy_value(prioritised=True, alpha=1.0, importance_exponent=0.0) == pytest.approx(
         0.225, abs=0.03
     )
-    assert noisy_value(prioritised=True, alpha=1.0, importance=1.0) == pytest.approx(
+    assert noisy_value(prioritised=True, alpha=1.0, importance_exponent=1.0) == pytest.approx(
         0.09, abs=0.015
     )

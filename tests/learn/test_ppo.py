@@ -33,7 +33,7 @@ KNOBS = {
         "learning_rate": 0.01,
         "clip": 0.2,
         "discount": 0.9,
-        "trace": 0.8,
+        "gae_lambda": 0.8,
         "entropy": 0.1,
         "value": 0.5,
     }.items()
@@ -187,9 +187,7 @@ def test_a_wrong_logp_ends_the_run():
             for one in chunks
         ]
 
-    with pytest.raises(
-        LearningFailed, match="the policy that played is not the policy that learns"
-    ):
+    with pytest.raises(LearningFailed, match="the acting policy differs from the learning policy"):
         rounds(off, learner(), 1)
 
 
@@ -213,5 +211,5 @@ def test_needs_and_heads_follow_game_and_settings():
 
 
 def test_minibatches_must_divide_the_rollout():
-    with pytest.raises(ConfigError, match="5 minibatches do not divide"):
+    with pytest.raises(ConfigError, match="minibatches is 5, which does not divide"):
         PpoConfig(rollout=8, envs=2, minibatches=5)

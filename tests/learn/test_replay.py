@@ -51,13 +51,13 @@ def shown(batch: Any, index: tuple[int, ...]) -> Window:
         return tuple(int(moment) for moment in obs[index].reshape(-1, 2)[:, 0])
 
     stack = moments(batch.obs["obs"])
-    factor = float(batch.factor[index])
+    discount = float(batch.discount[index])
     assert batch.action[index] == stack[-1] % 3
     return Window(
         stack,
         float(batch.reward[index]),
-        factor,
-        moments(batch.next_obs["obs"]) if factor else None,
+        discount,
+        moments(batch.next_obs["obs"]) if discount else None,
     )
 
 
@@ -66,7 +66,7 @@ def assert_same(found: dict[int, Window], wanted: dict[int, Window]) -> None:
     for moment, window in wanted.items():
         assert (found[moment].stack, found[moment].next_stack) == (window.stack, window.next_stack)
         assert found[moment].returns == pytest.approx(window.returns, rel=1e-6)
-        assert found[moment].factor == pytest.approx(window.factor, rel=1e-6)
+        assert found[moment].discount == pytest.approx(window.discount, rel=1e-6)
 
 
 shapes = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 4]), st.booleans())
@@ -132,7 +132,7 @@ def test_a_gap_releases_what_waited_and_starts_without_a_past():
     assert 9 not in contents(held)
 
 
-def test_a_chunk_that_comes_late_is_taken_by_itself():
+def test_a_late_chunk_is_inserted_by_itself():
     held = replay(needs(n_step=3))
     held.insert(Piece(0, 1, steps(5, first=5, is_first=False)).chunk())
     assert held.insert(Piece(0, 0, steps(5)).chunk()) == 5
@@ -155,7 +155,7 @@ def test_uneven_chunks_of_one_step_carry_their_lead_in_on():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, -1e30])
 @pytest.mark.parametrize("name", ["obs", "reward"])
-def test_numbers_without_sense_are_refused_and_change_nothing(bad, name):
+def test_invalid_numbers_are_rejected_and_change_nothing(bad, name):
     held = replay(needs(n_step=3))
     piece = Piece(0, 1, steps(5, first=5, is_first=False))
     held.insert(Piece(0, 0, steps(5)).chunk())
@@ -167,7 +167,7 @@ def test_numbers_without_sense_are_refused_and_change_nothing(bad, name):
     assert held.insert(piece.chunk()) == 5
 
 
-def test_a_chunk_is_taken_once():
+def test_a_chunk_is_inserted_once():
     held = replay()
     piece = Piece(0, 0, steps(5))
     held.insert(piece.chunk())
@@ -176,7 +176,7 @@ def test_a_chunk_is_taken_once():
     assert held.n_sampleable == 5
 
 
-def test_chunks_of_another_game_or_with_other_columns_are_refused():
+def test_chunks_of_another_game_or_with_other_columns_are_rejected():
     other = game_spec("rally", obs=3, actions=3)
     with pytest.raises(Refused, match="wrong_game"):
         replay().insert(Piece(0, 0, steps(5)).chunk(game=other))
@@ -184,7 +184,7 @@ def test_chunks_of_another_game_or_with_other_columns_are_refused():
         replay().insert(Piece(0, 0, steps(5)).chunk(obs=np.zeros((6, 3), np.float32)))
     with pytest.raises(Refused, match="'action' is float32"):
         replay().insert(Piece(0, 0, steps(5)).chunk(action=np.zeros(6, np.float32)))
-    with pytest.raises(Refused, match="'logp' is nothing"):
+    with pytest.raises(Refused, match="'logp' is missing"):
         replay(needs(extras=("logp",))).insert(Piece(0, 0, steps(5)).chunk())
 
 
@@ -199,11 +199,11 @@ def test_settings_that_cannot_work_are_refused():
             ReplayConfig(**settings_)
     with pytest.raises(ConfigError, match="weight is nan"):
         replay().insert(Piece(0, 0, steps(5)).chunk(), weight=float("nan"))
-    with pytest.raises(ConfigError, match="capacity of at least 32"):
+    with pytest.raises(ConfigError, match="capacity to at least 32"):
         replay(capacity=16).insert(Piece(0, 0, steps(20)).chunk())
     with pytest.raises(ConfigError, match="n_sampleable"):
         replay().draw(1, rng=np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="no optional column"):
+    with pytest.raises(ConfigError, match="not an optional column"):
         replay(needs(extras=("log_p",)))
     with pytest.raises(ConfigError, match="2 action parts"):
         HostReplay(game_spec("rally", obs=2, actions={"a": Discrete(2), "b": Discrete(2)}), needs())
@@ -213,14 +213,14 @@ def test_settings_that_cannot_work_are_refused():
 
 
 def test_masks_extras_and_shifted_actions_come_with_their_rows():
-    game = game_spec("rally", obs=2, actions=Discrete(3, start=5), has_legal=True)
+    game = game_spec("rally", obs=2, actions=Discrete(3, start=5), has_action_mask=True)
     held = HostReplay(game, needs(n_step=2, extras=("logp",)), ReplayConfig(capacity=64))
-    legal = np.eye(3, dtype=np.bool_)[[0, 1, 2, 0, 1, 2]]
+    action_mask = np.eye(3, dtype=np.bool_)[[0, 1, 2, 0, 1, 2]]
     logp = np.arange(6, dtype=np.float32)
     action = (np.arange(6) % 3 + 5).astype(np.int32)
     held.insert(
         Piece(0, 0, steps(5, end="truncated")).chunk(
-            game=game, legal=legal, logp=logp, action=action
+            game=game, action_mask=action_mask, logp=logp, action=action
         )
     )
     batch = held.draw(2, rng=np.random.default_rng(0)).batches
@@ -228,8 +228,8 @@ def test_masks_extras_and_shifted_actions_come_with_their_rows():
     assert batch.action.dtype == np.int32
     assert (batch.action == at % 3).all()
     assert (batch.extras["logp"] == at).all()
-    assert (batch.legal == legal[at]).all()
-    assert (batch.next_legal == legal[np.minimum(at + 2, 5)]).all()
+    assert (batch.action_mask == action_mask[at]).all()
+    assert (batch.next_action_mask == action_mask[np.minimum(at + 2, 5)]).all()
 
 
 def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_legal():
@@ -244,11 +244,11 @@ def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_legal():
     assert batch.action.dtype == np.float32
     assert (batch.action == wanted).all()
     assert (batch.extras["raw_action"] == wanted).all()
-    assert batch.legal is None
-    masked = game_spec("rally", obs=2, actions=3, has_legal=True)
+    assert batch.action_mask is None
+    masked = game_spec("rally", obs=2, actions=3, has_action_mask=True)
     held = HostReplay(masked, needs(), ReplayConfig(capacity=64))
     held.insert(Piece(0, 0, steps(5)).chunk(game=masked))
-    assert held.draw(1, rng=np.random.default_rng(0)).batches.legal.all()
+    assert held.draw(1, rng=np.random.default_rng(0)).batches.action_mask.all()
 
 
 # --- Eviction -------------------------------------------------------------------------------------
@@ -260,12 +260,12 @@ def test_an_evicted_chunk_leaves_with_what_the_next_one_repeats_of_it():
         held.insert(Piece(0, number, steps(5, first=5 * number, is_first=number == 0)).chunk())
     assert held.evict(session_id(0), 1)
     assert not held.evict(session_id(0), 1)
-    # 3 and 4 lie in chunk 1's stretch; 8 and 9 in chunk 2's, and the stack of 10 reaches back to 9.
+    # 3 and 4 are in chunk 1's span; 8 and 9 in chunk 2's, and the stack of 10 reaches back to 9.
     assert contents(held).keys() == {0, 1, 2, 11, 12}
     assert held.insert(Piece(0, 3, steps(5, first=15, is_first=False)).chunk()) == 5
 
 
-def test_evicting_the_newest_chunk_leaves_nothing_to_follow():
+def test_after_evicting_the_newest_chunk_the_next_has_no_lead_in():
     held = replay(needs(n_step=3))
     held.insert(Piece(0, 0, steps(5)).chunk())
     assert held.evict(session_id(0), 0)
@@ -329,7 +329,7 @@ def test_actors_priorities_and_weights_make_the_mass():
 
 
 @pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
-def test_importance_gives_no_weight_back(make):
+def test_importance_weights_do_not_undo_chunk_weights(make):
     """At beta 1 every step counts by its weight alone, whatever its priority."""
     held = make(GAME, needs(prioritised=True, batch=4_096), ReplayConfig(capacity=64, alpha=0.7))
     rng = np.random.default_rng(0)
@@ -353,7 +353,7 @@ def test_importance_gives_no_weight_back(make):
 def test_a_uniform_replay_refuses_weights_it_would_ignore(make):
     held = make(GAME, needs(), ReplayConfig(capacity=64))
     for weight in (0.5, 2.0):
-        with pytest.raises(ConfigError, match="draws evenly; give 0 or 1"):
+        with pytest.raises(ConfigError, match="is uniform; give 0 or 1"):
             held.insert(Piece(0, 0, steps(4)).chunk(), weight=weight)
     assert held.insert(Piece(0, 0, steps(4)).chunk(), weight=0.0) == 0
     assert held.insert(Piece(1, 0, steps(4)).chunk(), weight=1.0) == 4
@@ -378,7 +378,7 @@ def test_feedback_moves_the_mass_and_ignores_rows_that_left():
     assert np.unique(moments, return_counts=True)[1] == pytest.approx(np.full(10, 100), abs=2)
 
 
-def test_feedback_brings_back_nothing_that_was_evicted():
+def test_feedback_does_not_restore_evicted_rows():
     held = replay(needs(prioritised=True))
     held.insert(Piece(0, 0, steps(5)).chunk())
     drawn = held.draw(1, rng=np.random.default_rng(0))
@@ -388,7 +388,7 @@ def test_feedback_brings_back_nothing_that_was_evicted():
     assert held.n_sampleable == 0
 
 
-def test_priorities_without_sense_are_counted_and_left_out():
+def test_invalid_priorities_are_counted_and_ignored():
     held = replay(needs(prioritised=True), max_priority=100.0, alpha=1.0)
     held.insert(Piece(0, 0, steps(5)).chunk())
     rows = np.unique(held.draw(1, rng=np.random.default_rng(0), batch=50).rows)
@@ -403,7 +403,7 @@ def test_priorities_without_sense_are_counted_and_left_out():
     )  # 0 became the smallest allowed
 
 
-def test_feedback_to_a_uniform_replay_is_nothing():
+def test_feedback_to_a_uniform_replay_is_ignored():
     held = replay()
     held.insert(Piece(0, 0, steps(5)).chunk())
     drawn = held.draw(3, rng=np.random.default_rng(0))

@@ -141,8 +141,8 @@ def test_a_replay_that_is_in_use_can_go_back():
     assert held.insert(piece(1).chunk()) == 5
 
 
-def test_a_state_of_other_settings_is_refused_by_name():
+def test_a_state_of_other_settings_is_rejected_by_name():
     held = HostReplay(GAME, Transitions(batch=8, n_step=3), ReplayConfig(capacity=64))
     other = HostReplay(GAME, Transitions(batch=8, n_step=2), ReplayConfig(capacity=128))
-    with pytest.raises(ConfigError, match=r"n_step 3, now 2.* capacity 64, now 128"):
+    with pytest.raises(ConfigError, match=r"n_step was 3, now 2.* capacity was 64, now 128"):
         other.restore(*held.state(), Stored().read)

@@ -31,7 +31,7 @@ def rollout(reward: Any, terminated: Any, truncated: Any) -> Rollout:
 
 
 def by_definition(
-    played: Rollout, values: Any, after: Any, *, discount: float, trace: float
+    played: Rollout, values: Any, after: Any, *, discount: float, gae_lambda: float
 ) -> Any:
     """Each advantage as a sum over what follows, until an episode ends or the rollout does."""
     found = np.zeros((STEPS, ENVS))
@@ -45,18 +45,18 @@ def by_definition(
                 found[t, env] += weight * (played.reward[later, env] + ahead - values[later, env])
                 if played.terminated[later, env] or played.truncated[later, env]:
                     break
-                weight *= discount * trace
+                weight *= discount * gae_lambda
     return found
 
 
 @settings(max_examples=150, deadline=None)
 @given(numbers, numbers, numbers, flags, flags, shares, shares)
 def test_advantages_equal_a_plain_loop(
-    reward, values, after, terminated, truncated, discount, trace
+    reward, values, after, terminated, truncated, discount, gae_lambda
 ):
     played = rollout(reward, terminated, truncated)
-    wanted = by_definition(played, values, after, discount=discount, trace=trace)
-    found = found_by_scan(played, values, after, discount=discount, trace=trace)
+    wanted = by_definition(played, values, after, discount=discount, gae_lambda=gae_lambda)
+    found = found_by_scan(played, values, after, discount=discount, gae_lambda=gae_lambda)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, wanted, atol=1e-4)
 
@@ -69,26 +69,26 @@ def test_a_truncated_step_is_still_worth_what_it_led_to():
     ends = nothing.copy()
     ends[3] = True
     truncated = found_by_scan(
-        rollout(reward, nothing, ends), values, after, discount=0.9, trace=1.0
+        rollout(reward, nothing, ends), values, after, discount=0.9, gae_lambda=1.0
     )
     terminated = found_by_scan(
-        rollout(reward, ends, nothing), values, after, discount=0.9, trace=1.0
+        rollout(reward, ends, nothing), values, after, discount=0.9, gae_lambda=1.0
     )
-    both = found_by_scan(rollout(reward, ends, ends), values, after, discount=0.9, trace=1.0)
+    both = found_by_scan(rollout(reward, ends, ends), values, after, discount=0.9, gae_lambda=1.0)
     assert truncated[3, 0] == pytest.approx(10.0)
     assert terminated[3, 0] == both[3, 0] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("trace", [0.0, 1.0])
-def test_the_trace_reaches_from_one_step_to_the_whole_rollout(trace):
+@pytest.mark.parametrize("gae_lambda", [0.0, 1.0])
+def test_gae_lambda_reaches_from_one_step_to_the_whole_rollout(gae_lambda):
     rng = np.random.default_rng(0)
     nothing = np.zeros((STEPS, ENVS), np.bool_)
     reward, values = (rng.normal(size=(STEPS, ENVS)).astype(np.float32) for _ in range(2))
     after = np.concatenate([values[1:], rng.normal(size=(1, ENVS)).astype(np.float32)])
     found = found_by_scan(
-        rollout(reward, nothing, nothing), values, after, discount=0.9, trace=trace
+        rollout(reward, nothing, nothing), values, after, discount=0.9, gae_lambda=gae_lambda
     )
-    if trace == 0:
+    if gae_lambda == 0:
         wanted = reward + 0.9 * after - values
     else:
         powers = 0.9 ** np.arange(STEPS)[:, None]
@@ -118,7 +118,7 @@ def moves_of(how: list[Any], rewards: list[float]) -> list[Move]:
 
 
 def naive(moves: list[Move], start: int, n: int, discount: float) -> tuple[float, float, float]:
-    """(return, factor, what is seen at the end) of the window from this move on."""
+    """(return, discount, observation at the end) of the window from this move on."""
     total = 0.0
     power = 1.0
     for move in moves[start : start + n]:
@@ -139,7 +139,7 @@ def test_n_step_windows_equal_a_plain_loop(how, rewards, n, discount):
     windows = windows_of(weighted, 0, needs=Transitions(batch=1, n_step=n, discount=discount))
     at = np.flatnonzero(columns["row"] == 0)
     np.testing.assert_allclose(windows.returns[at], [one[0] for one in wanted], atol=1e-5)
-    np.testing.assert_allclose(windows.factor[at], [one[1] for one in wanted], atol=1e-6)
+    np.testing.assert_allclose(windows.discount[at], [one[1] for one in wanted], atol=1e-6)
     np.testing.assert_array_equal(
         columns["obs"][at + windows.ahead[at], 0], [one[2] for one in wanted]
     )
@@ -162,6 +162,6 @@ def test_what_a_replay_hands_to_an_update_equals_a_plain_loop(n):
     assert len(set(starts)) > 50
     wanted = np.array([naive(moves, start, n, 0.9) for start in starts])
     np.testing.assert_allclose(batch.reward[0], wanted[:, 0], atol=1e-5)
-    np.testing.assert_allclose(batch.factor[0], wanted[:, 1], atol=1e-6)
+    np.testing.assert_allclose(batch.discount[0], wanted[:, 1], atol=1e-6)
     alive = wanted[:, 1] > 0
     np.testing.assert_array_equal(batch.next_obs["obs"][0, alive, 0], wanted[alive, 2])

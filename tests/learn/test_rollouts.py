@@ -21,7 +21,7 @@ from understudy.experience.spaces import Box, Discrete
 from understudy.learn.rollouts import RolloutQueue
 
 GAME = game_spec("line", obs=1, actions=Discrete(3, 5, DTYPES["I32"]))
-MASKED = game_spec("line", obs=1, actions=3, has_legal=True)
+MASKED = game_spec("line", obs=1, actions=3, has_action_mask=True)
 STEPS = 12
 FAR = 1_000.0
 
@@ -118,7 +118,7 @@ def test_rollouts_are_the_true_steps_whatever_the_cuts_and_ends(how, lengths, st
             held.restore(tensors.decode(tensors.encode(before.state()[0], {}))[0], {}, None)
 
 
-def test_an_episode_that_ends_with_its_chunk_leaves_nothing_to_the_next():
+def test_an_episode_that_ends_with_its_chunk_leaves_no_lead_in():
     how = [None] * 11 + ["terminated"] + [None] * 36
     held = queue(stack=4)
     moves = played(how)
@@ -152,7 +152,7 @@ def test_waiting_names_the_chunks_of_each_env():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("name", ["obs", "reward", "logp"])
-def test_after_a_chunk_that_is_not_finite_all_envs_go_on_with_the_next_round(name, bad):
+def test_after_a_chunk_that_is_not_finite_all_envs_continue_with_the_next_round(name, bad):
     envs = [played([None] * 48, env=env) for env in range(2)]
     held = queue(envs=2, stack=1)
     for round_no in range(3):
@@ -199,7 +199,7 @@ def test_stacks_reach_back_to_a_chunk_that_was_passed_over_but_not_across_a_gap(
         held.insert(chunks[2])
         assert_true(held.take(), moves, first=24, env=0, stack=4)
     else:
-        with pytest.raises(Refused, match="begins inside an episode"):
+        with pytest.raises(Refused, match="starts inside an episode"):
             held.insert(chunks[2])
     held.insert(chunks[3])
     assert_true(held.take(), moves, first=36, env=0, stack=4)
@@ -216,7 +216,7 @@ def test_what_other_weights_have_played_is_dropped():
     assert_true(held.take(), moves, first=12, env=0, stack=2)
 
 
-def test_sessions_beyond_the_wanted_envs_are_left_out_with_the_round():
+def test_sessions_beyond_the_number_of_envs_are_dropped_with_the_round():
     held = queue(envs=1)
     for env in range(2):
         held.insert(chunks_of(played([None] * 48, env=env), (12,), env=env)[0])
@@ -236,7 +236,7 @@ def test_sessions_beyond_the_wanted_envs_are_left_out_with_the_round():
         ),
     ],
 )
-def test_chunks_that_cannot_be_part_of_a_rollout_are_refused(change, reason):
+def test_chunks_that_do_not_fit_a_rollout_are_rejected(change, reason):
     held = queue()
     chunk = chunks_of(played([None] * 48), (12,))[0]
     with pytest.raises(Refused, match=reason):
@@ -244,10 +244,10 @@ def test_chunks_that_cannot_be_part_of_a_rollout_are_refused(change, reason):
     assert held.insert(chunk) == STEPS
 
 
-def test_a_chunk_longer_than_a_rollout_and_one_that_came_before_are_refused():
+def test_a_chunk_longer_than_a_rollout_and_a_duplicate_are_rejected():
     held = queue(steps=11)
     chunk = chunks_of(played([None] * 48), (12,))[0]
-    with pytest.raises(Refused, match="a rollout takes 11"):
+    with pytest.raises(Refused, match="a rollout has only 11"):
         held.insert(chunk)
     with pytest.raises(Refused, match="duplicate"):
         held.insert(chunk)
@@ -257,14 +257,14 @@ def test_a_chunk_longer_than_a_rollout_and_one_that_came_before_are_refused():
 
 
 def test_masks_come_along_and_where_they_are_missing_everything_is_legal():
-    legal = np.eye(3, dtype=bool)[np.arange(12) % 3]
+    action_mask = np.eye(3, dtype=bool)[np.arange(12) % 3]
     moves = [replace(move, action=at % 3) for at, move in enumerate(played([None] * 12))]
     held = RolloutQueue(MASKED, Rollouts(steps=12, envs=2))
-    held.insert(chunk_of(MASKED, moves, session=0, logp=[0.0] * 12, legal=legal))
+    held.insert(chunk_of(MASKED, moves, session=0, logp=[0.0] * 12, action_mask=action_mask))
     held.insert(chunk_of(MASKED, moves, session=1, logp=[0.0] * 12))
     rollout = held.take()
-    np.testing.assert_array_equal(rollout.legal[:, 0], legal)
-    assert rollout.legal[:, 1].all()
+    np.testing.assert_array_equal(rollout.action_mask[:, 0], action_mask)
+    assert rollout.action_mask[:, 1].all()
 
 
 def test_continuous_actions_are_the_raw_ones():

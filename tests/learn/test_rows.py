@@ -1,4 +1,4 @@
-"""Windows of a stretch, in both forms, against a walk over the rows one by one."""
+"""Windows of a span, in both implementations, against a walk over the rows one by one."""
 
 from typing import Any
 
@@ -44,9 +44,9 @@ def test_windows_and_stacks_equal_a_plain_walk(
         may_sample = is_step and frames is not None and row >= lead - (n - 1)
         assert found.weight[row] == (columns["weight"][row] if may_sample else 0.0)
         if is_step:
-            returns, factor, bootstrap = walked(columns, row, n=n, discount=DISCOUNT)
+            returns, discount, bootstrap = walked(columns, row, n=n, discount=DISCOUNT)
             assert found.returns[row] == pytest.approx(returns, rel=1e-6, abs=1e-6)
-            assert found.factor[row] == np.float32(factor)
+            assert found.discount[row] == np.float32(discount)
             assert row + found.ahead[row] == bootstrap
     is_open = columns["row"][-1] == 2
     begin = max((row + 1 for row in rows[:-1] if columns["row"][row] != 0), default=0)

@@ -78,7 +78,7 @@ def test_find_agrees_with_a_running_sum_and_never_meets_a_zero(masses, seed):
     assert (values >= ends[rows] - leaves[rows] - slack).all()
 
 
-def test_rows_named_twice_keep_the_last_mass():
+def test_repeated_rows_keep_the_last_mass():
     tree = SumTree(100)
     tree.set(np.array([7, 8, 7]), np.array([1.0, 2.0, 3.0]))
     assert (tree.total, len(tree)) == (5.0, 2)

@@ -61,10 +61,10 @@ def chunk_of(
         "row": kind.astype(np.uint8),
     }
     columns |= {
-        name: column(values, np.float32) for name, values in more.items() if name != "legal"
+        name: column(values, np.float32) for name, values in more.items() if name != "action_mask"
     }
-    if "legal" in more:
-        columns["legal"] = np.asarray(more["legal"], np.bool_)[at]
+    if "action_mask" in more:
+        columns["action_mask"] = np.asarray(more["action_mask"], np.bool_)[at]
     if version is not None:
         columns["version"] = np.full(len(kind), version, np.uint32)
     facts = {

@@ -191,7 +191,7 @@ def test_a_canary_whose_file_is_damaged_while_it_plays_is_not_promoted(house: Ho
     house.blob(number).write_bytes(b"")
     found = house.keeper.judge(GAME.game, lambda model, _: house.returns[model], epoch=house.epoch)
     assert found is not None
-    assert (found.decision, found.why[:27]) == ("reject", "its file is no longer good:")
+    assert (found.decision, found.why[:27]) == ("reject", "its file is no longer valid:")
     assert house.registry.catalogue(GAME.game).points_to("canary") == 0
 
 
@@ -206,7 +206,7 @@ def test_with_a_game_to_play_in_held_out_episodes_decide_at_once(house: House):
     assert (now.points_to("champion"), now.points_to("canary")) == (number, 0)
 
 
-def test_a_canary_that_was_promoted_by_somebody_who_was_stopped_then_is_cleared(house: House):
+def test_a_canary_promoted_by_a_learner_that_stopped_then_is_cleared(house: House):
     number = house.release(better(np.random.default_rng(4)))
     house.keeper.admit(GAME.game, number, epoch=house.epoch)
     house.registry.point(GAME.game, "champion", number, why="kill -9 comes here")

@@ -23,6 +23,6 @@ def test_the_recorded_game_is_played_on_the_same_seeds_by_everybody():
 
 
 @pytest.mark.parametrize("env_id", [None, "", "No-Such-Game-v0", "CartPole-v1"])
-def test_where_the_game_is_missing_or_another_one_there_is_nothing_to_play(env_id: str | None):
+def test_a_game_that_is_missing_or_differs_is_not_played(env_id: str | None):
     with held_out(env_id, GAME, attempt=1) as play:
         assert play is None

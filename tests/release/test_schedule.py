@@ -11,7 +11,7 @@ from understudy.release.schedule import (
     LearningSchedule,
     algorithm_for,
     next_action,
-    written,
+    schedule_text,
 )
 
 SCHEDULE = LearningSchedule(dqn_updates=4_096, updates_per_step=4.0)
@@ -25,11 +25,11 @@ def action(now: LearnerStatus, **changes: object) -> str:
     return next_action(replace(now, **changes), SCHEDULE).action  # type: ignore[arg-type]
 
 
-def test_nothing_is_trained_below_a_thousand_allowed_steps_of_people():
+def test_nothing_is_trained_below_a_thousand_steps_of_people_with_consent():
     found = next_action(replace(NEW, usable_steps=999), SCHEDULE)
     assert (found.action, found.why) == (
         "wait",
-        "999 of 1000 steps of people who allow it, then a clone is trained",
+        "999 of 1000 steps of people with consent, then a clone is trained",
     )
     assert action(NEW, usable_steps=1_000) == "train"
 
@@ -39,13 +39,13 @@ def test_a_clone_is_released_when_it_is_trained():
     assert action(NEW, usable_steps=1_000, updates=2_048) == "release"
 
 
-def test_a_game_with_a_champion_and_a_discrete_action_learns_with_dqn_and_others_clone_on():
+def test_a_game_with_a_champion_and_a_discrete_action_learns_with_dqn_and_others_with_bc():
     assert algorithm_for(is_discrete=True, has_champion=False) == "bc"
     assert algorithm_for(is_discrete=True, has_champion=True) == "dqn"
     assert algorithm_for(is_discrete=False, has_champion=True) == "bc"
 
 
-def test_where_clones_are_all_there_is_the_next_comes_when_people_have_played_half_as_much_again():
+def test_a_game_with_clones_only_gets_the_next_when_people_have_played_half_as_much_again():
     later = replace(
         NEW, has_champion=True, released_steps=2_000, released_updates=2_048, updates=2_048
     )
@@ -64,21 +64,21 @@ def test_a_candidate_needs_updates_and_new_steps_and_no_canary_before_it():
     assert action(DQN, **due, released_updates=1) == "train"
 
 
-def test_training_never_runs_further_ahead_of_what_was_played_than_allowed():
+def test_training_waits_at_the_limit_of_updates_per_step():
     found = next_action(replace(DQN, updates=20_000, released_updates=18_000), SCHEDULE)
     assert found.action == "wait"
     assert found.why.startswith("waiting for new steps")
     assert action(DQN, usable_steps=0) == "wait"  # all who played were forgotten
 
 
-def test_the_schedule_can_be_read():
-    assert "dqn" in written(SCHEDULE, is_discrete=True)[1]
-    assert "bc again" in written(SCHEDULE, is_discrete=False)[1]
+def test_the_schedule_is_shown_as_text():
+    assert "dqn" in schedule_text(SCHEDULE, is_discrete=True)[1]
+    assert "bc again" in schedule_text(SCHEDULE, is_discrete=False)[1]
 
 
 @pytest.mark.parametrize(
     "wrong", [{"first_steps": 0}, {"bc_growth": 1.0}, {"updates_per_step": 0.0}]
 )
-def test_a_schedule_that_cannot_work_is_refused(wrong: dict[str, float]):
+def test_an_invalid_schedule_is_rejected(wrong: dict[str, float]):
     with pytest.raises(ConfigError):
         LearningSchedule(**wrong)  # type: ignore[arg-type]

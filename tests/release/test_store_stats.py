@@ -1,4 +1,4 @@
-"""The tally counts each episode of a model once, and only those that say something about it."""
+"""StoreStats counts each complete episode of a model once, and no others."""
 
 import json
 from dataclasses import replace
@@ -32,19 +32,19 @@ def bot_chunk(length: int = 40, *, number: int = 1) -> Chunk:
     return next(chunks_of(played, session(number), model=MODEL))
 
 
-def tally_of(made: Recording) -> StoreStats:
-    tally = StoreStats(StoreFollower(made.data.store))
-    while tally.follow(max_items=3):
+def stats_of(made: Recording) -> StoreStats:
+    stats = StoreStats(StoreFollower(made.data.store))
+    while stats.follow(max_items=3):
         pass
-    return tally
+    return stats
 
 
 def returns(made: Recording, since_s: float = 0.0) -> list[float]:
-    tally = tally_of(made)
+    stats = stats_of(made)
     try:
-        return [one.return_ for one in tally.returns(MODEL, since_s=since_s)]
+        return [one.return_ for one in stats.returns(MODEL, since_s=since_s)]
     finally:
-        tally.close()
+        stats.close()
 
 
 def named(chunk: Chunk, model: str | None) -> Chunk:
@@ -97,10 +97,10 @@ def test_only_episodes_that_began_since_then_are_compared(made: Recording):
     assert returns(made, since_s=START_S + 50.5) == [30.0]
 
 
-def test_a_tally_that_was_written_down_goes_on_in_the_middle_of_an_episode(made: Recording):
+def test_saved_stats_resume_in_the_middle_of_an_episode(made: Recording):
     first, second = split_chunk(bot_chunk(40))
     made.store([first, bot_chunk(20, number=2)])
-    before = tally_of(made)
+    before = stats_of(made)
     state = json.loads(json.dumps(before.state()))
     before.close()
     made.store([second])
@@ -119,12 +119,12 @@ def test_steps_are_counted_by_consent_and_the_newest_schema_that_is_played_wins(
     granted = made.play(person(), 3, max_steps=50)
     unknown = made.play(person(), 2, consent="unknown", max_steps=50)
     little = made.play(person(), 1, spec=newer, max_steps=20)
-    tally = tally_of(made)
-    assert tally.schemas["cart"][GAME.schema].steps == {"granted": granted, "unknown": unknown}
+    stats = stats_of(made)
+    assert stats.schemas["cart"][GAME.schema].steps == {"granted": granted, "unknown": unknown}
     assert (
-        tally.schema("cart", min_steps=1_000) == GAME.schema
+        stats.schema("cart", min_steps=1_000) == GAME.schema
     )  # neither has many: the one that has most
-    assert tally.schema("cart", min_steps=little) == newer.schema
-    assert tally.schema("cart", min_steps=little + 1) == GAME.schema
-    assert tally.schema("other", min_steps=1) is None
-    tally.close()
+    assert stats.schema("cart", min_steps=little) == newer.schema
+    assert stats.schema("cart", min_steps=little + 1) == GAME.schema
+    assert stats.schema("other", min_steps=1) is None
+    stats.close()

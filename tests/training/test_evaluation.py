@@ -1,4 +1,4 @@
-"""Evaluations of runs that have ended: held-out seeds, IQM and interval."""
+"""Evaluations of finished runs: held-out seeds, IQM and interval."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from understudy.training.evaluation import (
     evaluate_run,
     held_out_seeds,
 )
-from understudy.training.train import together, train_seeds
+from understudy.training.train import combined_result, train_seeds
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +40,24 @@ def test_no_two_series_and_no_two_attempts_share_a_seed():
     assert held_out_seeds(100, series=CONFIRMING, attempt=7) == seeds[300 + 7]
 
 
-def test_a_policy_is_judged_over_its_seeds(run: Path):
+def test_a_policy_is_evaluated_over_its_seeds(run: Path):
     told: list[tuple[int, int]] = []
-    verdict = evaluate_run(run, episodes=20, seeds=5, on_progress=lambda *one: told.append(one))
+    result = evaluate_run(run, episodes=20, seeds=5, on_progress=lambda *one: told.append(one))
     assert told == [(number, 5) for number in range(1, 6)]
-    assert verdict.low is not None
-    assert verdict.high is not None
-    assert 0 <= verdict.low <= verdict.iqm <= verdict.high <= 10
-    assert (verdict.episodes, verdict.seeds, verdict.runs, verdict.played) == (20, 5, 1, 100)
-    assert verdict == evaluate_run(run, episodes=20, seeds=5)
+    assert result.low is not None
+    assert result.high is not None
+    assert 0 <= result.low <= result.iqm <= result.high <= 10
+    assert (result.episodes, result.seeds, result.runs, result.played) == (20, 5, 1, 100)
+    assert result == evaluate_run(run, episodes=20, seeds=5)
 
 
 def test_below_five_seeds_there_is_no_interval(run: Path):
-    verdict = evaluate_run(run, episodes=10, seeds=4, policy="last")
-    assert (verdict.low, verdict.high) == (None, None)
-    assert verdict.policy == "last"
+    result = evaluate_run(run, episodes=10, seeds=4, policy="last")
+    assert (result.low, result.high) == (None, None)
+    assert result.policy == "last"
 
 
-def test_runs_with_several_seeds_are_judged_together(tmp_path: Path):
+def test_runs_of_several_seeds_are_evaluated_together(tmp_path: Path):
     begun: list[Path] = []
     asked: dict[str, Any] = {"steps": 256, "settings": QUICK, "out": tmp_path / "S", "seed": 7}
     runs = train_seeds(GAME, seeds=2, on_run=begun.append, **asked)
@@ -68,8 +68,8 @@ def test_runs_with_several_seeds_are_judged_together(tmp_path: Path):
         512,
         None,
     )
-    verdict = evaluate_run(tmp_path / "S", episodes=10, seeds=5)
-    assert (verdict.runs, verdict.played, verdict.low) == (2, 100, None)
+    result = evaluate_run(tmp_path / "S", episodes=10, seeds=5)
+    assert (result.runs, result.played, result.low) == (2, 100, None)
     with pytest.raises(ConfigError, match="is not empty"):
         train_seeds(GAME, seeds=2, **asked)
     more = train_seeds(GAME, seeds=3, resume=True, **asked)
@@ -95,31 +95,31 @@ def test_results_of_five_seeds_have_an_interval():
     results = [
         {**one, "return_mean": float(mean), "solved": mean > 0} for mean in (0, 8, 9, 10, 10)
     ]
-    found = together(Path("S"), results)
+    found = combined_result(Path("S"), results)
     assert (found["solved"], found["solved_seeds"], found["train_s"]) == (False, 4, 2.5)
     assert found["return_low"] <= found["return_iqm"] <= found["return_high"]
-    unknown = together(Path("S"), [{**one, "return_mean": None}])
+    unknown = combined_result(Path("S"), [{**one, "return_mean": None}])
     assert unknown["return_iqm"] is None
 
 
-def test_an_object_must_be_given_again(tmp_path: Path):
+def test_an_env_object_must_be_passed_again(tmp_path: Path):
     understudy.train(Switches(), steps=256, settings=QUICK, out=tmp_path / "R")
-    with pytest.raises(ConfigError, match="do this in Python"):
+    with pytest.raises(ConfigError, match="use Python, where the game can be passed again"):
         evaluate_run(tmp_path / "R")
     assert evaluate_run(tmp_path / "R", episodes=2, seeds=1, game=Switches()).played == 2
-    with pytest.raises(ConfigError, match="looks different"):
+    with pytest.raises(ConfigError, match="the spaces of CartPole-v1 differ"):
         evaluate_run(tmp_path / "R", game="CartPole-v1")
 
 
-def test_wrong_use_is_refused(run: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match="no folder"):
+def test_invalid_arguments_are_rejected(run: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="does not exist"):
         evaluate_run(tmp_path / "none")
     with pytest.raises(ConfigError, match="is not a run"):
         evaluate_run(tmp_path)
-    with pytest.raises(ConfigError, match=f"give the run: understudy evaluate {run}$"):
+    with pytest.raises(ConfigError, match=f"give the run's folder: understudy evaluate {run}$"):
         evaluate_run(run / "best.safetensors")
     with pytest.raises(
-        ConfigError, match=f"give the run: understudy evaluate {run} --policy last$"
+        ConfigError, match=f"give the run's folder: understudy evaluate {run} --policy last$"
     ):
         evaluate_run(run / "last.safetensors")
     with pytest.raises(ConfigError, match="episodes is 0"):
@@ -130,7 +130,7 @@ def test_wrong_use_is_refused(run: Path, tmp_path: Path):
         evaluate_run(run, policy="first")
     with pytest.raises(ConfigError, match="seeds is 0"):
         train_seeds(GAME, seeds=0)
-    with pytest.raises(ConfigError, match="which game"):
+    with pytest.raises(ConfigError, match="no game was given"):
         train_seeds(None, seeds=2)
 
 

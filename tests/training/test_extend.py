@@ -1,4 +1,4 @@
-"""A run that has ended goes on: with more steps, or a higher goal."""
+"""Extending a finished run with more steps or a higher goal."""
 
 import math
 import shutil
@@ -14,7 +14,7 @@ from understudy.training.events import Event, Started, Update
 from understudy.training.folder import RunFolder
 from understudy.training.train import Run
 
-STEADY = QUICK | {"epsilon": 0.1, "importance": 0.5, "min_inserts": 256}
+STEADY = QUICK | {"epsilon": 0.1, "importance_exponent": 0.5, "min_inserts": 256}
 """Without schedules, which follow the length of a run."""
 ASKED: dict[str, Any] = {"algorithm": "dqn", "seed": 3, "settings": STEADY}
 
@@ -28,7 +28,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ended(short: Path, tmp_path: Path) -> Path:
-    """A run of 1 000 steps, which is 1 024 in whole rounds, that nobody else uses."""
+    """A run of 1 000 steps, which is 1 024 in whole rounds, for one test only."""
     shutil.copytree(short, tmp_path / "ended")
     return tmp_path / "ended"
 
@@ -54,7 +54,7 @@ def test_with_more_steps_it_ends_as_if_it_had_been_that_long_from_the_start(
     )
 
 
-def test_a_kill_while_it_goes_on_changes_nothing(ended: Path, tmp_path: Path):
+def test_a_kill_during_the_extension_changes_nothing(ended: Path, tmp_path: Path):
     class Crash(Exception):
         pass
 
@@ -101,7 +101,7 @@ def test_a_kill_between_the_last_checkpoint_and_the_result_changes_nothing(
     assert RunFolder(again.folder).curve_rows()[-1]["env_steps"] == straight.result["env_steps"]
 
 
-def test_a_solved_run_goes_on_with_a_higher_goal_and_not_without(tmp_path: Path):
+def test_a_solved_run_is_extended_only_with_a_higher_goal(tmp_path: Path):
     run = understudy.train(GAME, out=tmp_path / "R", until=5, **ASKED)
     assert run.result["solved"]
     with pytest.raises(ConfigError, match="is solved: its goal was 5; give a higher one"):
@@ -112,25 +112,30 @@ def test_a_solved_run_goes_on_with_a_higher_goal_and_not_without(tmp_path: Path)
     assert higher.result["env_steps"] > run.result["env_steps"]
 
 
-def test_what_would_end_at_once_or_has_no_end_to_go_on_from_says_the_way(ended: Path):
+def test_an_extension_that_cannot_work_is_rejected_with_the_next_step(ended: Path):
     (ended / "checkpoints" / "000000001024.safetensors").unlink()
     with pytest.raises(
         ConfigError,
-        match=r"no checkpoint of its end, at 1024 env steps.*--preset \S*/preset.toml --init-from",
+        match=r"has no final checkpoint, at 1024 env steps.*--preset \S*/preset.toml --init-from",
     ):
         understudy.train(out=ended, resume=True, steps=4_000)
     with pytest.raises(
-        ConfigError, match=r"has had its 1024 env steps; give more of them: --steps 2048"
+        ConfigError, match=r"has already done 1024 env steps; give a larger number: --steps 2048"
     ):
         understudy.train(out=ended, resume=True, steps=1_010)
-    with pytest.raises(ConfigError, match="begun with steps 1000, and 500 was given"):
+    with pytest.raises(ConfigError, match="started with steps 1000, not 500"):
         understudy.train(out=ended, resume=True, steps=500)
     assert RunFolder(ended).result() is not None
 
 
-def test_a_run_that_learns_from_a_store_goes_on_too(short: Path, tmp_path: Path):
+def test_a_run_from_a_store_is_extended_too(short: Path, tmp_path: Path):
     run: Run = understudy.train(
-        GAME, algorithm="bc", from_store=short, steps=100, out=tmp_path / "R", settings=QUICK
+        GAME,
+        algorithm="bc",
+        steps=100,
+        out=tmp_path / "R",
+        settings=QUICK,
+        options=understudy.TrainOptions(from_store=short),
     )
     longer = understudy.train(out=run.folder, resume=True, steps=2 * run.result["updates"])
     assert longer.result["updates"] == 2 * run.result["updates"]

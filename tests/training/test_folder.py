@@ -90,10 +90,10 @@ def test_what_the_guard_did_is_kept_and_cut_at_a_checkpoint(tmp_path: Path):
     ]
 
 
-def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
+def test_a_folder_without_run_or_policy_is_reported(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a run"):
         RunFolder(tmp_path).facts()
-    with pytest.raises(ConfigError, match="holds no policy yet"):
+    with pytest.raises(ConfigError, match="has no policy yet"):
         RunFolder(tmp_path).policy()
     (tmp_path / "best.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -103,22 +103,22 @@ def test_what_is_no_run_and_has_no_policy_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"seed": 1', "is damaged: .*; take it from a copy"),
+        ('{"seed": 1', "is damaged: .*; restore it from a copy"),
         ("\0\ufffd", "is damaged"),
-        ("[1]", r"it holds \[1\], and an object is wanted"),
-        (json.dumps({**FACTS, "seed": "x"}), "seed is 'x', and int is wanted"),
-        (json.dumps({**FACTS, "frame_skip": True}), "frame_skip is True, and int is wanted"),
+        ("[1]", r"expected an object, got \[1\]"),
+        (json.dumps({**FACTS, "seed": "x"}), "seed is 'x', expected int"),
+        (json.dumps({**FACTS, "frame_skip": True}), "frame_skip is True, expected int"),
         (
             json.dumps({**FACTS, "until": "soon"}),
-            "until is 'soon', and int or float or null is wanted",
+            "until is 'soon', expected int or float or null",
         ),
         (
             json.dumps({name: value for name, value in FACTS.items() if name != "schema"}),
-            "it has no schema",
+            "schema is missing",
         ),
     ],
 )
-def test_a_damaged_run_json_is_named_with_what_is_wrong_in_it(text: str, said: str, tmp_path: Path):
+def test_a_damaged_run_json_is_reported_with_its_error(text: str, said: str, tmp_path: Path):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(
         ConfigError, match=f"run.json is damaged: .*{said}" if "damaged" not in said else said
@@ -132,7 +132,7 @@ def test_a_run_of_before_there_were_extensions_is_read(tmp_path: Path):
     assert RunFolder(tmp_path).facts() == facts
 
 
-def test_the_newest_checkpoint_says_where_a_run_goes_on(tmp_path: Path):
+def test_the_newest_checkpoint_is_where_a_run_resumes(tmp_path: Path):
     run = RunFolder(tmp_path)
     assert run.saved_steps() is None
     run.checkpoints.mkdir()

@@ -11,7 +11,7 @@ from understudy.core.errors import ConfigError
 from understudy.ports import Forgotten, Stored
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
-from understudy.training.follower import ReaderPosition, StoreFollower, place_from_json
+from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
 from understudy.training.inline import RunStore
 
 
@@ -24,8 +24,8 @@ def add(store: Path, *numbers: int) -> None:
 class Notes:
     """Writes down the chunk numbers it gets; refuses one of them."""
 
-    def __init__(self, place: ReaderPosition | None = None, refuses: int = -1) -> None:
-        self.place = place or ReaderPosition()
+    def __init__(self, position: ReaderPosition | None = None, refuses: int = -1) -> None:
+        self.position = position or ReaderPosition()
         self.numbers: list[int] = []
         self.refuses = refuses
 
@@ -42,7 +42,7 @@ def catch_up(follower: StoreFollower, reader: Notes, **how: Any) -> None:
         pass
 
 
-def test_a_page_is_read_once_for_all_who_stand_there(
+def test_a_page_is_read_once_for_all_readers_at_its_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     add(tmp_path, 0, 1, 2)
@@ -69,7 +69,7 @@ def test_a_page_is_read_once_for_all_who_stand_there(
 
 
 @pytest.mark.parametrize("max_items", [1, 2, 100])
-def test_who_comes_later_catches_up_and_nobody_reads_anything_twice(tmp_path: Path, max_items: int):
+def test_a_later_reader_catches_up_and_no_item_is_read_twice(tmp_path: Path, max_items: int):
     add(tmp_path, 0, 1, 2)
     follower = StoreFollower(tmp_path)
     one = Notes()
@@ -83,7 +83,7 @@ def test_who_comes_later_catches_up_and_nobody_reads_anything_twice(tmp_path: Pa
     catch_up(follower, one, max_items=max_items)
     catch_up(follower, late)
     assert one.numbers == late.numbers == [0, 1, 2, 3, 4]
-    resumed = Notes(place_from_json(one.place.to_json()))
+    resumed = Notes(position_from_json(one.position.to_json()))
     follower.join(resumed)
     add(tmp_path, 5)
     catch_up(follower, late)
@@ -92,7 +92,7 @@ def test_who_comes_later_catches_up_and_nobody_reads_anything_twice(tmp_path: Pa
         follower.leave(reader)
 
 
-def test_what_goes_wrong_with_one_reader_is_told_to_that_one_alone(tmp_path: Path):
+def test_an_error_of_one_reader_is_raised_to_that_reader_only(tmp_path: Path):
     add(tmp_path, 0, 1, 2)
     follower = StoreFollower(tmp_path)
     one = Notes()

@@ -114,7 +114,7 @@ def test_open_sessions_are_learned_from_to_their_last_step_whenever_the_training
     assert ends[0] == ends[1] == ends[2] == ends[3]
 
 
-def test_a_session_that_goes_on_after_the_start_is_followed_and_ends_when_it_falls_silent(
+def test_a_session_that_continues_after_the_start_is_followed_and_ends_when_idle(
     store: Path,
 ):
     with contextlib.closing(engine(store)) as one:
@@ -148,7 +148,7 @@ def test_a_training_that_is_resumed_does_not_end_sessions_again(store: Path):
         assert bits(one) == bits(other)
 
 
-def test_every_call_is_told_and_gives_a_version(store: Path):
+def test_every_call_publishes_a_version_and_sends_an_event(store: Path):
     heard: list[Event] = []
     with contextlib.closing(engine(store, heard=heard)) as one:
         for _ in range(3):
@@ -168,7 +168,7 @@ def held(one: FromStore) -> set[Any]:
 
 
 @pytest.mark.parametrize("learn_from", [("granted",), ("granted", "unknown")])
-def test_only_players_who_allowed_it_are_learned_from(store: Path, learn_from: tuple[str, ...]):
+def test_only_players_with_consent_are_learned_from(store: Path, learn_from: tuple[str, ...]):
     consents = {2: "granted", 3: "denied", 4: "unknown", 5: "denied"}
     put(store, *(of_player(env, consent) for env, consent in consents.items()))
     wanted = {0, 1} | {
@@ -187,11 +187,11 @@ def test_only_players_who_allowed_it_are_learned_from(store: Path, learn_from: t
         assert one.left_out_chunks == 7 - len(wanted)
 
 
-def test_a_store_of_players_who_did_not_allow_it_gives_nothing_to_learn_from(tmp_path: Path):
+def test_a_store_without_consent_has_nothing_to_learn_from(tmp_path: Path):
     put(tmp_path / "store", of_player(0, "denied"), of_player(1, "unknown"))
     with (
         contextlib.closing(engine(tmp_path / "store")) as one,
-        pytest.raises(ConfigError, match="0 steps could be used, 2 chunks lack consent"),
+        pytest.raises(ConfigError, match="0 usable steps, 2 chunks without consent"),
     ):
         one.step()
 
@@ -303,7 +303,7 @@ def test_of_a_chunk_in_which_people_and_bots_played_only_peoples_episodes_are_cl
     assert people_in(played(0)) is None  # an actor's
 
 
-def test_what_was_left_out_of_a_chunk_stays_out_after_a_resume(tmp_path: Path):
+def test_skipped_episodes_of_a_chunk_stay_skipped_after_a_resume(tmp_path: Path):
     with contextlib.closing(RunStore(tmp_path / "store", GAME, clock=ManualClock())) as history:
         history.add([mixed()])
         history.flush()

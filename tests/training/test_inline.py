@@ -95,7 +95,7 @@ def n_sampleable(one: Inline) -> int:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_resume_goes_on_with_open_sessions_in_lock_step_and_ends_them_when_episodes_begin_anew(
+def test_a_resume_continues_open_sessions_in_lock_step_and_ends_them_when_episodes_restart(
     tmp_path: Path, asynchronous: bool
 ):
     waiting = N_STEP - 1
@@ -115,7 +115,7 @@ def test_a_resume_goes_on_with_open_sessions_in_lock_step_and_ends_them_when_epi
         assert other.steps == other.learner.counts.inserted_steps == 3 * N
 
 
-def test_in_lock_step_a_round_gives_one_version_and_ahead_every_so_many_calls(tmp_path: Path):
+def test_a_round_publishes_one_version_in_lock_step_and_several_when_asynchronous(tmp_path: Path):
     versions = {}
     for asynchronous in (False, True):
         heard: list[Event] = []
@@ -155,7 +155,7 @@ class Late(Playing):
         return super().collect(older, steps, round_no=round_no, explore=explore)
 
 
-def test_the_lag_of_what_was_played_is_told(tmp_path: Path):
+def test_the_lag_of_chunks_is_reported(tmp_path: Path):
     heard: list[Event] = []
     with contextlib.closing(engine(tmp_path, Late(), heard=heard)) as one:
         for _ in range(4):
@@ -196,7 +196,9 @@ class OneRate:
     target_rate: float = 1.0
 
 
-def test_an_epsilon_greedy_head_without_its_knob_is_refused_when_the_engine_is_made(tmp_path: Path):
+def test_an_epsilon_greedy_head_without_epsilon_is_rejected_when_the_engine_is_created(
+    tmp_path: Path,
+):
     learner = Learner(
         Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=N_STEP)), OneRate(), root_seed=5
     )

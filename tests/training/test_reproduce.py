@@ -1,4 +1,4 @@
-"""A run's folder makes the same run again, bit for bit, from its preset and seed."""
+"""A run is reproduced bit for bit from the preset in its folder and its seed."""
 
 import shutil
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 import understudy
 from tests.platform.switches import GAME, QUICK, Brighter, Switches
+from tests.training.arguments import with_options
 from understudy.core.errors import ConfigError
 from understudy.learn.architecture import network_for
 from understudy.nn.network import Dense
@@ -19,12 +20,19 @@ STEPS = 512
 
 def train(out: Path, game: Any = GAME, **asked: Any) -> Run:
     return understudy.train(
-        game, out=out, algorithm="ppo", seed=5, steps=STEPS, settings=QUICK, **asked
+        game,
+        out=out,
+        algorithm="ppo",
+        seed=5,
+        steps=STEPS,
+        settings=QUICK,
+        **with_options(asked),
     )
 
 
 def again(run: Run, out: Path, game: Any = GAME, **asked: Any) -> Run:
-    return understudy.train(game, out=out, preset=str(run.folder / "preset.toml"), seed=5, **asked)
+    asked["preset"] = str(run.folder / "preset.toml")
+    return understudy.train(game, out=out, seed=5, **with_options(asked))
 
 
 def own_network(run: Run) -> Any:
@@ -39,7 +47,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("what", ["network", "frame_skip", "wrapper", "env_kwargs", "init_from"])
-def test_a_run_is_made_again_from_its_preset_and_seed(what: str, tmp_path: Path, plain: Run):
+def test_a_run_is_reproduced_from_its_preset_and_seed(what: str, tmp_path: Path, plain: Run):
     other = tmp_path / "other"
     shutil.copytree(plain.folder, other)
     asked = {
@@ -61,7 +69,7 @@ def test_a_run_is_made_again_from_its_preset_and_seed(what: str, tmp_path: Path,
         assert weights[0] != weights[2]
 
 
-def test_what_is_given_counts_more_than_what_the_run_had(tmp_path: Path, plain: Run):
+def test_arguments_override_those_of_the_run(tmp_path: Path, plain: Run):
     first = train(tmp_path / "R", network=own_network(plain), frame_skip=3)
     second = again(first, tmp_path / "S", network=(5,), frame_skip=2)
     assert 5 in {array.shape[-1] for array in second.policy.weights.values()}
@@ -71,13 +79,14 @@ def test_what_is_given_counts_more_than_what_the_run_had(tmp_path: Path, plain: 
 def test_a_preset_that_was_copied_elsewhere_is_only_settings(tmp_path: Path):
     first = train(tmp_path / "R", frame_skip=3)
     shutil.copy(first.folder / "preset.toml", tmp_path / "preset.toml")
-    second = understudy.train(GAME, out=tmp_path / "S", preset=str(tmp_path / "preset.toml"))
+    options = understudy.TrainOptions(preset=str(tmp_path / "preset.toml"))
+    second = understudy.train(GAME, out=tmp_path / "S", options=options)
     assert RunFolder(second.folder).facts()["frame_skip"] == 1
 
 
-def test_a_run_on_an_object_is_made_again_when_it_is_given_and_refused_when_not(tmp_path: Path):
+def test_a_run_on_an_env_object_is_reproduced_only_if_the_object_is_passed_again(tmp_path: Path):
     first = train(tmp_path / "R", Switches(presses=4), wrapper=Brighter)
-    with pytest.raises(ConfigError, match="which no folder holds; give it again in Python"):
+    with pytest.raises(ConfigError, match="which cannot be stored; pass it again in Python"):
         again(first, tmp_path / "S")
     second = again(first, tmp_path / "S", Switches(presses=4))
     last = [(run.folder / "last.safetensors").read_bytes() for run in (first, second)]
@@ -87,19 +96,20 @@ def test_a_run_on_an_object_is_made_again_when_it_is_given_and_refused_when_not(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", r"R/preset\.toml holds no settings; .* take the file from a copy"),
-        ('algorithm = "dqn"\n', "is for dqn, and run.json beside it for ppo; take"),
+        ("", r"R/preset\.toml contains no settings; .* restore the file from a copy"),
+        ('algorithm = "dqn"\n', "is for dqn, and run.json beside it for ppo; restore"),
         ("[run]\nsteps = 512\n", "is for no algorithm, and run.json beside it for ppo"),
     ],
 )
-def test_a_preset_that_is_not_that_of_its_run_is_refused(
+def test_a_preset_that_does_not_match_its_run_is_rejected(
     text: str, said: str, tmp_path: Path, plain: Run
 ):
     shutil.copytree(plain.folder, tmp_path / "R")
     preset = tmp_path / "R" / "preset.toml"
     preset.write_text(text)
+    options = understudy.TrainOptions(preset=str(preset))
     with pytest.raises(ConfigError, match=said):
-        understudy.train(GAME, preset=str(preset), out=tmp_path / "S")
+        understudy.train(GAME, out=tmp_path / "S", options=options)
     with pytest.raises(ConfigError, match=said):
         understudy.train(out=tmp_path / "R", resume=True, steps=2 * STEPS)
     assert not (tmp_path / "S").exists()

@@ -50,7 +50,7 @@ def settings(algorithm: str, **single: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_gives_itself_again_when_it_was_written_down(name: str):
+def test_every_preset_is_unchanged_by_a_round_trip(name: str):
     fields = read_preset(name)
     resolver = Resolver(fields["algorithm"])
     resolver.add(fields)
@@ -105,7 +105,7 @@ def test_a_variable_wins_over_the_file_and_a_single_value_over_the_variable(
         resolve(TrainRequest(algorithm="dqn"), GAME)
 
 
-def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_training(
+def test_the_algorithm_is_from_flags_file_preset_or_kind_of_training(
     tmp_path: Path,
 ):
     file = tmp_path / "mine.toml"
@@ -120,10 +120,10 @@ def test_the_algorithm_comes_from_the_words_the_file_the_preset_or_the_kind_of_t
     )
 
 
-def test_two_that_name_different_algorithms_are_refused_by_name(tmp_path: Path):
+def test_two_sources_with_different_algorithms_are_rejected_by_name(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text('algorithm = "bc"\n')
-    for wanted, said in [
+    for request, said in [
         (
             TrainRequest(algorithm="ppo", preset="dqn-vector"),
             "--algorithm is for ppo, and --preset dqn-vector for dqn",
@@ -138,7 +138,7 @@ def test_two_that_name_different_algorithms_are_refused_by_name(tmp_path: Path):
         ),
     ]:
         with pytest.raises(ConfigError, match=re.escape(said)):
-            resolve(wanted, GAME)
+            resolve(request, GAME)
 
 
 class OwnBc(Bc):
@@ -167,7 +167,7 @@ def test_settings_read_from_the_source_are_those_of_the_class(name: str):
     assert read.__doc__.splitlines()[0] == real.__doc__.splitlines()[0]
 
 
-def test_an_algorithm_is_known_by_its_short_name_however_it_was_given():
+def test_an_algorithm_has_its_short_name_however_it_was_passed():
     assert (
         algorithm_name("dqn") == algorithm_name(Dqn) == algorithm_name(ALGORITHMS["dqn"]) == "dqn"
     )
@@ -213,10 +213,10 @@ def test_numbers_become_what_the_setting_is():
     [
         ("learnign_rate", 1, "did you mean 'learning_rate'"),
         ("xyzzy", 1, "understudy train --list"),
-        ("learning_rate", 2.0, "learning_rate is 2.0; give .* to 1: step of the optimiser"),
+        ("learning_rate", 2.0, "learning_rate is 2.0; give .* to 1: learning rate of Adam"),
         ("learning_rate", "fast", "give a number, or a schedule"),
         ("learning_rate", float("nan"), "learning_rate is nan"),
-        ("learning_rate", 10**400, "to 1: step"),
+        ("learning_rate", 10**400, "to 1: learning rate"),
         ("learning_rate", {"start": 1.0}, "a schedule has start, end and until"),
         ("learning_rate", {"start": 1.0, "end": 0.0, "until": 0.0}, "until above 0"),
         ("max_gradient", {"start": 1.0, "end": 0.0}, "give a number: "),
@@ -229,7 +229,7 @@ def test_numbers_become_what_the_setting_is():
         ("network", "64,64", "--network 64,64"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_wanted(name: str, value: Any, said: str):
+def test_an_invalid_value_is_reported_with_what_is_expected(name: str, value: Any, said: str):
     with pytest.raises(ConfigError, match=said):
         settings("dqn", **{name: value})
 
@@ -244,14 +244,14 @@ def test_a_wrong_value_is_named_with_what_is_wanted(name: str, value: Any, said:
         ("[config]\nbatchh = 1\n", "did you mean 'batch'"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_name(text: str, said: str, tmp_path: Path):
+def test_a_malformed_file_is_rejected_with_its_name(text: str, said: str, tmp_path: Path):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         Resolver("dqn").add(read_toml(path))
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
+def test_a_missing_file_is_rejected(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_toml(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -262,7 +262,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("preset", ["dqn-vector", "dqn-pixels", "bc-vector"])
 @pytest.mark.parametrize("samples_per_insert", [1e-3, 0.4, 8.0, 1e6])
-def test_every_rate_of_samples_within_its_range_is_taken(preset: str, samples_per_insert: float):
+def test_every_samples_per_insert_within_its_range_is_accepted(
+    preset: str, samples_per_insert: float
+):
     found = resolve(
         TrainRequest(preset=preset, settings={"samples_per_insert": samples_per_insert}), GAME
     )

@@ -69,7 +69,7 @@ def test_a_sink_gets_every_number_in_order_and_is_closed():
     feed.close()
     assert sink.steps == list(range(500))
     assert sink.is_closed
-    assert feed.complaint == ""
+    assert feed.warning == ""
 
 
 def test_numbers_have_speaking_names():
@@ -92,7 +92,7 @@ def test_numbers_have_speaking_names():
     assert numbers_of(STARTED) == {}
 
 
-def test_a_sink_that_hangs_loses_its_oldest_entries_and_nobody_waits():
+def test_a_hanging_sink_loses_its_oldest_entries_and_blocks_nothing():
     sink = Hung()
     feed = fed(sink, [episode(0)], queue=10)
     assert sink.entered.wait(30.0)
@@ -101,12 +101,12 @@ def test_a_sink_that_hangs_loses_its_oldest_entries_and_nobody_waits():
     feed.close(timeout_s=0.01)
     assert feed.is_hanging
     assert feed.dropped == 90
-    assert feed.complaint == "log kept hangs; 100 entries were not written"
+    assert feed.warning == "log kept is hanging; 100 entries were not written"
     assert feed._waiting[0][0] == 91
     sink.released.set()
 
 
-def test_a_sink_that_opens_or_writes_with_an_error_is_left_out():
+def test_a_sink_that_fails_to_open_or_write_is_disabled():
     def refuse(started: Started) -> Any:
         raise OSError("no route to the server")
 
@@ -114,14 +114,14 @@ def test_a_sink_that_opens_or_writes_with_an_error_is_left_out():
     feed.hear(STARTED)
     feed.close()
     feed.hear(episode(1))
-    assert feed.complaint == "log kept failed and was left out: OSError: no route to the server"
+    assert feed.warning == "log kept failed and was disabled: OSError: no route to the server"
 
 
-def test_a_slow_sink_says_what_it_missed():
+def test_a_slow_sink_reports_what_it_missed():
     feed = fed(Kept(), [])
     feed.dropped = 3
     feed.close()
-    assert feed.complaint == "log kept was too slow; 3 entries were not written"
+    assert feed.warning == "log kept was too slow; 3 entries were not written"
 
 
 def test_a_run_with_a_hung_and_a_failing_sink_ends_as_without_them(
@@ -141,16 +141,15 @@ def test_a_run_with_a_hung_and_a_failing_sink_ends_as_without_them(
         steps=1_024,
         settings=QUICK,
         out=tmp_path / "R",
-        log="tensorboard,wandb",
-        on_complaint=said.append,
+        options=understudy.TrainOptions(log="tensorboard,wandb", on_warning=said.append),
     )
     hung.released.set()
     assert run.result["env_steps"] == 1_024
-    assert "log tensorboard hangs" in said[0]
-    assert "log wandb failed and was left out: RuntimeError: not signed in" in said[1]
+    assert "log tensorboard is hanging" in said[0]
+    assert "log wandb failed and was disabled: RuntimeError: not signed in" in said[1]
 
 
-def test_an_unknown_log_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_log_and_a_missing_package_are_rejected(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="give one or more of mlflow, tensorboard, wandb"):
         sinks_named("tensorboard2")
     monkeypatch.setattr(sinks, "SINKS", {"wandb": ("no_such_package", Kept)})
@@ -201,7 +200,7 @@ def test_each_adapter_speaks_its_packages_language(
     feed.hear(episode(5))
     feed.close()
     sys.modules.pop(package)
-    assert feed.complaint == ""
+    assert feed.warning == ""
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines[0].startswith("open")
     assert lines[-1] == "close"
@@ -216,7 +215,7 @@ def test_the_real_tensorboard_writer_writes_a_file(tmp_path: Path):
     feed.hear(started)
     feed.hear(episode(11))
     feed.close()
-    assert feed.complaint == ""
+    assert feed.warning == ""
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert b"train/return" in file.read_bytes()
 
@@ -231,7 +230,7 @@ feed.hear(Started(env_steps=0, run=run, game="g", algorithm="dqn", seed=7, steps
 for step in (5, 6):
     feed.hear(Episode(env_steps=step, env=0, return_=step / 4, length=7))
 feed.close(timeout_s=200.0)
-sys.exit(feed.complaint or 0)
+sys.exit(feed.warning or 0)
 """
 """In a process of its own: they start threads and services, and have much to warn of."""
 

@@ -1,6 +1,7 @@
-"""understudy.train as a user writes it: what goes in, what comes out, and what is refused."""
+"""understudy.train as a user calls it: arguments, results and errors."""
 
 import functools
+import inspect
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import understudy
 from tests.platform.switches import GAME, QUICK, Brighter, Switches
+from tests.training.arguments import with_options
 from understudy.act.vector_envs import CartPoleVector
 from understudy.core.errors import ConfigError, GameFailed, Locked, MissingExtra
 from understudy.core.log import FileLock
@@ -41,13 +43,13 @@ LIT_LEFT = np.array([1, 0], np.float32)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that has ended."""
+    """A finished run."""
     return train(tmp_path_factory.mktemp("trained") / "R", algorithm="dqn", seed=3, steps=2_000)
 
 
 def train(out: Path, game: Any = GAME, **asked: Any) -> Run:
     asked["settings"] = QUICK | asked.get("settings", {})
-    return understudy.train(game, out=out, **asked)
+    return understudy.train(game, out=out, **with_options(asked))
 
 
 class Crash(Exception):
@@ -67,7 +69,7 @@ def crash_at_start(event: Event) -> None:
         raise Crash
 
 
-# --- what may be given ----------------------------------------------------------------------------
+# --- Arguments ------------------------------------------------------------------------------------
 
 
 def test_an_id_is_enough_for_a_policy_that_plays(trained: Run):
@@ -97,7 +99,7 @@ def test_an_env_is_copied_and_never_touched(tmp_path: Path):
     assert run.result["game"] == "Switches"
 
 
-def test_a_registered_env_is_trained_on_as_it_was_given(tmp_path: Path):
+def test_a_registered_env_is_trained_on_unchanged(tmp_path: Path):
     env: Any = Brighter(gymnasium.make("Switches-v0"))
     env.unwrapped._presses = 3
     run = train(tmp_path / "R", env, steps=256)
@@ -140,7 +142,7 @@ def test_an_algorithm_may_be_an_import_path_and_keeps_its_short_name(tmp_path: P
     assert "rollout = 32" in (run.folder / "preset.toml").read_text()
 
 
-def test_a_network_may_be_widths_or_a_spec_and_is_there_again_after_a_crash(
+def test_a_network_may_be_widths_or_a_spec_and_is_restored_after_a_crash(
     tmp_path: Path, trained: Run
 ):
     heads = {"logits": (Dense(2),), "value": (Dense(1),)}
@@ -172,7 +174,7 @@ def test_wrappers_settings_of_the_env_and_frame_skip_reach_the_env(tmp_path: Pat
     )
 
 
-def test_a_run_may_start_from_another_ones_policy(tmp_path: Path, trained: Run):
+def test_a_run_may_start_from_the_policy_of_another_run(tmp_path: Path, trained: Run):
     run = train(
         tmp_path / "R",
         algorithm="dqn",
@@ -188,7 +190,7 @@ def test_a_run_may_start_from_another_ones_policy(tmp_path: Path, trained: Run):
     assert trained.result["init_from"] is None
 
 
-def test_a_run_that_starts_from_another_one_says_which_weights_did_not_fit(
+def test_a_run_that_starts_from_another_one_reports_which_weights_did_not_fit(
     tmp_path: Path, trained: Run
 ):
     heard: list[Event] = []
@@ -207,7 +209,7 @@ def test_a_run_that_starts_from_another_one_says_which_weights_did_not_fit(
     assert set(init.new) == trained.policy.weights.keys() - set(init.fit)
 
 
-def test_a_run_that_started_from_another_one_goes_on_without_it(tmp_path: Path, trained: Run):
+def test_a_run_that_started_from_another_one_resumes_without_it(tmp_path: Path, trained: Run):
     other = tmp_path / "other"
     shutil.copytree(trained.folder, other)
     asked: dict[str, Any] = {"algorithm": "dqn", "steps": 256, "settings": {"min_inserts": 10_000}}
@@ -225,7 +227,7 @@ def test_a_run_that_started_from_another_one_goes_on_without_it(tmp_path: Path, 
         RunFolder(tmp_path / "R").start()
 
 
-def test_the_policy_of_a_run_that_nobody_could_judge_is_its_last(
+def test_the_policy_of_a_run_without_evaluations_is_its_last(
     tmp_path: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
 ):
     def not_installed(choice: Any) -> Any:
@@ -244,7 +246,7 @@ class Broken(Switches):
         raise RuntimeError("no disc\nin the drive")
 
 
-def test_a_game_that_fails_in_its_first_reset_is_told_in_a_line(tmp_path: Path):
+def test_a_game_that_fails_in_its_first_reset_is_reported_in_one_line(tmp_path: Path):
     with pytest.raises(
         GameFailed, match="Broken failed in its first reset: RuntimeError: no disc in the drive;"
     ):
@@ -267,7 +269,7 @@ def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, t
     assert run.result["return_mean"] is not None
 
 
-# --- events ---------------------------------------------------------------------------------------
+# --- Events ---------------------------------------------------------------------------------------
 
 
 def stop_at(env_steps: int) -> Any:
@@ -276,7 +278,13 @@ def stop_at(env_steps: int) -> Any:
 
 def test_events_are_typed_and_come_in_order(tmp_path: Path):
     heard: list[Event] = []
-    train(tmp_path / "R", algorithm="dqn", steps=1_536, eval_every=512, on_event=heard.append)
+    train(
+        tmp_path / "R",
+        algorithm="dqn",
+        steps=1_536,
+        settings={"eval_every": 512},
+        on_event=heard.append,
+    )
     assert isinstance(heard[0], Started)
     assert (heard[0].run, heard[0].steps, heard[0].until) == (str(tmp_path / "R"), 1_536, None)
     assert {type(event) for event in heard} >= {
@@ -291,19 +299,17 @@ def test_events_are_typed_and_come_in_order(tmp_path: Path):
     assert understudy.events.Evaluation is Evaluation
 
 
-def test_stop_ends_a_run_in_good_order(tmp_path: Path):
+def test_stop_ends_a_run_cleanly(tmp_path: Path):
     run = train(tmp_path / "R", steps=100_000, on_event=stop_at(512))
     assert 512 <= run.result["env_steps"] <= 768
     assert run.result["episodes"] == 100
     assert (tmp_path / "R" / "result.json").exists()
 
 
-# --- going on -------------------------------------------------------------------------------------
+# --- Resuming -------------------------------------------------------------------------------------
 
 
-def test_a_run_that_crashed_goes_on_and_ends_as_if_nothing_had_happened(
-    tmp_path: Path, trained: Run
-):
+def test_a_crashed_run_resumes_and_ends_bit_identical(tmp_path: Path, trained: Run):
     with pytest.raises(Crash):
         train(tmp_path / "R", algorithm="dqn", seed=3, steps=2_000, on_event=crash_at(1_500))
     assert not list(tmp_path.rglob("*.tmp"))
@@ -331,21 +337,18 @@ def test_a_preset_of_a_run_has_its_goal_too(
     stop = stop_at(256)
     first = train(tmp_path / "R", **asked, on_event=stop)
     preset = str(first.folder / "preset.toml")
-    again = understudy.train(GAME, preset=preset, out=tmp_path / "S", on_event=stop)
+    options = understudy.TrainOptions(preset=preset)
+    again = understudy.train(GAME, options=options, out=tmp_path / "S", on_event=stop)
     assert (tmp_path / "S" / "preset.toml").read_text() == Path(preset).read_text()
     assert first.result["until"] == again.result["until"] == until
-    given = understudy.train(GAME, preset=preset, until=3.5, out=tmp_path / "T", on_event=stop)
-    assert given.result["until"] == 3.5
+    other = understudy.train(GAME, options=options, until=3.5, out=tmp_path / "T", on_event=stop)
+    assert other.result["until"] == 3.5
     (tmp_path / "R" / "result.json").unlink()
-    assert (
-        understudy.train(GAME, preset=preset, out=first.folder, resume=True, on_event=stop).result[
-            "until"
-        ]
-        == until
-    )
+    resumed = understudy.train(GAME, options=options, out=first.folder, resume=True, on_event=stop)
+    assert resumed.result["until"] == until
 
 
-def test_an_ended_run_is_given_as_it_is(trained: Run):
+def test_a_finished_run_is_returned_unchanged(trained: Run):
     again = understudy.train(out=trained.folder, resume=True)
     assert again.result == trained.result
     assert again.policy == trained.policy
@@ -354,38 +357,38 @@ def test_an_ended_run_is_given_as_it_is(trained: Run):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"game": "CartPole-v1"}, "begun with game"),
-        ({"seed": 4}, "begun with seed 3, and 4"),
-        ({"algorithm": "ppo"}, "begun with algorithm 'dqn'"),
-        ({"steps": 1_000}, "begun with steps 2000"),
-        ({"until": 5.0}, "begun with until None"),
-        ({"network": (9, 9)}, "begun with widths"),
-        ({"settings": {"learning_rate": 0.5}}, "begun with learning_rate"),
-        ({"frame_skip": 2}, "begun with frame_skip 1"),
-        ({"env_kwargs": {"presses": 3}}, "begun with env_kwargs"),
-        ({"wrapper": "tests.platform.switches:Brighter"}, "begun with wrappers"),
-        ({"init_from": "elsewhere"}, "begun with init_from None"),
-        ({"from_store": "elsewhere"}, "begun with from_store None"),
-        ({"preset": "ppo-vector"}, "begun with"),
+        ({"game": "CartPole-v1"}, "started with game"),
+        ({"seed": 4}, "started with seed 3, not 4"),
+        ({"algorithm": "ppo"}, "started with algorithm 'dqn'"),
+        ({"steps": 1_000}, "started with steps 2000"),
+        ({"until": 5.0}, "started with until None"),
+        ({"network": (9, 9)}, "started with widths"),
+        ({"settings": {"learning_rate": 0.5}}, "started with learning_rate"),
+        ({"frame_skip": 2}, "started with frame_skip 1"),
+        ({"env_kwargs": {"presses": 3}}, "started with env_kwargs"),
+        ({"wrapper": "tests.platform.switches:Brighter"}, "started with wrappers"),
+        ({"init_from": "elsewhere"}, "started with init_from None"),
+        ({"from_store": "elsewhere"}, "started with from_store None"),
+        ({"preset": "ppo-vector"}, "started with"),
     ],
 )
-def test_a_run_does_not_go_on_as_something_else(trained: Run, asked: dict[str, Any], said: str):
+def test_a_run_is_not_resumed_with_other_arguments(trained: Run, asked: dict[str, Any], said: str):
     asked = {"game": GAME, **asked}
     with pytest.raises(ConfigError, match=said):
-        understudy.train(asked.pop("game"), out=trained.folder, resume=True, **asked)
+        understudy.train(asked.pop("game"), out=trained.folder, resume=True, **with_options(asked))
 
 
-def test_a_run_on_an_object_goes_on_when_the_object_is_given_again(tmp_path: Path):
+def test_a_run_on_an_env_object_resumes_when_the_object_is_passed_again(tmp_path: Path):
     with pytest.raises(Crash):
         train(tmp_path / "R", Switches(), steps=1_024, on_event=crash_at(512))
     with pytest.raises(
-        ConfigError, match=r"do this in Python, .*: train\(env, out='.*/R', resume=True\)"
+        ConfigError, match=r"use Python, where .*: train\(env, out='.*/R', resume=True\)"
     ):
         understudy.train(out=tmp_path / "R", resume=True)
     assert train(tmp_path / "R", Switches(), resume=True).result["env_steps"] == 1_024
 
 
-def test_what_is_left_out_with_an_object_is_as_it_was(
+def test_omitted_arguments_of_an_env_object_come_from_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     filmed: list[GameChoice] = []
@@ -414,21 +417,24 @@ def test_what_is_left_out_with_an_object_is_as_it_was(
     assert (other.frame_skip, other.wrappers) == (3, ["tests.platform.switches:Brighter"])
 
 
-def test_a_run_killed_before_it_began_begins(tmp_path: Path):
+def test_a_run_killed_before_its_start_starts(tmp_path: Path):
     (tmp_path / "R").mkdir()
     (tmp_path / "R" / "preset.toml").write_text("")
     assert train(tmp_path / "R", steps=256, resume=True).result["resumed_at_step"] == 0
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"game": None}, "which game"),
+        ({"game": None}, "no game was given"),
         ({"game": 7}, "use a Gymnasium id"),
-        ({"game": CartPoleVector(3)}, "game is a vector env .* give a function that makes one env"),
+        (
+            {"game": CartPoleVector(3)},
+            "game is a vector env .* give a function that creates one env",
+        ),
         ({"game": "CartPol-v1"}, "did you mean CartPole-v1"),
         ({"algorithm": "dqm"}, "did you mean 'dqn'"),
         ({"algorithm": "nowhere:Algorithm"}, "cannot be imported"),
@@ -437,21 +443,21 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
         ({"preset": "dqn-vecto"}, "did you mean 'dqn-vector'"),
         ({"config": "nothing.toml"}, "cannot be read"),
         ({"settings": {"lerning_rate": 1}}, "did you mean 'learning_rate'"),
-        ({"settings": {"learning_rate": 7}}, "give 0 to 1: step of the optimiser"),
+        ({"settings": {"learning_rate": 7}}, "give 0 to 1: learning rate of Adam"),
         ({"settings": {"network": "64"}}, "give widths as --network"),
         ({"network": "64,x"}, "such as 64,64"),
         ({"network": ()}, "such as 64,64"),
         ({"network": (64, 0)}, "such as 64,64"),
-        ({"network": "json:dumps"}, "give the path of a NetworkSpec"),
+        ({"network": "json:dumps"}, "give the import path of a NetworkSpec"),
         ({"wrapper": "nowhere:Wrapper"}, "cannot be imported"),
         ({"wrapper": "json:dumps"}, "check wrappers"),
         (
             {"wrapper": functools.partial(Brighter)},
-            "not found by an import, .* give a function that makes the env",
+            "cannot be imported, .* give a function that creates the wrapped env",
         ),
-        ({"wrapper": lambda env: Brighter(env)}, "not found by an import"),
+        ({"wrapper": lambda env: Brighter(env)}, "<lambda>' cannot be imported, so"),
         ({"env_kwargs": {"nope": 1}}, "does not accept"),
-        ({"env_kwargs": {"presses": object()}}, "give plain values"),
+        ({"env_kwargs": {"presses": object()}}, "give JSON values"),
         ({"env_kwargs": [1]}, "give an object"),
         ({"frame_skip": 0}, "frame_skip is 0"),
         ({"seed": -1}, "seed is -1"),
@@ -459,51 +465,49 @@ def test_a_run_killed_before_it_began_begins(tmp_path: Path):
         ({"until": float("nan")}, "until is nan"),
         ({"settings": {"until": "soon"}}, "until is 'soon'; give the return to reach"),
         ({"steps": 0}, "steps is 0"),
-        ({"eval_every": 0}, "eval_every is 0"),
-        ({"init_from": "nowhere"}, "holds no policy"),
-        ({"from_store": "nowhere"}, "no store in nowhere"),
-        ({"resume": True, "out": None}, "which run"),
+        ({"settings": {"eval_every": 0}}, "eval_every is 0"),
+        ({"init_from": "nowhere"}, "has no policy"),
+        ({"from_store": "nowhere"}, "nowhere contains no store"),
+        ({"resume": True, "out": None}, "no run to resume was given"),
         ({"resume": True, "game": None}, "is not a run"),
         ({"video": -1}, "video is -1"),
-        ({"on_event": "x"}, "on_event is 'x'; give a function that takes an event"),
+        ({"on_event": "x"}, "on_event is 'x'; give a function that accepts an event"),
         ({"log": "tensorbord"}, "give one or more of mlflow, tensorboard, wandb"),
-        ({"game": "Pendulum-v1", "algorithm": "dqn"}, "try ppo"),
+        ({"game": "Pendulum-v1", "algorithm": "dqn"}, "use ppo"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(
+def test_invalid_arguments_are_rejected_before_anything_is_written(
     asked: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     asked = {"game": GAME, "out": Path("deep/er/R"), "steps": 256, **asked}
     with pytest.raises(ConfigError, match=said):
-        understudy.train(asked.pop("game"), **asked)
+        understudy.train(asked.pop("game"), **with_options(asked))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_policy_of_another_game_is_refused_and_an_empty_folder_stays(
+def test_a_policy_of_another_game_is_rejected_and_an_empty_folder_stays(
     tmp_path: Path, trained: Run
 ):
     (tmp_path / "R").mkdir()
     with pytest.raises(
-        ConfigError, match=r"no kernel of .* is 2 x 64 there, and 4 x 9 is wanted; start from"
+        ConfigError, match=r"no kernel of .* is 2 x 64 in that run, and .* needs 4 x 9; start from"
     ):
         understudy.train(
             "CartPole-v1",
             algorithm="dqn",
-            network=(9,),
-            init_from=trained.folder,
             out=tmp_path / "R",
+            options=understudy.TrainOptions(network=(9,), init_from=trained.folder),
         )
     assert list(tmp_path.rglob("*")) == [tmp_path / "R"]
-    with pytest.raises(ConfigError, match="only from what it plays itself"):
+    with pytest.raises(ConfigError, match="learns only from its own play"):
         train(tmp_path / "R", algorithm="ppo", from_store=trained.folder)
+    options = understudy.TrainOptions(from_store=trained.folder)
     with pytest.raises(
         ConfigError,
-        match=f"nothing of CartPole-v1; .*: understudy data stats --data {trained.folder}$",
+        match=f"no experience of CartPole-v1; .*: understudy data stats --data {trained.folder}$",
     ):
-        understudy.train(
-            "CartPole-v1", algorithm="bc", from_store=trained.folder, out=tmp_path / "R"
-        )
+        understudy.train("CartPole-v1", algorithm="bc", out=tmp_path / "R", options=options)
 
 
 def test_a_folder_that_cannot_be_removed_hides_no_error(
@@ -513,7 +517,7 @@ def test_a_folder_that_cannot_be_removed_hides_no_error(
         raise OSError(f"{path} is busy")
 
     monkeypatch.setattr(Path, "rmdir", busy)
-    with pytest.raises(ConfigError, match="try ppo"):
+    with pytest.raises(ConfigError, match="use ppo"):
         understudy.train("Pendulum-v1", algorithm="dqn", out=tmp_path / "deep" / "R")
 
 
@@ -524,7 +528,7 @@ def test_a_folder_with_something_in_it_is_never_written_to(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_file_is_no_folder_for_a_run(tmp_path: Path):
+def test_a_file_is_rejected_as_folder_of_a_run(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(ConfigError, match=r"thesis\.txt is a file; give a folder"):
         train(tmp_path / "thesis.txt", steps=256)
@@ -539,7 +543,11 @@ def test_a_run_that_another_process_has_open_is_left_alone(tmp_path: Path):
     assert [path.name for path in (tmp_path / "R").iterdir()] == [".lock"]
 
 
-# --- importing ------------------------------------------------------------------------------------
+def test_train_has_at_most_ten_parameters():
+    assert len(inspect.signature(understudy.train).parameters) <= 10
+
+
+# --- Importing ------------------------------------------------------------------------------------
 
 
 def test_importing_understudy_is_cheap_and_stop_needs_no_jax():
@@ -552,7 +560,7 @@ def test_importing_understudy_is_cheap_and_stop_needs_no_jax():
         _ = understudy.trian
 
 
-def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_package_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(understudy._LAZY, "train", f"no_such_package_{uuid.uuid4().hex}:train")
     with pytest.raises(MissingExtra, match=r"pip install 'understudy\[platform\]'"):
         _ = understudy.train

@@ -1,5 +1,4 @@
-"""What counts as best and as solved, and on which seeds; the engine and the judge are played by
-the tests."""
+"""Which policy is best and when a run is solved, on which seeds; engine and evaluator are fakes."""
 
 import math
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ class Rounds:
 
 @dataclass
 class Says:
-    """A judge with an answer for each series."""
+    """An evaluator with fixed returns for each series."""
 
     answers: dict[int, Array]
     asked: list[tuple[int, int]] = field(default_factory=list)
@@ -66,7 +65,7 @@ class Says:
 
 
 def training(
-    folder: Path, judge: Says, heard: list[Event] | None = None, *, extensions: int = 0
+    folder: Path, evaluator: Says, heard: list[Event] | None = None, *, extensions: int = 0
 ) -> Training:
     part = RunPart(eval_every=1, checkpoint_every=1)
     run = RunFolder(folder)
@@ -76,7 +75,7 @@ def training(
         Rounds(),
         run,
         part,
-        judge=judge,  # type: ignore[arg-type]
+        evaluator=evaluator,  # type: ignore[arg-type]
         until=GOAL,
         on_event=None if heard is None else heard.append,
         extensions=extensions,
@@ -99,8 +98,8 @@ def test_no_more_than_an_interval_is_repeated_whatever_the_size_of_a_round(
     heard = list[Event]()
     run.cut_curve(100)
     part = RunPart(eval_every=10**6, checkpoint_every=interval)
-    judge: Any = Says({WHILE_TRAINING: every(1.0)})
-    Training(Rounds(256), run, part, judge=judge, until=None, on_event=heard.append).run()
+    evaluator: Any = Says({WHILE_TRAINING: every(1.0)})
+    Training(Rounds(256), run, part, evaluator=evaluator, until=None, on_event=heard.append).run()
     at = [event.env_steps for event in heard if isinstance(event, CheckpointSaved)]
     assert sorted(set(at)) == saved
     assert max(np.diff(at)) <= max(interval, 256)
@@ -113,17 +112,19 @@ def every(value: float) -> Array:
 def test_every_confirmation_and_the_last_hundred_have_seeds_of_their_own_also_after_a_resume(
     tmp_path: Path,
 ):
-    judge = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(8.0), AT_THE_END: every(8.5)})
-    first = training(tmp_path, judge)
+    evaluator = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(8.0), AT_THE_END: every(8.5)})
+    first = training(tmp_path, evaluator)
     for _ in range(4):
         first.step()
-    second = training(tmp_path, judge)
+    second = training(tmp_path, evaluator)
     assert second.resume()
     second.run()
-    assert [attempt for series, attempt in judge.asked if series == CONFIRMING] == list(range(10))
-    assert (AT_THE_END, 0) not in judge.asked
+    assert [attempt for series, attempt in evaluator.asked if series == CONFIRMING] == list(
+        range(10)
+    )
+    assert (AT_THE_END, 0) not in evaluator.asked
     assert second.final_returns() is not None
-    assert judge.asked[-1] == (AT_THE_END, 0)
+    assert evaluator.asked[-1] == (AT_THE_END, 0)
     assert not second.is_solved
 
 
@@ -148,35 +149,35 @@ def test_below_five_episodes_there_is_no_interval(
     assert ("(" in returns(told)) is has_interval
 
 
-def test_a_confirmed_run_ends_and_is_judged_by_what_confirmed_it(tmp_path: Path):
-    judge = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(9.5)})
-    one = training(tmp_path, judge)
+def test_a_confirmed_run_ends_with_the_returns_that_confirmed_it(tmp_path: Path):
+    evaluator = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(9.5)})
+    one = training(tmp_path, evaluator)
     one.run()
     assert (one.engine.steps, one.is_solved) == (1, True)
-    assert one.final_returns() is judge.answers[CONFIRMING]
+    assert one.final_returns() is evaluator.answers[CONFIRMING]
 
 
 @pytest.mark.parametrize(("later", "attempt"), [(8.0, 0), (8.7, 1)])
 def test_a_run_that_is_extended_tests_the_same_policy_on_the_same_seeds(
     later: float, attempt: int, tmp_path: Path
 ):
-    judge = Says({WHILE_TRAINING: every(8.5), CONFIRMING: every(8.0), AT_THE_END: every(8.0)})
-    training(tmp_path, judge).run()
-    judge.answers[WHILE_TRAINING] = every(later)
-    longer = training(tmp_path, judge, extensions=1)
+    evaluator = Says({WHILE_TRAINING: every(8.5), CONFIRMING: every(8.0), AT_THE_END: every(8.0)})
+    training(tmp_path, evaluator).run()
+    evaluator.answers[WHILE_TRAINING] = every(later)
+    longer = training(tmp_path, evaluator, extensions=1)
     assert longer.resume()
-    longer.engine.steps = longer.judged_steps = 5  # type: ignore[misc]
+    longer.engine.steps = longer.evaluated_steps = 5  # type: ignore[misc]
     longer.run()
     longer.final_returns()
-    assert judge.asked[-1] == (AT_THE_END, attempt)
+    assert evaluator.asked[-1] == (AT_THE_END, attempt)
 
 
 def test_time_spent_compiling_and_confirmations_are_counted_over_resumes(tmp_path: Path):
-    judge = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(8.0)})
-    first = training(tmp_path, judge)
+    evaluator = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(8.0)})
+    first = training(tmp_path, evaluator)
     first.clocks.compile_s = 2.5
     first.step()
-    second = training(tmp_path, judge)
+    second = training(tmp_path, evaluator)
     assert second.resume()
     assert (second.clocks.compile_s, second.confirmations) == (2.5, 1)
 
@@ -187,14 +188,14 @@ def test_time_spent_compiling_and_confirmations_are_counted_over_resumes(tmp_pat
 def test_the_goal_must_be_reached_in_an_evaluation_and_at_the_end(
     while_training: float, at_the_end: float, is_solved: bool, tmp_path: Path
 ):
-    judge = Says(
+    evaluator = Says(
         {
             WHILE_TRAINING: every(while_training),
             CONFIRMING: every(0.0),
             AT_THE_END: every(at_the_end),
         }
     )
-    one = training(tmp_path, judge)
+    one = training(tmp_path, evaluator)
     one.run()
     assert not one.is_solved
     one.final_returns()
@@ -202,9 +203,9 @@ def test_the_goal_must_be_reached_in_an_evaluation_and_at_the_end(
 
 
 def test_one_good_return_among_many_that_are_not_finite_is_no_best_and_no_goal(tmp_path: Path):
-    judge = Says({WHILE_TRAINING: ONE_GOOD, AT_THE_END: ONE_GOOD})
+    evaluator = Says({WHILE_TRAINING: ONE_GOOD, AT_THE_END: ONE_GOOD})
     heard = list[Event]()
-    one = training(tmp_path, judge, heard)
+    one = training(tmp_path, evaluator, heard)
     one.run()
     assert one.final_returns() is None
     assert (one.is_solved, one.best_mean) == (False, -math.inf)

@@ -64,7 +64,7 @@ def test_a_header_that_could_not_be_read_again_is_not_written(tmp_path: Path, mo
     header_bytes = int.from_bytes(checkpoint().encode()[:8], "little")
     monkeypatch.setattr("understudy.training.training_job._MAX_HEADER_BYTES", header_bytes)
     assert_same(decode_checkpoint(checkpoint().encode()), checkpoint())
-    with pytest.raises(ConfigError, match=f"at most {header_bytes} are read again"):
+    with pytest.raises(ConfigError, match=f"at most {header_bytes} can be read"):
         Checkpoints(tmp_path).save(Checkpoint(128, ARRAYS, {**FACTS, "long": "x" * 64}))
     assert list(tmp_path.iterdir()) == []
 
@@ -72,7 +72,7 @@ def test_a_header_that_could_not_be_read_again_is_not_written(tmp_path: Path, mo
 # --- A folder of them -----------------------------------------------------------------------------
 
 
-def test_the_newest_is_taken_and_only_a_few_are_kept(tmp_path: Path):
+def test_the_newest_checkpoint_is_used_and_only_a_few_are_kept(tmp_path: Path):
     held = Checkpoints(tmp_path / "deep" / "checkpoints", keep=2)
     assert held.latest() is None
     for env_steps in (256, 1_024, 90_000):
@@ -124,7 +124,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[str]:
 
 
 @pytest.mark.parametrize("moment", range(10))
-def test_a_kill_inside_save_leaves_a_checkpoint_that_reads_and_nothing_else(
+def test_a_kill_during_save_leaves_a_readable_checkpoint_and_nothing_else(
     tmp_path: Path, monkeypatch, moment
 ):
     held = Checkpoints(tmp_path, keep=1)

@@ -180,16 +180,24 @@ def _trained(
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
     with watching_run(out, progress) as hear:
-        from understudy.training.train import train as train_one  # imported late: JAX takes a while
-        from understudy.training.train import train_seeds
+        # Imported late: importing JAX takes seconds.
+        from understudy.training.train import TrainOptions, train_seeds
+        from understudy.training.train import train as train_one
 
         def on_event(event: Event) -> None:
             hear(event)
             interrupts.check()
 
         complain = lambda text: out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)  # noqa: E731
-        common = {**asked, "on_event": on_event, "on_complaint": complain, "began_s": began_s}
+        common = {**asked, "on_event": on_event}
         seeds = common.pop("seeds")
+        eval_every = common.pop("eval_every")
+        if eval_every is not None:
+            common["settings"] = {**common["settings"], "eval_every": eval_every}
+        names = [field.name for field in dataclasses.fields(TrainOptions) if field.name in common]
+        common["options"] = TrainOptions(
+            on_warning=complain, started_s=began_s, **{name: common.pop(name) for name in names}
+        )
         return (
             train_one(game, **common).result
             if seeds is None

@@ -1,9 +1,8 @@
-"""The replay in its device form: rows, windows and masses are JAX arrays, and a whole update stays
-on the device.
+"""The replay buffer on a device: rows, windows and masses are JAX arrays, and updates stay there.
 
 `sample` and `write_back` are pure functions of a `DeviceRing`: call them inside a jitted
-`lax.scan`, between the gradient steps. Inserts come in blocks of a fixed size, so that chunks of
-any length need one compiled program.
+`lax.scan`, between the gradient steps. Inserts are sent in blocks of a fixed size, so that chunks
+of any length use one compiled program.
 """
 
 import uuid
@@ -25,22 +24,21 @@ from understudy.learn.replay import Drawn, ReplayConfig
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import RowLayout
 
-# --- The sum tree: the rules of `sum_tree`, usable inside a compiled scan -------------------------
+# --- The sum tree: as in `sum_tree`, but usable inside a compiled scan ----------------------------
 
 
 WIDTH = 16
 NOWHERE = 1 << 30
-"""A row that no tree has: what is written there is dropped, at every level."""
+"""A row outside every tree: writes to it are dropped at every level."""
 
 Levels = tuple[jax.Array, ...]
-"""Leaves first; each further level holds the sums of 16 entries of the one before; the last has
-16 entries."""
+"""Leaves first; each level holds the sums of 16 entries of the previous one; the last has 16."""
 
 _UPPER = np.triu(np.ones((WIDTH, WIDTH), np.float32))
 
 
 def empty_levels(capacity: int) -> Levels:
-    """A tree of `capacity` rows without masses."""
+    """A tree of `capacity` rows, all with mass 0."""
     sizes = [-(-capacity // WIDTH) * WIDTH]
     while sizes[-1] > WIDTH:
         sizes.append(-(-(sizes[-1] // WIDTH) // WIDTH) * WIDTH)
@@ -48,7 +46,7 @@ def empty_levels(capacity: int) -> Levels:
 
 
 def set_leaves(levels: Levels, rows: jax.Array, masses: jax.Array) -> Levels:
-    """The tree in which these rows have these masses; rows that are NOWHERE are left out."""
+    """The tree with these masses set; rows that are NOWHERE are ignored."""
     changed = [levels[0].at[rows].set(masses, mode="drop")]
     for level in levels[1:]:
         rows = rows // WIDTH
@@ -58,8 +56,7 @@ def set_leaves(levels: Levels, rows: jax.Array, masses: jax.Array) -> Levels:
 
 
 def levels_of(leaves: jax.Array, like: Levels) -> Levels:
-    """The tree over these leaves, with the bits that any history of `set_leaves` would have
-    given it."""
+    """The tree over these leaves, bit-identical to one built by `set_leaves`."""
     levels = [leaves]
     for level in like[1:]:
         sums = _sum(levels[-1].reshape(-1, WIDTH))
@@ -68,18 +65,18 @@ def levels_of(leaves: jax.Array, like: Levels) -> Levels:
 
 
 def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
-    """n rows, int32, drawn in proportion to their masses, one from each n-th part of the total."""
+    """n rows, int32, drawn in proportion to mass, one from each n-th of the total."""
     over, inside = jax.random.uniform(key, (2, n))
     left = (jnp.arange(n) + over) * (_sum(levels[-1]) / n)
     rows = jnp.zeros(n, jnp.int32)
     for depth, level in reversed(list(enumerate(levels))):
         children = level.reshape(-1, WIDTH)[rows]  # float32[n, 16]
-        # XLA's cumulative sum is slow on a CPU; a product with a triangle is not, but must not be
-        # rounded to TF32.
+        # XLA's cumulative sum is slow on a CPU. A triangular matrix product is fast, but must not
+        # be rounded to TF32.
         prefix = jnp.matmul(children, _UPPER, precision=jax.lax.Precision.HIGHEST)
         if depth == 1 and len(levels) > 2:
-            # float32 has 2^24 steps: too few to point into a million rows. Inside 256 rows a fresh
-            # number points well.
+            # float32 has 2^24 steps, too few to select one of a million rows. Within 256 rows, a
+            # new random number is precise enough.
             left = inside * prefix[:, -1]
         has_mass = children > 0
         passes = (prefix > left[:, None]) & has_mass
@@ -92,8 +89,7 @@ def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
 
 
 def _sum(children: jax.Array) -> jax.Array:
-    """Sums over the last axis in one fixed order, so that equal leaves give equal bits, whatever
-    XLA fuses."""
+    """Sums over the last axis in a fixed order, bit-identical whatever XLA fuses."""
     while children.shape[-1] > 1:
         half = children.shape[-1] // 2
         children = children[..., :half] + children[..., half:]
@@ -104,20 +100,20 @@ def _sum(children: jax.Array) -> jax.Array:
 
 
 BLOCK = 256
-"""Rows that travel to the device at once; shorter stretches are padded, longer ones cut."""
+"""Rows sent to the device at once; shorter spans are padded, longer ones split."""
 
 
 class DeviceRing(NamedTuple):
-    """Everything a replay keeps on the device; one entry per row."""
+    """A replay's data on the device; one entry per row."""
 
-    columns: dict[str, jax.Array]  # what the host form keeps, and the windows: see `_FACTS`
+    columns: dict[str, jax.Array]  # the columns of the host replay, and the windows (`_FACTS`)
     levels: Levels
-    largest: jax.Array  # float32, the largest priority seen
+    largest: jax.Array  # float32, the largest priority so far
 
 
 _FACTS = {
     "returns": np.float32,
-    "factor": np.float32,
+    "discount": np.float32,
     "weight": np.float32,
     "ahead": np.int32,
     "behind": np.int32,
@@ -126,7 +122,7 @@ _FACTS = {
 
 
 def insert_block(ring: DeviceRing, rows: jax.Array, block: Mapping[str, jax.Array]) -> DeviceRing:
-    """The ring with these columns at these rows; rows that are NOWHERE are padding."""
+    """The ring with these columns set at these rows; rows that are NOWHERE are padding."""
     columns = {
         name: column.at[rows].set(block[name], mode="drop") for name, column in ring.columns.items()
     }
@@ -141,8 +137,7 @@ def set_masses(
     *,
     config: ReplayConfig,
 ) -> DeviceRing:
-    """The ring in which these rows weigh weight * priority^alpha; a NaN priority is the largest
-    seen."""
+    """The ring with masses weight * priority^alpha; a NaN priority means the largest so far."""
     priority = jnp.where(priority >= 0, priority, ring.largest)
     priority = jnp.clip(priority, config.min_priority, config.max_priority)
     largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NOWHERE, priority, 0.0)))
@@ -157,20 +152,19 @@ def sample(
     """A batch and its rows, int32[batch]; stratified, with importance weights of at most 1."""
     rows = find(ring.levels, key, needs.batch)
     columns = ring.columns
-    mass = (
-        ring.levels[0][rows] / columns["weight"][rows]
-    )  # only what priorities did is undone, weights are meant
+    # Corrects for priorities only; a chunk's weight is intended.
+    mass = ring.levels[0][rows] / columns["weight"][rows]
     following = rows + columns["ahead"][rows]
-    seen, seen_next = (_stacked(at, columns["behind"], needs.stack) for at in (rows, following))
+    stacks, next_stacks = (_stacked(at, columns["behind"], needs.stack) for at in (rows, following))
     batch = Batch(
-        obs={name: _frames(columns[name][seen]) for name in layout.obs},
+        obs={name: _frames(columns[name][stacks]) for name in layout.obs},
         action=columns["action"][rows],
         reward=columns["returns"][rows],
-        next_obs={name: _frames(columns[name][seen_next]) for name in layout.obs},
-        factor=columns["factor"][rows],
+        next_obs={name: _frames(columns[name][next_stacks]) for name in layout.obs},
+        discount=columns["discount"][rows],
         weight=(mass / mass.min()) ** -jnp.asarray(beta, jnp.float32),
-        legal=columns["legal"][rows] if "legal" in columns else None,
-        next_legal=columns["legal"][following] if "legal" in columns else None,
+        action_mask=columns["action_mask"][rows] if "action_mask" in columns else None,
+        next_action_mask=columns["action_mask"][following] if "action_mask" in columns else None,
         extras={name: columns[name][rows] for name in layout.extras},
     )
     return batch, rows
@@ -179,8 +173,7 @@ def sample(
 def write_back(
     ring: DeviceRing, rows: jax.Array, priorities: jax.Array, *, config: ReplayConfig
 ) -> DeviceRing:
-    """The ring in which these rows have new priorities; those that are NaN, infinite or negative
-    are left out."""
+    """The ring with new priorities of these rows; NaN, infinite and negative ones are ignored."""
     is_good = (
         (priorities >= 0) & (priorities < jnp.inf) & (ring.levels[0].at[rows].get(mode="clip") > 0)
     )
@@ -189,12 +182,11 @@ def write_back(
 
 
 def _frames(observations: jax.Array) -> jax.Array:
-    """Keeps XLA from turning the whole ring of frames into floats before it gathers a few of
-    them."""
+    """Prevents XLA from converting the whole ring of frames to floats before it gathers a few."""
     if observations.dtype != jnp.uint8:
         return observations
-    held: jax.Array = jax.lax.optimization_barrier(observations)
-    return held
+    frames: jax.Array = jax.lax.optimization_barrier(observations)
+    return frames
 
 
 def _stacked(rows: jax.Array, behind: jax.Array, stack: int) -> jax.Array:
@@ -221,7 +213,7 @@ def _draw(
 ) -> tuple[Batch, jax.Array, jax.Array]:
     keys = jax.random.split(key, k)
     batches, rows = jax.lax.map(
-        lambda one: sample(ring, one, beta, layout=layout, needs=needs), keys
+        lambda batch_key: sample(ring, batch_key, beta, layout=layout, needs=needs), keys
     )
     return batches, rows, ring.columns["stamp"][rows]
 
@@ -243,8 +235,7 @@ def _feedback(
 
 
 class DeviceReplay:
-    """The contract of `HostReplay` on the device; `ring` may be carried through a scan and put
-    back."""
+    """`HostReplay` on the device; `ring` may be carried through a scan and assigned again."""
 
     def __init__(
         self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None
@@ -257,8 +248,8 @@ class DeviceReplay:
         self.capacity = self._ring.capacity
         self._may_sample = np.zeros(self.capacity, np.bool_)
         columns = {
-            name: (kept.shape, np.dtype(jax.dtypes.canonicalize_dtype(kept.dtype)))
-            for name, kept in self.layout.columns.items()
+            name: (column.shape, np.dtype(jax.dtypes.canonicalize_dtype(column.dtype)))
+            for name, column in self.layout.columns.items()
         }
         columns |= {name: ((), np.dtype(dtype)) for name, dtype in _FACTS.items()}
         self._kinds = columns
@@ -277,53 +268,51 @@ class DeviceReplay:
 
     @property
     def n_sampleable(self) -> int:
-        """Starts that may be drawn."""
+        """Steps that may be drawn."""
         return int(np.count_nonzero(self._may_sample))
 
     @property
     def n_steps_inserted(self) -> int:
-        """Steps ever inserted, those that have left included."""
+        """Steps ever inserted, including evicted ones."""
         return self._ring.n_steps_inserted
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
-        """How many starts became sampleable; a chunk that is Refused changes nothing."""
+        """Insert a chunk; returns how many steps became sampleable. Refused changes nothing."""
         placed = self._ring.place(chunk, weight=weight)
         self._write(placed)
         return self._apply(placed.edits)
 
     def close(self, session: uuid.UUID) -> int:
-        """How many waiting starts became sampleable, shortened, because no more chunks of this
-        session come."""
+        """End a session; returns how many waiting steps became sampleable, with short windows."""
         return self._apply(self._ring.close(session))
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
-        """Whether rows of this chunk were here; none is drawn any more."""
+        """Evict a chunk, so that none of its rows is drawn again; returns whether it had any."""
         edits = self._ring.evict(session, chunk_no)
         self._apply(edits)
         return bool(edits)
 
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
-        """The chunks that what was drawn at these rows came from, each once."""
+        """The chunks that the transitions at these rows come from, each once."""
         return self._ring.chunks_of(rows)
 
     def draw(self, k: int, *, rng: np.random.Generator, beta: float = 0.4) -> Drawn:
         """k batches, as device arrays."""
         if not self._may_sample.any():
             raise ConfigError(
-                "a draw from a replay without sampleable steps; insert chunks first, and see "
-                "n_sampleable"
+                "the replay has no sampleable steps to draw; insert chunks until n_sampleable is "
+                "above 0"
             )
         key = jax.random.key(rng.integers(1 << 32))
         return Drawn(*_draw(self.ring, key, beta, k=k, layout=self.layout, needs=self.needs))
 
     def feedback(self, rows: Any, stamps: Any, priorities: Any) -> None:
-        """Give drawn rows new priorities; rows that have left meanwhile and priorities without
-        sense are ignored."""
+        """Set new priorities of drawn rows; ignores evicted rows and invalid priorities."""
         if self.needs.prioritised:
             self.ring = self._feedback(self.ring, rows, stamps, priorities)
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """What `restore` needs besides the chunks themselves."""
+        """The state that `restore` needs, besides the chunks themselves."""
         arrays, facts = self._ring.state()
         used = self._ring.used
         arrays["weights"] = np.asarray(self.ring.columns["weight"][:used])
@@ -333,37 +322,37 @@ class DeviceReplay:
     def restore(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> None:
-        """Become the replay that `state` described: every later draw has the same bits."""
-        written, gone = self._ring.restore(arrays, facts, read)
-        for placed in written:
+        """Restore the replay from its `state`; every later draw is bit-identical."""
+        placed_spans, cleared = self._ring.restore(arrays, facts, read)
+        for placed in placed_spans:
             self._write(placed)
         masses = np.zeros(self.capacity, np.float32)
         masses[: len(arrays["masses"])] = arrays["masses"]
         self._may_sample = masses > 0
         levels = _levels_of(jnp.asarray(masses), self.ring.levels)
         self.ring = self.ring._replace(levels=levels, largest=jnp.float32(facts["largest"]))
-        self._apply(gone)
+        self._apply(cleared)
 
     def _write(self, placed: Placed) -> None:
-        stretch = placed.stretch
+        span = placed.span
         windows = placed.windows
-        small = {
+        facts = {
             "returns": windows.returns,
-            "factor": windows.factor,
+            "discount": windows.discount,
             "weight": windows.weight,
             "ahead": windows.ahead,
             "behind": windows.behind,
-            "stamp": np.full(stretch.n_rows, stretch.stamp),
+            "stamp": np.full(span.n_rows, span.stamp),
         }
         columns = {
             name: np.concatenate([part[name] for part in placed.parts])
             for name in self.layout.columns
-        } | small
-        for first in range(0, stretch.n_rows, BLOCK):
-            here = {name: column[first : first + BLOCK] for name, column in columns.items()}
-            rows = stretch.start + first + np.arange(len(here["stamp"]))
+        } | facts
+        for first in range(0, span.n_rows, BLOCK):
+            part = {name: column[first : first + BLOCK] for name, column in columns.items()}
+            rows = span.start + first + np.arange(len(part["stamp"]))
             block = {
-                name: _padded(here[name], shape, dtype)
+                name: _padded(part[name], shape, dtype)
                 for name, (shape, dtype) in self._kinds.items()
             }
             self.ring = _insert(
@@ -371,24 +360,24 @@ class DeviceReplay:
             )
 
     def _apply(self, edits: Iterable[Edit]) -> int:
-        """Carry out edits, of which a later one wins; how many rows they made sampleable."""
+        """Apply edits, later ones last; returns how many rows became sampleable."""
         changed: dict[str, list[Array]] = {"rows": [], "weight": [], "priority": []}
-        became = 0
+        n_sampleable = 0
         for edit in edits:
-            may = edit.weight > 0
-            here = slice(edit.start, edit.start + len(edit.weight))
-            became += int(may.sum())
-            self._may_sample[here] = may
-            changed["rows"].append(np.arange(here.start, here.stop))
-            changed["weight"].append(edit.weight if self.needs.prioritised else may)
+            may_sample = edit.weight > 0
+            end = edit.start + len(edit.weight)
+            n_sampleable += int(may_sample.sum())
+            self._may_sample[edit.start : end] = may_sample
+            changed["rows"].append(np.arange(edit.start, end))
+            changed["weight"].append(edit.weight if self.needs.prioritised else may_sample)
             priority = edit.priority if self.needs.prioritised else None
-            changed["priority"].append(np.ones(len(may)) if priority is None else priority)
+            changed["priority"].append(np.ones(len(may_sample)) if priority is None else priority)
         if changed["rows"]:
             self._send_masses(*(np.concatenate(parts) for parts in changed.values()))
-        return became
+        return n_sampleable
 
     def _send_masses(self, rows: Array, weight: Array, priority: Array) -> None:
-        # A scatter with a row twice may keep either, so that only the last of each travels.
+        # A scatter to a repeated row may keep either value, so only the last one is sent.
         _, last = np.unique(rows[::-1], return_index=True)
         last = len(rows) - 1 - last
         for first in range(0, len(last), BLOCK):

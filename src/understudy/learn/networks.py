@@ -1,8 +1,7 @@
-"""A network and its head in JAX: the same spec, weights and results as `nn/forward.py` and
-`nn/heads.py`.
+"""Networks and heads in JAX, with the specs, weights and results of `nn/forward.py`, `nn/heads.py`.
 
-Everything here is pure and works under jit, vmap and grad. Observations and outputs may have any
-number of axes before those of the row: none, [batch], [steps, envs].
+Every function is pure and works under jit, vmap and grad. Observations and outputs may have any
+number of leading axes: none, [batch], [steps, envs].
 """
 
 import math
@@ -36,10 +35,10 @@ from understudy.nn.network import (
 )
 
 Weights = Mapping[str, Any]
-"""Flat name to float32 array, of JAX or NumPy."""
+"""float32 arrays of JAX or NumPy, by flat name."""
 
 _FAR = 1e9
-"""Observations beyond this do not enter the running statistics: their squares would end them."""
+"""Larger observations do not enter the running statistics, which their squares would ruin."""
 
 _ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -55,11 +54,10 @@ _ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
 
 
 def init_weights(key: jax.Array, spec: NetworkSpec) -> dict[str, jax.Array]:
-    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants as the spec says.
+    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants from the spec.
 
-    Drawn by NumPy from the key's bits: compiling QR for each shape would take seconds of every
-    start. Traced keys go through a callback, so that a lane starts with the same bits as the run
-    alone.
+    Drawn by NumPy from the key's bits: compiling QR for each shape would take seconds at every
+    start. Traced keys use a callback, so that a lane starts bit-identical to a single run.
     """
     bits = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if not isinstance(bits, jax.core.Tracer):
@@ -83,8 +81,8 @@ def _drawn(bits: Any, spec: NetworkSpec) -> dict[str, Array]:
                 part = name.removeprefix(prefix)
                 shape = shapes[name]
                 if part.endswith("kernel"):
-                    # A dueling layer's hidden kernels feed a relu; only its last ones have the
-                    # spec's gain.
+                    # A dueling layer's hidden kernels feed a relu; only its output kernels have
+                    # the spec's gain.
                     gain = SQRT2 if "hidden" in part else getattr(layer, "gain", 1.0)
                     weights[name] = _orthogonal(
                         shape, gain, rng=np.random.default_rng([*seed, len(weights)])
@@ -100,12 +98,12 @@ def _drawn(bits: Any, spec: NetworkSpec) -> dict[str, Array]:
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, *, rng: np.random.Generator) -> Array:
-    """Columns, or rows where there are fewer, that are orthogonal and of length `gain`."""
+    """Columns (or rows, if there are fewer) that are orthogonal and of length `gain`."""
     rows = math.prod(shape[:-1])
     columns = shape[-1]
     drawn = rng.standard_normal((max(rows, columns), min(rows, columns)), np.float32)
     q, r = np.linalg.qr(drawn)
-    q *= gain * np.sign(np.diag(r))  # without it, signs depend on how QR works, not on chance
+    q *= gain * np.sign(np.diag(r))  # makes signs random; otherwise the QR method decides them
     return np.ascontiguousarray(q if rows >= columns else q.T).reshape(shape)
 
 
@@ -116,12 +114,12 @@ def apply(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[s
     """Each head's output, float32[..., width]."""
     parts: list[jax.Array] = []
     leading: tuple[int, ...] = ()
-    for name, one in spec.inputs.items():
+    for name, column in spec.inputs.items():
         x = jnp.asarray(obs[name])
-        leading = x.shape[: x.ndim - len(one.shape)]
-        x = x.reshape(-1, *one.shape)
+        leading = x.shape[: x.ndim - len(column.shape)]
+        x = x.reshape(-1, *column.shape)
         parts.append(
-            _through(f"inputs.{name}", one.layers, weights=weights, x=x).astype(jnp.float32)
+            _through(f"inputs.{name}", column.layers, weights=weights, x=x).astype(jnp.float32)
         )
     trunk = _through(
         "trunk",
@@ -189,9 +187,9 @@ def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Arra
 
 
 def _conv(layer: Conv, kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """float32[batch, height, width, channels]; on a CPU as one product of patches.
+    """float32[batch, height, width, channels]; on a CPU as one matrix product over patches.
 
-    XLA's convolutions on CPUs lose their fast path inside a scan, where all updates run, and are
+    On CPUs, XLA's convolutions lose their fast path inside a scan, where all updates run, and are
     slower than this.
     """
     size = layer.kernel
@@ -228,18 +226,17 @@ def _dueling(layer: Dueling, own: Mapping[str, jax.Array], x: jax.Array) -> jax.
 
 
 def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Weights whose ObservationNorms, if any, have counted these observations too."""
-    seen = dict(weights)
-    for name, one in spec.inputs.items():
-        for index, layer in enumerate(one.layers):
+    """The weights with ObservationNorms, if any, updated by these observations."""
+    updated = dict(weights)
+    for name, column in spec.inputs.items():
+        for index, layer in enumerate(column.layers):
             if isinstance(layer, ObservationNorm):
-                rows = jnp.asarray(obs[name]).reshape(-1, *one.shape)
-                x = _through(f"inputs.{name}", one.layers[:index], weights=weights, x=rows).astype(
-                    jnp.float32
-                )
+                rows = jnp.asarray(obs[name]).reshape(-1, *column.shape)
+                before = column.layers[:index]
+                x = _through(f"inputs.{name}", before, weights=weights, x=rows).astype(jnp.float32)
                 prefix = f"inputs.{name}.{index}."
                 mean, var, count = (weights[prefix + part] for part in ("mean", "var", "count"))
-                x = jnp.where(jnp.abs(x) <= _FAR, x, mean)  # NaN is not below it either
+                x = jnp.where(jnp.abs(x) <= _FAR, x, mean)  # also replaces NaN
                 more = len(x)
                 own_mean = x.mean(0)
                 own_var = x.var(0)
@@ -248,19 +245,19 @@ def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict
                 spread = (
                     var * count + own_var * more + delta * delta * (count * more / total)
                 ) / total
-                seen |= {
+                updated |= {
                     prefix + "mean": mean + delta * (more / total),
                     prefix + "var": spread,
                     prefix + "count": total,
                 }
-    return seen
+    return updated
 
 
 # --- Heads ----------------------------------------------------------------------------------------
 
 
 def noise(key: jax.Array, head: Head, batch: int) -> jax.Array | None:
-    """What `sample` wants for a batch; None for argmax."""
+    """The noise that `sample` needs for a batch; None for argmax."""
     match head.kind:
         case "argmax":
             return None
@@ -278,10 +275,10 @@ def sample(
     noise: Any,
     *,
     explore: Any = None,
-    legal: Any = None,
+    action_mask: Any = None,
     deterministic: bool = False,
 ) -> Decision:
-    """Actions and logp as `Head.sample` gives them for the same outputs and noise."""
+    """Actions and logp, equal to those of `Head.sample` for the same outputs and noise."""
     if not head.is_discrete:
         mean = outputs["mean"]
         log_std = outputs["log_std"]
@@ -289,7 +286,7 @@ def sample(
             return Decision(action_of(head, mean), jnp.zeros(mean.shape[:-1], jnp.float32), mean)
         raw = mean + jnp.exp(jnp.clip(log_std, *LOG_STD)) * noise
         return Decision(action_of(head, raw), _density(noise, log_std), raw)
-    values = _masked(outputs[head.outputs[0]], legal)
+    values = _masked(outputs[head.outputs[0]], action_mask)
     greedy = values.argmax(-1)
     is_random = head.kind == "categorical" or (
         head.kind == "epsilon_greedy" and explore is not None
@@ -299,10 +296,10 @@ def sample(
     if head.kind == "categorical":
         action = (values + noise).argmax(-1)
         return Decision(action.astype(jnp.int32), _picked(jax.nn.log_softmax(values), action))
-    lots = noise[..., 1:] if legal is None else jnp.where(legal, noise[..., 1:], -1.0)
-    n_legal = head.size if legal is None else legal.sum(-1)
+    lots = noise[..., 1:] if action_mask is None else jnp.where(action_mask, noise[..., 1:], -1.0)
+    n_valid = head.size if action_mask is None else action_mask.sum(-1)
     action = jnp.where(noise[..., 0] < explore, lots.argmax(-1), greedy)
-    logp = jnp.log(explore / n_legal + (1 - explore) * (action == greedy))
+    logp = jnp.log(explore / n_valid + (1 - explore) * (action == greedy))
     return Decision(action.astype(jnp.int32), logp)
 
 
@@ -311,35 +308,34 @@ def _density(unit: Any, log_std: Any) -> jax.Array:
 
 
 def action_of(head: Head, raw: Any) -> jax.Array:
-    """Raw numbers as the game takes them: clipped or through tanh, scaled to low..high."""
-    factor, middle = head.scale
-    scaled = (jnp.tanh(raw) if head.kind == "gaussian_tanh" else raw) * factor + middle
+    """The game's actions for raw numbers: clipped or squashed by tanh, scaled to low..high."""
+    scale, middle = head.scale
+    scaled = (jnp.tanh(raw) if head.kind == "gaussian_tanh" else raw) * scale + middle
     return jnp.clip(scaled, *head.ends)
 
 
 def raw_of(head: Head, action: Any) -> jax.Array:
-    """The raw numbers that give these actions: what `logp` wants for actions that were not drawn
-    here."""
-    factor, middle = head.scale
-    unit = (action - middle) / factor
+    """The raw numbers of these actions, for the `logp` of recorded actions."""
+    scale, middle = head.scale
+    unit = (action - middle) / scale
     return (
         jnp.arctanh(jnp.clip(unit, -TANH_END, TANH_END)) if head.kind == "gaussian_tanh" else unit
     )
 
 
-def logp(head: Head, outputs: Mapping[str, Any], action: Any, legal: Any = None) -> jax.Array:
+def logp(head: Head, outputs: Mapping[str, Any], action: Any, action_mask: Any = None) -> jax.Array:
     """Log probability of action indices, or log density of *raw* actions; float32[...]."""
     if head.kind == "categorical":
-        return _picked(jax.nn.log_softmax(_masked(outputs["logits"], legal)), action)
+        return _picked(jax.nn.log_softmax(_masked(outputs["logits"], action_mask)), action)
     _check_random(head)
     std = jnp.exp(jnp.clip(outputs["log_std"], *LOG_STD))
     return _density((action - outputs["mean"]) / std, outputs["log_std"])
 
 
-def entropy(head: Head, outputs: Mapping[str, Any], legal: Any = None) -> jax.Array:
-    """Entropy over legal actions, or of the Gaussian before clip or tanh; float32[...]."""
+def entropy(head: Head, outputs: Mapping[str, Any], action_mask: Any = None) -> jax.Array:
+    """Entropy over valid actions, or of the Gaussian before clip or tanh; float32[...]."""
     if head.kind == "categorical":
-        logs = jax.nn.log_softmax(_masked(outputs["logits"], legal))
+        logs = jax.nn.log_softmax(_masked(outputs["logits"], action_mask))
         return -(jnp.exp(logs) * logs).sum(-1)
     _check_random(head)
     return (jnp.clip(outputs["log_std"], *LOG_STD) + (0.5 + HALF_LOG_2PI)).sum(-1)
@@ -348,12 +344,17 @@ def entropy(head: Head, outputs: Mapping[str, Any], legal: Any = None) -> jax.Ar
 def _check_random(head: Head) -> None:
     if head.is_discrete:
         raise ConfigError(
-            f"{head.kind} has no probabilities of its own; use a categorical or gaussian head"
+            f"a head of kind {head.kind} has no log probabilities; use a categorical or gaussian "
+            "head"
         )
 
 
-def _masked(values: Any, legal: Any) -> Any:
-    return values if legal is None else jnp.where(legal, jnp.maximum(values, LOWEST), ILLEGAL)
+def _masked(values: Any, action_mask: Any) -> Any:
+    return (
+        values
+        if action_mask is None
+        else jnp.where(action_mask, jnp.maximum(values, LOWEST), ILLEGAL)
+    )
 
 
 def _picked(values: Any, action: Any) -> jax.Array:

@@ -1,2 +1,1 @@
-"""The learner as a service: from stored experience to a champion, by a schedule and through a
-gate."""
+"""The learner service: turns stored experience into champions, by a schedule and through a gate."""

@@ -1,5 +1,4 @@
-"""One game's way from people's steps to its champion: what the schedule says, done piece by
-piece."""
+"""Learns one game: trains, releases and promotes its bots, one step of the schedule at a time."""
 
 import hashlib
 import math
@@ -28,7 +27,7 @@ from understudy.release.schedule import (
     Next,
     algorithm_for,
     next_action,
-    written,
+    schedule_text,
 )
 from understudy.release.store_stats import Played, StoreStats
 from understudy.training.events import Event, Guarded, Update
@@ -38,25 +37,24 @@ from understudy.training.settings import RunSettings, TrainRequest, resolve
 from understudy.training.training_job import Checkpoints, TrainingJob
 
 _log = structlog.get_logger("understudy.learner")
-_AGAIN_S = 30.0
-"""How long a game that failed is left alone."""
+_RETRY_S = 30.0
+"""Pause before a game that failed is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerServiceConfig:
-    """How a learner serves all games of a deployment."""
+    """The settings of the learner service, for all games of a deployment."""
 
     learn_from: tuple[str, ...] = ("granted",)
-    """Whose steps may teach, by consent; under a development key `unknown` as well."""
+    """Consents whose steps are learned from; under a development key also `unknown`."""
     schedule: LearningSchedule = field(default_factory=LearningSchedule)
     bounds: Bounds = field(default_factory=Bounds)
     budget: Budget = field(default_factory=Budget)
     seed: int = 0
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings of bc and dqn by their bare names, over what the preset says."""
+    """Settings of bc and dqn by name; they override the preset."""
     envs: Mapping[str, str] = field(default_factory=dict)
-    """Gymnasium ids by game: candidates of these are judged on held-out seeds instead of by live
-    play."""
+    """Gymnasium ids by game: their candidates are evaluated on held-out seeds, not in live play."""
     checkpoint_every_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -66,7 +64,7 @@ class LearnerServiceConfig:
             )
         if unknown := self.settings.keys() - {"bc", "dqn"}:
             raise ConfigError(
-                f"settings are given for {sorted(unknown)}; the schedule knows bc and dqn"
+                f"settings are given for {sorted(unknown)}; the schedule uses only bc and dqn"
             )
         if not 0 < self.checkpoint_every_s < 1e6:
             raise ConfigError(
@@ -76,39 +74,38 @@ class LearnerServiceConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """What every game's learner works with."""
+    """The shared services of all games' learners."""
 
     data: DataFolder
     registry: Registry
     keeper: Gatekeeper
     follower: StoreFollower
-    tally: StoreStats
+    store_stats: StoreStats
     config: LearnerServiceConfig
     clock: Clock
 
 
-# --- learning one game with one algorithm ---------------------------------------------------------
+# --- Training one game with one algorithm ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a course remembers of its releases, besides what it learned."""
+    """The last release of a training, and its counts at that time."""
 
     model_no: int = 0
-    """Its newest release, from which it went on."""
+    """Its newest release, the parent of the next one."""
     updates: int = 0
     steps: int = 0
 
 
 class GameTraining:
-    """One algorithm that learns one game from the store for as long as there is something to
-    learn."""
+    """Trains one algorithm on one game from the store."""
 
     def __init__(
         self,
         spec: GameSpec,
         settings: RunSettings,
-        means: ServiceContext,
+        context: ServiceContext,
         *,
         on_guarded: Callable[[Guarded], object],
     ) -> None:
@@ -116,51 +113,50 @@ class GameTraining:
         self.algorithm = settings.algorithm
         self.marks = Marks()
         self._settings = settings
-        self._means = means
+        self._context = context
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
-        # Another schema, setting or seed is another course, in another folder.
-        config = means.config
+        # Another schema, setting or seed is another training, in another folder.
+        config = context.config
         identity = f"{spec.schema} {settings.to_toml()} {config.learn_from} {config.seed}"
         name = f"{settings.algorithm}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-        self._folder = means.data.root / "learner" / spec.game / name
+        self._folder = context.data.root / "learner" / spec.game / name
         checkpoint = None
         try:
             checkpoint = Checkpoints(self._folder).latest()
         except Corrupt as error:
             self._remove(error)
-        self._begin()
+        self._create_engine()
         try:
             if checkpoint is not None:
                 self._job.restore(checkpoint)
                 self.marks = Marks(**checkpoint.facts["marks"])
-        except (ConfigError, KeyError, TypeError) as error:  # it is of another build
+        except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
             self._remove(error)
-            self._begin()
-        except BaseException:  # also where the store is damaged: the checkpoint is good, and stays
+            self._create_engine()
+        except BaseException:  # includes a damaged store: the checkpoint is good and is kept
             self.engine.close()
             raise
-        self.saved_s = means.clock.monotonic()
+        self.saved_s = context.clock.monotonic()
 
     def _remove(self, error: Exception) -> None:
-        """Remove checkpoints that cannot be used. Nothing but time is lost: the store has every
-        step."""
+        """Delete unusable checkpoints; only time is lost, since the store has every step."""
         shutil.rmtree(self._folder)
-        self._on_guarded(Guarded(env_steps=0, what=f"{error}; the course begins again"))
+        self._on_guarded(Guarded(env_steps=0, what=f"{error}; the training restarts"))
 
-    def _begin(self) -> None:
+    def _create_engine(self) -> None:
         settings = self._settings
-        means = self._means
+        context = self._context
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
         self.engine = FromStore(
-            Learner(algorithm, settings.knobs, root_seed=means.config.seed, config=config),
-            means.follower,
+            Learner(algorithm, settings.knobs, root_seed=context.config.seed, config=config),
+            context.follower,
             steps=settings.run.steps,
-            clock=means.clock,
+            clock=context.clock,
             on_event=self._hear,
-            learn_from=means.config.learn_from,
+            learn_from=context.config.learn_from,
             only_people=bool(algorithm.needs.is_cloning),
         )
         self._job = TrainingJob(self.engine, self._folder, on_event=self._hear)
@@ -171,19 +167,19 @@ class GameTraining:
 
     @property
     def steps(self) -> int:
-        """Steps ever taken in."""
+        """Steps ever inserted."""
         return self.engine.learner.counts.inserted_steps
 
     def lineage(self) -> Lineage:
-        """Where the policy of this moment comes from."""
-        config = self._means.config
+        """The origin of the current policy."""
+        config = self._context.config
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
         return Lineage(
             algorithm=self.algorithm,
             seed=config.seed,
             parent=self.marks.model_no,
             code_version=understudy.__version__,
-            cursor_to=self.engine.place.cursor or "",
+            cursor_to=self.engine.position.cursor or "",
             steps=self.steps,
             config={"settings": self._settings.to_toml(), "learn_from": list(config.learn_from)},
             metrics=metrics | {"updates": float(self.updates)},
@@ -192,23 +188,23 @@ class GameTraining:
     def step(self) -> None:
         """One call of updates."""
         if self._job.saved_steps < 0:
-            self._save()  # something to go back to
+            self._save()  # a checkpoint to restore
         self._job.step()
 
     def released(self, model_no: int, *, steps: int) -> None:
-        """The policy of this moment is a model now: write that down."""
+        """Record that the current policy was released."""
         self.marks = Marks(model_no, self.updates, steps)
         self._job.restores = 0
         self._save()
 
     def save_if_moved(self) -> None:
-        """Make durable what was learned since the last time, if anything was."""
+        """Save a checkpoint if there were updates since the last one."""
         if self.updates != self._job.saved_steps and self.updates:
             self._save()
 
     def _save(self) -> None:
         self._job.save(facts={"marks": asdict(self.marks)})
-        self.saved_s = self._means.clock.monotonic()
+        self.saved_s = self._context.clock.monotonic()
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Update):
@@ -217,182 +213,190 @@ class GameTraining:
             self._on_guarded(event)
 
 
-# --- the game -------------------------------------------------------------------------------------
+# --- The game -------------------------------------------------------------------------------------
 
 
 class GameLearner:
-    """Follows the schedule for one game; raises Fenced once another learner has taken over."""
+    """Runs the schedule for one game; raises Fenced once another learner has taken over."""
 
-    def __init__(self, game: str, means: ServiceContext, *, owner: str) -> None:
+    def __init__(self, game: str, context: ServiceContext, *, owner: str) -> None:
         self.game = game
-        self._means = means
-        self.epoch = means.registry.takeover(game, owner=owner)
-        self._course: GameTraining | None = None
+        self._context = context
+        self.epoch = context.registry.takeover(game, owner=owner)
+        self._training: GameTraining | None = None
         self._spec: GameSpec | None = None
-        self._next = Next("wait", "nothing is recorded yet")
-        self._verdict: tuple[str, GateDecision] | None = None
+        self._next = Next("wait", "nothing has been recorded yet")
+        self._decision: tuple[str, GateDecision] | None = None
         self._guarded: list[str] = []
         self._n_guarded = 0
         self._error = ""
-        self._again_s = 0.0
+        self._retry_at_s = 0.0
 
     def step(self) -> bool:
-        """One piece of work, if there is one; what goes wrong with this game alone is told, and
-        tried again later."""
-        if self._means.clock.monotonic() < self._again_s:
+        """Do one piece of work, if any; an error of this game is logged and retried later."""
+        if self._context.clock.monotonic() < self._retry_at_s:
             return False
         try:
-            did = self._step()
+            has_worked = self._step()
         except Fenced:
             raise
         except UnderstudyError as error:
-            self._error, self._again_s = str(error), self._means.clock.monotonic() + _AGAIN_S
+            self._error = str(error)
+            self._retry_at_s = self._context.clock.monotonic() + _RETRY_S
             _log.error(
-                "learning_failed", game=self.game, error=str(error)[:300], again_in_s=_AGAIN_S
+                "learning_failed", game=self.game, error=str(error)[:300], retry_in_s=_RETRY_S
             )
             self._leave()
             return False
         self._error = ""
-        return did
+        return has_worked
 
     def _step(self) -> bool:
-        means = self._means
-        now = means.registry.catalogue(self.game)
+        context = self._context
+        now = context.registry.catalogue(self.game)
         if now.epoch != self.epoch:
             raise Fenced(
-                f"{now.owner} has taken over {self.game} (epoch {now.epoch}, ours was "
-                f"{self.epoch}); this learner stops"
+                f"{now.owner} has taken over {self.game} (epoch {now.epoch}, this learner has "
+                f"epoch {self.epoch}); this learner stops"
             )
-        schema = means.tally.schema(self.game, min_steps=means.config.schedule.first_steps)
+        schema = context.store_stats.schema(
+            self.game, min_steps=context.config.schedule.first_steps
+        )
         if self._spec is None or self._spec.schema != schema:
             self._spec = next(
-                (spec for spec in means.registry.specs(self.game) if spec.schema == schema), None
+                (spec for spec in context.registry.specs(self.game) if spec.schema == schema), None
             )
         spec = self._spec
         if spec is None:
             return False
         champion = fitting_champion(now, spec.schema)
-        course = self._attend(
+        training = self._training_for(
             spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
         )
-        # takes in what is new in the store, and lets go of what was forgotten
-        course.engine.follow()
-        if self._judge():
+        # Reads what is new in the store, and evicts what was forgotten.
+        training.engine.follow()
+        if self._judge_canary():
             return True
-        standing = LearnerStatus(
-            algorithm=course.algorithm,
+        status = LearnerStatus(
+            algorithm=training.algorithm,
             has_champion=champion > 0,
             has_canary=now.points_to("canary") > 0,
-            usable_steps=course.engine.n_usable,
-            steps=course.steps,
-            updates=course.updates,
-            released_steps=course.marks.steps,
-            released_updates=course.marks.updates,
+            usable_steps=training.engine.n_usable,
+            steps=training.steps,
+            updates=training.updates,
+            released_steps=training.marks.steps,
+            released_updates=training.marks.updates,
         )
-        self._next = next_action(standing, means.config.schedule)
+        self._next = next_action(status, context.config.schedule)
         if self._next.action == "train":
-            course.step()
-            if means.clock.monotonic() - course.saved_s >= means.config.checkpoint_every_s:
-                course.save_if_moved()
+            training.step()
+            if context.clock.monotonic() - training.saved_s >= context.config.checkpoint_every_s:
+                training.save_if_moved()
         elif self._next.action == "release":
-            self._release(course)
+            self._release(training)
         return self._next.action != "wait"
 
-    def _attend(self, spec: GameSpec, algorithm: str) -> GameTraining:
-        """The course of this algorithm, from its last checkpoint if it had begun."""
-        course = self._course
-        if course is not None and (course.spec.schema, course.algorithm) == (
+    def _training_for(self, spec: GameSpec, algorithm: str) -> GameTraining:
+        """The training of this algorithm, resumed from its last checkpoint if it has one."""
+        training = self._training
+        if training is not None and (training.spec.schema, training.algorithm) == (
             spec.schema,
             algorithm,
         ):
-            return course
+            return training
         self._leave()
-        config = self._means.config
-        given = dict(config.settings.get(algorithm, {}))
+        config = self._context.config
+        overrides = dict(config.settings.get(algorithm, {}))
         if algorithm == "bc":
-            given.setdefault("steps", config.schedule.bc_updates)
-        settings = resolve(TrainRequest(algorithm=algorithm, settings=given), spec)
-        self._course = GameTraining(spec, settings, self._means, on_guarded=self._hear)
-        _log.info("course", game=self.game, algorithm=algorithm, updates=self._course.updates)
-        return self._course
+            overrides.setdefault("steps", config.schedule.bc_updates)
+        settings = resolve(TrainRequest(algorithm=algorithm, settings=overrides), spec)
+        training = GameTraining(spec, settings, self._context, on_guarded=self._hear)
+        self._training = training
+        _log.info("game_training", game=self.game, algorithm=algorithm, updates=training.updates)
+        return training
 
-    # --- the gate ---------------------------------------------------------------------------------
+    # --- The gate ---------------------------------------------------------------------------------
 
-    def _release(self, course: GameTraining) -> None:
-        means = self._means
-        config = self._means.config
-        manifest = means.registry.release(course.engine.policy, course.lineage(), epoch=self.epoch)
-        course.released(
+    def _release(self, training: GameTraining) -> None:
+        context = self._context
+        config = self._context.config
+        manifest = context.registry.release(
+            training.engine.policy, training.lineage(), epoch=self.epoch
+        )
+        training.released(
             manifest.model_no,
-            steps=course.engine.n_usable if course.algorithm == "bc" else course.steps,
+            steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
         )
-        with held_out(config.envs.get(self.game), course.spec, attempt=manifest.model_no) as play:
-            found = means.keeper.admit(self.game, manifest.model_no, epoch=self.epoch, play=play)
-        self._tell(manifest.model_no, found)
+        with held_out(config.envs.get(self.game), training.spec, attempt=manifest.model_no) as play:
+            decision = context.keeper.admit(
+                self.game, manifest.model_no, epoch=self.epoch, play=play
+            )
+        self._record(manifest.model_no, decision)
 
-    def _judge(self) -> bool:
-        """Whether the canary's time is over."""
-        canary = self._means.registry.catalogue(self.game).points_to("canary")
-        found = (
-            self._means.keeper.judge(self.game, self._returns, epoch=self.epoch) if canary else None
-        )
-        if found is None or found.decision == "wait":
+    def _judge_canary(self) -> bool:
+        """Compare the canary with the champion, if there is one; whether that decided."""
+        canary = self._context.registry.catalogue(self.game).points_to("canary")
+        if not canary:
             return False
-        self._tell(canary, found)
+        decision = self._context.keeper.judge(self.game, self._returns, epoch=self.epoch)
+        if decision is None or decision.decision == "wait":
+            return False
+        self._record(canary, decision)
         return True
 
     def _returns(self, model: str, since_s: float) -> list[Played]:
-        return self._means.tally.returns(model, since_s=since_s)
+        return self._context.store_stats.returns(model, since_s=since_s)
 
-    def _tell(self, model_no: int, found: GateDecision) -> None:
-        self._verdict = (model_name(self.game, model_no), found)
-        _log.info("verdict", model=self._verdict[0], decision=found.decision, why=found.why)
+    def _record(self, model_no: int, decision: GateDecision) -> None:
+        name = model_name(self.game, model_no)
+        self._decision = (name, decision)
+        _log.info("decision", model=name, decision=decision.decision, why=decision.why)
 
     def _hear(self, event: Guarded) -> None:
         self._n_guarded += len(event.chunks)
         self._guarded = [*self._guarded, *event.chunks][-20:]
         _log.warning("guarded", game=self.game, what=event.what, chunks=list(event.chunks)[:20])
 
-    # --- telling and ending -----------------------------------------------------------------------
+    # --- Status and shutdown ----------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Where the game stands, as plain values."""
-        means = self._means
-        course = self._course
+        """The game's status, as plain values."""
+        context = self._context
+        training = self._training
         spec = self._spec
-        now = means.registry.catalogue(self.game)
+        now = context.registry.catalogue(self.game)
         champion, canary = (now.points_to(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
         unknown = 0
-        if spec is not None and "unknown" not in means.config.learn_from:
-            unknown = means.tally.schemas[self.game][spec.schema].steps["unknown"]
+        if spec is not None and "unknown" not in context.config.learn_from:
+            unknown = context.store_stats.schemas[self.game][spec.schema].steps["unknown"]
         advice = (
-            f"{unknown} steps not learnt from: consent unknown; next: ask players and record with "
-            "consent='granted', "
-            'or set learn_from = ["granted", "unknown"] and start the learner again'
+            f"{unknown} steps are not learned from: consent unknown; next: ask players and record "
+            "with consent='granted', "
+            'or set learn_from = ["granted", "unknown"] and restart the learner'
         )
-        judged = self._verdict
+        last = self._decision
         return {
             "game": self.game,
-            "phase": course.algorithm if course else "",
+            "phase": training.algorithm if training else "",
             "doing": self._next.action,
             "why": self._next.why,
             "error": self._error,
-            "schedule": written(
-                means.config.schedule, is_discrete=spec is None or spec.discrete is not None
+            "schedule": schedule_text(
+                context.config.schedule, is_discrete=spec is None or spec.discrete is not None
             ),
-            "steps": course.steps if course else 0,
-            "usable_steps": course.engine.n_usable if course else 0,
-            "updates": course.updates if course else 0,
-            "version": course.engine.learner.counts.version if course else 0,
+            "steps": training.steps if training else 0,
+            "usable_steps": training.engine.n_usable if training else 0,
+            "updates": training.updates if training else 0,
+            "version": training.engine.learner.counts.version if training else 0,
             "models": len(now.models),
             "champion": champion,
             "canary": canary,
             "canary_episodes": len(self._returns(model_name(self.game, canary), since_s))
             if canary
             else 0,
-            "verdict": judged
-            and {"model": judged[0], "decision": judged[1].decision, "why": judged[1].why},
+            "decision": last
+            and {"model": last[0], "decision": last[1].decision, "why": last[1].why},
             "guarded_chunks": self._n_guarded,
             "guarded": self._guarded,
             "consent_unknown_steps": unknown,
@@ -400,17 +404,17 @@ class GameLearner:
         }
 
     def save(self) -> None:
-        """Keep what was learned so far."""
-        if self._course is not None:
-            self._course.save_if_moved()
+        """Save a checkpoint of the current training, if it has progressed."""
+        if self._training is not None:
+            self._training.save_if_moved()
 
     def close(self) -> None:
-        if self._course is not None:
-            self._course.engine.close()
-            self._course = None
+        if self._training is not None:
+            self._training.engine.close()
+            self._training = None
 
     def _leave(self) -> None:
-        """Close the course; one that failed is not saved: its last checkpoint is good."""
+        """Close the training; a failed one is not saved, since its last checkpoint is good."""
         if not self._error:
             self.save()
         self.close()

@@ -1,11 +1,11 @@
-"""Gatekeeper: takes a candidate from its release to champion or to nothing, and says why.
+"""Gatekeeper: checks a released candidate, then promotes or rejects it, with a reason.
 
-    release ─► checks in a clean process ─► canary ─► live returns beside the champion's
+    release ─► checks in a clean process ─► canary ─► live returns compared with the champion's
                                         │                └─► champion, or cleared
                                         └─► the first bot: champion at once
 
-Everything it knows between two calls is in the registry and the store, so the next learner goes on
-where it was.
+It keeps no state between calls except in the registry and the store, so another learner can
+continue at any time.
 """
 
 import contextlib
@@ -22,8 +22,9 @@ from understudy.backends.deployment import Deployment
 from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
+from understudy.models import gate
 from understudy.models.catalogue import Catalogue
-from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck, looks, verdict
+from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
@@ -34,14 +35,14 @@ from understudy.training.folder import RunFolder
 CheckModel = Callable[[Manifest, bytes, Budget], Sequence[ModelCheck]]
 
 Returns = Callable[[str, float], Sequence[Played]]
-"""Episodes of a model, by its name, that began since a time."""
+"""Episodes of a model, by its name, that started after a given time."""
 
 Play = Callable[[Policy, int], Array]
 """Returns of a policy over this many held-out episodes, the same ones for every policy."""
 
 
 class Gatekeeper:
-    """Decides about the candidates of any game; the caller holds the epoch."""
+    """Decides on the candidates of any game; the caller holds the epoch."""
 
     def __init__(
         self,
@@ -59,34 +60,33 @@ class Gatekeeper:
     def admit(
         self, game: str, model_no: int, *, epoch: int, play: Play | None = None
     ) -> GateDecision:
-        """Check a release: the first bot becomes champion, a later one canary, a bad one nothing.
+        """Check a release: a first bot becomes champion, a later one canary; a bad one is rejected.
 
-        With a game to `play` in, held-out episodes decide at once and no player meets a worse bot.
+        With `play`, held-out episodes decide at once, and players never meet a worse bot.
         """
         now = self._registry.catalogue(game)
         checks = self._checks(now, model_no)
         champion = (
             fitting_champion(now, now.models[model_no].schema) if model_no in now.models else 0
         )
-        found = verdict(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
-        if found.decision == "wait" and play is not None:
+        decision = gate.decision(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
+        if decision.decision == "wait" and play is not None:
             policies = (self._registry.policy(game, number) for number in (model_no, champion))
             ours, theirs = (play(policy, self.bounds.max_episodes) for policy in policies)
-            found = verdict(
+            decision = gate.decision(
                 Evidence(checks=(), has_champion=True, candidate=ours, champion=theirs), self.bounds
             )
-        if found.decision == "promote":
-            self._registry.point(game, "champion", model_no, why=found.why, epoch=epoch)
-        elif found.decision == "wait":
-            found = GateDecision(
+        if decision.decision == "promote":
+            self._registry.point(game, "champion", model_no, why=decision.why, epoch=epoch)
+        elif decision.decision == "wait":
+            decision = GateDecision(
                 "wait", f"passed {len(checks)} checks; it plays a share of the episodes"
             )
-            self._registry.point(game, "canary", model_no, why=found.why, epoch=epoch)
-        return found
+            self._registry.point(game, "canary", model_no, why=decision.why, epoch=epoch)
+        return decision
 
     def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
-        """Compare the canary with the champion by what both returned since it began; None when
-        there is no canary."""
+        """Compare the returns of canary and champion since it started; None without a canary."""
         now = self._registry.catalogue(game)
         canary = now.aliases.get("canary")
         champion = now.points_to("champion")
@@ -95,8 +95,8 @@ class Gatekeeper:
         if canary.model_no == champion or not fitting_champion(
             now, now.models[canary.model_no].schema
         ):
-            # The learner that promoted it was stopped before it could say the rest, or the champion
-            # was taken away.
+            # A learner was stopped between promoting it and clearing it, or the champion was
+            # removed.
             why = (
                 "it is the champion"
                 if canary.model_no == champion
@@ -107,20 +107,20 @@ class Gatekeeper:
         ours, theirs = (
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
-        found = compare(ours, theirs, self.bounds)
-        if found.decision == "wait":
-            return found
-        if found.decision == "promote":
-            # What was checked long ago may have been damaged since: no game could load it as
-            # champion.
+        decision = compare(ours, theirs, self.bounds)
+        if decision.decision == "wait":
+            return decision
+        if decision.decision == "promote":
+            # The file may have been damaged since it was checked; no game could load it.
             try:
                 self._registry.policy(game, canary.model_no)
             except (Refused, Corrupt) as error:
-                found = GateDecision("reject", f"its file is no longer good: {error}")
-        if found.decision == "promote":
-            self._registry.point(game, "champion", canary.model_no, why=found.why, epoch=epoch)
-        self._registry.point(game, "canary", 0, why=f"{found.decision}: {found.why}", epoch=epoch)
-        return found
+                decision = GateDecision("reject", f"its file is no longer valid: {error}")
+        if decision.decision == "promote":
+            self._registry.point(game, "champion", canary.model_no, why=decision.why, epoch=epoch)
+        why = f"{decision.decision}: {decision.why}"
+        self._registry.point(game, "canary", 0, why=why, epoch=epoch)
+        return decision
 
     def _checks(self, now: Catalogue, model_no: int) -> Sequence[ModelCheck]:
         name = model_name(now.game, model_no)
@@ -131,7 +131,7 @@ class Gatekeeper:
                 ModelCheck(
                     "release",
                     False,
-                    f"{name} is not the newest release, which is {max(now.models)}",
+                    f"{name} is not the newest release; that is {max(now.models)}",
                 )
             ]
         try:
@@ -142,93 +142,90 @@ class Gatekeeper:
 
 
 def fitting_champion(now: Catalogue, schema: str) -> int:
-    """The champion, when it plays what this schema describes; 0 otherwise."""
+    """The number of the champion if it has this schema; 0 otherwise."""
     champion = now.models.get(now.points_to("champion"))
     return champion.model_no if champion is not None and champion.schema == schema else 0
 
 
 def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) -> GateDecision:
-    """The verdict of the first look that decides; each look sees what was known when it was due,
-    and no more.
+    """The decision of the first look that is conclusive; each look uses only what was known then.
 
-    So it comes to the same however often, and however late, it is asked.
+    So the decision is the same however often and however late it is computed.
     """
-    for due in looks(bounds):
+    for due in gate.looks(bounds):
         if min(len(ours), len(theirs)) < due:
             return GateDecision(
                 "wait",
-                f"{len(ours)} episodes of the canary, {len(theirs)} of the champion; looked at "
+                f"{len(ours)} episodes of the canary, {len(theirs)} of the champion; compared "
                 f"from {due} of both",
             )
         known = max(ours[due - 1].arrival_no, theirs[due - 1].arrival_no)
-        champion = [one.return_ for one in theirs if one.arrival_no <= known]
         evidence = Evidence(
             checks=(),
             has_champion=True,
-            candidate=[one.return_ for one in ours[:due]],
-            champion=champion,
+            candidate=[episode.return_ for episode in ours[:due]],
+            champion=[episode.return_ for episode in theirs if episode.arrival_no <= known],
         )
-        found = verdict(evidence, bounds)
-        if found.decision != "wait":
-            return found
+        decision = gate.decision(evidence, bounds)
+        if decision.decision != "wait":
+            return decision
     raise AssertionError("the last look decides")
 
 
 @contextlib.contextmanager
 def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
-    """What plays a policy on seeds that no training has seen; None where the game is not here,
-    or is another one."""
-    seen = None
+    """A function that plays held-out episodes; None if the game is not installed or differs."""
+    env_info = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
-            from understudy.training.env_info import (  # late: they need gymnasium
-                GameChoice,
-                look_at,
-            )
-            from understudy.training.evaluation import AFTERWARDS, judge_of
+            # Imported late: they need gymnasium.
+            from understudy.training.env_info import GameChoice, look_at
+            from understudy.training.evaluation import AFTERWARDS, make_evaluator
 
             choice = GameChoice(game=env_id)
-            seen = look_at(choice)
-    if seen is None or (seen.spec.obs, seen.spec.action) != (spec.obs, spec.action):
+            env_info = look_at(choice)
+    if env_info is None or (env_info.spec.obs, env_info.spec.action) != (spec.obs, spec.action):
         yield None
         return
     with contextlib.ExitStack() as opened:
-        judge = judge_of(choice, seen, 100, opened)
+        evaluator = make_evaluator(choice, env_info, 100, opened)
 
         def play(policy: Policy, episodes: int) -> Array:
-            returns = judge.returns(policy, episodes=episodes, series=AFTERWARDS, attempt=attempt)
+            returns = evaluator.returns(
+                policy, episodes=episodes, series=AFTERWARDS, attempt=attempt
+            )
             if returns is None:
                 raise GameFailed(
-                    f"{env_id} could not be played; leave it out of `envs`, and live play judges"
+                    f"{env_id} could not be played; remove it from `envs` to decide by live play"
                 )
             return returns
 
         yield play
 
 
-# --- releasing by hand ----------------------------------------------------------------------------
+# --- Releasing manually ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A model that was released, and what the gate said to it."""
+    """A released model, and the gate's decision on it."""
 
     manifest: Manifest
-    verdict: GateDecision
+    decision: GateDecision
 
     @property
     def is_champion(self) -> bool:
-        return self.verdict.decision == "promote"
+        return self.decision.decision == "promote"
 
 
 def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Released:
-    """Release a finished run's policy; it becomes champion at once where the game has none."""
+    """Release a finished run's policy; it becomes champion at once if the game has none."""
     folder = RunFolder(run)
     facts = folder.facts(is_whole=False)
     result = folder.result()
     if result is None:
         raise ConfigError(
-            f"{run} has not ended; wait for it, or go on with it: understudy train --resume --out "
+            f"{run} has not finished; wait for it, or resume it: understudy train --resume --out "
             f"{run}"
         )
     policy = folder.policy(which)
@@ -253,19 +250,19 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
         config={**small, "run": run.resolve().name},
         metrics={name: value for name, value in numbers.items() if np.isfinite(value)},
     )
-    # Looked at before it is released, so that what fails is not even a model.
+    # Checked before it is released, so that a bad policy never becomes a model.
     manifest = make_manifest(policy, raw, model_no=1, lineage=lineage)
     if not all(np.isfinite(values).all() for values in manifest.golden.values()):
         raise Refused(
-            "not_released", f"what {run} gives for usual observations is not finite; train it anew"
+            "not_released",
+            f"the outputs of {run} for typical observations are not finite; train it again",
         )
     checks = check_apart(manifest, raw, Budget())
-    judged = verdict(Evidence(checks=checks, has_champion=False), Bounds())
-    if judged.decision == "reject":
-        raise Refused("not_released", f"{run} failed a check: {judged.why}")
+    decision = gate.decision(Evidence(checks=checks, has_champion=False), Bounds())
+    if decision.decision == "reject":
+        raise Refused("not_released", f"{run} failed a check: {decision.why}")
     registry.register(policy.game)
-    # In the epoch of the learner that releases this game already: a run that is added must not stop
-    # the learner.
+    # In the epoch of the learner that already releases this game, if any, so as not to stop it.
     catalogue = registry.catalogue(game)
     epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
     manifest = registry.release(policy, lineage, epoch=epoch)
@@ -276,12 +273,12 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
                 "wait", f"passed {len(checks)} checks; the champion stays until you promote"
             ),
         )
-    registry.point(game, "champion", manifest.model_no, why=judged.why)
-    return Released(manifest, judged)
+    registry.point(game, "champion", manifest.model_no, why=decision.why)
+    return Released(manifest, decision)
 
 
 def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, Any]]:
-    """Every model of these games, with what points to it."""
+    """Every model of these games, with the aliases that point to it."""
     rows = []
     for game in games:
         catalogue = deployment.registry.catalogue(game)

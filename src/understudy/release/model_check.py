@@ -1,8 +1,8 @@
-"""What is checked of a model without playing: in a clean process, by what the model itself gives.
+"""Checks of a model without playing, in a clean process.
 
 Run as `python -m understudy.release.model_check` with one line of JSON (manifest, budget) and the
-policy's bytes on standard input; one line of JSON with the checks comes back. A model that brings
-the process down has failed.
+policy's bytes on standard input; it prints the checks as one line of JSON. A model that crashes
+the process has failed.
 """
 
 import json
@@ -27,19 +27,18 @@ _FUZZED = 64
 _TIMED = 20
 _FAR = 1e6
 _FAR_WHOLE = 2**53
-"""Where a space has no end, or one that no game reaches."""
+"""Limits for spaces without bounds, or with bounds that no game reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a bot may cost whoever plays with it."""
+    """The size and time that a bot may cost a player."""
 
     max_bytes: int = 32 * 1024 * 1024
     max_decision_ms: float = 20.0
     """For one observation."""
     timeout_s: float = 100.0
-    """For the whole check, also on a busy machine; less than a learner has to end when it is
-    asked to."""
+    """For the whole check, also on a busy machine; shorter than a learner's shutdown timeout."""
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_decision_ms <= 0 or self.timeout_s <= 0:
@@ -47,26 +46,26 @@ class Budget:
 
 
 def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
-    """The checks of a model, made in a clean process that has neither JAX nor any game."""
+    """Check a model in a clean process without JAX or any game."""
     head = json.dumps({"manifest": manifest.to_json(), "budget": asdict(budget)}).encode() + b"\n"
     command = [sys.executable, "-m", "understudy.release.model_check"]
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             command, input=head + raw, capture_output=True, timeout=budget.timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return [ModelCheck("loads", False, f"not checked within {budget.timeout_s:g} s")]
+        return [ModelCheck("loads", False, f"the check timed out after {budget.timeout_s:g} s")]
     try:
-        return [ModelCheck(**fields) for fields in json.loads(ended.stdout)]
+        return [ModelCheck(**fields) for fields in json.loads(process.stdout)]
     except (ValueError, TypeError):
-        said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2][-200:]
+        error = process.stderr.decode(errors="replace").strip().rpartition("\n")[2][-200:]
         return [
-            ModelCheck("loads", False, f"a clean process ended with {ended.returncode}: {said}")
+            ModelCheck("loads", False, f"a clean process exited with {process.returncode}: {error}")
         ]
 
 
 def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
-    """The checks of a model, made here; the rest is left out when one of the first fails."""
+    """Check a model in this process; stops early if its size or loading fails."""
     if len(raw) > budget.max_bytes:
         return [
             ModelCheck("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")
@@ -77,41 +76,41 @@ def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelChe
         return [ModelCheck("loads", False, str(error)[:300])]
     checks = [ModelCheck("size", True), ModelCheck("loads", True)]
     try:
-        checks.append(_acts_legally(policy))
-        checks.append(_is_quick(policy, budget))
+        checks.append(_chooses_valid_actions(policy))
+        checks.append(_is_fast(policy, budget))
     except Exception as error:
         checks.append(ModelCheck("acts", False, f"{type(error).__name__}: {error}"[:300]))
     return checks
 
 
-def _acts_legally(policy: Policy) -> ModelCheck:
+def _chooses_valid_actions(policy: Policy) -> ModelCheck:
     rng = np.random.default_rng(0)
     spec = policy.game
     for at, obs in enumerate(fuzzed_observations(spec, rng)):
-        legal = None
-        if spec.discrete is not None and spec.has_legal:
-            legal = rng.random(spec.discrete.n) < 0.5
-            legal[rng.integers(spec.discrete.n)] = True
+        action_mask = None
+        if spec.discrete is not None and spec.has_action_mask:
+            action_mask = rng.random(spec.discrete.n) < 0.5
+            action_mask[rng.integers(spec.discrete.n)] = True
         rows = [obs] * policy.stack if policy.stack > 1 else obs
-        action = policy.act(rows, legal=legal, deterministic=at % 2 == 0, rng=rng)
-        if not _is_legal(spec, action, legal):
+        action = policy.act(rows, action_mask=action_mask, deterministic=at % 2 == 0, rng=rng)
+        if not _is_valid(spec, action, action_mask):
             return ModelCheck(
-                "acts", False, f"a fuzzed observation gives the illegal action {str(action)[:80]}"
+                "acts", False, f"a fuzzed observation leads to invalid action {str(action)[:80]}"
             )
     return ModelCheck("acts", True)
 
 
-def _is_legal(spec: GameSpec, action: Any, legal: Array | None) -> bool:
+def _is_valid(spec: GameSpec, action: Any, action_mask: Array | None) -> bool:
     if spec.discrete is not None:
         at = action - spec.discrete.start
-        return 0 <= at < spec.discrete.n and (legal is None or bool(legal[at]))
+        return 0 <= at < spec.discrete.n and (action_mask is None or bool(action_mask[at]))
     ((_, space),) = spec.action.items()
     array = np.asarray(action)
     return array.shape == space.shape and bool(space.holds(array[None].astype(space.dtype)).all())
 
 
 def fuzzed_observations(spec: GameSpec, rng: np.random.Generator) -> Iterator[Any]:
-    """Observations as the game gives them: the ends of every space, zeros, and anything between."""
+    """Observations in the game's format: the bounds of every space, zeros, and random values."""
     for kind in ("low", "high", "zero", "mixed", *["any"] * _FUZZED):
         parts = {path: _fuzzed(space, kind, rng) for path, space in spec.obs.items()}
         yield parts[""] if parts.keys() == {""} else nested(parts)
@@ -132,7 +131,7 @@ def _fuzzed(space: Space, kind: str, rng: np.random.Generator) -> Array:
 
 
 def _ends(space: Space) -> tuple[Any, Any]:
-    """The least and the largest that is tried, for each element."""
+    """The smallest and the largest value to try, for each element."""
     low: Any
     high: Any
     match space:
@@ -151,27 +150,27 @@ def _ends(space: Space) -> tuple[Any, Any]:
     return np.clip(low, -far, far), np.clip(high, -far, far)
 
 
-def _is_quick(policy: Policy, budget: Budget) -> ModelCheck:
-    """By the quickest of several decisions: what else the machine does is not the model's fault."""
+def _is_fast(policy: Policy, budget: Budget) -> ModelCheck:
+    """Time the fastest of several decisions, so that other load on the machine does not count."""
     obs = next(fuzzed_observations(policy.game, np.random.default_rng(1)))
     rows = [obs] * policy.stack if policy.stack > 1 else obs
     best_s = float("inf")
     for _ in range(_TIMED):
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         policy.act(rows)
-        best_s = min(best_s, time.perf_counter() - began_s)
-    says = f"{best_s * 1e3:.3g} ms a decision; at most {budget.max_decision_ms:g} are allowed"
-    return ModelCheck("latency", best_s * 1e3 <= budget.max_decision_ms, says)
+        best_s = min(best_s, time.perf_counter() - started_s)
+    why = f"{best_s * 1e3:.3g} ms a decision; at most {budget.max_decision_ms:g} are allowed"
+    return ModelCheck("latency", best_s * 1e3 <= budget.max_decision_ms, why)
 
 
-def main(given: bytes) -> Sequence[dict[str, Any]]:
-    """The checks of what stands on standard input, as plain values."""
-    head, _, raw = given.partition(b"\n")
+def main(message: bytes) -> Sequence[dict[str, Any]]:
+    """Check the model in a message from standard input; returns plain values."""
+    head, _, raw = message.partition(b"\n")
     facts = json.loads(head)
     checks = check_model(manifest_from_json(facts["manifest"]), raw, Budget(**facts["budget"]))
     heavy = sorted({"jax", "gymnasium", "numba"} & sys.modules.keys())
     checks.append(
-        ModelCheck("light", not heavy, f"deciding needs {', '.join(heavy)}" if heavy else "")
+        ModelCheck("light", not heavy, f"the policy imports {', '.join(heavy)}" if heavy else "")
     )
     return [asdict(check) for check in checks]
 

@@ -1,1 +1,1 @@
-"""Training runs, from settings to a folder, and the engines that step them."""
+"""Training runs: settings, folders, engines, evaluation."""

@@ -1,5 +1,4 @@
-"""Evaluations: held-out seeds, envs to play them in, and what a finished run's policy returns on
-them."""
+"""Evaluation: held-out seeds, the envs that play them, and the returns of finished runs."""
 
 import contextlib
 from collections.abc import Callable
@@ -19,29 +18,27 @@ from understudy.training.env_info import EnvInfo, GameChoice, choice_of, look_at
 from understudy.training.folder import RunFolder, seed_folders
 
 WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
-"""Series of held-out seeds; `AFTERWARDS` is for evaluations of runs that have ended."""
+"""Series of held-out seeds; `AFTERWARDS` is for evaluations of finished runs."""
 _SERIES_BITS = 29
 _SPREAD = 0x9E3779B1
-"""Odd, so that different numbers stay different; neighbours go far apart, for games that mix
-their seeds badly."""
+"""Odd, so that seeds stay distinct; spreads neighbours, for games that mix seeds badly."""
 
 MAX_EPISODES = 1_000_000
-_SIDE_BY_SIDE = 100
-"""Episodes that an evaluation plays at a time, at most, in envs of our own."""
-_GYM_SIDE_BY_SIDE = 10
+_MAX_ENVS = 100
+"""The most episodes that an evaluation plays in parallel, in built-in envs."""
+_MAX_GYM_ENVS = 10
 
 
 def held_out_seeds(count: int, *, series: int, attempt: int = 0) -> list[int]:
-    """Env seeds from 2^31 on, where no actor trains; no two series share one, nor two attempts
-    of the same count."""
+    """Env seeds from 2^31, which no actor uses; series and attempts (of one count) are disjoint."""
     first = (1 << 31) + (series << _SERIES_BITS)
     numbers = range(attempt * count, (attempt + 1) * count)
     return [first + number * _SPREAD % (1 << _SERIES_BITS) for number in numbers]
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """Plays held-out episodes with a policy; None where the game is not installed."""
+class Evaluator:
+    """Plays held-out episodes with a policy; without envs, every result is None."""
 
     envs: Envs | None
 
@@ -54,27 +51,26 @@ class Judge:
         return evaluate(policy, self.envs, episodes=episodes, seeds=seeds)
 
 
-def judge_of(
-    choice: GameChoice, seen: EnvInfo, episodes: int, opened: contextlib.ExitStack
-) -> Judge:
-    """Envs of its own for evaluations, as many side by side as is worth it."""
-    side_by_side = min(episodes, _SIDE_BY_SIDE if seen.is_builtin else _GYM_SIDE_BY_SIDE)
-    return Judge(opened.enter_context(contextlib.closing(choice.make(side_by_side))))
+def make_evaluator(
+    choice: GameChoice, env_info: EnvInfo, episodes: int, opened: contextlib.ExitStack
+) -> Evaluator:
+    """An evaluator with its own parallel envs, closed with `opened`."""
+    num_envs = min(episodes, _MAX_ENVS if env_info.is_builtin else _MAX_GYM_ENVS)
+    return Evaluator(opened.enter_context(contextlib.closing(choice.make(num_envs))))
 
 
-# --- runs that have ended -------------------------------------------------------------------------
+# --- Finished runs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What the policies of one or more runs return on seeds that no training has seen."""
+    """Returns of the policies of one or more runs on seeds that no training has used."""
 
     run: str
     policy: str
     iqm: float
     low: float | None
-    """Ends of the 95 % interval; None where fewer than 5 seeds (or runs) say too little about
-    others."""
+    """Ends of the 95 % interval; None with fewer than 5 seeds (or runs), which are too few."""
     high: float | None
     mean: float
     episodes: int
@@ -82,7 +78,7 @@ class EvaluationResult:
     seeds: int
     runs: int
     played: int
-    """Episodes in all."""
+    """Episodes in total."""
 
 
 def evaluate_run(
@@ -92,12 +88,11 @@ def evaluate_run(
     seeds: int = 10,
     policy: str = "best",
     game: Any = None,
-    on_progress: Callable[[int, int], object] = lambda done, whole: None,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> EvaluationResult:
-    """IQM and interval of a run's policy over held-out seeds; of a folder with several runs, over
-    the runs.
+    """IQM and interval of a run over held-out seeds, or over the runs of a folder with several.
 
-    `game` is for runs that were trained on an env object or function.
+    `game` is required for runs that were trained on an env object or function.
     """
     for name, value in (("episodes", episodes), ("seeds", seeds)):
         if type(value) is not int or not 1 <= value <= MAX_EPISODES:
@@ -107,11 +102,12 @@ def evaluate_run(
     if root.suffix == ".safetensors" and RunFolder(root.parent).exists:
         which = " --policy last" if root.stem == "last" else ""
         raise ConfigError(
-            f"{root} is one file of a run; give the run: understudy evaluate {root.parent}{which}"
+            f"{root} is a single file of a run; give the run's folder: understudy evaluate "
+            f"{root.parent}{which}"
         )
     if not root.is_dir():
         raise ConfigError(
-            f"there is no folder {root}; give the folder that 'understudy train' printed"
+            f"the folder {root} does not exist; give the folder that 'understudy train' printed"
         )
     folders = [RunFolder(path) for path in seed_folders(root)]
     groups: list[list[Array]] = []
@@ -119,35 +115,35 @@ def evaluate_run(
         facts = folder.facts()
         played = folder.policy(policy)
         choice = choice_of(facts, None if game is None else GameChoice(game=game))
-        seen = look_at(choice)
-        if seen.spec.schema != played.game.schema:
+        env_info = look_at(choice)
+        if env_info.spec.schema != played.game.schema:
             raise ConfigError(
-                f"{choice.name} looks different from what {folder.root} was trained on; evaluate "
-                "it with the same "
-                "packages"
+                f"the spaces of {choice.name} differ from those {folder.root} was trained on; "
+                "evaluate it with the same packages"
             )
         groups.append([])
         with contextlib.ExitStack() as opened:
-            judge = judge_of(choice, seen, episodes, opened)
+            evaluator = make_evaluator(choice, env_info, episodes, opened)
             for seed in range(seeds):
-                returns = judge.returns(played, episodes=episodes, series=AFTERWARDS, attempt=seed)
+                returns = evaluator.returns(
+                    played, episodes=episodes, series=AFTERWARDS, attempt=seed
+                )
                 assert returns is not None
                 groups[-1].append(returns)
                 on_progress(sum(map(len, groups)), len(folders) * seeds)
-    # Several runs are compared with one another; the env seeds of a single run are all there is to
-    # vary.
+    # With several runs the interval is over runs; with one run, only env seeds can vary.
     pooled = groups[0] if len(groups) == 1 else [np.concatenate(group) for group in groups]
-    found = bootstrap(pooled, iqm)
-    everything = np.concatenate(pooled)
+    estimate = bootstrap(pooled, iqm)
+    all_returns = np.concatenate(pooled)
     return EvaluationResult(
         run=str(root),
         policy=policy,
-        iqm=found.value,
-        low=found.low,
-        high=found.high,
-        mean=float(everything.mean()),
+        iqm=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        mean=float(all_returns.mean()),
         episodes=episodes,
         seeds=seeds,
         runs=len(folders),
-        played=len(everything),
+        played=len(all_returns),
     )

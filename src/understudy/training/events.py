@@ -1,4 +1,4 @@
-"""What happens in a run, as typed events: for callbacks, live views and logs."""
+"""Typed events of a run, for callbacks, live views and loggers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,40 +7,39 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitFrom:
-    """What a run took from another one's policy to begin with."""
+    """The weights that a run copied from another run's policy at its start."""
 
     run: str
     fit: Sequence[str]
-    """Names of the weights it took."""
+    """Names of the copied weights."""
     new: Sequence[str]
-    """Names of those that begin fresh: the other run has none of this name and shape."""
+    """Names of newly initialised weights: the other run has none of this name and shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The run's folder is there and the first round begins; comes once, before every other
-    event."""
+    """The run's folder exists and the first round starts; sent once, before all other events."""
 
     env_steps: int
-    """0, or where a resumed run goes on."""
+    """0, or the step at which a run is resumed."""
     run: str
     """The run's folder."""
     game: str
     algorithm: str
     seed: int
     steps: int
-    """When the run ends at the latest, in env steps (updates, where it learns from a store)."""
+    """Length of the run in env steps (in updates when it trains from a store)."""
     until: float | None
-    """The return at which it ends earlier."""
+    """The return at which it ends early."""
     is_from_store: bool = False
-    """Whether it learns from a store and plays nothing; every `env_steps` counts updates then."""
+    """Whether it trains from a store and plays nothing; `env_steps` then counts updates."""
     init_from: InitFrom | None = None
-    """What it begins with, where it was asked to start from another run."""
+    """The weights copied from another run, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnded:
-    """An actor's episode ended; its return is a training return, never the measure of a policy."""
+    """An actor's episode ended; its return is a training return, not an evaluation."""
 
     env_steps: int
     env: int
@@ -50,17 +49,16 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A version was published: `updates` so far, and the means of what those since the version
-    before said."""
+    """A version was published after `updates` updates; metrics are means since the last version."""
 
     env_steps: int
     updates: int
     version: int
     replay_ratio: float
-    """Rows sampled for each step inserted, so far."""
+    """Rows sampled per inserted step, so far."""
     lag_versions: int
     metrics: Mapping[str, float]
-    """Finite numbers; what no update could say is left out."""
+    """Finite numbers only; a metric without one is omitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +69,14 @@ class Evaluation:
     returns: Sequence[float]
     mean: float
     low: float | None
-    """Ends of the 95 % interval of the mean; None below 5 episodes, which say too little."""
+    """Ends of the 95 % interval of the mean; None below 5 episodes, which are too few."""
     high: float | None
     is_best: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """From here a killed run goes on."""
+    """A checkpoint was saved; a killed run resumes from it."""
 
     env_steps: int
     path: str
@@ -86,17 +84,17 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
-    """The learner refused something: a chunk, an update, or a stretch of the run."""
+    """The learner rejected a chunk or an update, or rolled back part of the run."""
 
     env_steps: int
     what: str
     chunks: Sequence[str] = field(default=())
-    """`session/chunk_no` of the chunks to blame."""
+    """`session/chunk_no` of the chunks that caused it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """The first call of a program: JAX translates it before it runs."""
+    """The first call of a program, which JAX compiles before it runs."""
 
     env_steps: int
     what: str
@@ -106,7 +104,7 @@ Event = Started | EpisodeEnded | Update | Evaluation | CheckpointSaved | Guarded
 
 
 class StopType:
-    """What `on_event` returns to end a run early, in good order."""
+    """The value that `on_event` returns to end a run early and cleanly."""
 
     def __repr__(self) -> str:
         return "Stop"

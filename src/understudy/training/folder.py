@@ -1,17 +1,17 @@
-"""A run's folder: what was asked, where it stands, what came of it.
+"""A run's folder: its request, its progress and its result.
 
-RUN/run.json               game, seed, wrappers, when it was made and with what
-RUN/preset.toml            every setting; with the game, the seed and the files beside it, it makes
-                           the run again
-RUN/checkpoints/           where a killed run goes on
-RUN/store/                 what its actors played, when a replay must be filled again
-RUN/network.json           only where a network was given by its spec
-RUN/start.safetensors      only where it started from another run's policy
+RUN/run.json               game, seed, wrappers, creation time, package versions
+RUN/preset.toml            every setting; with the game, the seed and the files beside it, it
+                           reproduces the run
+RUN/checkpoints/           where a killed run resumes
+RUN/store/                 the experience of its actors, to refill the replay
+RUN/network.json           only if a network was given by its spec
+RUN/start.safetensors      only if it started from another run's policy
 RUN/curve.csv, curve.png   evaluations over time
-RUN/guarded.csv            what the guard refused or took back, where it did
+RUN/guarded.csv            what the guard rejected or rolled back, if anything
 RUN/best.safetensors       the best policy evaluated so far; last.safetensors: the newest
-RUN/videos/                episodes of the best policy, where they were asked for
-RUN/result.json            there when the run has ended
+RUN/videos/                episodes of the best policy, if requested
+RUN/result.json            exists once the run has finished
 """
 
 import csv
@@ -40,7 +40,7 @@ CURVE = (
     "train_return",
 )
 INTERVAL = ("return_low", "return_high")
-"""Columns that are empty (in memory: NaN) where there were too few episodes for an interval."""
+"""Columns that are empty (NaN in memory) if there were too few episodes for an interval."""
 GUARDED = ("env_steps", "what", "chunks")
 _NAME = (str,)
 _TEXT = (str, type(None))
@@ -61,9 +61,9 @@ _FACTS: Mapping[str, tuple[type, ...]] = {
     "from_store": _TEXT,
     "init_from": _TEXT,
 }
-"""What is read from run.json, and its types."""
-_LATER = {"extensions"}
-"""Facts that the first runs did not have."""
+"""The facts read from run.json, and their types."""
+_OPTIONAL_FACTS = {"extensions"}
+"""Facts that older runs lack."""
 _TEMPORARY = re.compile(r"\..*\.tmp")
 
 
@@ -91,8 +91,7 @@ class RunFolder:
         network: NetworkSpec | None = None,
         start: Policy | None = None,
     ) -> None:
-        """Write down what was asked, durably, before anything else happens; run.json comes last
-        and makes it a run."""
+        """Store the request durably, before anything else; run.json is last and marks a run."""
         make_folder(self.root.resolve())
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
         if network is not None:
@@ -102,33 +101,35 @@ class RunFolder:
         self.write_json("run.json", facts)
 
     def facts(self, *, is_whole: bool = True) -> dict[str, Any]:
-        """What `create` wrote; ConfigError when this is no run, a type is wrong or (`is_whole`)
-        a fact is missing."""
+        """The facts in run.json; ConfigError if this is no run, or one is invalid or missing.
+
+        Missing facts are allowed unless `is_whole`.
+        """
         path = self.root / "run.json"
         try:
             facts = json.loads(path.read_bytes())
             if not isinstance(facts, dict):
-                raise ValueError(f"it holds {facts!r:.80}, and an object is wanted")
+                raise ValueError(f"expected an object, got {facts!r:.80}")
             for name, types in _FACTS.items():
-                if is_whole and name not in facts and name not in _LATER:
-                    raise ValueError(f"it has no {name}")
+                if is_whole and name not in facts and name not in _OPTIONAL_FACTS:
+                    raise ValueError(f"{name} is missing")
                 if name in facts and type(facts[name]) not in types:
-                    wanted = " or ".join(
-                        "null" if one is type(None) else one.__name__ for one in types
+                    expected = " or ".join(
+                        "null" if kind is type(None) else kind.__name__ for kind in types
                     )
-                    raise ValueError(f"{name} is {facts[name]!r:.80}, and {wanted} is wanted")
+                    raise ValueError(f"{name} is {facts[name]!r:.80}, expected {expected}")
         except OSError as error:
             raise ConfigError(
                 f"{self.root} is not a run ({error}); give the folder that 'train' printed"
             ) from None
         except ValueError as error:
             raise ConfigError(
-                f"{path} is damaged: {error}; take it from a copy, or train anew"
+                f"{path} is damaged: {error}; restore it from a copy, or train again"
             ) from None
         return facts
 
     def network(self) -> NetworkSpec | None:
-        """The network that was given by its spec, if one was."""
+        """The network spec that the run was started with, if any."""
         path = self.root / "network.json"
         return network_from_json(path.read_bytes()) if path.exists() else None
 
@@ -140,24 +141,23 @@ class RunFolder:
         )
 
     def extend(self, facts: Mapping[str, Any], preset: str) -> None:
-        """Make a run that has ended one that goes on; a kill in between leaves one that ends
-        where it did."""
+        """Reopen a finished run; a kill midway leaves a run that ends at its previous end."""
         (self.root / "result.json").unlink()
         self.write_json("run.json", facts)
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
 
     def result(self) -> dict[str, Any] | None:
-        """What came of the run, or None while it has not ended."""
+        """The run's result, or None until it has finished."""
         path = self.root / "result.json"
         return json.loads(path.read_text()) if path.exists() else None
 
     def saved_steps(self) -> int | None:
-        """Where the newest checkpoint was taken; None when there is none yet."""
+        """The step of the newest checkpoint; None if there is none yet."""
         return max(
             (int(path.stem) for path in self.checkpoints.glob("[0-9]*.safetensors")), default=None
         )
 
-    # --- policies ---------------------------------------------------------------------------------
+    # --- Policies ---------------------------------------------------------------------------------
 
     def save_policy(self, name: str, policy: Policy) -> None:
         try:
@@ -166,16 +166,16 @@ class RunFolder:
             raise storage_error(error, f"the {name} policy", then="resume the run") from error
 
     def policy(self, name: str = "best") -> Policy:
-        """The best policy, or the last one; ConfigError when there is none yet."""
+        """The best policy, or the last one; ConfigError if there is none yet."""
         return _read_policy(self.policy_path(name))
 
     def policy_path(self, name: str = "best") -> Path:
-        """The file that `policy` reads: the last one where no evaluation has found a best one."""
-        for one in (name, "last"):
-            if (path := self.root / f"{one}.safetensors").exists():
+        """The file that `policy` reads: the last policy if no evaluation has chosen a best one."""
+        for candidate in (name, "last"):
+            if (path := self.root / f"{candidate}.safetensors").exists():
                 return path
         raise ConfigError(
-            f"{self.root} holds no policy yet; train it first: understudy train GAME --out "
+            f"{self.root} has no policy yet; train it first: understudy train GAME --out "
             f"{self.root}"
         )
 
@@ -183,10 +183,10 @@ class RunFolder:
         """The policy of another run that this one started from, as it was then."""
         return _read_policy(self.root / "start.safetensors")
 
-    # --- the curve --------------------------------------------------------------------------------
+    # --- The curve --------------------------------------------------------------------------------
 
     def cut_curve(self, env_steps: int) -> list[dict[str, float]]:
-        """Drop the evaluations behind these steps, which a killed run makes again; what is left."""
+        """Drop evaluations after these steps, which a resumed run repeats; returns the rest."""
         rows = [row for row in self.curve_rows() if row["env_steps"] <= env_steps]
         lines = [",".join(CURVE), *(",".join(_cells(row)) for row in rows)]
         write_file(self.curve, ("\n".join(lines) + "\n").encode(), mode=0o644)
@@ -202,7 +202,7 @@ class RunFolder:
         rows = []
         with self.curve.open(newline="") as file:
             for row in csv.DictReader(file):
-                # A kill may leave half a line.
+                # A kill may leave a partial line.
                 if all(
                     row.get(name) not in ((None,) if name in INTERVAL else (None, ""))
                     for name in CURVE
@@ -210,10 +210,10 @@ class RunFolder:
                     rows.append({name: float(row[name] or math.nan) for name in CURVE})
         return rows
 
-    # --- the guard --------------------------------------------------------------------------------
+    # --- The guard --------------------------------------------------------------------------------
 
     def add_guarded(self, event: Guarded) -> None:
-        """One line for what the guard did: all of them are here, however few a terminal shows."""
+        """Append one action of the guard; the file has all of them, a terminal shows only a few."""
         is_new = not self.guarded.exists()
         with self.guarded.open("a", newline="") as file:
             writer = csv.writer(file)
@@ -221,7 +221,7 @@ class RunFolder:
             writer.writerow([event.env_steps, event.what, " ".join(event.chunks)])
 
     def cut_guarded(self, env_steps: int) -> None:
-        """Drop the lines behind these steps, which a killed run makes again."""
+        """Drop the lines after these steps, which a resumed run repeats."""
         if not self.guarded.exists():
             return
         with self.guarded.open(newline="") as file:
@@ -238,12 +238,12 @@ def _read_policy(path: Path) -> Policy:
         return decode_policy(path.read_bytes())
     except (OSError, Refused) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}; take it from a copy, or train anew"
+            f"{path} cannot be read: {error}; restore it from a copy, or train again"
         ) from None
 
 
 def _cells(row: Mapping[str, float]) -> list[str]:
-    """Counts to the last digit, measures to the eighth."""
+    """Counts in full, measurements to eight digits."""
     texts = {
         name: str(int(row[name])) if float(row[name]).is_integer() else f"{row[name]:.8g}"
         for name in CURVE
@@ -252,7 +252,7 @@ def _cells(row: Mapping[str, float]) -> list[str]:
 
 
 def default_folder(parent: Path, game: str, algorithm: str) -> Path:
-    """`parent/GAME-ALGORITHM-N` with the first free N, counted from 1."""
+    """`parent/GAME-ALGORITHM-N` with the first free N, starting at 1."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{game}-{algorithm.rpartition(':')[2].lower()}")
     taken = {path.name for path in parent.iterdir()} if parent.is_dir() else set()
     number = 1
@@ -262,44 +262,42 @@ def default_folder(parent: Path, game: str, algorithm: str) -> Path:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether nothing would be overwritten there; what a run left that was killed before it
-    began does not count."""
-    begun = {".lock", "preset.toml", "network.json", "start.safetensors"}
+    """Whether a run may use the folder; files of a run killed before its start do not count."""
+    unstarted = {".lock", "preset.toml", "network.json", "start.safetensors"}
     if not folder.is_dir():
         return not folder.exists()
-    return all(name in begun or _TEMPORARY.fullmatch(name) for name in os.listdir(folder))
+    return all(name in unstarted or _TEMPORARY.fullmatch(name) for name in os.listdir(folder))
 
 
 def check_free(folder: Path) -> None:
-    """ConfigError unless a run may begin there."""
+    """ConfigError unless a run may start in this folder."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
-            f"{folder} is a file; give a folder that is empty or not there yet: --out {folder}-1"
+            f"{folder} is a file; give a folder that is empty or does not exist yet: --out "
+            f"{folder}-1"
         )
     if not is_empty(folder):
         raise ConfigError(
-            f"{folder} is not empty; give another --out, or --resume to go on with what was begun "
-            "there"
+            f"{folder} is not empty; give another --out, or --resume to continue the run in it"
         )
 
 
 def seed_folders(root: Path) -> Sequence[Path]:
     """The runs of a training with several seeds, or the run itself."""
-    found = {
+    folders = {
         int(path.name[5:]): path
         for path in root.glob("seed-*")
         if path.is_dir() and path.name[5:].isdecimal()
     }
-    return [found[seed] for seed in sorted(found)] or [root]
+    return [folders[seed] for seed in sorted(folders)] or [root]
 
 
 def draw_curve(folder: RunFolder, *, title: str, goal: float | None) -> None:
-    """curve.png: evaluated returns over steps, with their interval; nothing when there is no
-    point to draw."""
+    """Draw curve.png: evaluation returns over steps, with intervals; no rows, no picture."""
     rows = folder.curve_rows()
     if not rows:
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: it takes a while
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: it is slow
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -328,6 +326,6 @@ def draw_curve(folder: RunFolder, *, title: str, goal: float | None) -> None:
     axes.set(title=title, xlabel="steps", ylabel="return")
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=110, format="png")
-    write_file(folder.picture, drawn.getvalue(), mode=0o644)
+    png = io.BytesIO()
+    figure.savefig(png, dpi=110, format="png")
+    write_file(folder.picture, png.getvalue(), mode=0o644)

@@ -1,11 +1,10 @@
-"""StoreFollower: reads a growing store once for all that follow it, each from its own place.
+"""StoreFollower: reads a growing store once for several readers, each at its own position.
 
     store ─► page ─► statistics of all games
                  ├─► a training of one game
                  └─► a training of another
 
-A reader that starts or resumes later catches up by itself; from then on it shares the pages of the
-others.
+A reader that starts or resumes later catches up first, and then shares the pages of the others.
 """
 
 from dataclasses import dataclass
@@ -21,34 +20,32 @@ from understudy.stores.view import StoreView
 
 @dataclass(slots=True)
 class ReaderPosition:
-    """How far a reader of a store came."""
+    """A reader's position in a store."""
 
     cursor: Cursor | None = None
     seen_no: int = 0
-    """The arrival number of the newest item it read; may be ahead of the cursor, inside the page
-    behind it."""
+    """Arrival number of the newest item read; may be ahead of the cursor, within its next page."""
 
     def to_json(self) -> list[Any]:
         return [self.cursor, self.seen_no]
 
 
-def place_from_json(fields: Any) -> ReaderPosition:
-    """The place that `to_json` wrote."""
+def position_from_json(fields: Any) -> ReaderPosition:
+    """The position that `to_json` returned."""
     cursor, seen_no = fields
     return ReaderPosition(None if cursor is None else Cursor(cursor), int(seen_no))
 
 
 class Reader(Protocol):
-    """Gets the items of a store, each once and in order."""
+    """Receives the items of a store, each once and in order."""
 
-    place: ReaderPosition
+    position: ReaderPosition
 
     def read(self, item: Stored | Forgotten) -> None: ...
 
 
 class StoreFollower:
-    """One view of a store and its readers; not thread-safe. The view is closed with the last
-    reader."""
+    """A view of a store and its readers; closed with the last reader. Not thread-safe."""
 
     def __init__(self, store: Path) -> None:
         self.view = StoreView(store)
@@ -58,57 +55,54 @@ class StoreFollower:
         self._readers.append(reader)
 
     def leave(self, reader: Reader) -> None:
-        """Hand nothing to this reader any more; may be called twice."""
-        self._readers = [one for one in self._readers if one is not reader]
+        """Stop sending items to this reader; may be called twice."""
+        self._readers = [other for other in self._readers if other is not reader]
         if not self._readers:
             self.view.close()
 
     def follow(self, reader: Reader, *, max_items: int = 1024) -> bool:
-        """Read one page from where this reader stands; whether it held anything.
+        """Read one page from this reader's position; returns whether it had any items.
 
-        Others that stand in the page read it too. What goes wrong there is left for them: they stay
-        where they are, and meet it when they follow themselves.
+        Other readers whose position is in the page read it too. Their errors are ignored here:
+        they keep their position, and meet the error when they follow themselves.
         """
-        page = self.view.tail(reader.place.cursor, max_items=max_items, wait_s=0.0)
-        _hand(page, reader)
+        page = self.view.tail(reader.position.cursor, max_items=max_items, wait_s=0.0)
+        _deliver(page, reader)
         if page.items:
             first = page.items[0].arrival_no
+            last = _number(page.items[-1])
             for other in self._readers:
-                if other is not reader and first - 1 <= other.place.seen_no < _number(
-                    page.items[-1]
-                ):
+                if other is not reader and first - 1 <= other.position.seen_no < last:
                     try:
-                        _hand(page, other)
+                        _deliver(page, other)
                     except UnderstudyError:
                         continue
         return bool(page.items)
 
 
-def _hand(page: Tail, reader: Reader) -> None:
+def _deliver(page: Tail, reader: Reader) -> None:
     for item in page.items:
         number = _number(item)
-        if number > reader.place.seen_no:
+        if number > reader.position.seen_no:
             reader.read(item)
-            reader.place.seen_no = number
-    reader.place.cursor = page.cursor
+            reader.position.seen_no = number
+    reader.position.cursor = page.cursor
 
 
 def _number(item: Stored | Forgotten) -> int:
     return item.last_no if isinstance(item, Forgotten) else item.arrival_no
 
 
-def stored_chunks(store: LocalStore | StoreView, wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
-    """Chunks of a store by id, from the oldest of them on; those that are not there are left
-    out."""
-    found: dict[ChunkId, Chunk] = {}
-    cursor = store.behind(wanted)
-    while len(found) < len(wanted):
+def stored_chunks(store: LocalStore | StoreView, ids: set[ChunkId]) -> dict[ChunkId, Chunk]:
+    """Chunks of a store by id, read from the oldest of them; missing ones are omitted."""
+    chunks: dict[ChunkId, Chunk] = {}
+    cursor = store.behind(ids)
+    while len(chunks) < len(ids):
         page = store.tail(cursor, max_items=1024, wait_s=0.0)
         if not page.items:
             break
         cursor = page.cursor
-        chunks = [
-            item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None
-        ]
-        found |= {key: chunk for chunk in chunks if (key := chunk.meta.id) in wanted}
-    return found
+        for item in page.items:
+            if isinstance(item, Stored) and item.chunk is not None and item.chunk.meta.id in ids:
+                chunks[item.chunk.meta.id] = item.chunk
+    return chunks

@@ -1,5 +1,4 @@
-"""Training from a store: a learner that plays nothing itself, and follows what players and
-others leave there."""
+"""Training from a store: a learner that plays nothing and follows the experience of others."""
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,18 +21,16 @@ from understudy.training.events import Compiling, Guarded, OnEvent, Update
 from understudy.training.follower import (
     ReaderPosition,
     StoreFollower,
-    place_from_json,
+    position_from_json,
     stored_chunks,
 )
 
 IDLE_S = 60.0
-"""A session that was silent for this long is taken as ended, if it was heard of since the
-training began."""
+"""A session counts as ended after this long without a chunk, if it was active during training."""
 
 
 class FromStore:
-    """Updates on what a store holds and will hold; `steps` are updates here, since nothing is
-    played."""
+    """Learns from a growing store; `steps` counts updates, since nothing is played."""
 
     env_steps = 0
 
@@ -48,11 +45,11 @@ class FromStore:
         learn_from: Sequence[str] = ("granted",),
         only_people: bool = False,
     ) -> None:
-        """`only_people`: episodes in which a bot or a script decided are left out, for cloning."""
+        """`only_people`: skip episodes in which a bot or a script decided, for cloning."""
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError(
-                "an algorithm that learns from its own rollouts cannot learn from a store; use bc "
-                "or dqn"
+                "an on-policy algorithm learns from its own rollouts and cannot train from a "
+                "store; use bc or dqn"
             )
         self.learner = learner
         self._replay = learner.source.replay
@@ -62,18 +59,18 @@ class FromStore:
         self._clock = clock
         self._learn_from = tuple(learn_from)
         self._only_people = only_people
-        self.place = ReaderPosition()
-        self._is_first_look = True
+        self.position = ReaderPosition()
+        self._is_first_read = True
         self._owners: dict[uuid.UUID, bytes] = {}
-        self._heard_s: dict[uuid.UUID, float] = {}
+        self._received_s: dict[uuid.UUID, float] = {}
         self.left_out_chunks = 0
-        """Chunks of players who did not allow learning from them."""
+        """Chunks skipped because their players did not consent to learning."""
         self.policy = learner.publish()
         follower.join(self)
 
     @property
     def n_usable(self) -> int:
-        """Steps that are here to learn from now."""
+        """Steps available to learn from now."""
         return self._replay.n_sampleable
 
     @property
@@ -89,21 +86,19 @@ class FromStore:
         return self.steps >= self._steps
 
     def step(self) -> bool:
-        """Take what is new in the store, then one call of updates; False when the learner must
-        go back."""
+        """Read new experience, then run one call of updates; False if the learner must restore."""
         self.follow()
         learner = self.learner
         if not learner.may_step:
             raise ConfigError(
-                f"nothing to learn from: {learner.counts.inserted_steps} steps could be used, "
-                f"{self.left_out_chunks} "
-                "chunks lack consent; record with consent='granted', or check the game and its "
-                "schema"
+                f"the store has nothing to learn from: {learner.counts.inserted_steps} usable "
+                f"steps, {self.left_out_chunks} chunks without consent; record with "
+                "consent='granted', or check the game and its schema"
             )
         calls = learner.counts.calls
         return learner.run(lambda: learner.counts.calls > calls, self)
 
-    # --- what the learner says while it runs ------------------------------------------------------
+    # --- Callbacks of the learner -----------------------------------------------------------------
 
     def compiling(self) -> None:
         self._on_event(Compiling(env_steps=self.steps, what="update"))
@@ -111,7 +106,9 @@ class FromStore:
     def blame(self, chunks: Sequence[ChunkId]) -> None:
         names = list(map(chunk_name, chunks))
         self._on_event(
-            Guarded(env_steps=self.steps, what="updates on these were not finite", chunks=names)
+            Guarded(
+                env_steps=self.steps, what="updates on these chunks were not finite", chunks=names
+            )
         )
 
     def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
@@ -128,30 +125,30 @@ class FromStore:
             )
         )
 
-    # --- the store --------------------------------------------------------------------------------
+    # --- The store --------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Read the store from where the last look ended.
+        """Read the store from the current position.
 
-        What it holds at the first look is taken as all there is: sessions that are open end there,
-        however long ago they were heard of, so that a training of the same store has the same bits
-        whenever it begins.
+        The first read treats the store as complete: open sessions end there, however recent they
+        are, so that training on the same store is bit-identical whenever it starts.
         """
         while self._follower.follow(self):
             pass
-        if self._is_first_look:
-            self._is_first_look = False
+        if self._is_first_read:
+            self._is_first_read = False
             self.learner.source.end_sessions()
-            self._heard_s.clear()
+            self._received_s.clear()
         idle = [
-            session for session, at_s in self._heard_s.items() if at_s < self._clock.now() - IDLE_S
+            session
+            for session, received_s in self._received_s.items()
+            if received_s < self._clock.now() - IDLE_S
         ]
         for session in idle:
             self._end(session)
 
     def read(self, item: Stored | Forgotten) -> None:
-        """Learn from an item of the store, or let go of what was forgotten; the follower calls
-        this."""
+        """Insert an item into the replay, or evict forgotten chunks; called by the follower."""
         if isinstance(item, Forgotten):
             keys = list(item.chunks)
             if item.player is not None and not keys:
@@ -185,74 +182,73 @@ class FromStore:
             self._on_event(
                 Guarded(
                     env_steps=self.steps,
-                    what=f"a chunk was refused: {error}",
+                    what=f"a chunk was rejected: {error}",
                     chunks=[chunk_name(chunk.meta.id)],
                 )
             )
             return
-        self._heard_s[frame.session] = float(frame.received_s)
+        self._received_s[frame.session] = float(frame.received_s)
         self._owners[frame.session] = frame.player
 
     def _end(self, session: uuid.UUID) -> None:
-        if self._heard_s.pop(session, None) is not None:
+        if self._received_s.pop(session, None) is not None:
             self._replay.close(session)
 
-    # --- resume -----------------------------------------------------------------------------------
+    # --- Checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The learner's part, and how far the store was read; never a row of a player."""
+        """The learner's state and the position in the store; never a player's rows."""
         arrays, facts = self.learner.checkpoint()
-        heard = {str(session): at_s for session, at_s in self._heard_s.items()}
         held = {session for session, _ in self._replay.held()}
         self._owners = {
             session: player for session, player in self._owners.items() if session in held
         }
-        owners = {str(session): player.hex() for session, player in self._owners.items()}
-        return arrays, facts | {"place": self.place.to_json(), "heard_s": heard, "owners": owners}
+        return arrays, facts | {
+            "position": self.position.to_json(),
+            "received_s": {str(session): at_s for session, at_s in self._received_s.items()},
+            "owners": {str(session): player.hex() for session, player in self._owners.items()},
+        }
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         self.learner.restore(arrays, facts, self._read)
-        self.place = place_from_json(facts["place"])
-        self._is_first_look = self.place.cursor is None
-        self._heard_s = {uuid.UUID(text): at_s for text, at_s in facts["heard_s"].items()}
+        self.position = position_from_json(facts["position"])
+        self._is_first_read = self.position.cursor is None
+        self._received_s = {uuid.UUID(text): at_s for text, at_s in facts["received_s"].items()}
         self._owners = {
             uuid.UUID(session): bytes.fromhex(player) for session, player in facts["owners"].items()
         }
         self.policy = self.learner.current()
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-        """Chunks by id; those of players who were forgotten meanwhile are gone for good."""
-        found = stored_chunks(self._follower.view, set(ids))
-        chunks = [found[key] for key in ids if key in found]
-        return iter(
-            [one for one in map(people_in, chunks) if one is not None]
-            if self._only_people
-            else chunks
-        )
+        """Chunks by id; those of players forgotten in the meantime are omitted."""
+        stored = stored_chunks(self._follower.view, set(ids))
+        chunks = [stored[key] for key in ids if key in stored]
+        if not self._only_people:
+            return iter(chunks)
+        return iter([people for chunk in chunks if (people := people_in(chunk)) is not None])
 
     def close(self) -> None:
         self._follower.leave(self)
 
 
 def people_in(chunk: Chunk) -> Chunk | None:
-    """The chunk with those of its episodes in which nobody but people decided; None where there
-    are none."""
+    """The chunk without episodes in which a bot or script decided; None if none remain."""
     if chunk.meta.kind == "actor":
         return None
     by = chunk.columns.get("by")
     ends = [*(note.row for note in chunk.meta.episodes[1:]), chunk.n_rows]
-    kept = []
+    rows = []
     notes = []
     n_rows = 0
     for note, end in zip(chunk.meta.episodes, ends, strict=True):
         if note.model is None and (by is None or int(by[note.row : end].max()) <= By.PERSON):
-            kept.append(np.arange(note.row, end))
+            rows.append(np.arange(note.row, end))
             notes.append(replace(note, row=n_rows))
             n_rows += end - note.row
     if len(notes) == len(chunk.meta.episodes):
         return chunk
-    if not kept:
+    if not rows:
         return None
-    columns = {name: column[np.concatenate(kept)] for name, column in chunk.columns.items()}
+    columns = {name: column[np.concatenate(rows)] for name, column in chunk.columns.items()}
     n_steps = int((columns["row"] == RowKind.STEP).sum())
     return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=tuple(notes)), columns)

@@ -1,10 +1,10 @@
-"""The inline engine: actor and learner in one process, in turns.
+"""The inline engine: actor and learner take turns in one process.
 
     round:  collect (actor) ─► insert ─► updates while the limiter allows ─► publish ─► next round
 
-Deterministic: in lock-step, a round is a pure function of the round before, so a run that is killed
-and resumed ends with the same bits. Asynchronous: the actor plays ahead in a thread of its own
-while the learner updates.
+In lock-step (the default) a round is a pure function of the previous one, so a run that is killed
+and resumed ends bit-identical. When asynchronous, the actor plays ahead in its own thread while
+the learner updates.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from understudy.training.follower import stored_chunks
 _PARTITION = "actors"
 _WRITE_CHUNKS = 256
 _NO_PLAYER = bytes(16)
-"""Chunks of actors have no player."""
+"""Actors' chunks have no player."""
 
 
 class _OneGame:
-    """The specs of a store that holds a single game."""
+    """The specs of a store with a single game."""
 
     def __init__(self, game: GameSpec) -> None:
         self._game = game
@@ -49,9 +49,9 @@ class _OneGame:
 
 
 class RunStore:
-    """A run's own store: what its actors played, so that a replay can be filled again after a kill.
+    """A run's own store: the experience of its actors, to refill the replay after a kill.
 
-    Chunks wait in memory until a checkpoint needs them on the disk; `read` gives them back.
+    Chunks stay in memory until a checkpoint needs them on disk; `read` returns them.
     """
 
     def __init__(self, folder: Path, game: GameSpec, *, clock: Clock) -> None:
@@ -64,8 +64,7 @@ class RunStore:
         self._waiting.extend(chunks)
 
     def flush(self) -> None:
-        """Make everything durable; a chunk that is there already, from before a kill, is stored
-        once."""
+        """Make everything durable; a chunk already stored before a kill is stored once."""
         now_s = int(self._clock.now())
         for at in range(0, len(self._waiting), _WRITE_CHUNKS):
             part = self._waiting[at : at + _WRITE_CHUNKS]
@@ -76,35 +75,37 @@ class RunStore:
         self._waiting = []
 
     def read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-        """The chunks with these ids, in this order, quarantined ones too; Corrupt when one is
-        missing."""
-        found = stored_chunks(self._store, set(ids))
-        if wanted := set(ids) - found.keys():
-            # Not all of them decode: what has a NaN in its rewards never was in a replay.
-            frames = [decode_frame(one.raw) for key, one in self._in_quarantine() if key in wanted]
-            found |= {chunk.meta.id: chunk for chunk in map(chunk_of, frames)}
-        if missing := [chunk_name(one) for one in ids if one not in found]:
+        """These chunks, in order, including quarantined ones; Corrupt if one is missing."""
+        chunks = stored_chunks(self._store, set(ids))
+        if rest := set(ids) - chunks.keys():
+            # Only these are decoded: chunks with NaN rewards do not decode, and never were in a
+            # replay.
+            frames = [
+                decode_frame(entry.raw) for key, entry in self._in_quarantine() if key in rest
+            ]
+            chunks |= {chunk.meta.id: chunk for chunk in map(chunk_of, frames)}
+        if missing := [chunk_name(key) for key in ids if key not in chunks]:
             raise Corrupt(
                 f"the run's store lacks {len(missing)} chunks of its checkpoint, such as "
-                f"{missing[0]}"
+                f"{missing[0]}; restore the run's folder from a copy, or train again"
             )
-        return iter([found[key] for key in ids])
+        return iter([chunks[key] for key in ids])
 
     def _in_quarantine(self) -> Iterator[tuple[ChunkId, Quarantined]]:
         last = 0
         while page := self._store.quarantined(after_id=last):
-            for one in page:
-                if one.session is not None and one.chunk_no is not None:
-                    yield (one.session, one.chunk_no), one
+            for entry in page:
+                if entry.session is not None and entry.chunk_no is not None:
+                    yield (entry.session, entry.chunk_no), entry
             last = page[-1].id
 
     @property
     def quarantined(self) -> Sequence[ChunkId]:
-        """What was taken out of every sample for good."""
+        """The chunks that are never sampled again."""
         return [key for key, _ in self._in_quarantine()]
 
     def quarantine(self, ids: Sequence[ChunkId], *, reason: str) -> None:
-        """Take chunks out of every later sample; those still waiting are stored first."""
+        """Exclude chunks from all later samples; unstored ones are stored first."""
         self.flush()
         self._store.quarantine(ids, reason=reason)
 
@@ -114,7 +115,7 @@ class RunStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineConfig:
-    """How acting and learning take turns."""
+    """How acting and learning alternate."""
 
     steps: int
     """Env steps of the whole run, over all envs."""
@@ -122,10 +123,9 @@ class InlineConfig:
     """Steps per env and round."""
     is_asynchronous: bool = False
     has_ladder: bool = False
-    """Each env keeps its own share of random actions (Ape-X), instead of one that falls for all."""
+    """Each env has its own fixed epsilon (Ape-X), instead of one annealed epsilon for all."""
     calls_per_version: int = 4
-    """Asynchronous: calls of the learner before the actor gets newer weights; in lock-step, once
-    a round."""
+    """Asynchronous: learner calls per published version; in lock-step it is one per round."""
 
     def __post_init__(self) -> None:
         for name, example in (("steps", 100_000), ("collect", 32), ("calls_per_version", 4)):
@@ -136,7 +136,7 @@ class InlineConfig:
 
 
 class Inline:
-    """One actor and one learner; `step` is a round."""
+    """One actor and one learner; `step` runs one round."""
 
     def __init__(
         self,
@@ -149,12 +149,12 @@ class Inline:
     ) -> None:
         if config.is_asynchronous and learner.is_on_policy:
             raise ConfigError(
-                "asynchronous is true, but this algorithm learns only from what its newest weights "
-                "play; leave it false"
+                "asynchronous is true, but this algorithm is on-policy and learns only from its "
+                "newest weights; set it to false"
             )
         if getattr(learner.algorithm.needs, "is_cloning", False):
             raise ConfigError(
-                "this algorithm clones what others did and would only copy itself; give "
+                "this algorithm clones recorded play and would only copy itself; give "
                 "--from-store DIR"
             )
         self.learner = learner
@@ -162,17 +162,18 @@ class Inline:
         self._config = config
         self._history = history
         self._on_event = on_event
-        self._round = self.steps = self._lag = 0
+        self._round = 0
+        self.steps = 0
+        self._lag = 0
         self.policy = learner.publish()
-        """What the actor plays with."""
+        """The actor's policy."""
         if (
             self.policy.head.kind == "epsilon_greedy"
             and not config.has_ladder
             and "epsilon" not in learner.knobs_at(0)
         ):
             raise ConfigError(
-                "this algorithm's head is epsilon_greedy, and its Knobs have no epsilon to play "
-                "with; add "
+                "this algorithm's head is epsilon_greedy, but its Knobs have no epsilon; add "
                 "epsilon: float | Schedule, set ladder, or choose another head, such as categorical"
             )
         self._ahead: _ActorThread | None = None
@@ -190,11 +191,10 @@ class Inline:
         return self.steps >= self._config.steps
 
     def step(self) -> bool:
-        """One round; False when too many updates failed and the learner must go back to its last
-        checkpoint."""
+        """One round; False if too many updates failed and the last checkpoint must be restored."""
         is_asynchronous = self._config.is_asynchronous
         if is_asynchronous and self._ahead is None:
-            # of before a resume: nothing follows what they played
+            # Sessions from before a resume do not continue.
             self.learner.source.end_sessions()
             self._ahead = _ActorThread(self, self._round)
         ahead = self._ahead
@@ -217,7 +217,7 @@ class Inline:
             try:
                 self.learner.insert(chunk)
             except Refused as error:
-                self._quarantine([chunk.meta.id], f"a chunk was refused: {error}", error.reason)
+                self._quarantine([chunk.meta.id], f"a chunk was rejected: {error}", error.reason)
         return self.learner.run(
             lambda: ahead is not None and ahead.has_failed,
             self,
@@ -234,7 +234,7 @@ class Inline:
                 explore = float(self.learner.knobs_at(self.progress)["epsilon"])
         return self._actor.collect(policy, self._config.collect, round_no=round_no, explore=explore)
 
-    # --- what the learner says while it runs ------------------------------------------------------
+    # --- Callbacks of the learner -----------------------------------------------------------------
 
     def compiling(self) -> None:
         self._on_event(Compiling(env_steps=self.steps, what="update"))
@@ -262,22 +262,21 @@ class Inline:
         if self._history is not None:
             self._history.quarantine(ids, reason=reason)
 
-    # --- resume -----------------------------------------------------------------------------------
+    # --- Checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Everything that an engine of the same settings needs to go on; chunks are made durable
-        first."""
+        """The state that an engine with the same settings resumes from; stores chunks first."""
         if self._history is not None:
             self._history.flush()
         arrays, facts = self.learner.checkpoint()
         if not self._config.is_asynchronous:
-            played, playing = self._actor.state()
-            arrays |= {f"actor.{name}": array for name, array in played.items()}
-            facts["actor"] = playing
+            actor_arrays, actor_facts = self._actor.state()
+            arrays |= {f"actor.{name}": array for name, array in actor_arrays.items()}
+            facts["actor"] = actor_facts
         return arrays, facts | {"round": self._round, "env_steps": self.steps}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; without the actor's part (asynchronous), episodes begin anew."""
+        """Resume from a checkpoint; without the actor's part (asynchronous), episodes restart."""
         self.learner.restore(
             arrays, facts, self._history.read if self._history is not None else lambda _: iter(())
         )
@@ -295,8 +294,7 @@ class Inline:
 
 
 class _ActorThread:
-    """The actor's thread: plays one round ahead with the newest policy, and waits when nobody
-    takes it."""
+    """The actor's thread: plays one round ahead with the newest policy, then waits for `take`."""
 
     def __init__(self, engine: Inline, round_no: int) -> None:
         self._engine = engine
@@ -304,7 +302,7 @@ class _ActorThread:
         self._played: queue.Queue[Collected | BaseException] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
         self.has_failed = False
-        """Nothing more comes; the next `take` says why."""
+        """The thread has stopped; the next `take` raises its error."""
         self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
         self._thread.start()
 
@@ -331,7 +329,7 @@ class _ActorThread:
                     raise collected
                 return collected
             if not self._thread.is_alive():
-                raise LearningFailed("the actor's thread ended without a word")
+                raise LearningFailed("the actor's thread ended without an error; resume the run")
 
     def close(self) -> None:
         self._stop.set()

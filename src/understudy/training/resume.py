@@ -1,5 +1,4 @@
-"""Runs that go on, and runs that are made again: what is taken from a run's folder, and what may
-be asked anew."""
+"""Resuming, extending and reproducing runs: what a run's folder fixes, and what may change."""
 
 import math
 import shlex
@@ -21,10 +20,10 @@ from understudy.training.settings import (
     check_until,
     filled,
     read_preset,
-    wanted_algorithm,
+    requested_algorithm,
 )
 
-# --- Whether what is asked of a run that goes on is what it was begun with ------------------------
+# --- Resuming: the request must match the run -----------------------------------------------------
 
 
 def check_agrees(
@@ -33,97 +32,97 @@ def check_agrees(
     settings: RunSettings,
     *,
     choice: GameChoice | None,
-    wanted: TrainRequest,
+    request: TrainRequest,
 ) -> None:
-    """ConfigError names the first thing that was given and differs; what was left out is as it
-    was."""
-    for name, has, asked in _differences(facts, settings, choice, wanted):
+    """ConfigError for the first argument that differs from the run; omitted ones always match."""
+    for name, current, requested in _differences(facts, settings, choice, request):
         raise ConfigError(
-            f"{root} was begun with {name} {has!r}, and {asked!r} was given; leave it out to go on "
-            "with that run, or "
-            "give another folder for a new one"
+            f"{root} was started with {name} {current!r}, not {requested!r}; omit it to resume "
+            "that run, or give another folder for a new one"
         )
 
 
 def _differences(
-    facts: Mapping[str, Any], settings: RunSettings, choice: GameChoice | None, wanted: TrainRequest
+    facts: Mapping[str, Any],
+    settings: RunSettings,
+    choice: GameChoice | None,
+    request: TrainRequest,
 ) -> Iterator[tuple[str, Any, Any]]:
-    """A name, what the run has, and what was asked."""
+    """Each difference as a name, the run's value and the requested value."""
     if choice is not None:
         if choice.is_named and choice.game != facts["game"]:
             yield "game", facts["game"] or facts["name"], choice.game
-        plain = GameChoice(game=None).to_json()
-        given = choice.to_json()
+        defaults = GameChoice(game=None).to_json()
+        requested = choice.to_json()
         for name in ("env_kwargs", "wrappers", "frame_skip"):
-            if given[name] not in (plain[name], facts[name]):
-                yield name, facts[name], given[name]
+            if requested[name] not in (defaults[name], facts[name]):
+                yield name, facts[name], requested[name]
     named = {
-        "algorithm": None if wanted.algorithm is None else algorithm_name(wanted.algorithm),
-        "seed": wanted.seed,
-        "init_from": wanted.init_from and str(wanted.init_from.resolve()),
+        "algorithm": None if request.algorithm is None else algorithm_name(request.algorithm),
+        "seed": request.seed,
+        "init_from": request.init_from and str(request.init_from.resolve()),
     }
     for name, value in named.items():
         if value is not None and value != facts[name]:
             yield name, facts[name], value
-    if wanted.until is not None and wanted.until != (
+    if request.until is not None and request.until != (
         math.inf if facts["until"] is None else facts["until"]
     ):
-        yield "until", facts["until"], wanted.until
-    if wanted.from_store is not None:
-        folder = wanted.from_store.resolve()
+        yield "until", facts["until"], request.until
+    if request.from_store is not None:
+        folder = request.from_store.resolve()
         if facts["from_store"] not in (str(folder), str(folder / "store")):
             yield "from_store", facts["from_store"], str(folder)
-    if isinstance(wanted.network, NetworkSpec) and settings.config.network != wanted.network:
+    if isinstance(request.network, NetworkSpec) and settings.config.network != request.network:
         yield "network", "another one", "this one"
-    resolver = filled(Resolver(settings.algorithm, settings.algorithm_type), wanted, wanted.preset)
+    resolver = filled(
+        Resolver(settings.algorithm, settings.algorithm_type), request, request.preset
+    )
     for section, values in resolver.values().items():
-        for name, asked in values.items():
-            if (has := getattr(getattr(settings, section), name)) != asked:
-                yield name, has, asked
+        for name, value in values.items():
+            if (current := getattr(getattr(settings, section), name)) != value:
+                yield name, current, value
 
 
-# --- A run that has ended goes on, with more steps or a higher goal -------------------------------
+# --- Extending a finished run with more steps or a higher goal ------------------------------------
 
 
-def asked_more(
-    facts: Mapping[str, Any], settings: RunSettings, wanted: TrainRequest
+def requested_extension(
+    facts: Mapping[str, Any], settings: RunSettings, request: TrainRequest
 ) -> dict[str, Any]:
-    """What is asked of a run beyond what it was begun with: more steps, a higher goal, both or
-    nothing."""
-    steps = wanted.settings.get("steps")
-    until = wanted.settings.get("until") if wanted.until is None else wanted.until
+    """The requested steps and goal (`until`) that exceed those of the run, if any."""
+    steps = request.settings.get("steps")
+    until = request.settings.get("until") if request.until is None else request.until
     check_until(until)
-    more: dict[str, Any] = {}
+    extension: dict[str, Any] = {}
     if isinstance(steps, int) and steps > settings.run.steps:
-        more["steps"] = steps
+        extension["steps"] = steps
     if until is not None and until > (math.inf if facts["until"] is None else facts["until"]):
-        more["until"] = float(until)
-    return more
+        extension["until"] = float(until)
+    return extension
 
 
-def extended(
+def extend_run(
     folder: RunFolder, facts: Mapping[str, Any], settings: RunSettings, result: Mapping[str, Any]
 ) -> Any:
-    """The facts of a run that has ended, changed so that it goes on; ConfigError where it would
-    end at once."""
+    """Reopen a finished run and return its new facts; ConfigError if it would end at once."""
     root = folder.root
     goal = settings.run.until
     until = None if goal is None or goal == math.inf else goal
-    at, what = (
-        (result["env_steps"], "env steps")
-        if facts["from_store"] is None
-        else (result["updates"], "updates")
-    )
+    unit = "env steps" if facts["from_store"] is None else "updates"
+    done = result["env_steps"] if facts["from_store"] is None else result["updates"]
     if result["solved"] and until == facts["until"]:
         raise ConfigError(
             f"{root} is solved: its goal was {until:g}; give a higher one, or inf for none: "
             "--until inf"
         )
-    if at >= settings.run.steps:
-        raise ConfigError(f"{root} has had its {at} {what}; give more of them: --steps {2 * at}")
-    if not (folder.checkpoints / f"{at:012d}.safetensors").exists():
-        # The preset in the run's folder brings its network, wrappers, env's keywords and frame skip
-        # along.
+    if done >= settings.run.steps:
+        raise ConfigError(
+            f"{root} has already done {done} {unit}; give a larger number: --steps {2 * done}"
+        )
+    if not (folder.checkpoints / f"{done:012d}.safetensors").exists():
+        # The preset in the run's folder also restores its network, wrappers, env_kwargs and frame
+        # skip.
         words = [
             facts["game"] or "GAME",
             "--preset",
@@ -132,62 +131,59 @@ def extended(
             str(root),
         ]
         raise ConfigError(
-            f"{root} has no checkpoint of its end, at {at} {what}, so it cannot go on; begin a new "
-            "run like it with "
-            f"what it has learned: understudy train {shlex.join(words)} --steps "
-            f"{settings.run.steps}"
+            f"{root} cannot be extended: it has no final checkpoint, at {done} {unit}; start a new "
+            f"run with the same settings and its policy: understudy train {shlex.join(words)} "
+            f"--steps {settings.run.steps}"
         )
     facts = {**facts, "until": until, "extensions": facts.get("extensions", 0) + 1}
     folder.extend(facts, settings.to_toml())
     return facts
 
 
-# --- What a run's preset file does not hold, read from the files beside it ------------------------
+# --- Reproducing: what a run's preset cannot hold is read from the files beside it ----------------
 
 
-def begun_with(
-    choice: GameChoice, wanted: TrainRequest
+def with_run_of_preset(
+    choice: GameChoice, request: TrainRequest
 ) -> tuple[GameChoice, TrainRequest, Policy | None]:
-    """What a run begins with: as asked; where the preset lies in a run's folder, what was left out
-    is that run's.
+    """The request, completed from the run whose folder contains the preset, and its initial policy.
 
-    That is the network of its algorithm, the store it learned from, the policy it started from (as
-    it was then), and, where the game is the same, how its envs are made.
+    Omitted values come from that run: the network (for the same algorithm), the store it learned
+    from, the initial policy (as it was then), and, for the same game, how its envs are created.
     """
-    start = None if wanted.init_from is None else RunFolder(wanted.init_from).policy()
-    folder = RunFolder(Path(wanted.preset or "").parent)
-    if wanted.preset is None or Path(wanted.preset).name != "preset.toml" or not folder.exists:
-        return choice, wanted, start
+    start = None if request.init_from is None else RunFolder(request.init_from).policy()
+    folder = RunFolder(Path(request.preset or "").parent)
+    if request.preset is None or Path(request.preset).name != "preset.toml" or not folder.exists:
+        return choice, request, start
     facts = folder.facts()
     settings_of(folder, facts)
     if facts["game"] is None and choice.is_named:
         raise ConfigError(
-            f"{folder.root} was trained on an env object or function ({facts['name']}), which no "
-            "folder holds; give it "
-            f"again in Python, or copy {wanted.preset} elsewhere to take only its settings"
+            f"{folder.root} was trained on an env object or function ({facts['name']}), which "
+            "cannot be stored; pass it again in Python, or copy "
+            f"{request.preset} elsewhere to use only its settings"
         )
     if facts["game"] is None or choice.game == facts["game"]:
         choice = choice_of(facts, choice)
-    is_same = algorithm_name(wanted_algorithm(wanted)) == facts["algorithm"]
-    if wanted.network is None and "widths" not in wanted.settings and is_same:
-        wanted = replace(wanted, network=folder.network())
-    if wanted.init_from is None and facts["init_from"] is not None:
-        wanted = replace(wanted, init_from=Path(facts["init_from"]))
+    is_same = algorithm_name(requested_algorithm(request)) == facts["algorithm"]
+    if request.network is None and "widths" not in request.settings and is_same:
+        request = replace(request, network=folder.network())
+    if request.init_from is None and facts["init_from"] is not None:
+        request = replace(request, init_from=Path(facts["init_from"]))
         start = folder.start()
-    if wanted.from_store is None and facts["from_store"] is not None:
-        wanted = replace(wanted, from_store=Path(facts["from_store"]))
-    return choice, wanted, start
+    if request.from_store is None and facts["from_store"] is not None:
+        request = replace(request, from_store=Path(facts["from_store"]))
+    return choice, request, start
 
 
 def settings_of(folder: RunFolder, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The preset of a run; ConfigError where it is not for the algorithm that the run's facts
-    name."""
+    """The preset of a run; ConfigError if its algorithm is not the one in run.json."""
     path = folder.root / "preset.toml"
     fields = read_preset(str(path))
     if (algorithm := fields.get("algorithm")) != facts["algorithm"]:
         raise ConfigError(
             f"{path} is for {algorithm or 'no algorithm'}, and run.json beside it for "
-            f"{facts['algorithm']}; take the "
-            "two files from one copy, or copy the preset elsewhere to take only its settings"
+            f"{facts['algorithm']}; restore both files from the same copy, or copy the preset "
+            "elsewhere to use only its settings"
         )
     return fields

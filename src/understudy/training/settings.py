@@ -1,8 +1,7 @@
-"""Settings of a run: preset, file, environment, flags, in that order, into one value that can be
-written down again.
+"""Settings of a run, resolved from preset, file, environment and flags; later sources win.
 
-A variable is named after the setting: UNDERSTUDY_TRAIN_LEARNING_RATE, or
-UNDERSTUDY_TRAIN_LEARNING_RATE_FILE.
+An environment variable is named after its setting: UNDERSTUDY_TRAIN_LEARNING_RATE, or
+UNDERSTUDY_TRAIN_LEARNING_RATE_FILE for a file with the value.
 """
 
 import ast
@@ -49,58 +48,57 @@ ALGORITHMS: Mapping[str, str] = {
 
 
 def algorithm_class(name: str | type) -> Any:
-    """The class behind a short name or an import path; ConfigError names the nearest."""
-    found = (
+    """The class for a short name or an import path; ConfigError suggests the closest name."""
+    algorithm = (
         load(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS)
         if isinstance(name, str)
         else name
     )
     for part in ("Config", "Knobs"):
-        if not dataclasses.is_dataclass(getattr(found, part, None)):
+        if not dataclasses.is_dataclass(getattr(algorithm, part, None)):
             raise ConfigError(
-                f"algorithm {name!r} has no dataclass {part}; give a class that keeps to "
+                f"algorithm {name!r} has no dataclass {part}; give a class that implements "
                 "understudy.algorithm"
             )
-    return found
+    return algorithm
 
 
 def described(name: str) -> Any:
-    """What `algorithm_class` gives for a short name, as far as settings go, read from the source.
+    """The settings of `algorithm_class(name)` for a short name, read from the source code.
 
-    Importing an algorithm brings JAX, which takes seconds; a wrong setting is refused, and a list
-    is shown, without.
+    Importing an algorithm imports JAX, which takes seconds; checking and listing settings does
+    not need it.
     """
     module, _, title = ALGORITHMS[name].partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None
     body = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")).body
-    classes = {one.name: one for one in body if isinstance(one, ast.ClassDef)}
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     parts = {part: _fields_only(classes[title + part]) for part in ("Config", "Knobs")}
     return SimpleNamespace(**parts, __doc__=ast.get_docstring(classes[title]))
 
 
-def _fields_only(written: ast.ClassDef) -> type:
+def _fields_only(source: ast.ClassDef) -> type:
     fields = [
-        (one.target.id, Any, _value(one.value))
-        for one in written.body
-        if isinstance(one, ast.AnnAssign)
-        and isinstance(one.target, ast.Name)
-        and one.value is not None
+        (node.target.id, Any, _value(node.value))
+        for node in source.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.value is not None
     ]
-    return dataclasses.make_dataclass(written.name, fields)
+    return dataclasses.make_dataclass(source.name, fields)
 
 
-def _value(written: ast.expr) -> Any:
-    """What a default means: a literal, or one of the two calls that settings are written with;
-    nothing else is run."""
-    if isinstance(written, ast.Call) and isinstance(written.func, ast.Name):
-        call: Any = {"setting": setting, "Schedule": Schedule}[written.func.id]
-        return call(*map(_value, written.args))
-    return ast.literal_eval(written)
+def _value(source: ast.expr) -> Any:
+    """The value of a default: a literal, `setting(...)` or `Schedule(...)`; runs nothing else."""
+    if isinstance(source, ast.Call) and isinstance(source.func, ast.Name):
+        call: Any = {"setting": setting, "Schedule": Schedule}[source.func.id]
+        return call(*map(_value, source.args))
+    return ast.literal_eval(source)
 
 
 def algorithm_name(algorithm: str | type) -> str:
-    """What a run's folder calls an algorithm: its short name, or its import path."""
+    """The name of an algorithm in a run's folder: its short name, or its import path."""
     path = (
         algorithm
         if isinstance(algorithm, str)
@@ -118,34 +116,29 @@ _PREFIX = f"{PREFIX}TRAIN_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """How long, how wide and how often; what every algorithm shares."""
+    """The schedule and size of a run, for every algorithm."""
 
     steps: int = setting(
         100_000, 1, 10**12, "env steps of the whole run, or updates when training from a store"
     )
-    envs: int = setting(
-        8, 1, 4_096, "envs side by side; on-policy algorithms have a setting of their own"
-    )
+    envs: int = setting(8, 1, 4_096, "parallel envs; on-policy algorithms have their own setting")
     collect: int = setting(32, 1, 65_536, "steps per env and round")
     eval_every: int = setting(10_000, 1, 10**12, "env steps between two evaluations")
     eval_episodes: int = setting(100, 1, 100_000, "episodes per evaluation")
     checkpoint_every: int = setting(10_000, 1, 10**12, "env steps between two checkpoints")
     asynchronous: bool = setting(
-        False, 0, 1, "act ahead while learning; faster on idle cores, not exactly repeatable"
+        False, 0, 1, "act while learning; faster on idle cores, not exactly repeatable"
     )
-    ladder: bool = setting(
-        False, 0, 1, "each env keeps its own share of random actions, as Ape-X does"
-    )
+    ladder: bool = setting(False, 0, 1, "each env has its own fixed epsilon, as in Ape-X")
     until: float | None = None
-    """The return at which the run is solved; infinity for no goal, None where the game is to
-    say."""
+    """The return that solves the run; infinity for no goal, None for the game's own threshold."""
 
     def __post_init__(self) -> None:
         check_until(self.until)
 
 
 def check_until(until: Any) -> None:
-    """ConfigError unless this is a return to reach, infinity or None."""
+    """ConfigError unless `until` is a return, infinity or None."""
     if until is None:
         return
     if isinstance(until, bool) or not isinstance(until, int | float) or not until > -math.inf:
@@ -156,19 +149,19 @@ def check_until(until: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerPart:
-    """The learner's own settings, flat."""
+    """The settings of the learner and its replay."""
 
     updates_per_call: int = setting(16, 1, 4_096, "updates in one compiled call")
-    samples_per_insert: float = setting(8.0, 1e-3, 1e6, "rows sampled for each step inserted")
+    samples_per_insert: float = setting(8.0, 1e-3, 1e6, "rows sampled per inserted step")
     min_inserts: int = setting(1_000, 0, 10**9, "steps before the first update")
-    capacity: int = setting(131_072, 64, 10**9, "rows the replay holds")
-    alpha: float = setting(0.6, 0.0, 1.0, "how strongly priorities count")
-    max_lag_versions: int = setting(1_000, 0, 10**9, "versions an actor's chunk may be behind")
+    capacity: int = setting(131_072, 64, 10**9, "rows in the replay")
+    alpha: float = setting(0.6, 0.0, 1.0, "priority exponent; 0 samples uniformly")
+    max_lag_versions: int = setting(1_000, 0, 10**9, "largest lag of an actor's chunk, in versions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Everything that, with a game and a seed, makes a run."""
+    """All settings of a run; together with a game and a seed they reproduce it."""
 
     algorithm: str
     run: RunPart
@@ -176,17 +169,16 @@ class RunSettings:
     config: Any
     knobs: Any
     algorithm_type: Any
-    """The class behind the algorithm's name."""
+    """The algorithm's class."""
 
     def learner_config(self) -> "LearnerConfig":
-        """What these settings say about the learner; needs no game."""
-        from understudy.learn.learner import (
-            LearnerConfig,
-        )  # late: JAX takes seconds, and settings are shown without
+        """The learner's configuration from these settings."""
+        # Imported late: JAX takes seconds, and showing settings does not need it.
+        from understudy.learn.learner import LearnerConfig
         from understudy.learn.replay import LimiterConfig, ReplayConfig
 
         part = self.learner
-        # Room for two compiled calls, counted in the steps that pay for them.
+        # The steps whose samples make up two compiled calls.
         slack = math.ceil(
             2 * part.updates_per_call * getattr(self.config, "batch", 1) / part.samples_per_insert
         )
@@ -203,65 +195,62 @@ class RunSettings:
         )
 
     def to_toml(self) -> str:
-        """A preset that gives these settings again."""
+        """These settings as a preset."""
         lines = [f"algorithm = {toml_text(self.algorithm)}"]
-        for name in SECTIONS:
-            part = getattr(self, name)
-            lines += ["", f"[{name}]"]
-            values = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
-            # A network has a file of its own.
-            plain = {
-                key: one
-                for key, one in values.items()
-                if one is not None and not isinstance(one, NetworkSpec)
-            }
-            lines += [f"{key} = {toml_text(value)}" for key, value in plain.items()]
+        for section in SECTIONS:
+            part = getattr(self, section)
+            lines += ["", f"[{section}]"]
+            for name in _field_names(part):
+                value = getattr(part, name)
+                # A network is stored in its own file.
+                if value is not None and not isinstance(value, NetworkSpec):
+                    lines.append(f"{name} = {toml_text(value)}")
         return "\n".join(lines) + "\n"
+
+
+def _field_names(part: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(part)]
 
 
 @dataclass(slots=True)
 class Resolver:
-    """Collects values by section; later ones win."""
+    """Collects values by section; later values win."""
 
     algorithm: str
     algorithm_type: Any = None
-    """The class itself, where no import path leads to it."""
-    given: dict[str, dict[str, Any]] = field(
+    """The class itself, if it cannot be imported by path."""
+    collected: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {name: {} for name in SECTIONS}
     )
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Take the sections of a preset or file; a preset of another algorithm shares only run
-        and learner."""
+        """Add a preset or file; from another algorithm's, only the sections run and learner."""
         same = fields.get("algorithm", self.algorithm) == self.algorithm
         for section in SECTIONS if same else ("run", "learner"):
-            part = fields.get(section, {})
-            types = self._types()[section]
-            for name, value in part.items():
-                if name not in {one.name for one in dataclasses.fields(types)}:
+            known = _field_names(self._types()[section])
+            for name, value in fields.get(section, {}).items():
+                if name not in known:
                     raise self._unknown(name)
-                self.given[section][name] = value
+                self.collected[section][name] = value
 
     def set(self, name: str, value: Any) -> None:
-        """One setting by its bare name, in whatever section it lives; the algorithm's own come
-        first."""
+        """Set one setting by name, in its section; the algorithm's own sections come first."""
         for section in ("config", "knobs", "learner", "run"):
-            if name in {one.name for one in dataclasses.fields(self._types()[section])}:
-                self.given[section][name] = value
+            if name in _field_names(self._types()[section]):
+                self.collected[section][name] = value
                 return
         raise self._unknown(name)
 
     def add_environment(self, environ: Mapping[str, str] | None = None) -> None:
-        """Take what variables say, or the files that they name; what they are is known by their
-        names."""
+        """Add the values of environment variables, or of the files they name."""
         environ = os.environ if environ is None else environ
         for section, part in self._types().items():
-            for one in dataclasses.fields(part):
-                leaf = _leaf(one)
-                if found := find(leaf, {}, environ):
-                    value, origin = found
-                    self.given[section][one.name] = self._checked(
-                        section, leaf, parse_text(leaf, value), origin=origin
+            for setting_field in dataclasses.fields(part):
+                leaf = _leaf(setting_field)
+                if variable := find(leaf, {}, environ):
+                    text, origin = variable
+                    self.collected[section][leaf.name] = self._checked(
+                        section, leaf, parse_text(leaf, text), origin=origin
                     )
 
     def _types(self) -> dict[str, Any]:
@@ -274,9 +263,7 @@ class Resolver:
         }
 
     def _unknown(self, name: str) -> ConfigError:
-        names = sorted(
-            {one.name for part in self._types().values() for one in dataclasses.fields(part)}
-        )
+        names = sorted({name for part in self._types().values() for name in _field_names(part)})
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return ConfigError(
@@ -291,23 +278,23 @@ class Resolver:
             parts = {name: types[name](**values[name]) for name in SECTIONS}
         except TypeError as error:
             raise ConfigError(
-                f"{self.algorithm} cannot be set up: {error}; give every setting a default"
+                f"{self.algorithm} cannot be configured: {error}; give every setting a default"
             ) from error
         chosen = algorithm_class(self.algorithm_type or self.algorithm)
         return RunSettings(algorithm=self.algorithm, algorithm_type=chosen, **parts)
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """What was given so far, by section, checked."""
+        """The checked values collected so far, by section."""
         leaves = {
-            name: {one.name: _leaf(one) for one in dataclasses.fields(part)}
-            for name, part in self._types().items()
+            section: {field.name: _leaf(field) for field in dataclasses.fields(part)}
+            for section, part in self._types().items()
         }
         return {
             section: {
                 name: self._checked(section, leaves[section][name], value)
-                for name, value in given.items()
+                for name, value in values.items()
             }
-            for section, given in self.given.items()
+            for section, values in self.collected.items()
         }
 
     def _checked(self, section: str, leaf: Leaf, value: Any, *, origin: str = "") -> Any:
@@ -318,18 +305,19 @@ class Resolver:
         return check_value(leaf, value, origin=origin, may_move=section == "knobs")
 
 
-def _leaf(one: "dataclasses.Field[Any]") -> Leaf:
-    return Leaf(one.name, one.default, one.metadata.get("range"), _PREFIX)
+def _leaf(setting_field: "dataclasses.Field[Any]") -> Leaf:
+    limits = setting_field.metadata.get("range")
+    return Leaf(setting_field.name, setting_field.default, limits, _PREFIX)
 
 
-# --- Presets: settings for a kind of game, as files; those in the box, and the user's own ---------
+# --- Presets: files of settings for one kind of game, built in or the user's own ------------------
 
 
 def preset_names() -> list[str]:
-    """The presets in the box."""
+    """The names of the built-in presets."""
     folder = resources.files("understudy") / "presets"
     return sorted(
-        one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith(".toml")
+        path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")
     )
 
 
@@ -338,9 +326,8 @@ def read_preset(name: str) -> dict[str, Any]:
     if name.endswith(".toml") or "/" in name:
         if not (fields := read_toml(Path(name))):
             raise ConfigError(
-                f"{name} holds no settings; a preset says at least which algorithm; take the file "
-                "from a copy, or "
-                "leave it out for the preset of the game's kind"
+                f"{name} contains no settings; a preset names at least its algorithm; restore the "
+                "file from a copy, or omit it to use the preset for the kind of game"
             )
         return fields
     if name not in preset_names():
@@ -353,7 +340,7 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A settings file; ConfigError says what is wrong with it."""
+    """The fields of a settings file; ConfigError if it is unreadable or malformed."""
     try:
         return _parsed(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -385,11 +372,10 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
 
 def default_preset(algorithm: str, game: GameSpec) -> str:
     """The preset for a kind of game: pixels, continuous actions, or small observations."""
-    from understudy.learn.architecture import (
-        image_channels,
-    )  # brings JAX, which `--list` and others can do without
+    # Imported late: it imports JAX, which `--list` does not need.
+    from understudy.learn.architecture import image_channels
 
-    is_pixels = any(image_channels(one) is not None for one in game.obs.values())
+    is_pixels = any(image_channels(space) is not None for space in game.obs.values())
     kind = "pixels" if is_pixels else "vector" if game.discrete is not None else "continuous"
     for name in (f"{algorithm}-{kind}", f"{algorithm}-vector"):
         if name in preset_names():
@@ -397,7 +383,7 @@ def default_preset(algorithm: str, game: GameSpec) -> str:
     return ""
 
 
-# --- What the user asked for ----------------------------------------------------------------------
+# --- The user's request ---------------------------------------------------------------------------
 
 
 MAX_SEED = (1 << 32) - 1
@@ -405,7 +391,7 @@ MAX_SEED = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """What the user asked for; what is None comes from the preset, or from the run that goes on."""
+    """What the user requested; None means the preset's value, or that of the resumed run."""
 
     algorithm: Any = None
     """A short name, an import path, or a class."""
@@ -414,13 +400,13 @@ class TrainRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Single settings by name."""
     network: NetworkSpec | Sequence[int] | None = None
-    """A network of one's own, or the widths of its layers."""
+    """A custom network, or the widths of its layers."""
     seed: int | None = None
     until: float | None = None
     init_from: Path | None = None
-    """A run whose best policy is where this one starts."""
+    """A run whose best policy provides the initial weights."""
     from_store: Path | None = None
-    """A data folder to learn from, instead of playing."""
+    """A data folder to learn from instead of playing."""
 
     def __post_init__(self) -> None:
         if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED):
@@ -428,74 +414,72 @@ class TrainRequest:
         check_until(self.until)
 
 
-def wanted_algorithm(wanted: TrainRequest) -> Any:
-    """The algorithm that was asked for, in words, in a file or by a preset; else the one for the
-    kind of training."""
+def requested_algorithm(request: TrainRequest) -> Any:
+    """The algorithm named by flag, file or preset; by default ppo, or bc to train from a store."""
     named = {
-        "--algorithm": wanted.algorithm,
-        f"--config {wanted.config_file}": wanted.config_file
-        and read_toml(wanted.config_file).get("algorithm"),
-        f"--preset {wanted.preset}": wanted.preset and read_preset(wanted.preset).get("algorithm"),
+        "--algorithm": request.algorithm,
+        f"--config {request.config_file}": request.config_file
+        and read_toml(request.config_file).get("algorithm"),
+        f"--preset {request.preset}": request.preset
+        and read_preset(request.preset).get("algorithm"),
     }
-    named = {source: one for source, one in named.items() if one is not None}
-    names = {source: algorithm_name(one) for source, one in named.items()}
+    named = {source: algorithm for source, algorithm in named.items() if algorithm is not None}
+    names = {source: algorithm_name(algorithm) for source, algorithm in named.items()}
     first = next(iter(names), None)
     for source, name in names.items():
-        # An algorithm of one's own may borrow what a preset says about the run and the learner.
+        # A custom algorithm may reuse the run and learner sections of any preset.
         if first is not None and name != names[first] and names[first] in ALGORITHMS:
             raise ConfigError(
-                f"{first} is for {names[first]}, and {source} for {name}; leave out one of the two"
+                f"{first} is for {names[first]}, and {source} for {name}; omit one of the two"
             )
-    return named[first] if first is not None else "ppo" if wanted.from_store is None else "bc"
+    return named[first] if first is not None else "ppo" if request.from_store is None else "bc"
 
 
-def check_words(wanted: TrainRequest) -> None:
-    """ConfigError for what is wrong whatever the game; without JAX, unless the algorithm is the
-    user's own."""
-    algorithm = wanted_algorithm(wanted)
+def check_request(request: TrainRequest) -> None:
+    """ConfigError for errors in any game; imports no JAX, unless the algorithm is custom."""
+    algorithm = requested_algorithm(request)
     name = algorithm_name(algorithm)
     chosen = (
         described(name) if name in ALGORITHMS else None if isinstance(algorithm, str) else algorithm
     )
-    filled(Resolver(name, chosen), wanted, wanted.preset, with_environment=True).values()
+    filled(Resolver(name, chosen), request, request.preset, with_environment=True).values()
 
 
-def resolve(wanted: TrainRequest, game: GameSpec) -> RunSettings:
-    """Preset, file, environment and single settings, checked; in this order, the later wins."""
-    algorithm = wanted_algorithm(wanted)
+def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
+    """The checked settings from preset, file, environment and flags; later sources win."""
+    algorithm = requested_algorithm(request)
     name = algorithm_name(algorithm)
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
-    preset = wanted.preset or default_preset(name, game)
-    settings = filled(resolver, wanted, preset, with_environment=True).settings()
+    preset = request.preset or default_preset(name, game)
+    settings = filled(resolver, request, preset, with_environment=True).settings()
     return (
         settings
-        if not isinstance(wanted.network, NetworkSpec)
-        else with_network(settings, wanted.network)
+        if not isinstance(request.network, NetworkSpec)
+        else with_network(settings, request.network)
     )
 
 
 def filled(
-    resolver: Resolver, wanted: TrainRequest, preset: str | None, *, with_environment: bool = False
+    resolver: Resolver, request: TrainRequest, preset: str | None, *, with_environment: bool = False
 ) -> Resolver:
-    """The resolver with a preset, the user's file, the environment and single settings, of which
-    the later wins."""
+    """Add preset, file, environment and single settings to the resolver; later sources win."""
     if preset:
         resolver.add(read_preset(preset))
-    if wanted.config_file is not None:
-        resolver.add(read_toml(wanted.config_file))
+    if request.config_file is not None:
+        resolver.add(read_toml(request.config_file))
     if with_environment:
         resolver.add_environment()
-    for key, value in wanted.settings.items():
+    for key, value in request.settings.items():
         resolver.set(key, value)
-    if wanted.network is not None and not isinstance(wanted.network, NetworkSpec):
-        resolver.set("widths", list(wanted.network))
+    if request.network is not None and not isinstance(request.network, NetworkSpec):
+        resolver.set("widths", list(request.network))
     return resolver
 
 
 def with_network(settings: RunSettings, network: NetworkSpec | None) -> RunSettings:
-    """The same settings with a network of one's own."""
+    """The settings with a custom network."""
     if network is None:
         return settings
     if not hasattr(settings.config, "network"):
-        raise ConfigError(f"{settings.algorithm} takes no network of one's own; leave it out")
+        raise ConfigError(f"{settings.algorithm} does not support a custom network; omit it")
     return replace(settings, config=replace(settings.config, network=network))

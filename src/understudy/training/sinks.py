@@ -1,9 +1,8 @@
-"""Sinks: other people's dashboards, fed from a thread of their own, so that none of them can hold
-up a run.
+"""Sinks: external loggers, each fed from its own thread, so that none of them can block a run.
 
     run ─► queue (bounded, drops its oldest) ─► thread ─► TensorBoard, Weights & Biases, MLflow
 
-A sink that hangs, fails or is slow costs what it did not take, which is counted, and nothing else.
+A sink that hangs, fails or is slow loses entries, which are counted; the run is not affected.
 """
 
 import importlib
@@ -29,27 +28,27 @@ from understudy.training.events import (
 
 QUEUE = 4_096
 CLOSE_S = 20.0
-"""How long the end of a run waits for what is still on its way: some take that long to open."""
+"""How long the end of a run waits for queued entries: some sinks take that long to open."""
 
 
 class Sink(Protocol):
-    """Takes named numbers at a step; may raise, block or be slow."""
+    """Writes named numbers at a step; may raise, block or be slow."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
 Open = Callable[[Started], Sink]
-"""Opens a sink for a run; called in the sink's own thread, since signing in may take for ever."""
+"""Opens a sink for a run; called in the sink's own thread, since signing in may hang."""
 
 
-# --- adapters -------------------------------------------------------------------------------------
+# --- Adapters -------------------------------------------------------------------------------------
 
 
 class _TensorBoard:
     def __init__(self, run: Started) -> None:
         board: Any = importlib.import_module("tensorboardX")
-        # What a killed run wrote behind its last checkpoint is not shown.
+        # Hides what a killed run wrote after its last checkpoint.
         purge = run.env_steps or None
         self._writer = board.SummaryWriter(
             logdir=str(Path(run.run) / "tensorboard"), purge_step=purge
@@ -111,40 +110,41 @@ SINKS: Mapping[str, tuple[str, Open]] = {
     "tensorboard": ("tensorboardX", _TensorBoard),
     "wandb": ("wandb", _Wandb),
 }
-"""Names of extras, the package each needs, and how it is opened."""
+"""For each extra, the package it needs and the function that opens it."""
 
 
 def sinks_named(names: str | Iterable[str]) -> dict[str, Open]:
-    """How the sinks with these names (`"tensorboard,wandb"`) are opened; ConfigError says what
-    is wrong or missing."""
-    asked = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    for name in asked:
+    """Functions that open the named sinks (`"tensorboard,wandb"`); ConfigError or MissingExtra."""
+    requested = (
+        [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    )
+    for name in requested:
         if name not in SINKS:
             raise ConfigError(
-                f"log is {name!r}; give one or more of {', '.join(SINKS)}, with commas"
+                f"log is {name!r}; give one or more of {', '.join(SINKS)}, separated by commas"
             )
         if importlib.util.find_spec(SINKS[name][0]) is None:
             raise MissingExtra(
                 f"log {name!r} needs the package {SINKS[name][0]}; pip install 'understudy[{name}]'"
             )
-    return {name: SINKS[name][1] for name in asked}
+    return {name: SINKS[name][1] for name in requested}
 
 
-# --- the thread -----------------------------------------------------------------------------------
+# --- The thread -----------------------------------------------------------------------------------
 
 
 def numbers_of(event: Event) -> dict[str, float]:
-    """What a dashboard shows of an event; nothing for most."""
+    """The numbers of an event that are logged; most events have none."""
     match event:
         case EpisodeEnded():
             return {"train/return": event.return_, "train/length": float(event.length)}
         case Update():
-            shown = {
+            return {
                 "learner/updates": float(event.updates),
                 "learner/replay_ratio": event.replay_ratio,
+                "learner/lag_versions": float(event.lag_versions),
+                **{f"learner/{name}": value for name, value in event.metrics.items()},
             }
-            shown["learner/lag_versions"] = float(event.lag_versions)
-            return shown | {f"learner/{name}": value for name, value in event.metrics.items()}
         case Evaluation():
             ends = {"evaluation/low": event.low, "evaluation/high": event.high}
             return {
@@ -155,7 +155,7 @@ def numbers_of(event: Event) -> dict[str, float]:
 
 
 class Feed:
-    """One sink, its queue and its thread; `hear` never waits and never raises."""
+    """One sink with its queue and thread; `hear` never blocks and never raises."""
 
     def __init__(self, name: str, open_sink: Open, *, queue: int = QUEUE) -> None:
         self.name = name
@@ -169,7 +169,7 @@ class Feed:
 
     def hear(self, event: Event) -> None:
         if isinstance(event, Started) and self._thread is None:
-            # A daemon: a sink that hangs must not keep the process alive.
+            # A daemon, so that a hanging sink does not keep the process alive.
             self._thread = threading.Thread(
                 target=self._run, args=(event,), name=f"log-{self.name}", daemon=True
             )
@@ -197,7 +197,7 @@ class Feed:
             self.error = f"{type(error).__name__}: {error}"
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Wait a moment for what is still on its way."""
+        """Wait for queued entries, up to the timeout."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -206,17 +206,17 @@ class Feed:
 
     @property
     def is_hanging(self) -> bool:
-        """After `close`: whether its thread still waits for something."""
+        """After `close`: whether the thread is still running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def complaint(self) -> str:
-        """What went wrong, or nothing."""
+    def warning(self) -> str:
+        """What went wrong; empty if nothing did."""
         if self.error:
-            return f"log {self.name} failed and was left out: {self.error}"
+            return f"log {self.name} failed and was disabled: {self.error}"
         if self.is_hanging:
             return (
-                f"log {self.name} hangs; {self.dropped + len(self._waiting)} entries were not "
+                f"log {self.name} is hanging; {self.dropped + len(self._waiting)} entries were not "
                 "written"
             )
         return (
@@ -237,21 +237,21 @@ class Feeds:
             feed.hear(event)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        for wait_s in (0.0, timeout_s):  # first say it to all, then wait
+        for wait_s in (0.0, timeout_s):  # signals all of them before it waits
             for feed in self.feeds:
                 feed.close(wait_s)
 
     @property
-    def complaints(self) -> list[str]:
-        return [feed.complaint for feed in self.feeds if feed.complaint]
+    def warnings(self) -> list[str]:
+        return [feed.warning for feed in self.feeds if feed.warning]
 
 
 def both(*listeners: OnEvent | None) -> OnEvent:
-    """One listener that tells all of them; Stop when any of them says so."""
+    """One listener that calls all of them; returns Stop if any of them does."""
     present = [listener for listener in listeners if listener is not None]
 
     def hear(event: Event) -> object:
-        said = [listener(event) for listener in present]
-        return Stop if Stop in said else None
+        answers = [listener(event) for listener in present]
+        return Stop if Stop in answers else None
 
     return hear

@@ -1,5 +1,4 @@
-"""A training from its first step to its result: rounds, evaluations, checkpoints, in this order
-and no other."""
+"""The training loop: rounds, evaluations and checkpoints, from the first step to the result."""
 
 import contextlib
 import math
@@ -22,7 +21,7 @@ from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
 from understudy.nn.policy import Policy
 from understudy.training.env_info import GameChoice
-from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Judge
+from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Evaluator
 from understudy.training.events import (
     CheckpointSaved,
     EpisodeEnded,
@@ -44,7 +43,7 @@ FINAL_EPISODES = 100
 
 @dataclass(slots=True)
 class Clocks:
-    """Where the time went, in seconds."""
+    """Time spent, in seconds."""
 
     train_s: float = 0.0
     eval_s: float = 0.0
@@ -53,7 +52,7 @@ class Clocks:
 
 
 class Training:
-    """Repeats rounds until the steps are done, the goal is reached, or somebody says stop."""
+    """Repeats rounds until the steps are done, the goal is reached, or a listener stops it."""
 
     def __init__(
         self,
@@ -61,16 +60,16 @@ class Training:
         folder: RunFolder,
         part: RunPart,
         *,
-        judge: Judge,
+        evaluator: Evaluator,
         until: float | None,
         on_event: OnEvent | None,
         extensions: int = 0,
     ) -> None:
-        """`extensions`: how often the run had ended before, and was asked to go on."""
+        """`extensions`: how often the run had finished before and was extended."""
         self.engine = engine
         self.folder = folder
         self._part = part
-        self._judge = judge
+        self._evaluator = evaluator
         self._until = until
         self._listener = on_event
         self._extensions = extensions
@@ -80,19 +79,20 @@ class Training:
         self.best_mean = -math.inf
         self.is_solved = False
         self._final: Array | None = None
-        self.episodes = self.guarded_chunks = 0
+        self.episodes = 0
+        self.guarded_chunks = 0
         self._recent: deque[float] = deque(maxlen=100)
         self._next_eval = part.eval_every
         self._next_checkpoint = 0
         self.confirmations = 0
         self._best_extension = 0
-        """How often the run had been extended when its best policy was found."""
-        self._asked_to_stop = False
-        self.judged_steps = -1
-        """When the last evaluation was."""
+        """The number of extensions when the best policy was found."""
+        self._must_stop = False
+        self.evaluated_steps = -1
+        """The step of the last evaluation."""
 
     def hear(self, event: Event) -> None:
-        """Every event of the run passes here."""
+        """Handle an event of the run and pass it on to the listener."""
         if isinstance(event, EpisodeEnded):
             self._recent.append(event.return_)
             self.episodes += 1
@@ -100,20 +100,20 @@ class Training:
             self.guarded_chunks += len(event.chunks)
             self.folder.add_guarded(event)
         if self._listener is not None and self._listener(event) is Stop:
-            self._asked_to_stop = True
+            self._must_stop = True
 
-    # --- the loop ---------------------------------------------------------------------------------
+    # --- The loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train to the end; an exception or a kill leaves the last checkpoint to go on from."""
-        while not (self.engine.is_done or self.is_solved or self._asked_to_stop):
+        """Train to the end; after an exception or a kill, the last checkpoint can be resumed."""
+        while not (self.engine.is_done or self.is_solved or self._must_stop):
             self.step()
-        if self.judged_steps != self.engine.steps:
+        if self.evaluated_steps != self.engine.steps:
             self._evaluate()
-        self._save()  # also where it is solved: it may be asked to go on from here
+        self._save()  # also if solved: the run may be extended from here
 
     def step(self) -> None:
-        """One round, then what is due after it."""
+        """One round, then the evaluation and the checkpoint that are due."""
         started_s = time.perf_counter()
         began_at = self.engine.steps
         compiled_s = self.engine.learner.compile_s
@@ -123,7 +123,7 @@ class Training:
         self.clocks.train_s += time.perf_counter() - started_s - compiled_s
         if self.engine.steps >= self._next_eval:
             self._evaluate()
-        # Before the mark would be passed: whoever is killed repeats no more than an interval.
+        # Saved before the mark would be passed, so that a kill costs at most one interval.
         if 2 * self.engine.steps - began_at > self._next_checkpoint and not self.is_solved:
             started_s = time.perf_counter()
             self._save()
@@ -133,30 +133,30 @@ class Training:
         started_s = time.perf_counter()
         env_steps = self.engine.steps
         self._next_eval = env_steps + self._part.eval_every
-        self.judged_steps = env_steps
-        played = self._judge.returns(
+        self.evaluated_steps = env_steps
+        played = self._evaluator.returns(
             self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING
         )
         if played is None or not len(returns := self._finite(played)):
             return
-        found = mean(returns)
-        is_whole = len(returns) == len(played)
-        is_best = is_whole and found.value > self.best_mean
+        estimate = mean(returns)
+        all_finite = len(returns) == len(played)
+        is_best = all_finite and estimate.value > self.best_mean
         if is_best:
-            self.best_mean = found.value
+            self.best_mean = estimate.value
             self._best_extension = self._extensions
             self.folder.save_policy("best", self.engine.policy)
-        if is_whole and self._until is not None and found.value >= self._until:
+        if all_finite and self._until is not None and estimate.value >= self._until:
             self._confirm(self._until)
         self.clocks.eval_s += time.perf_counter() - started_s
         recent = [value for value in self._recent if math.isfinite(value)]
-        low, high = (math.nan if end is None else end for end in (found.low, found.high))
+        low, high = (math.nan if end is None else end for end in (estimate.low, estimate.high))
         self.folder.add_to_curve(
             {
                 "env_steps": env_steps,
                 "updates": self.engine.learner.counts.updates,
                 "train_s": self.clocks.train_s,
-                "return_mean": found.value,
+                "return_mean": estimate.value,
                 "return_low": low,
                 "return_high": high,
                 "train_return": float(np.mean(recent)) if recent else math.nan,
@@ -166,16 +166,15 @@ class Training:
             Evaluation(
                 env_steps=env_steps,
                 returns=returns.tolist(),
-                mean=found.value,
-                low=found.low,
-                high=found.high,
+                mean=estimate.value,
+                low=estimate.low,
+                high=estimate.high,
                 is_best=is_best,
             )
         )
 
     def _confirm(self, until: float) -> None:
-        """Whoever reaches the goal must reach it on seeds that were never used before; only then
-        the run is solved."""
+        """Repeat a reached goal on seeds never used before; only then is the run solved."""
         returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
         self.confirmations += 1
         if returns is not None and returns.mean() >= until:
@@ -184,52 +183,50 @@ class Training:
             self.folder.save_policy("best", self.engine.policy)
 
     def final_returns(self) -> Array | None:
-        """100 episodes of the best policy on seeds that no evaluation before has used; None unless
-        all are finite.
+        """100 episodes of the best policy on seeds no evaluation has used; None unless all finite.
 
-        Of a run that is solved, they are those that confirmed it.
+        For a solved run they are the episodes that confirmed it.
         """
         if self._final is None:
-            # The same policy has the same seeds, however often its run is extended: there is one
-            # last test, not many.
+            # The same policy always gets the same seeds, however often its run is extended, so
+            # that it has only one final test.
             self._final = self._hundred(
                 self.folder.policy(), series=AT_THE_END, attempt=self._best_extension
             )
-            # The goal counts when it was reached twice: in an evaluation, and here.
+            # Solved only if the goal was reached twice: in an evaluation and here.
             if self._final is not None and self._until is not None:
                 self.is_solved = min(self.best_mean, float(self._final.mean())) >= self._until
         return self._final
 
     def _hundred(self, policy: Policy, *, series: int, attempt: int = 0) -> Array | None:
-        returns = self._judge.returns(
+        returns = self._evaluator.returns(
             policy, episodes=FINAL_EPISODES, series=series, attempt=attempt
         )
         return None if returns is None or len(self._finite(returns)) < len(returns) else returns
 
     def _finite(self, returns: Array) -> Array:
-        """Without what a game said that is NaN or infinite, which is told."""
+        """The finite returns; a Guarded event reports NaN and infinite ones."""
         is_finite = np.isfinite(returns)
         if not is_finite.all():
             self.hear(
                 Guarded(
                     env_steps=self.engine.steps,
-                    what=f"{(~is_finite).sum()} of {len(returns)} evaluated episodes returned "
-                    "NaN or infinity: they are left out, and the others count neither as best nor "
+                    what=f"{(~is_finite).sum()} of {len(returns)} evaluation episodes returned "
+                    "NaN or infinity: they are ignored, and the others count neither as best nor "
                     "towards the goal",
                 )
             )
         return returns[is_finite]
 
-    # --- checkpoints ------------------------------------------------------------------------------
+    # --- Checkpoints ------------------------------------------------------------------------------
 
     def _save(self) -> None:
         env_steps = self.engine.steps
         self._next_checkpoint = env_steps + self._part.checkpoint_every
-        # Returns may be anything a game says, also what JSON cannot: NaN, infinities.
-        recent = np.array(self._recent, float)
+        # As arrays: a game may return NaN and infinities, which JSON cannot hold.
         arrays: dict[str, Array] = {
             "training.best_mean": np.array(self.best_mean),
-            "training.recent": recent,
+            "training.recent": np.array(self._recent, float),
         }
         if self._final is not None:
             arrays["training.final"] = self._final
@@ -237,7 +234,7 @@ class Training:
             "is_solved": self.is_solved,
             "extensions": self._extensions,
             "next_eval": self._next_eval,
-            "judged_steps": self.judged_steps,
+            "evaluated_steps": self.evaluated_steps,
             "episodes": self.episodes,
             "guarded_chunks": self.guarded_chunks,
             "confirmations": self.confirmations,
@@ -251,7 +248,7 @@ class Training:
         self.hear(CheckpointSaved(env_steps=env_steps, path=str(path)))
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint; False when there is none yet."""
+        """Resume from the newest checkpoint; False if there is none yet."""
         checkpoint = self._job.resume()
         if checkpoint is None:
             return False
@@ -259,7 +256,7 @@ class Training:
         self.best_mean = float(checkpoint.arrays["training.best_mean"])
         self._recent.extend(checkpoint.arrays["training.recent"].tolist())
         self._next_eval = facts["next_eval"]
-        self.judged_steps = facts["judged_steps"]
+        self.evaluated_steps = facts["evaluated_steps"]
         self.episodes = facts["episodes"]
         self.guarded_chunks = facts["guarded_chunks"]
         self.confirmations = facts["confirmations"]
@@ -268,7 +265,7 @@ class Training:
         self.clocks.train_s = facts["train_s"]
         self.clocks.eval_s = facts["eval_s"]
         if facts.get("is_solved") and facts["extensions"] == self._extensions:
-            # It was killed between its last checkpoint and its result; nobody has asked for more.
+            # Killed between its last checkpoint and its result, and not extended since.
             self.is_solved = True
             self._final = checkpoint.arrays["training.final"]
         self.resumed_at_step = checkpoint.env_steps
@@ -276,7 +273,7 @@ class Training:
         return True
 
 
-# --- Building: envs, algorithm, learner, actor, engine --------------------------------------------
+# --- Construction: envs, algorithm, learner, actor, engine ----------------------------------------
 
 
 def build(
@@ -286,13 +283,13 @@ def build(
     *,
     spec: GameSpec,
     choice: GameChoice,
-    judge: Judge,
+    evaluator: Evaluator,
     on_event: OnEvent | None,
     opened: contextlib.ExitStack,
 ) -> Training:
-    """The training that a run's facts describe; what it opened is closed with `opened`.
+    """Build the training that a run's facts describe; its resources are closed with `opened`.
 
-    It plays the game itself, or only reads a store, for which the game need not be installed.
+    It plays the game, or only reads a store, which does not require the game to be installed.
     """
     part = settings.run
     algorithm = settings.algorithm_type(spec, settings.config)
@@ -302,15 +299,15 @@ def build(
         config = replace(config, limiter=None)
         if not isinstance(algorithm.needs, Transitions):
             raise ConfigError(
-                f"{settings.algorithm} learns only from what it plays itself; use bc or dqn with "
-                "--from-store"
+                f"{settings.algorithm} is on-policy and learns only from its own play; use bc or "
+                "dqn with --from-store"
             )
     start = None if facts["init_from"] is None else folder.start().weights
     learner = Learner(
         algorithm, settings.knobs, root_seed=facts["seed"], config=config, start=start
     )
 
-    def hear(event: Event) -> None:  # an engine is made before its training
+    def hear(event: Event) -> None:  # the engine is created before its training
         training.hear(event)
 
     engine: Engine
@@ -353,7 +350,7 @@ def build(
         engine,
         folder,
         part,
-        judge=judge,
+        evaluator=evaluator,
         until=facts["until"],
         on_event=on_event,
         extensions=facts.get("extensions", 0),

@@ -1,10 +1,10 @@
-"""TrainingJob: an engine with its checkpoints, the same for a run and for the learner service.
+"""TrainingJob: an engine with its checkpoints, used by runs and by the learner service.
 
-FOLDER/000000004096.safetensors     a checkpoint, named by the steps it was taken at;
-                                    the newest that reads is the one
+FOLDER/000000004096.safetensors     a checkpoint, named after its step;
+                                    the newest readable one is used
 
-Killed at any moment it resumes from its newest checkpoint: with the same weights, rows and place in
-its data.
+Killed at any moment, it resumes from the newest checkpoint with the same weights, rows and
+position in its data.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from understudy.nn.policy import Policy
 from understudy.training.events import Guarded, OnEvent
 
 MAX_RESTORES = 3
-"""How often a training goes back to a checkpoint before it is given up."""
+"""Restores of a checkpoint before a training fails."""
 FORMAT = "understudy-checkpoint/1"
 _NAME = re.compile(r"(\d{12})\.safetensors")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
@@ -35,7 +35,7 @@ _MAX_HEADER_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Arrays by name and facts as JSON, taken at a number of env steps."""
+    """The state of a training at a step: arrays by name, and facts as JSON."""
 
     env_steps: int
     arrays: Mapping[str, Array]
@@ -47,15 +47,14 @@ class Checkpoint:
         raw = tensors.encode(self.arrays, metadata | {"digest": _digest(self.arrays, metadata)})
         if (size_bytes := int.from_bytes(raw[:8], "little")) > _MAX_HEADER_BYTES:
             raise ConfigError(
-                f"the checkpoint's header has {size_bytes} bytes, and at most {_MAX_HEADER_BYTES} "
-                "are read again; keep "
-                "large state in arrays, not in facts"
+                f"the checkpoint's header has {size_bytes} bytes; at most {_MAX_HEADER_BYTES} can "
+                "be read; store large state in arrays, not in facts"
             )
         return raw
 
 
 def decode_checkpoint(raw: bytes) -> Checkpoint:
-    """The checkpoint in these bytes; Corrupt unless every byte is as it was written."""
+    """Decode a checkpoint; Corrupt unless every byte is intact."""
     try:
         arrays, metadata = tensors.decode(raw, max_header_bytes=_MAX_HEADER_BYTES)
         facts = json.loads(metadata["facts"])
@@ -65,7 +64,7 @@ def decode_checkpoint(raw: bytes) -> Checkpoint:
     digest = metadata.pop("digest", "")
     if metadata.get("format") != FORMAT or digest != _digest(arrays, metadata):
         raise Corrupt(
-            f"a checkpoint of format {metadata.get('format')!r} is damaged or of another build"
+            f"a checkpoint of format {metadata.get('format')!r} is damaged or from another version"
         )
     return Checkpoint(env_steps, arrays, facts)
 
@@ -79,18 +78,17 @@ def _digest(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
 
 
 class Checkpoints:
-    """A folder of checkpoints; the newest `keep` stay."""
+    """A folder of checkpoints; keeps the newest `keep`."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = folder
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Make it durable, then drop the oldest; a crash or a full disk at any moment leaves the
-        one before."""
+        """Store it durably, then delete old ones; a crash or full disk leaves the previous one."""
         make_folder(self._folder)
-        for left in self._folder.glob(".*.tmp"):
-            left.unlink(missing_ok=True)  # of a process that was killed while it wrote
+        for partial in self._folder.glob(".*.tmp"):
+            partial.unlink(missing_ok=True)  # from a process that was killed while writing
         path = self._folder / f"{checkpoint.env_steps:012d}.safetensors"
         try:
             write_file(path, checkpoint.encode())
@@ -103,7 +101,7 @@ class Checkpoints:
         return path
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that reads, or None; Corrupt when there are some and none reads."""
+        """The newest readable checkpoint, or None without any; Corrupt if none is readable."""
         errors = []
         for path in reversed(self._paths()):
             try:
@@ -112,9 +110,8 @@ class Checkpoints:
                 errors.append(f"{path.name}: {error}")
         if errors:
             raise Corrupt(
-                f"no checkpoint in {self._folder} can be read: {'; '.join(errors)}; put one back "
-                "from a backup, or "
-                "begin anew in another folder"
+                f"no checkpoint in {self._folder} can be read: {'; '.join(errors)}; restore one "
+                "from a backup, or start again in another folder"
             )
         return None
 
@@ -125,7 +122,7 @@ class Checkpoints:
 
 
 class Engine(Protocol):
-    """What turns rounds into weights; `steps` are env steps, or updates where nothing is played."""
+    """Runs rounds of training; `steps` counts env steps, or updates if nothing is played."""
 
     learner: Learner
     policy: Policy
@@ -143,61 +140,60 @@ class Engine(Protocol):
 
 
 class TrainingJob:
-    """Rounds of an engine; `on_event` hears when it goes back to a checkpoint."""
+    """Runs an engine's rounds; `on_event` is called when a checkpoint is restored."""
 
     def __init__(self, engine: Engine, folder: Path, *, on_event: OnEvent) -> None:
         self.engine = engine
         self._on_event = on_event
         self._checkpoints = Checkpoints(folder)
         self.restores = 0
-        """How often it went back to a checkpoint."""
+        """How often a checkpoint was restored."""
         self.saved_steps = -1
-        """Where the newest checkpoint was taken; -1 while there is none."""
+        """The step of the newest checkpoint; -1 if there is none."""
 
     def step(self) -> None:
-        """One round; where too many updates were not finite, back to the newest checkpoint at
-        half the rate."""
+        """One round; after too many non-finite updates, restores and halves the learning rate."""
         if self.engine.step():
             return
         self.restores += 1
         checkpoint = self._checkpoints.latest()
         if checkpoint is None or self.restores > MAX_RESTORES:
             raise LearningFailed(
-                f"updates stay not finite after {self.restores - 1} restores; look at the rewards "
-                "and observations of "
-                "the chunks that were named, or lower learning_rate"
+                f"updates are still not finite after {self.restores - 1} restores; check the "
+                "rewards and observations of the reported chunks, or lower learning_rate"
             )
         self.engine.learner.go_back(checkpoint.arrays)
         self.engine.policy = self.engine.learner.publish()
         what = (
             f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} "
-            "restored, "
-            "learning rate halved"
+            "restored, learning rate halved"
         )
         self._on_event(Guarded(env_steps=self.engine.steps, what=what))
 
     def save(
         self, arrays: Mapping[str, Array] | None = None, facts: Mapping[str, Any] | None = None
     ) -> Path:
-        """Make everything durable, with what else the caller wants to find again; the file that
-        holds it."""
-        learned, known = self.engine.checkpoint()
-        known |= {"restores": self.restores, **(facts or {})}
+        """Save the engine's state with the caller's arrays and facts; returns the file."""
+        engine_arrays, engine_facts = self.engine.checkpoint()
         path = self._checkpoints.save(
-            Checkpoint(self.engine.steps, {**learned, **(arrays or {})}, known)
+            Checkpoint(
+                self.engine.steps,
+                {**engine_arrays, **(arrays or {})},
+                {**engine_facts, "restores": self.restores, **(facts or {})},
+            )
         )
         self.saved_steps = self.engine.steps
         return path
 
     def resume(self) -> Checkpoint | None:
-        """Go on from the newest checkpoint and return it; None when there is none yet."""
+        """Resume from the newest checkpoint and return it; None if there is none yet."""
         checkpoint = self._checkpoints.latest()
         if checkpoint is not None:
             self.restore(checkpoint)
         return checkpoint
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from this checkpoint of the folder."""
+        """Resume from this checkpoint."""
         self.engine.restore(checkpoint.arrays, checkpoint.facts)
-        self.restores = checkpoint.facts.get("restores", 0)  # older runs wrote it elsewhere
+        self.restores = checkpoint.facts.get("restores", 0)  # older runs stored it elsewhere
         self.saved_steps = checkpoint.env_steps

@@ -1,4 +1,4 @@
-"""Videos: episodes of a policy as animated GIFs, from an env that renders into arrays."""
+"""Videos: episodes of a policy as animated GIFs, from an env with render_mode rgb_array."""
 
 import contextlib
 import io
@@ -23,16 +23,15 @@ MAX_FPS = 25
 MAX_SIDE = 400
 """Pixels; larger frames are scaled down."""
 MAX_FRAMES = 1_500
-"""Frames kept of one episode: a minute at the highest rate."""
+"""Most frames of one episode: a minute at the highest rate."""
 
 Env = gymnasium.Env[Any, Any]
 
 
 def check_video(choice: GameChoice, *, asked: str = "video") -> None:
-    """ConfigError, or MissingExtra, when this game cannot be filmed; asked before a run, not after
-    it.
+    """ConfigError or MissingExtra if this game cannot be filmed; called before a run starts.
 
-    `asked` is what to leave out then: the flag, or the parameter, that asked for films.
+    `asked` names the flag or parameter that requested videos, for the message.
     """
     with rendering(choice, asked=asked) as env:
         env.reset(seed=0)
@@ -43,12 +42,12 @@ def check_video(choice: GameChoice, *, asked: str = "video") -> None:
 def film(
     choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int], asked: str = "video"
 ) -> list[Path]:
-    """One GIF for each seed in the folder, each there as a whole or not at all."""
+    """Write one GIF per seed into the folder; a file is complete or does not exist."""
     make_folder(folder.absolute())
     paths = []
     with rendering(choice, asked=asked) as env:
         fps = float(env.metadata.get("render_fps") or 30.0)
-        every = max(1, round(fps / MAX_FPS))  # one frame of so many is kept
+        every = max(1, round(fps / MAX_FPS))  # keeps one frame in `every`
         shown_ms = round(1000 / (fps / every))
         for number, seed in enumerate(seeds, start=1):
             first, *others = _episode(env, choice, policy, seed=seed, every=every)
@@ -63,37 +62,35 @@ def film(
 
 @contextlib.contextmanager
 def rendering(choice: GameChoice, *, asked: str = "video") -> Iterator[Env]:
-    """An env of this game that renders into arrays; ConfigError or MissingExtra where there is
-    none."""
+    """An env that renders arrays; ConfigError or MissingExtra if the game has none."""
     if choice.is_named:
         choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})
     with contextlib.closing(choice.make(1)) as envs:
         mode = envs.envs[0].render_mode if isinstance(envs, SyncVectorEnv) else None
         if not isinstance(envs, SyncVectorEnv) or mode != "rgb_array":
             raise ConfigError(
-                f"{choice.name} does not render into arrays (its render_mode is {mode!r}); make it "
-                "with "
-                f"render_mode='rgb_array', or leave out {asked}"
+                f"{choice.name} does not render arrays (its render_mode is {mode!r}); create it "
+                f"with render_mode='rgb_array', or omit {asked}"
             )
         try:
             yield envs.envs[0]
         except (DependencyNotInstalled, ImportError) as error:
             raise MissingExtra(
-                f"{choice.name} cannot be filmed: {error}; {_install(error)}, or leave out {asked}"
+                f"{choice.name} cannot be filmed: {error}; {_install(error)}, or omit {asked}"
             ) from error
 
 
 def _install(error: Exception) -> str:
-    """How to get what is missing; Gymnasium says the command itself."""
+    """How to install the missing package; Gymnasium's own errors include the command."""
     if "pip install" in str(error):
-        return "do that"
+        return "run that command"
     name = (getattr(error, "name", None) or "").partition(".")[0]
     package = {"PIL": "pillow", "cv2": "opencv-python"}.get(name, name)
-    return f"run `pip install {package}`" if package else "install that"
+    return f"run `pip install {package}`" if package else "install the package"
 
 
 def frame_of(env: Env, choice: GameChoice, *, asked: str = "video") -> Array:
-    """What an env shows now, as uint8[height, width, 3]."""
+    """The env's current frame, uint8[height, width, 3]."""
     frame = env.render()
     if (
         not isinstance(frame, np.ndarray)
@@ -102,9 +99,9 @@ def frame_of(env: Env, choice: GameChoice, *, asked: str = "video") -> Array:
         or frame.shape[2] != 3
     ):
         raise ConfigError(
-            f"{choice.name} cannot be filmed: render() gave "
-            f"{getattr(frame, 'shape', type(frame).__name__)}, wanted is "
-            f"uint8[height, width, 3]; leave out {asked}"
+            f"{choice.name} cannot be filmed: render() returned "
+            f"{getattr(frame, 'shape', type(frame).__name__)}, expected "
+            f"uint8[height, width, 3]; omit {asked}"
         )
     return frame
 
@@ -120,14 +117,14 @@ def _episode(
             yield _small(frame_of(env, choice))
         if is_over:
             return
-        obs, _, terminated, truncated, info = env.step(player.act(obs, legal=info.get(MASK)))
+        obs, _, terminated, truncated, info = env.step(player.act(obs, action_mask=info.get(MASK)))
         is_over = bool(terminated or truncated)
 
 
 def _small(frame: Array) -> Any:
-    from PIL import Image  # comes with matplotlib
+    from PIL import Image  # installed with matplotlib
 
     image = Image.fromarray(frame)
     image.thumbnail((MAX_SIDE, MAX_SIDE))
-    # A palette at once: an episode of full frames would fill the memory.
+    # Quantised at once: an episode of full frames would fill the memory.
     return image.quantize(colors=128)
