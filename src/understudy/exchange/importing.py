@@ -151,8 +151,7 @@ def _counted(
     now = {noise: after[noise].n_steps if noise in after else 0 for noise in sent}
     lacking = {noise: max(0, plan.outline.steps - now[noise]) for noise, plan in sent.items()}
     is_waiting = {
-        noise: target.is_remote and not (noise in after and after[noise].closed)
-        for noise in sent
+        noise: target.is_remote and not (noise in after and after[noise].closed) for noise in sent
     }
     out = [plan.outline for plan in plans.values() if plan.session is None]
     details: dict[str, Any] = {}

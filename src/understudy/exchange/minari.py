@@ -297,7 +297,7 @@ class MinariDataset:
         self.spec = self._spec(metadata.get(SPEC_KEY), game)
 
     def _spec(self, own: Any, game: GameName | None) -> GameSpec:
-        """Return the spec that our export wrote to the metadata, or one for the dataset's spaces."""
+        """Return the spec in the metadata of our own exports, or one for the dataset's spaces."""
         if isinstance(own, str):
             try:
                 spec = spec_from_json(own)

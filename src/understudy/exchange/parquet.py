@@ -246,7 +246,7 @@ def _table(
 
 
 class ParquetFile:
-    """A file that `data export` wrote; its rows become the original chunks. Opening validates it."""
+    """A file that `data export` wrote, validated when opened; its rows become the chunks again."""
 
     origins: Mapping[int, int] = {}
 
