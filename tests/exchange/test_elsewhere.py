@@ -201,7 +201,7 @@ def test_a_player_who_is_forgotten_while_nothing_is_stored_may_be_imported_again
 
 def test_an_import_under_another_name_or_after_too_long_is_not_mixed_up(made: Deployment) -> None:
     made.bring(player=ADA)
-    with pytest.raises(ConfigError, match="give the same --player"):
+    with pytest.raises(ConfigError, match="pass the same --player"):
         made.bring(player=player_name("bob"))
     sessions = UnfinishedImports(made.data.root).sessions
     old = {
@@ -209,7 +209,7 @@ def test_an_import_under_another_name_or_after_too_long_is_not_mixed_up(made: De
         for noise, one in sessions.items()
     }
     UnfinishedImports(made.data.root).add(old)
-    with pytest.raises(ConfigError, match="too long ago"):
+    with pytest.raises(ConfigError, match="too old to resume"):
         made.bring(player=ADA)
 
 
@@ -260,7 +260,7 @@ def test_a_stream_that_is_busy_is_tried_again_and_one_that_is_away_is_told(
             "understudy.backends.deployment.open_stream", lambda _, data: Shut(data.stream)
         )
         with pytest.raises(
-            StorageFailed, match="the broker does not answer; mend that, then run the same command"
+            StorageFailed, match="the broker does not answer; fix that, then run the same command"
         ):
             made.bring(clock=clock)
     monkeypatch.setattr(

@@ -98,7 +98,7 @@ def test_a_copy_that_lacks_something_is_no_copy(
         return Window(*arguments, **{**named, "wanted": lambda meta: meta.chunk_no >= 1090})
 
     monkeypatch.setattr("understudy.exchange.exporting.Window", cut)
-    with pytest.raises(StorageFailed, match="does not fit"):
+    with pytest.raises(StorageFailed, match="conflicts with other chunks"):
         copy_of(desk, tmp_path)
 
 
@@ -116,5 +116,5 @@ def test_a_missing_package_gives_one_line_with_the_install_command(
 def test_what_a_library_said_becomes_one_line() -> None:
     assert one_line(ValueError("a\n  b\tc")) == "a b c"
     assert one_line(KeyError("rewards")) == "'rewards' is missing"
-    assert one_line(AssertionError()) == "it is not as the library wants it (AssertionError)"
+    assert one_line(AssertionError()) == "the library reported no details (AssertionError)"
     assert len(one_line(ValueError("x" * 999))) == 160

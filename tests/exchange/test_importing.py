@@ -19,8 +19,8 @@ from understudy.core.errors import ConfigError, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import player_name, session_time_s
 from understudy.exchange import importing
-from understudy.exchange.destination import LandingHere
-from understudy.exchange.importing import Plan, entering, placed
+from understudy.exchange.destination import LocalTarget
+from understudy.exchange.importing import Plan, accepted_id, assign_session
 from understudy.exchange.incoming import noise_of, session_of, survey
 from understudy.exchange.parquet import ParquetFile
 from understudy.experience.intake import deployment_key, pseudonym
@@ -116,7 +116,7 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
     with monkeypatch.context() as patched:
         patched.setattr(LocalLink, "send", kill)
         patched.setattr(importing, "MAX_FRAMES_PER_SEND", 4)
-        patched.setattr(LandingHere, "step", lambda _: None)  # killed before ingest came round
+        patched.setattr(LocalTarget, "step", lambda _: None)  # killed before ingest came round
         with pytest.raises(Killed):
             from_parquet(data, path)
     result = from_parquet(data, path)
@@ -190,11 +190,11 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(
         last_received_s=info.last_received_s,
     )
     plan = Plan(0, survey(ParquetFile(path))[noise_of(info.session)], importing.NOBODY)
-    with pytest.raises(ConfigError, match="too long ago"):
-        placed(plan, unfinished, info.player, now_s=later)
+    with pytest.raises(ConfigError, match="too old to resume"):
+        assign_session(plan, unfinished, info.player, now_s=later)
     with pytest.raises(ConfigError, match="another name"):
-        placed(plan, unfinished, b"other" + bytes(11), now_s=time.time())
-    assert placed(plan, unfinished, info.player, now_s=time.time()).session == info.session
+        assign_session(plan, unfinished, b"other" + bytes(11), now_s=time.time())
+    assert assign_session(plan, unfinished, info.player, now_s=time.time()).session == info.session
 
 
 def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_ex
     source = DataFolder(tmp_path / "source")
     (played,) = sessions(source)
     plan = Plan(0, survey(ParquetFile(path))[noise_of(played.session)], ADA)
-    assert placed(plan, played, played.player, now_s=time.time()).session is None
+    assert assign_session(plan, played, played.player, now_s=time.time()).session is None
     assert from_parquet(source, path, player=ADA).there_steps == n_steps
     assert not sessions(source)[0].closed
 
@@ -240,6 +240,6 @@ def test_sessions_of_equal_content_have_equal_random_parts() -> None:
     assert session_of("a", b"b") == session_of("a", b"b")
     assert session_of("a", b"b") != session_of("ab", b"")
     assert session_of("a").version == 7
-    retimed = entering(session_of("a"), time.time())
+    retimed = accepted_id(session_of("a"), time.time())
     assert noise_of(retimed) == noise_of(session_of("a"))
     assert uuid.UUID(str(retimed)).version == 7

@@ -180,7 +180,7 @@ def test_a_store_without_a_whole_episode_gives_no_dataset(tmp_path: Path) -> Non
     made = recording(DataFolder(tmp_path / "D"))
     (chunk,) = chunks_of(episodes(person(), 1), new_session(START_S, b"0123456789"))
     made.store([opened(chunk, is_cut=True)])
-    with pytest.raises(ConfigError, match="no episode is whole"):
+    with pytest.raises(ConfigError, match="no episode is complete"):
         to_minari(made.data, tmp_path / "a-v0")
     assert [path.name for path in tmp_path.iterdir()] == ["D"]
 
@@ -321,20 +321,20 @@ def say(metadata: Path, **fields: Any) -> None:
     [
         ("missing", "no metadata.json"),
         ("an empty folder", "no metadata.json"),
-        ("no HDF5", "no readable Minari"),
-        ("truncated", "no readable Minari"),
-        ("empty file", "no readable"),
-        ("bad metadata", "no readable Minari"),
+        ("no HDF5", "not a readable Minari"),
+        ("truncated", "not a readable Minari"),
+        ("empty file", "not a readable"),
+        ("bad metadata", "not a readable Minari"),
         ("arrow", "Minari #351"),
         ("NaN", "not_finite"),
         ("too few observations", "bad_shape"),
-        ("goes on after its end", "goes on after"),
+        ("steps after its end", "has steps after"),
         ("an action outside", "bad_action"),
         ("no episodes", "no steps"),
-        ("no spaces", "no readable Minari"),
-        ("an episode too few", "speak of 2 episodes, and there are 1"),
+        ("no spaces", "not a readable Minari"),
+        ("an episode too few", "lists 2 episodes, but it holds 1"),
         ("no count", "'total_episodes' is missing"),
-        ("a count in words", "speak of many episodes"),
+        ("a count in words", "lists many episodes"),
         ("a name too long", "wrong type or size"),
         ("a bad spec", "no readable game spec"),
     ],
@@ -345,7 +345,7 @@ def test_a_bad_dataset_is_refused_in_one_line_and_nothing_is_stored(
     bad: dict[str, dict[str, Any]] = {
         "NaN": {"rewards": np.array([1.0, np.nan, 1.0])},
         "too few observations": {"rewards": np.ones(4)},
-        "goes on after its end": {"terminations": np.array([True, False, False])},
+        "steps after its end": {"terminations": np.array([True, False, False])},
         "an action outside": {"actions": np.full((3, 3), 7, np.float32)},
     }
     path = foreign(

@@ -62,7 +62,7 @@ def test_steps_of_any_game_come_back_bit_for_bit(quick_path: Path, seed: int) ->
         assert again.meta.episodes == chunk.meta.episodes
         assert again.columns.keys() == chunk.columns.keys()
         for name, column in chunk.columns.items():
-            rows = slice(None) if name.startswith(("obs", "legal", "row")) else is_step
+            rows = slice(None) if name.startswith(("obs", "action_mask", "row")) else is_step
             assert again.columns[name][rows].tobytes() == column[rows].tobytes(), name
 
 
@@ -111,7 +111,7 @@ def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> 
             assert open_history(nowhere, view, ExportFilter(), specs=specs).n_steps == steps
         with (
             copied(store, specs, ExportFilter(game="other"), beside=out) as view,
-            pytest.raises(ConfigError, match="nothing"),
+            pytest.raises(ConfigError, match="holds no steps that match"),
         ):
             open_history(nowhere, view, ExportFilter(), specs=specs)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -165,7 +165,7 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half_done(
     spec, chunks = random_chunks(3)
     data = recorded(tmp_path / "D", spec, chunks)
     (tmp_path / "a.parquet").write_text("mine")
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         to_parquet(data, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").read_text() == "mine"
     monkeypatch.setattr(parquet, "_table", lambda *_: 1 / 0)
@@ -201,26 +201,26 @@ def notes_of(table: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("truncated", "no readable Parquet"),
-        ("empty", "no readable Parquet"),
-        ("a folder", "is no file"),
-        ("missing", "is no file"),
-        ("of somebody else", "somebody else's"),
-        ("without a column", "other columns"),
-        ("of another type", "other columns"),
+        ("truncated", "not a readable Parquet"),
+        ("empty", "not a readable Parquet"),
+        ("a folder", "is not a file"),
+        ("missing", "is not a file"),
+        ("of another program", "of another program"),
+        ("without a column", "do not match its game"),
+        ("of another type", "do not match its game"),
         ("no rows", "no steps"),
         ("NaN", "not_finite"),
         ("an impossible action", "bad_action"),
-        ("a missing step", "do not follow one another"),
+        ("a missing step", "are not consecutive"),
         ("another next_obs", "'next_obs' is not the 'obs'"),
         ("no spec", "no readable game spec"),
         ("a bad session", "badly formed"),
         ("flipped bits", "damaged"),
-        ("a column twice", "other columns"),
-        ("a session of another kind", "no UUIDv7"),
+        ("a column twice", "do not match its game"),
+        ("a session of another kind", "not a UUIDv7"),
         ("a note without end", "recursion"),
-        ("far numbers", "too far on"),
-        ("nulls allowed", "other columns than its game: action"),
+        ("far numbers", "is too high for a session with gaps"),
+        ("nulls allowed", "columns that do not match its game: action"),
         ("a chunk too long", "more than 512 steps"),
         ("a name too long", "wrong type or size"),
     ],
@@ -240,7 +240,7 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
             path.mkdir()
         case "missing":
             path.unlink()
-        case "of somebody else":
+        case "of another program":
             pq.write_table(pa.table({"obs": [1.0], "action": [0]}), path)
         case "without a column":
             pq.write_table(table.drop_columns(["next_obs"]), path)

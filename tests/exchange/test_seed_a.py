@@ -216,8 +216,8 @@ def test_conflicting_records_refuse_their_episode_by_name(tmp_path: Path) -> Non
     data = DataFolder(tmp_path / "D")
     fields = imported(data, written(tmp_path / "a.jsonl", rows)).to_json()
     assert fields["refused_episodes"] == {
-        "episode 0": "step 2 comes with different contents",
-        "episode 1": "step 5 comes after step 2, which is done",
+        "episode 0": "step 2 has two different records",
+        "episode 1": "step 5 follows step 2, which is done",
     }
     assert (fields["episodes"], fields["stored_steps"]) == (1, 5)
 
@@ -249,7 +249,9 @@ def test_states_of_any_length_are_taken(tmp_path: Path, size: int) -> None:
 
 def test_any_game_id_is_mapped_or_refused_and_never_changed(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", records(0, 4, game_id="a:b,c"))
-    with pytest.raises(ConfigError, match="'a:b,c' cannot be a game's name here; say with --game"):
+    with pytest.raises(
+        ConfigError, match="'a:b,c' is not a valid game name; pass another name with --game"
+    ):
         imported(DataFolder(tmp_path / "D"), path)
     fields = imported(DataFolder(tmp_path / "D"), path, game="abc").to_json()
     assert (fields["game"], fields["game_id"], fields["stored_steps"]) == ("abc", "a:b,c", 3)
@@ -273,7 +275,7 @@ def test_the_spec_that_is_registered_here_is_taken_where_it_fits(tmp_path: Path)
         tmp_path / "c.jsonl",
         [{**one, "state": [1.0], "next_state": [1.0]} for one in records(1, 7, game_id="own")],
     )
-    with pytest.raises(ConfigError, match="registered here with other spaces"):
+    with pytest.raises(ConfigError, match="registered with spaces that do not fit"):
         imported(data, wide)
     with pytest.raises(ConfigError, match="--actions is 1"):
         imported(DataFolder(tmp_path / "E"), path, actions=1)
@@ -296,25 +298,25 @@ def test_records_without_the_shift_are_pointed_at(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "holds no records"),
-        ("{", "no JSON"),
-        ("\x00\xff", "no JSON"),
+        ("{", "not valid JSON"),
+        ("\x00\xff", "not valid JSON"),
         ("[]", "an array of 0"),
         ("7", "a record is"),
         ('{"episode": 1}', "its keys differ"),
         ("{row}\n[{row}, {row}]", "record 2 of"),
-        ("{row} x", "no JSON"),
-        ("{NaN}", "NaN is no number"),
-        ("{huge}", "wanted finite numbers"),
-        ("{text}", "wanted finite numbers"),
+        ("{row} x", "not valid JSON"),
+        ("{NaN}", "NaN is not a JSON number"),
+        ("{huge}", "expected finite numbers"),
+        ("{text}", "expected finite numbers"),
         ("{done}", "done is 1"),
         ("{action}", "action is '0.5'"),
         ("{negative}", "step is '-1'"),
-        ("{row}\n{short}", "wanted 4 in all"),
+        ("{row}\n{short}", "expected 4 in all"),
         ("{pixels}", "state is"),
         ("{more}", "its keys differ: extra"),
         ("{number}", "game_id is 3"),
-        ("{twice}", "a key twice"),
-        ("{row}\n{many}", "say so with --actions"),
+        ("{twice}", "a duplicate key"),
+        ("{row}\n{many}", "pass --actions"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
@@ -369,5 +371,5 @@ def test_the_tables_own_key_is_no_obstacle_and_a_folder_is_no_file(tmp_path: Pat
     assert (
         imported(DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", rows)).stored_steps == 3
     )
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         imported(DataFolder(tmp_path / "D"), tmp_path)

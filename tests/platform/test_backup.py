@@ -128,7 +128,7 @@ def test_a_model_that_was_damaged_before_is_named_and_everything_else_is_backed_
 def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
     first = min((deployed.root / "models" / "registry" / "pong").iterdir())
     first.rename(tmp_path / "lost")
-    with pytest.raises(Corrupt, match="put it back before you back up"):
+    with pytest.raises(Corrupt, match="restore it before the backup"):
         back_up(deployed, tmp_path / "B")
     assert not (tmp_path / "B").exists()
 
@@ -140,14 +140,14 @@ def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup
     back_up(deployed, tmp_path / "B")
     assert not (deployed.root / "snapshots" / "old").exists()
     (tmp_path / "B" / "backup.json").unlink()
-    with pytest.raises(ConfigError, match="is no backup"):
+    with pytest.raises(ConfigError, match="is not a backup"):
         prove(tmp_path / "B")
 
 
 def test_full_folders_and_empty_ones_are_refused(deployed: DataFolder, tmp_path: Path):
     with pytest.raises(ConfigError, match="not empty"):
         back_up(deployed, deployed.root)
-    with pytest.raises(ConfigError, match="lies inside the data folder"):
+    with pytest.raises(ConfigError, match="is inside the data folder"):
         back_up(deployed, deployed.root / "copy")
     with pytest.raises(ConfigError, match="nothing to back up"):
         back_up(DataFolder(tmp_path / "nothing"), tmp_path / "B")
@@ -203,7 +203,7 @@ def test_the_commands_say_what_they_copied(
         run_command(["restore", str(tmp_path / "none"), "--data", str(tmp_path / "F"), "--json"])
         == 2
     )
-    assert "is no backup" in capsys.readouterr().err
+    assert "is not a backup" in capsys.readouterr().err
     for command in ("backup", "restore"):
         assert run_command([command, "--help"]) == 0
         assert capsys.readouterr().out.count("understudy ") >= 3

@@ -102,7 +102,7 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("roles = []", "gateway,ingest,learner"),
         ("[learner]\nlearn_from = ['all']", "granted"),
         ("[gateway]\nhost = '0.0.0.0'", "plain HTTP"),
-        ("[gateway]\ncertificate = 'nowhere.pem'", "where no file is"),
+        ("[gateway]\ncertificate = 'nowhere.pem'", "which is not a file"),
         ("[gateway]\nhost = 'my host'", "gateway.host is 'my host'"),
         ("[gateway]\nhost = ''", "gateway.host is ''"),
         ("[gateway]\nhosts = ['my host']", "gateway.hosts has 'my host'"),
@@ -313,7 +313,7 @@ def test_a_damaged_note_is_told_and_not_passed_over(tmp_path, inside):
     (tmp_path / USED_FILE).write_text(inside)
     with pytest.raises(
         ConfigError,
-        match=r"backends\.json, which says where .* cannot be read .*; restore it, or remove",
+        match=r"backends\.json, which locates .* cannot be read .*; restore it, or remove",
     ):
         resolve({"data": str(tmp_path)}, environ={})
     everything = {"stream.url": "file", "store.url": "local", "models.url": "folder"}

@@ -37,9 +37,9 @@ def metrics(
 ) -> str:
     """What whoever asks a gateway is told of a role that stands like this."""
     role = Role(name="ingest", command=lambda _: (), drains_s=1.0)
-    standing = RoleStatus(role, state=state, restarts=2, last_report=report)
+    status = RoleStatus(role, state=state, restarts=2, last_report=report)
     path = tmp_path / "ingest.json"
-    path.write_text(json.dumps(standing.to_json(START_S)))
+    path.write_text(json.dumps(status.to_json(START_S)))
     registry = CollectorRegistry()
     registry.register(IngestMetrics(path, clock))
     return generate_latest(registry).decode()

@@ -245,8 +245,8 @@ def test_another_store_is_counted_from_its_beginning_and_the_first_one_goes_on_w
     third = made.play(person(0.5), 2)
     with role_of(made) as role:
         assert role.step()
-        assert role._tally is not None
-        assert role._tally.schemas["cart"][GAME.schema].steps["granted"] == first + third
+        assert role._stats is not None
+        assert role._stats.schemas["cart"][GAME.schema].steps["granted"] == first + third
         assert until_idle(role)["usable_steps"] == first + third
 
 

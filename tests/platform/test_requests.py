@@ -25,7 +25,7 @@ def test_a_request_is_answered_by_the_process_that_has_the_store(tmp_path: Path)
     thread = answering(tmp_path, {"double": lambda asked: {"value": asked["value"] * 2}}, stop)
     try:
         assert ask(tmp_path, "double", timeout_s=10, value=21) == {"value": 42}
-        with pytest.raises(UnderstudyError, match="does not know"):
+        with pytest.raises(UnderstudyError, match="does not support"):
             ask(tmp_path, "halve", timeout_s=10)
     finally:
         stop.set()

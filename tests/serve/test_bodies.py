@@ -16,7 +16,7 @@ import pytest
 from tests.serve.gateways import Running, as_columns, frames_of, played, running
 from understudy.core.errors import Refused
 from understudy.core.names import player_name
-from understudy.experience.frame import MAX_PARCEL_BYTES, encode_parcel
+from understudy.experience.frame import MAX_FRAME_BATCH_BYTES, encode_frame_batch
 from understudy.serve.api import Call, read_body
 from understudy.serve.routes import ROUTES
 from understudy.serve.state import GatewayConfig, MemoryBudget
@@ -42,7 +42,7 @@ def peak_bytes() -> int:
 
 def test_packed_bodies_are_unpacked(gateway: Running, key: str):
     frames = frames_of(played(n_chunks=6, max_steps=200))
-    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+    body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
     for pack, name in (
         (gzip.compress, "gzip"),
         (zlib.compress, "deflate"),
@@ -138,7 +138,7 @@ def test_bombs_are_not_unpacked(gateway: Running, key: str, bar: Callable[[float
     assert sorted(times_s)[25] < bar(1.0)
     assert gateway.ask("POST", "/v1/games/cart/frames", key, double, headers=PACKED).status == 400
     assert peak_bytes() - before < 128 * 1024 * 1024, (
-        "once a whole parcel's room, and what a test needs"
+        "the memory of one full batch, and what a test needs"
     )
 
 
@@ -182,7 +182,7 @@ def test_room_is_given_back_whatever_happens():
 
     async def try_it() -> None:
         for receive, reason in ((gone, "gone"), (parts, "busy")):
-            call = Call({"type": "http", "head": {}, "house": None, "key": None}, receive)
+            call = Call({"type": "http", "head": {}, "gateway_state": None, "key": None}, receive)
             with pytest.raises(Refused) as refused, room.hold() as take:
                 await read_body(call, max_bytes=1000, timeout_s=1, take=take)
             assert refused.value.reason == reason
@@ -192,6 +192,8 @@ def test_room_is_given_back_whatever_happens():
 
 
 def test_the_largest_parcel_passes(gateway: Running, key: str):
-    reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"UNPA" + bytes(MAX_PARCEL_BYTES - 4))
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/frames", key, b"UNPA" + bytes(MAX_FRAME_BATCH_BYTES - 4)
+    )
     assert reply.code != "too_large"
     assert reply.status == 400

@@ -66,7 +66,7 @@ def test_only_some_keys_register_a_game(gateway: Running, key: str):
     for caller in (developing, developing, key):
         reply = gateway.ask("PUT", path, caller, body)
         assert reply.json == {"game": "newcomer", "schema": spec.schema}, (
-            "known ones are answered alike"
+            "a known spec gets the same answer"
         )
     assert gateway.ask("GET", path, key).json == {
         "game": "newcomer",
@@ -300,7 +300,7 @@ def test_a_game_whose_every_model_is_damaged_still_gets_actions(tmp_path: Path):
         reply = gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json
         assert reply["is_fallback"]
         assert reply["action"] in (0, 1)
-        assert reply["why"] == "cart/1 is damaged, and no champion before it is whole"
+        assert reply["why"] == "cart/1 is damaged, and no earlier champion is intact"
 
 
 def test_everybody_who_asks_first_gets_the_bot(tmp_path: Path):
@@ -316,7 +316,7 @@ def test_everybody_who_asks_first_gets_the_bot(tmp_path: Path):
 
 # --- Deciding -------------------------------------------------------------------------------------
 
-DUEL = game_spec("duel", obs=6, actions=["left", "stay", "right", "jump"], has_legal=True)
+DUEL = game_spec("duel", obs=6, actions=["left", "stay", "right", "jump"], has_action_mask=True)
 
 
 @pytest.fixture(scope="module")
@@ -338,9 +338,11 @@ def test_many_decisions_at_once_are_those_of_the_policy(gateway: Running, key: s
         obs = obs_of(seed)
         mask = [bool(x) for x in np.random.default_rng(seed).random(4) < 0.5]
         mask[seed % 4] = True
-        reply = gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "legal": mask}).json
+        reply = gateway.ask(
+            "POST", "/v1/games/duel/act", key, {"obs": obs, "action_mask": mask}
+        ).json
         assert reply == {
-            "action": duel.act(np.array(obs, np.float32), legal=mask),
+            "action": duel.act(np.array(obs, np.float32), action_mask=mask),
             "model_no": 1,
             "is_fallback": False,
             "why": "",
@@ -354,7 +356,7 @@ def test_chance_stays_within_the_legal_actions(gateway: Running, key: str):
     spec = game_spec("dice", obs=6, actions=4)
     gateway.register(spec)
     gateway.release(spec, "categorical", seed=2)
-    asked = {"obs": obs_of(1), "legal": [True, False, True, False], "deterministic": False}
+    asked = {"obs": obs_of(1), "action_mask": [True, False, True, False], "deterministic": False}
     seen = {gateway.ask("POST", "/v1/games/dice/act", key, asked).json["action"] for _ in range(60)}
     assert seen == {0, 2}
 
@@ -375,8 +377,8 @@ def test_without_a_bot_there_is_a_random_legal_action_and_the_reason(gateway: Ru
         )
         assert all(-1 <= x <= 1 for x in reply["action"]["move"])
         assert reply["action"]["say"] in range(4)
-    gateway.register(game_spec("masked", obs=1, actions=3, has_legal=True))
-    asked = {"obs": [0], "legal": [False, False, True]}
+    gateway.register(game_spec("masked", obs=1, actions=3, has_action_mask=True))
+    asked = {"obs": [0], "action_mask": [False, False, True]}
     assert {
         gateway.ask("POST", "/v1/games/masked/act", key, asked).json["action"] for _ in range(20)
     } == {2}
@@ -388,7 +390,7 @@ def test_a_bot_that_looks_back_is_not_asked_one_observation_at_a_time(gateway: R
     gateway.release(spec, stack=4)
     reply = gateway.ask("POST", "/v1/games/remembers/act", key, {"obs": [0, 0, 0]}).json
     assert reply["is_fallback"]
-    assert "looks at 4 observations" in reply["why"]
+    assert "needs the last 4 observations" in reply["why"]
 
 
 def test_continuous_actions_are_those_of_the_policy(gateway: Running, key: str):
@@ -404,7 +406,9 @@ def test_continuous_actions_are_those_of_the_policy(gateway: Running, key: str):
 def test_advice_ranks_every_legal_action_with_its_name(gateway: Running, key: str, duel: Policy):
     obs = obs_of(5)
     mask = [True, True, False, True]
-    reply = gateway.ask("POST", "/v1/games/duel/advise", key, {"obs": obs, "legal": mask}).json
+    reply = gateway.ask(
+        "POST", "/v1/games/duel/advise", key, {"obs": obs, "action_mask": mask}
+    ).json
     q = duel.outputs({"obs": np.array([obs], np.float32)})["q"][0]
     ranked = sorted((0, 1, 3), key=lambda at: -q[at])
     assert [one["action"] for one in reply["actions"]] == ranked
@@ -412,7 +416,9 @@ def test_advice_ranks_every_legal_action_with_its_name(gateway: Running, key: st
     np.testing.assert_allclose([one["value"] for one in reply["actions"]], q[ranked], rtol=1e-5)
     assert all(one["probability"] is None for one in reply["actions"])
     assert (
-        gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "legal": mask}).json["action"]
+        gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "action_mask": mask}).json[
+            "action"
+        ]
         == ranked[0]
     )
 
@@ -421,7 +427,7 @@ def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: s
     spec = gateway.register(game_spec("odds", obs=6, actions=3))
     gateway.release(spec, "categorical", seed=2)
     reply = gateway.ask(
-        "POST", "/v1/games/odds/advise", key, {"obs": obs_of(1), "legal": [True, False, True]}
+        "POST", "/v1/games/odds/advise", key, {"obs": obs_of(1), "action_mask": [True, False, True]}
     ).json
     shares = [one["probability"] for one in reply["actions"]]
     assert {one["action"] for one in reply["actions"]} == {0, 2}
@@ -441,13 +447,13 @@ def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: s
         {"obs": {"a": 1}},
         {"obs": [1e39] * 6},
         {"obs": [None] * 6},
-        {"obs": [0] * 6, "legal": []},
-        {"obs": [0] * 6, "legal": [False] * 4},
-        {"obs": [0] * 6, "legal": [True] * 5},
-        {"obs": [0] * 6, "legal": [1] * 4},
+        {"obs": [0] * 6, "action_mask": []},
+        {"obs": [0] * 6, "action_mask": [False] * 4},
+        {"obs": [0] * 6, "action_mask": [True] * 5},
+        {"obs": [0] * 6, "action_mask": [1] * 4},
         {"obs": [10**400] * 6},
         {"obs": [0] * 6, "schema": "0" * 64},
-        {"obs": [0] * 6, "legal": "yes"},
+        {"obs": [0] * 6, "action_mask": "yes"},
         {"obs": [0] * 6, "deterministic": 1},
         {"obs": ["0"] * 6},
         {"obs": [True, [0], 0, 0, 0, 0]},

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from tests.card import Card
 from tests.serve.gateways import Running, frames_of, played, running
 from understudy.core.names import new_session, player_name
-from understudy.experience.frame import CONTENT_TYPE, data_frame, encode_parcel
+from understudy.experience.frame import CONTENT_TYPE, data_frame, encode_frame_batch
 from understudy.serve.routes import ROUTES, document
 from understudy.serve.state import GatewayConfig
 from understudy.testing.samples import cart_spec
@@ -162,7 +162,9 @@ def test_hostile_names_in_bodies_and_queries_too(gateway: Running, key: str):
             "obs_names": [],
             "action_names": [],
         }
-        assert gateway.ask("PUT", "/v1/games/cart", key, spec | {"has_legal": False}).status in (
+        assert gateway.ask(
+            "PUT", "/v1/games/cart", key, spec | {"has_action_mask": False}
+        ).status in (
             400,
             403,
         )
@@ -181,7 +183,7 @@ def test_queries_with_many_or_long_fields_are_refused(gateway: Running, key: str
 
 
 @schemathesis.serializer(CONTENT_TYPE)
-def parcel(_: Any, value: Any) -> bytes:
+def frame_batch(_: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else bytes(getattr(value, "data", b""))
 
 
@@ -225,10 +227,10 @@ def test_requests_made_from_the_document_never_break_anything(
 
 
 def test_mutated_parcels_never_break_anything(gateway: Running, key: str, card: Card):
-    """Bits flipped, bytes cut, added and moved in a good parcel: all that passes is a frame
+    """Bits flipped, bytes cut, added and moved in a good batch: all that passes is a frame
     whose sums are right."""
     frames = frames_of(played(n_chunks=3))
-    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+    body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
     rng = random.Random(1)
     for _ in range(400):
         raw = bytearray(body)
@@ -315,7 +317,7 @@ def test_an_evil_pickle_a_lying_header_and_a_zip_bomb_are_refused_at_every_door(
             "POST",
             "/v1/games/cart/frames",
             key,
-            encode_parcel([frame], {frame.session: player_name("ada")}),
+            encode_frame_batch([frame], {frame.session: player_name("ada")}),
         )
         assert reply.json["acks"][0]["refused"].startswith("bad_tensors")
         for route in ROUTES:

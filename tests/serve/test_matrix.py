@@ -11,7 +11,7 @@ import pytest
 from tests.card import Card
 from tests.serve.gateways import Reply, Running, frames_of, played, running
 from understudy.core.names import player_name
-from understudy.experience.frame import encode_parcel
+from understudy.experience.frame import encode_frame_batch
 from understudy.models.keys import SCOPES
 from understudy.serve.api import ApiRoute
 from understudy.serve.pages import PAGES
@@ -74,7 +74,7 @@ def example(route: ApiRoute) -> tuple[str, Any]:
     path = path.replace("{schema}", cart_spec().schema)
     (frame,) = frames_of(played(n_chunks=1))
     bodies: dict[str, Any] = {
-        "send_parcel": encode_parcel([frame], {frame.session: player_name("ada")}),
+        "send_frames": encode_frame_batch([frame], {frame.session: player_name("ada")}),
         "register_game": cart_spec().to_json(),
         "promote": {"model_no": 1},
         "rollback": b"",

@@ -69,7 +69,7 @@ def test_answers_are_what_the_document_says(gateway: Running):
     key = gateway.key("admin")
     asked = {
         "act": {"obs": [0, 0, 0, 0]},
-        "advise": {"obs": [0, 0, 0, 0], "legal": [True, False]},
+        "advise": {"obs": [0, 0, 0, 0], "action_mask": [True, False]},
         "promote": {"model_no": 1},
     }
     n_seen = 0

@@ -20,7 +20,7 @@ from understudy.experience.frame import (
     NO_PLAYER,
     CloseReport,
     close_frame,
-    encode_parcel,
+    encode_frame_batch,
     read_close,
 )
 from understudy.experience.game import game_spec
@@ -83,7 +83,7 @@ def test_the_same_parcel_twice_is_acked_twice(gateway: Running, key: str):
 
 def test_a_broken_frame_does_not_spoil_its_neighbours(gateway: Running, key: str):
     one, two, three = frames_of(played(n_chunks=3))
-    raw = bytearray(encode_parcel([one, two, three], {one.session: player_name("ada")}))
+    raw = bytearray(encode_frame_batch([one, two, three], {one.session: player_name("ada")}))
     raw[-len(three.body) - 64 - 10] ^= 1  # inside the second body
     reply = gateway.ask("POST", "/v1/games/cart/frames", key, bytes(raw))
     assert accepted(reply) == [True, False, True]
@@ -98,11 +98,14 @@ def test_nobody_writes_as_somebody_else(gateway: Running, key: str):
         "POST",
         "/v1/games/cart/frames",
         key,
-        encode_parcel([stamped], {frame.session: player_name("x")}),
+        encode_frame_batch([stamped], {frame.session: player_name("x")}),
     )
     assert reasons(reply) == ["stamped"]
     reply = gateway.ask(
-        "POST", "/v1/games/cart/frames", key, encode_parcel([frame], {fresh(): player_name("ada")})
+        "POST",
+        "/v1/games/cart/frames",
+        key,
+        encode_frame_batch([frame], {fresh(): player_name("ada")}),
     )
     assert reasons(reply) == ["no_player"]
     assert bodies(gateway, frame.session) == []
@@ -128,11 +131,13 @@ def test_experience_of_actors_needs_the_scope_work(gateway: Running, key: str):
 def test_a_parcel_of_64_frames_of_many_players_passes_and_65_do_not(gateway: Running, key: str):
     frames = [frames_of(played(n_chunks=1, seed=seed))[0] for seed in range(65)]
     players = {frame.session: player_name(f"p{at}") for at, frame in enumerate(frames)}
-    reply = gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames[:64], players))
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/frames", key, encode_frame_batch(frames[:64], players)
+    )
     assert accepted(reply) == [True] * 64
     assert len({frame.player for frame in gateway.streamed() if frame.session in players}) == 64
     assert (
-        gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames, players)).code
+        gateway.ask("POST", "/v1/games/cart/frames", key, encode_frame_batch(frames, players)).code
         == "bad_parcel"
     )
 
@@ -173,7 +178,9 @@ def test_columns_as_json_end_as_the_bytes_of_a_native_chunk(gateway: Running, ke
         rng = np.random.default_rng(seed)
         spec = random_spec(rng, f"sample-{seed}")
         gateway.register(spec)
-        chunk = random_chunk(spec, rng, session=fresh(), optional=("logp", "by", "frames", "legal"))
+        chunk = random_chunk(
+            spec, rng, session=fresh(), optional=("logp", "by", "frames", "action_mask")
+        )
         sent = as_columns(chunk)
         reply = gateway.ask("POST", f"/v1/games/{spec.game}/columns", key, sent)
         assert accepted(reply) == [True]
@@ -261,7 +268,7 @@ def test_columns_that_are_no_chunk_are_refused_with_a_reason(gateway: Running, k
         with_column(sent, "row", []),
         with_column(sent, "terminated", [0] * n),
         with_column(sent, "is_first", [1] * n),
-        with_column(sent, "legal", [[True] * 3] * n),
+        with_column(sent, "action_mask", [[True] * 3] * n),
         with_column(sent, "../x", [1] * n),
         with_column(sent, "obs", [[[[[[[[[1]]]]]]]]] * n),
     ]
@@ -308,21 +315,21 @@ def test_the_share_that_is_asked_for_falls_with_what_is_played(tmp_path: Path):
         (frame,) = frames_of(played(n_chunks=1))
         reply = gateway.send(key, [frame])
         assert accepted(reply) == [True]
-        body = encode_parcel([frame], {frame.session: player_name("ada")}, 10_000)
-        share = gateway.ask("POST", "/v1/games/cart/frames", key, body).json["keep_share"]
+        body = encode_frame_batch([frame], {frame.session: player_name("ada")}, 10_000)
+        share = gateway.ask("POST", "/v1/games/cart/frames", key, body).json["recording_rate"]
         assert 0 < share < 0.01
         columns = as_columns(played(n_chunks=1)[0]) | {"skipped_steps": 1_000_000}
         assert (
-            gateway.ask("POST", "/v1/games/cart/columns", key, columns).json["keep_share"]
+            gateway.ask("POST", "/v1/games/cart/columns", key, columns).json["recording_rate"]
             < share / 2
         )
 
 
 def test_without_a_target_everything_is_wanted(gateway: Running, key: str):
-    body = encode_parcel([], {}, 1 << 40)
+    body = encode_frame_batch([], {}, 1 << 40)
     assert gateway.ask("POST", "/v1/games/cart/frames", key, body).json == {
         "acks": [],
-        "keep_share": 1.0,
+        "recording_rate": 1.0,
     }
 
 
@@ -333,7 +340,7 @@ def test_metrics_tell_what_became_of_frames(gateway: Running, key: str):
     text = reply.raw.decode()
     assert 'understudy_frames_total{fate="accepted",game="cart"}' in text
     assert 'understudy_requests_total{route="POST /v1/games/{game}/frames",status="200"}' in text
-    assert 'understudy_keep_share{game="cart"} 1.0' in text
+    assert 'understudy_recording_rate{game="cart"} 1.0' in text
     assert "understudy_waiting_bytes 0.0" in text
     assert "ada" not in text
     assert gateway.ask("GET", "/metrics", key).code == "wrong_scope"
@@ -383,7 +390,7 @@ def test_a_key_that_sends_too_much_is_told_when_to_come_back(gateway: Running):
 
 def test_bytes_that_were_not_announced_are_paid_for_too(gateway: Running):
     frames = frames_of(played(n_chunks=8))
-    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+    body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
     small = gateway.key("play", bytes_s=1000.0)
     headers = {"Authorization": f"Bearer {small}"}
     parts = iter([body[:100], body[100:]])

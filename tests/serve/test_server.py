@@ -25,7 +25,7 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
 from understudy.core.location import is_loopback
 from understudy.core.names import player_name
-from understudy.experience.frame import encode_parcel
+from understudy.experience.frame import encode_frame_batch
 from understudy.models.objects import FolderObjects
 from understudy.serve.gateway import Gateway, follow_keys
 from understudy.serve.server import GatewayServer, Listen
@@ -91,11 +91,11 @@ def test_plain_http_off_loopback_must_be_said():
 
 
 def test_a_port_that_is_taken_or_a_certificate_that_is_none_says_so(tmp_path: Path):
-    with running(tmp_path) as gateway, pytest.raises(ConfigError, match="give another port"):
+    with running(tmp_path) as gateway, pytest.raises(ConfigError, match="pass another port"):
         GatewayServer(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
     (tmp_path / "x").write_text("no certificate")
     for path in (tmp_path / "x", tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="no certificate"):
+        with pytest.raises(ConfigError, match="not a certificate"):
             GatewayServer(Gateway(lambda: None), Listen(certificate=path, certificate_key=path))  # type: ignore[arg-type, return-value]
 
 
@@ -130,11 +130,11 @@ def test_keys_that_cannot_be_read_are_told_once_and_when_they_can_again():
         if answer is not None:
             raise answer
 
-    house = SimpleNamespace(
+    state = SimpleNamespace(
         config=SimpleNamespace(keys_every_s=0.001), disk=None, keys=SimpleNamespace(follow=follow)
     )
     with capture_logs() as logs, pytest.raises(GeneratorExit):
-        asyncio.run(follow_keys(house))  # type: ignore[arg-type]
+        asyncio.run(follow_keys(state))  # type: ignore[arg-type]
     assert [line["event"] for line in logs] == ["keys_not_readable", "keys_readable_again"] * 2
 
 
@@ -275,7 +275,7 @@ def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing(tmp_path: Pa
         key = gateway.key("play")
         frames = frames_of(played(n_chunks=1))
         polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=0&wait_s=10", key)
-        body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+        body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
         connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
         connection.putrequest("POST", "/v1/games/cart/frames")
         connection.putheader("Authorization", f"Bearer {key}")
@@ -341,12 +341,12 @@ def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
         "objects = FolderObjects(Path(sys.argv[1]) / 'models')\n"
         "keys = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock())\n"
         "registry = Registry(objects, trusted=TRUSTED)\n"
-        "def house():\n"
-        "    return House(config=GatewayConfig(), stream=FileStream(Path(sys.argv[1]) / 'stream'), "
-        "registry=registry,\n"
+        "def create_state():\n"
+        "    stream = FileStream(Path(sys.argv[1]) / 'stream')\n"
+        "    return GatewayState(config=GatewayConfig(), stream=stream, registry=registry,\n"
         "                 keys=keys, trusted=TRUSTED, deployment_key=bytes(32), "
         "clock=SystemClock())\n"
-        "server = Server(Gateway(house), Listen())\n"
+        "server = GatewayServer(Gateway(create_state), Listen())\n"
         "signal.signal(signal.SIGTERM, lambda *_: server.stop())\n"
         "server.run(lambda: print(server.url, flush=True))\n"
     )

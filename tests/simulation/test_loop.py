@@ -21,14 +21,14 @@ COUNTS: dict[str, Any] = {field.name: 0 for field in fields(Verification)} | {
     "corrupt": (),
     "live_writer": False,
 }
-VERDICT = Verification(**COUNTS | {"steps": 120, "ledger_steps": 100})
+VERIFICATION = Verification(**COUNTS | {"steps": 120, "ledger_steps": 100})
 RESULT = LoopResult(
     first=Estimate(-0.7, -0.7999999999999999, -0.6),
     last=Estimate(0.1, None, None),
     is_match=True,
     judged_on="serves",
     improved=True,
-    verdict=VERDICT,
+    verification=VERIFICATION,
     model_versions=[1, 2],
     killed=None,
     restarts=0,

@@ -52,21 +52,26 @@ def data(tmp_path: Path) -> DataFolder:
 
 def test_everything_acknowledged_is_proved_against_the_stored_bytes(data: DataFolder) -> None:
     record(data, player="ada", steps=1200)
-    verdict = verify(data)
-    assert (verdict.exit_code, verdict.lost_steps, verdict.duplicate_steps, verdict.gap_steps) == (
+    verification = verify(data)
+    assert (
+        verification.exit_code,
+        verification.lost_steps,
+        verification.duplicate_steps,
+        verification.gap_steps,
+    ) == (
         0,
         0,
         0,
         0,
     )
-    assert verdict.steps == verdict.ledger_steps == 1200
+    assert verification.steps == verification.ledger_steps == 1200
 
 
 def test_without_a_ledger_there_is_nothing_to_prove(data: DataFolder) -> None:
     record(data, player="ada", steps=100, ledger=False)
-    verdict = verify(data)
-    assert verdict.exit_code == 2
-    assert verdict.steps == 100
+    verification = verify(data)
+    assert verification.exit_code == 2
+    assert verification.steps == 100
 
 
 def test_a_promise_without_data_is_a_loss(data: DataFolder) -> None:
@@ -74,9 +79,9 @@ def test_a_promise_without_data_is_a_loss(data: DataFolder) -> None:
     line = next(data.ledger.glob("*.jsonl"))
     text = line.read_text()
     line.write_text(text + text.splitlines()[0].replace('"chunk_no": 0', '"chunk_no": 77') + "\n")
-    verdict = verify(data)
-    assert verdict.exit_code == 1
-    assert verdict.lost_steps == 100
+    verification = verify(data)
+    assert verification.exit_code == 1
+    assert verification.lost_steps == 100
 
 
 def test_a_half_written_ledger_line_promised_nothing_but_a_broken_one_is_an_error(
@@ -102,12 +107,12 @@ def test_verify_works_beside_a_live_writer(data: DataFolder) -> None:
         thread.start()
         try:
             record(data, player="bob", steps=300)
-            verdict = verify(data)
+            verification = verify(data)
         finally:
             stop.set()
             thread.join()
-    assert verdict.live_writer
-    assert (verdict.exit_code, verdict.steps) == (0, 900)
+    assert verification.live_writer
+    assert (verification.exit_code, verification.steps) == (0, 900)
 
 
 def test_forgetting_a_player_leaves_the_others_and_the_proof(data: DataFolder) -> None:
@@ -116,9 +121,9 @@ def test_forgetting_a_player_leaves_the_others_and_the_proof(data: DataFolder) -
     verify(data)
     found = forget_player(data, "ada", game=None, timeout_s=5)
     assert found["chunks"] >= 2
-    verdict = verify(data)
-    assert (verdict.exit_code, verdict.steps, verdict.lost_steps) == (0, 300, 0)
-    with pytest.raises(ConfigError, match="known are tag"):
+    verification = verify(data)
+    assert (verification.exit_code, verification.steps, verification.lost_steps) == (0, 300, 0)
+    with pytest.raises(ConfigError, match="registered are tag"):
         forget_player(data, "ada", game="nope", timeout_s=5)
 
 
@@ -186,7 +191,7 @@ def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) ->
     record(data, player="ada", steps=150, ledger=False)
 
     class Away:
-        keep_share = 1.0
+        recording_rate = 1.0
 
         def __init__(self, link: LocalLink) -> None:
             self._link = link
@@ -213,9 +218,9 @@ def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) ->
     for _ in range(50):
         episode.acted([0.0, 0.0, 0.0], 1)
     game.close(timeout_s=0.2)
-    verdict = verify(data)
-    assert verdict.recovered_frames > 0
-    assert (verdict.exit_code, verdict.ledger_chunks) == (2, 0)
+    verification = verify(data)
+    assert verification.recovered_frames > 0
+    assert (verification.exit_code, verification.ledger_chunks) == (2, 0)
 
 
 def test_a_ledger_line_cut_by_a_full_disk_does_not_spoil_the_rest(data: DataFolder) -> None:
@@ -239,8 +244,8 @@ def test_one_flipped_bit_in_the_store_is_called_a_loss(data: DataFolder) -> None
 def test_steps_that_are_set_aside_are_not_called_stored(data: DataFolder) -> None:
     record(data, player="ada", steps=100)
     shutil.rmtree(data.games)
-    verdict = verify(data)
-    assert (verdict.exit_code, verdict.steps, verdict.set_aside_steps) == (0, 0, 100)
+    verification = verify(data)
+    assert (verification.exit_code, verification.steps, verification.set_aside_steps) == (0, 0, 100)
 
 
 def test_a_store_without_its_key_refuses_to_go_on_under_another(data: DataFolder) -> None:
