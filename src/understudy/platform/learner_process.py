@@ -144,7 +144,7 @@ class LearnerRole:
     # --- games ------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
-        """Open the store and return whether it exists; models learnt from another are set aside.
+        """Open the store and return whether it exists; progress on another one is set aside.
 
         The arrival numbers of another store have no meaning in this one.
         """
