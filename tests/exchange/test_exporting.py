@@ -97,7 +97,7 @@ def test_a_copy_that_lacks_something_is_no_copy(
         """Filters half of a session out, which no export does."""
         return Window(*arguments, **{**named, "wanted": lambda meta: meta.chunk_no >= 1090})
 
-    monkeypatch.setattr("understudy.exchange.exporting.Window", cut)
+    monkeypatch.setattr("understudy.exchange.exporting.open_window", cut)
     with pytest.raises(StorageFailed, match="conflicts with other chunks"):
         copy_of(desk, tmp_path)
 

@@ -11,9 +11,10 @@ from structlog.testing import capture_logs
 from tests.ingest.specs import KnownSpecs
 from tests.streams.memory import MemoryStream
 from understudy.backends.data import DataFolder
+from understudy.backends.local import trim_file_stream
 from understudy.core.errors import Locked, StorageFailed, StorageFull, Unreachable
 from understudy.ingest.service import IngestConfig, IngestService
-from understudy.platform.ingest import IngestRole, drain, trim_own
+from understudy.platform.ingest import IngestRole, drain
 from understudy.ports import Position, Read, Receipt, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
@@ -130,16 +131,16 @@ def test_only_a_stream_of_our_own_is_trimmed_and_only_what_is_stored_and_old(tmp
     frames = sample_frames(3)
     elsewhere = MemoryStream(clock=ManualClock())
     elsewhere.append(frames)
-    assert trim_own(elsewhere, {"p0": Position("2")}, retention_s=0.0) == 0
+    assert trim_file_stream(elsewhere, {"p0": Position("2")}, retention_s=0.0) == 0
     stream = FileStream(tmp_path)
     stream.append(frames)
     (partition,) = [one.id for one in stream.partitions()]
     stored = stream.read(partition, None, max_bytes=1 << 20, wait_s=0.0).next
     stream.close()
     stream = FileStream(tmp_path)
-    assert trim_own(stream, {partition: None}, retention_s=0.0) == 0
-    assert trim_own(stream, {partition: stored}, retention_s=3600.0) == 0
-    assert trim_own(stream, {partition: stored}, retention_s=-1.0) > 0
+    assert trim_file_stream(stream, {partition: None}, retention_s=0.0) == 0
+    assert trim_file_stream(stream, {partition: stored}, retention_s=3600.0) == 0
+    assert trim_file_stream(stream, {partition: stored}, retention_s=-1.0) > 0
 
 
 class AwayForAWhile(MemoryStream):

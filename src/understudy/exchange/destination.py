@@ -10,6 +10,7 @@ from threading import Event
 from understudy.backends.addresses import open_store
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
+from understudy.backends.local import open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.clock import Clock
 from understudy.core.errors import Locked, Unreachable
@@ -21,7 +22,6 @@ from understudy.platform.config import Config
 from understudy.platform.ingest import IngestRole, open_own_ingest
 from understudy.platform.requests import ask
 from understudy.ports import FullStore, SessionFilter, SessionInfo
-from understudy.stores.view import StoreView
 
 _ASK_S = 600.0
 _TRIES = 3
@@ -105,7 +105,7 @@ class LocalTarget:
         return {} if self._role is None else dict(self._role.service.stats.refusals)
 
     def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
-        with StoreView(self._data.store) as view:
+        with open_view(self._data.store) as view:
             yield from view.sessions(session_filter)
 
     def step(self) -> None:

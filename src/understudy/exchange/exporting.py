@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from understudy.backends.data import DataFolder
+from understudy.backends.local import WINDOW_PAGE, open_view, open_window
 from understudy.core.errors import ConfigError, MissingExtra, StorageFailed
 from understudy.core.log import sync_folder
 from understudy.core.names import player_name
@@ -24,8 +25,9 @@ from understudy.experience.intake import deployment_key, pseudonym
 from understudy.experience.writer import raw_space
 from understudy.ingest.specs import SpecFolder
 from understudy.ports import Cursor, ExperienceStore, Gone, Specs, Stored
-from understudy.stores.view import StoreView
-from understudy.stores.window import PAGE, Window
+
+if TYPE_CHECKING:
+    from understudy.stores.view import StoreView
 
 OnSteps = Callable[[int, int], None]
 """Called with the number of steps done and the total."""
@@ -76,7 +78,7 @@ class ExportFilter:
 class ExportedChunks:
     """The chunks that match a filter, as of the time this was opened."""
 
-    view: StoreView
+    view: "StoreView"
     spec: GameSpec
     filter: ExportFilter
     n_steps: int
@@ -121,7 +123,7 @@ class ExportedChunks:
 
 
 def open_history(
-    data: DataFolder, view: StoreView, export_filter: ExportFilter, *, specs: Specs | None = None
+    data: DataFolder, view: "StoreView", export_filter: ExportFilter, *, specs: Specs | None = None
 ) -> ExportedChunks:
     """Return the chunks of one game's schema; ConfigError if none or several schemas match."""
     player = None
@@ -169,7 +171,7 @@ def open_history(
 @contextmanager
 def copied(
     store: ExperienceStore, specs: Specs, export_filter: ExportFilter, *, beside: Path
-) -> Iterator[StoreView]:
+) -> Iterator["StoreView"]:
     """Copy a remote store to a folder next to `beside`, which is removed when the block ends.
 
     An export reads session by session, which a remote store does not support. Raises StorageFailed
@@ -183,10 +185,10 @@ def copied(
     with tempfile.TemporaryDirectory(
         prefix=f".{beside.name}.", suffix=".copy", dir=beside.absolute().parent
     ) as folder:
-        with Window(store, Path(folder), specs=specs, wanted=matches) as window:
+        with open_window(store, Path(folder), specs=specs, wanted=matches) as window:
             short = 0
             while short < _SHORT_PAGES and (items := window.step()):
-                short += items < PAGE
+                short += items < WINDOW_PAGE
             after = 0
             while page := window.local.quarantined(after_id=after):
                 after = page[-1].id
@@ -197,7 +199,7 @@ def copied(
                             f"other chunks of the store ({frame.reason}); check the store with "
                             "understudy data verify"
                         )
-        with StoreView(Path(folder)) as view:
+        with open_view(Path(folder)) as view:
             yield view
 
 

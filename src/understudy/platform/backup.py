@@ -25,6 +25,7 @@ from typing import Any
 import understudy
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.local import audit_store, summary
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.models.objects import FolderObjects, open_objects
@@ -32,8 +33,6 @@ from understudy.platform.config import USED_FILE, Config, restore_used
 from understudy.platform.ingest import open_own_ingest, open_own_store
 from understudy.platform.requests import ask
 from understudy.ports import Objects
-from understudy.stores.audit import audit, summary
-from understudy.stores.view import StoreView
 
 FORMAT = "understudy-backup/1"
 _FACTS = "backup.json"
@@ -178,8 +177,7 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
     steps = chunks = n_models = n_keys = 0
     damaged: list[str] = []
     if data.store.exists():
-        with StoreView(data.store) as view:
-            totals = summary(audit(view, is_alone=True))
+        totals = summary(audit_store(data.store, is_alone=True))
         if totals.corrupt or totals.duplicate_steps:
             raise Corrupt(
                 f"the store in {data.root} is damaged: {(*totals.corrupt, 'steps stored twice')[0]}"

@@ -17,13 +17,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import models_folder, open_deployment
+from understudy.backends.local import (
+    as_local_store,
+    open_file_stream,
+    open_local_store,
+    trim_file_stream,
+)
 from understudy.backends.specs import RegistrySpecs, registered_specs
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
@@ -50,9 +56,10 @@ from understudy.platform.children import (
 )
 from understudy.platform.config import Config, check_spark_store
 from understudy.platform.requests import Handler, answer_all, forget_stale
-from understudy.ports import Candidate, FullStore, Position, Specs, Stream
-from understudy.stores.local import LocalStore
-from understudy.streams.file import FileStream
+from understudy.ports import Candidate, FullStore, Specs, Stream
+
+if TYPE_CHECKING:
+    from understudy.stores.local import LocalStore
 
 _log = structlog.get_logger("understudy.ingest")
 REQUEST_EVERY_S = 0.05
@@ -101,18 +108,6 @@ def drain(service: IngestService, *, within_s: float) -> None:
             tell_not_drained("the stream holds more than can be stored in time")
 
 
-def trim_own(
-    stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float
-) -> int:
-    """Delete old stored parts of a file stream, and return the bytes freed.
-
-    Remote streams have a retention of their own.
-    """
-    if not isinstance(stream, FileStream):
-        return 0
-    return stream.trim(positions, before_s=time.time() - retention_s)
-
-
 class IngestRole:
     """A stream, a store and the service between them; a context manager."""
 
@@ -148,6 +143,7 @@ class IngestRole:
         self._keep_s = keep_s
         self._specs: Specs = specs or SpecFolder(data.games)
         self._is_embedded = open_store is None
+
         self._spark = spark
         with contextlib.ExitStack() as opened:
             if open_store is None:
@@ -157,12 +153,12 @@ class IngestRole:
                 # The store first: its lock makes this the only writer, so claims belong to the
                 # folder, not a process.
                 self._store: FullStore = opened.enter_context(
-                    LocalStore(data.store, specs=self._specs)
+                    open_local_store(data.store, specs=self._specs)
                 )
             else:
                 make_folder(data.root)
                 opened.callback(FileLock(data.root / "ingest.lock", what="ingest").close)
-            stream = open_stream() if open_stream is not None else FileStream(data.stream)
+            stream = open_stream() if open_stream is not None else open_file_stream(data.stream)
             self._stream = opened.enter_context(contextlib.closing(stream))
             if open_store is not None:
                 self._store = opened.enter_context(contextlib.closing(open_store()))
@@ -174,10 +170,9 @@ class IngestRole:
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
 
     @property
-    def store(self) -> LocalStore:
+    def store(self) -> "LocalStore":
         """The data folder's own store."""
-        assert isinstance(self._store, LocalStore)
-        return self._store
+        return as_local_store(self._store)
 
     @property
     def is_running(self) -> bool:
@@ -192,7 +187,7 @@ class IngestRole:
         moved = self.service.step()
         if not self._is_embedded and now_s >= self._next_trim_s:
             self._next_trim_s = now_s + TRIM_EVERY_S
-            trim_own(self._stream, self.service.positions(), retention_s=self._retention_s)
+            trim_file_stream(self._stream, self.service.positions(), retention_s=self._retention_s)
         return moved
 
     def _look_after_store(self, now_s: float) -> None:
@@ -244,7 +239,7 @@ class IngestRole:
 
     def trim(self, retention_s: float) -> int:
         """Delete stored parts of a file stream that are older; return the bytes freed."""
-        freed = trim_own(self._stream, self.store.positions(), retention_s=retention_s)
+        freed = trim_file_stream(self._stream, self.store.positions(), retention_s=retention_s)
         if freed:  # partitions disappear only then
             left = {partition.id for partition in self._stream.partitions()}
             self.store.release([name for name in self.store.positions() if name not in left])
@@ -339,9 +334,9 @@ def open_own_ingest(
     return IngestRole(data, specs=specs, open_stream=stream, retention_s=retention_s, keep_s=keep_s)
 
 
-def open_own_store(data: DataFolder, config: Config) -> LocalStore:
+def open_own_store(data: DataFolder, config: Config) -> "LocalStore":
     """Open the data folder's own store without the stream, which may be remote and unreachable."""
-    return LocalStore(data.store, specs=registered_specs(data, models=config.models.url))
+    return open_local_store(data.store, specs=registered_specs(data, models=config.models.url))
 
 
 def owner_of(data: DataFolder) -> str:

@@ -19,13 +19,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from understudy.backends.addresses import open_store
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
+from understudy.backends.local import open_view, open_window
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Fenced, StorageFull, Unreachable
@@ -39,9 +40,10 @@ from understudy.release.game_learner import GameLearner, LearnerServiceConfig, S
 from understudy.release.gatekeeper import CheckModel, Gatekeeper
 from understudy.release.model_check import check_apart
 from understudy.release.store_stats import StoreStats
-from understudy.stores.view import StoreView
-from understudy.stores.window import Window
 from understudy.training.follower import StoreFollower
+
+if TYPE_CHECKING:
+    from understudy.stores.window import Window
 
 _log = structlog.get_logger("understudy.learner")
 _IDLE_S = 0.05
@@ -150,7 +152,7 @@ class LearnerRole:
         """
         if not self._data.has_store():
             return False
-        with StoreView(self._data.store) as view:
+        with open_view(self._data.store) as view:
             here = str(view.identity)
         before = self._folder / "store.txt"
         if before.exists() and (other := before.read_text()) != here:
@@ -243,7 +245,7 @@ class WindowFiller:
     reports it.
     """
 
-    def __init__(self, window: Window, stop: Event) -> None:
+    def __init__(self, window: "Window", stop: Event) -> None:
         self._window = window
         self._stop = stop
         self._error: BaseException | None = None
@@ -303,7 +305,7 @@ def _local_experience(
     keep_s = config.store.window_hours * 3600 or None
     with (
         contextlib.closing(open_store(config.store.url, specs=specs)) as remote,
-        Window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
+        open_window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
         WindowFiller(window, stop) as follower,
     ):
         yield folder, follower.fields

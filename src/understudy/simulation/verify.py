@@ -5,12 +5,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_link, register
+from understudy.backends.local import FORGOTTEN, STORED, Findings, Held, audit_store, summary
 from understudy.client.sender import send_unsent_frames
 from understudy.core.canonical import canonical_json
 from understudy.core.clock import SystemClock
@@ -24,8 +25,9 @@ from understudy.platform.ingest import open_own_ingest
 from understudy.platform.requests import ask
 from understudy.ports import Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
 from understudy.simulation.ledger import LedgerLink, Promise, read_ledger
-from understudy.stores.audit import Findings, Held, Key, audit, summary
-from understudy.stores.view import FORGOTTEN, STORED, StoreView
+
+if TYPE_CHECKING:
+    from understudy.stores.audit import Key
 
 TailOf = Callable[[Cursor | None], Tail]
 """Returns a page of a store's tail after a cursor."""
@@ -85,8 +87,7 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
     promises = list(read_ledger(data.ledger)) if recovered else promises
     try:
         live = _settle(data, config) if finish else data.has_writer()
-        with StoreView(data.store) as view:
-            findings = audit(view, is_alone=not live)
+        findings = audit_store(data.store, is_alone=not live)
     except (Corrupt, Refused) as error:
         live = False
         findings = Findings(corrupt=[f"the store cannot be opened: {error}"])

@@ -10,13 +10,16 @@ others.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from understudy.backends.local import open_view
 from understudy.core.errors import UnderstudyError
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.ports import Cursor, Forgotten, Stored, Tail
-from understudy.stores.local import LocalStore
-from understudy.stores.view import StoreView
+
+if TYPE_CHECKING:
+    from understudy.stores.local import LocalStore
+    from understudy.stores.view import StoreView
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class StoreFollower:
     reader."""
 
     def __init__(self, store: Path) -> None:
-        self.view = StoreView(store)
+        self.view = open_view(store)
         self._readers: list[Reader] = []
 
     def join(self, reader: Reader) -> None:
@@ -97,7 +100,7 @@ def _number(item: Stored | Forgotten) -> int:
     return item.last_no if isinstance(item, Forgotten) else item.arrival_no
 
 
-def stored_chunks(store: LocalStore | StoreView, wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
+def stored_chunks(store: "LocalStore | StoreView", wanted: set[ChunkId]) -> dict[ChunkId, Chunk]:
     """Chunks of a store by id, from the oldest of them on; those that are not there are left
     out."""
     found: dict[ChunkId, Chunk] = {}
