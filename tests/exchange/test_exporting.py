@@ -35,7 +35,7 @@ def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
         return chunks_in(view)
 
 
-def test_a_forgotten_player_who_played_again_is_copied_with_what_is_new(
+def test_new_steps_of_an_erased_player_are_copied(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     desk.put(*random_session(SPEC, rng, n_chunks=2))
@@ -49,7 +49,7 @@ def test_a_forgotten_player_who_played_again_is_copied_with_what_is_new(
     assert [path.name for path in tmp_path.iterdir()] == ["remote"], "the copy is gone"
 
 
-def test_quarantined_and_dropped_numbers_are_no_hindrance(
+def test_quarantined_and_dropped_numbers_do_not_stop_a_copy(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     chunks = random_session(SPEC, rng, n_chunks=1300)
@@ -68,7 +68,7 @@ def test_quarantined_and_dropped_numbers_are_no_hindrance(
     ]
 
 
-def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
+def test_the_copy_of_a_store_that_is_always_written_to_ends(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     class Busy:
@@ -87,7 +87,7 @@ def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
         assert chunks_in(view)[:3] == before
 
 
-def test_a_copy_that_lacks_something_is_no_copy(
+def test_an_incomplete_copy_is_an_error(
     desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = random_session(SPEC, rng, n_chunks=1100)
@@ -103,7 +103,7 @@ def test_a_copy_that_lacks_something_is_no_copy(
 
 
 @pytest.mark.parametrize("module", ["pyarrow.parquet", "minari", "h5py"])
-def test_a_missing_package_gives_one_line_with_the_install_command(
+def test_a_missing_package_is_reported_with_the_install_command(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -113,7 +113,7 @@ def test_a_missing_package_gives_one_line_with_the_install_command(
         extra(module)
 
 
-def test_what_a_library_said_becomes_one_line() -> None:
+def test_an_error_of_a_library_becomes_one_line() -> None:
     assert one_line(ValueError("a\n  b\tc")) == "a b c"
     assert one_line(KeyError("rewards")) == "'rewards' is missing"
     assert one_line(AssertionError()) == "the library reported no details (AssertionError)"

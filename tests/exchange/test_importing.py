@@ -42,7 +42,7 @@ def sessions(data: DataFolder) -> list[SessionInfo]:
         return list(view.sessions(SessionFilter()))
 
 
-def test_the_same_file_twice_is_stored_once_and_says_so(tmp_path: Path) -> None:
+def test_a_file_imported_twice_is_stored_once_and_the_result_shows_it(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     data = DataFolder(tmp_path / "D")
     first = from_parquet(data, path, player=ADA)
@@ -64,7 +64,7 @@ def test_the_same_file_twice_is_stored_once_and_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_recorded_here_is_not_imported_again(tmp_path: Path) -> None:
+def test_steps_recorded_here_are_not_imported_again(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     source = DataFolder(tmp_path / "source")
     assert from_parquet(source, path).there_steps == n_steps
@@ -97,7 +97,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
-def test_an_import_that_was_killed_goes_on_where_it_ended(
+def test_a_killed_import_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
@@ -151,7 +151,7 @@ def test_a_narrower_export_keeps_its_gaps_and_is_not_mixed_with_a_fuller_one(
     assert from_parquet(data, narrow).there_steps == n_steps - left_out
 
 
-def test_players_of_a_file_with_pseudonyms_stay_apart_and_can_be_forgotten(tmp_path: Path) -> None:
+def test_players_of_a_file_with_pseudonyms_stay_separate_and_can_be_erased(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     source = DataFolder(tmp_path / "source")
     to_parquet(source, tmp_path / "named.parquet", with_player=True)
@@ -167,7 +167,7 @@ def test_players_of_a_file_with_pseudonyms_stay_apart_and_can_be_forgotten(tmp_p
     assert from_parquet(data, path, player=ADA).stored_steps == n_steps
 
 
-def test_an_import_that_was_left_for_too_long_is_not_mixed_up(
+def test_an_unfinished_import_that_is_too_old_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1)
@@ -197,7 +197,7 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(
     assert assign_session(plan, unfinished, info.player, now_s=time.time()).session == info.session
 
 
-def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path: Path) -> None:
+def test_a_process_that_has_the_store_open_stores_an_import(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     data = DataFolder(tmp_path / "D")
     stop = threading.Event()

@@ -43,7 +43,9 @@ from understudy.testing.samples import cart_spec, random_session
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
-def test_steps_of_any_game_come_back_bit_for_bit(quick_path: Path, seed: int) -> None:
+def test_steps_of_any_game_are_exported_and_imported_bit_for_bit(
+    quick_path: Path, seed: int
+) -> None:
     root = quick_path / f"{seed}-{len(list(quick_path.iterdir()))}"
     root.mkdir()
     spec, chunks = random_chunks(seed)
@@ -91,7 +93,7 @@ def test_pandas_and_others_see_plain_columns(tmp_path: Path) -> None:
     assert spec_from_json(table.schema.metadata[SPEC_KEY]) == GAME
 
 
-def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> None:
+def test_a_remote_store_is_exported_like_a_local_one(tmp_path: Path) -> None:
     made = recording(DataFolder(tmp_path / "D"))
     steps = made.play(person(0.2), 3)
     made.play(person(0.2), 2, player=b"b" * 16)
@@ -159,7 +161,7 @@ def test_an_export_holds_one_row_group_in_memory_at_a_time(
     )
 
 
-def test_an_export_replaces_nothing_and_leaves_nothing_half_done(
+def test_an_export_overwrites_nothing_and_leaves_no_partial_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, chunks = random_chunks(3)
@@ -225,7 +227,7 @@ def notes_of(table: Any) -> list[str]:
         ("a name too long", "wrong type or size"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
+def test_a_bad_file_is_rejected_in_one_line_and_nothing_is_stored(
     tmp_path: Path, what: str, said: str
 ) -> None:
     path, table = exported(tmp_path)
@@ -331,7 +333,7 @@ def test_files_that_hold_different_steps_of_a_session_are_not_mixed(tmp_path: Pa
     assert from_parquet(DataFolder(tmp_path / "E"), path, path).stored_steps == table.num_rows
 
 
-def test_consent_may_be_said_anew_but_a_no_stays_a_no(tmp_path: Path) -> None:
+def test_consent_may_be_replaced_except_denied(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "D")
     made = recording(data)
     made.play(person(0.2), 1, consent="unknown")
@@ -341,7 +343,7 @@ def test_consent_may_be_said_anew_but_a_no_stays_a_no(tmp_path: Path) -> None:
     assert {chunk.meta.consent for chunk, _ in file.chunks()} == {"granted", "denied"}
 
 
-def test_a_game_may_get_another_name(tmp_path: Path) -> None:
+def test_a_game_may_be_renamed(tmp_path: Path) -> None:
     path, table = exported(tmp_path)
     data = DataFolder(tmp_path / "E")
     result = import_files(Destination(data), [ParquetFile(path, game=game_name("cart-two"))])

@@ -74,7 +74,7 @@ def test_a_backup_is_restored_to_the_same_steps_models_and_keys(
     assert list((deployed.root / "snapshots").iterdir()) == [deployed.root / "snapshots" / ".lock"]
 
 
-def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(
+def test_frames_in_the_stream_are_in_the_backup_that_a_running_ingest_creates(
     deployed: DataFolder, tmp_path: Path
 ):
     stop = threading.Event()
@@ -90,7 +90,7 @@ def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(
     assert proof.steps == 65
 
 
-def test_a_changed_missing_or_added_byte_is_found(deployed: DataFolder, tmp_path: Path):
+def test_a_changed_missing_or_added_byte_is_detected(deployed: DataFolder, tmp_path: Path):
     backup = tmp_path / "B"
     back_up(deployed, backup)
     database = backup / "store" / "experience.sqlite"
@@ -112,7 +112,7 @@ def test_a_changed_missing_or_added_byte_is_found(deployed: DataFolder, tmp_path
         prove(backup)
 
 
-def test_a_model_that_was_damaged_before_is_named_and_everything_else_is_backed_up(
+def test_a_damaged_model_is_reported_and_everything_else_is_backed_up(
     deployed: DataFolder, tmp_path: Path
 ):
     (blob,) = (deployed.root / "models" / "blobs").iterdir()
@@ -133,7 +133,7 @@ def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolde
     assert not (tmp_path / "B").exists()
 
 
-def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup(
+def test_files_of_a_killed_backup_are_removed_and_are_not_a_backup(
     deployed: DataFolder, tmp_path: Path
 ):
     (deployed.root / "snapshots" / "old" / "store").mkdir(parents=True)
@@ -144,7 +144,9 @@ def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup
         prove(tmp_path / "B")
 
 
-def test_full_folders_and_empty_ones_are_refused(deployed: DataFolder, tmp_path: Path):
+def test_a_target_with_files_and_a_source_without_data_are_rejected(
+    deployed: DataFolder, tmp_path: Path
+):
     with pytest.raises(ConfigError, match="not empty"):
         back_up(deployed, deployed.root)
     with pytest.raises(ConfigError, match="is inside the data folder"):
@@ -175,7 +177,7 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
     assert (tmp_path / "E" / "understudy.toml").read_text() == "# mine\n"
 
 
-def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
+def test_remote_models_are_backed_up_and_restored_to_a_url(tmp_path: Path):
     data = DataFolder(tmp_path / "D")
     url = f"file://{tmp_path / 'elsewhere'}"
     release_run(open_deployment(data, models=url), a_run(tmp_path / "run"))
@@ -186,7 +188,7 @@ def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
     assert not (tmp_path / "E" / "models").exists()
 
 
-def test_the_commands_say_what_they_copied(
+def test_the_commands_report_what_they_copied(
     deployed: DataFolder,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -73,7 +73,7 @@ def standing_of(folder: Path, name: str) -> dict[str, Any]:
     return fields
 
 
-def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(
+def test_a_crashing_role_is_restarted_after_growing_delays_that_are_reported(
     watched, tmp_path: Path
 ):
     one = watched({"bad": CRASHING, "good": GOOD})
@@ -88,7 +88,7 @@ def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(
     assert one.it.stop()
 
 
-def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(
+def test_an_error_is_reported_in_full_once_for_all_roles_and_restarts(
     watched, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("understudy.platform.platform._LONGEST_PAUSE_S", 0.2)
@@ -110,7 +110,7 @@ def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(
     )
 
 
-def test_a_killed_role_comes_back_and_its_standing_says_so(watched, tmp_path: Path):
+def test_a_killed_role_is_restarted_and_its_status_shows_it(watched, tmp_path: Path):
     one = watched({"good": GOOD})
     one.until(lambda: one.it.is_ready)
     first = standing_of(tmp_path, "good")["pid"]
@@ -122,13 +122,13 @@ def test_a_killed_role_comes_back_and_its_standing_says_so(watched, tmp_path: Pa
     assert found["report"] == {"stored": 1}
 
 
-def test_a_role_that_cannot_work_as_it_is_set_up_is_not_tried_again(watched):
+def test_a_role_with_invalid_settings_is_not_restarted(watched):
     one = watched({"wrong": WRONG})
     with pytest.raises(ConfigError, match="pass another port"):
         one.until(lambda: False)
 
 
-def test_a_role_that_does_not_finish_in_time_is_ended(watched, tmp_path: Path):
+def test_a_role_that_does_not_finish_in_time_is_killed(watched, tmp_path: Path):
     one = watched({"deaf": DEAF, "good": GOOD})
     one.until(lambda: one.it.is_ready)
     pid = standing_of(tmp_path, "deaf")["pid"]
@@ -140,7 +140,7 @@ def test_a_role_that_does_not_finish_in_time_is_ended(watched, tmp_path: Path):
     assert ("good", "has finished") in one.told
 
 
-def test_whoever_asks_twice_need_not_wait(watched):
+def test_a_second_stop_request_kills_at_once(watched):
     one = watched({"deaf": DEAF})
     one.until(lambda: one.it.is_ready)
     at_once = threading.Event()
@@ -148,7 +148,7 @@ def test_whoever_asks_twice_need_not_wait(watched):
     assert not one.it.stop(at_once)
 
 
-def test_a_role_that_gives_way_is_not_started_again(watched, tmp_path: Path):
+def test_a_replaced_role_is_not_restarted(watched, tmp_path: Path):
     one = watched(
         {"old": "import sys; sys.stderr.write('new has taken over\\n'); sys.exit(4)"},
         old={"gives_way_with": 4},
@@ -162,7 +162,7 @@ def test_a_role_that_gives_way_is_not_started_again(watched, tmp_path: Path):
     assert one.it.stop()
 
 
-def test_roles_stop_in_their_order(watched):
+def test_roles_stop_in_order(watched):
     one = watched({"second": GOOD, "first": GOOD}, second={"stops_after": ("first",)})
     one.until(lambda: one.it.is_ready)
     assert one.it.stop()

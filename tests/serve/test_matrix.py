@@ -140,7 +140,7 @@ def ask(gateway: Running, route: ApiRoute, headers: dict[str, str]) -> Reply:
         *(f"only {scope}" for scope in SCOPES),
     ],
 )
-def test_a_route_opens_to_the_right_key_alone(
+def test_a_route_accepts_only_the_right_keys(
     gateway: Running, keyring: Keyring, route: ApiRoute, which: str, card: Card
 ):
     reply = ask(gateway, route, keyring.headers(which))
@@ -153,7 +153,7 @@ def test_a_route_opens_to_the_right_key_alone(
         card.line("route × wrong key, or one for less", tried=1, held=1)
 
 
-def test_every_route_says_which_key_it_needs_and_only_health_and_pages_are_open():
+def test_every_route_states_its_scope_and_only_health_and_pages_are_open():
     """The build fails here for a route without a policy."""
     assert {route.path for route in ROUTES if route.scope is None} == OPEN
     assert all(route.scope in SCOPES for route in ROUTES if route.path not in OPEN)
@@ -169,7 +169,7 @@ def test_every_route_says_which_key_it_needs_and_only_health_and_pages_are_open(
         assert route.summary
 
 
-def test_pages_are_files_that_anybody_may_read_and_nothing_else():
+def test_pages_are_public_files_and_nothing_else():
     """A page's answer depends on nothing that the platform keeps: it is the file, whoever asks."""
     for page in PAGES:
         assert (page.method, page.scope, page.takes, page.max_bytes) == ("GET", None, None, 0)
@@ -185,7 +185,7 @@ def test_the_open_routes_show_no_data(gateway: Running):
     assert gateway.ask("GET", "/readyz").json == {"status": "ready"}
 
 
-def test_strangers_do_not_learn_which_addresses_exist(gateway: Running, keyring: Keyring):
+def test_callers_without_a_key_do_not_learn_which_paths_exist(gateway: Running, keyring: Keyring):
     known = keyring.headers("right")
     for path in (
         "/",

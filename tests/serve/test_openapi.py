@@ -57,14 +57,14 @@ def test_an_operation_names_its_key_its_body_and_its_answers(route: Any):
     assert ("204" in found["responses"]) == route.waits
 
 
-def test_every_type_has_words_for_people_and_is_a_valid_schema():
+def test_every_type_has_a_description_and_is_a_valid_schema():
     for name, schema in DOCUMENT["components"]["schemas"].items():
         assert schema["description"], name
         assert schema["additionalProperties"] is False, name
         jsonschema_rs.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
 
 
-def test_answers_are_what_the_document_says(gateway: Running):
+def test_answers_match_the_document(gateway: Running):
     gateway.release(gateway.register())
     key = gateway.key("admin")
     asked = {

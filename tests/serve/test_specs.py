@@ -18,7 +18,7 @@ from understudy.testing.samples import cart_spec
 SPEC = cart_spec()
 
 
-def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(
+def test_unreadable_specs_stay_valid_and_are_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     registry = Registry(FolderObjects(tmp_path), trusted={})
