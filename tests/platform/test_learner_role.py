@@ -178,7 +178,7 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
         made.play(bot(balancing_policy(spin=0.5)), 1, model="cart/2")
         role.step()
         status = role.status()["games"]["cart"]
-        assert (status["champion"], status["verdict"]["decision"]) == (2, "promote")
+        assert (status["champion"], status["decision"]["decision"]) == (2, "promote")
         until_idle(role)
         made.play(person(0.5), 10)
         status = until_idle(role)
@@ -188,7 +188,7 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
         made.play(bot(balancing_policy()), 30, model="cart/3")
         role.step()
         status = role.status()["games"]["cart"]
-    assert (status["champion"], status["canary"], status["verdict"]["decision"]) == (2, 0, "reject")
+    assert (status["champion"], status["canary"], status["decision"]["decision"]) == (2, 0, "reject")
     now = made.registry().catalogue("cart")
     assert [one.model_no for one in now.history] == [1, 2]
     assert "mean return 500 over 30 episodes" in now.history[-1].why

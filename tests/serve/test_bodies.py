@@ -165,7 +165,7 @@ def test_bodies_of_all_requests_share_a_memory_budget(tmp_path: Path):
         assert reply.headers["retry-after"] == "1"
         for _ in range(5):  # given back each time
             reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"x" * 299_000)
-            assert (reply.status, reply.code) == (400, "bad_parcel")
+            assert (reply.status, reply.code) == (400, "bad_frame_batch")
         packed = gzip.compress(b"x" * 299_900)
         reply = gateway.ask("POST", "/v1/games/cart/frames", key, packed, headers=PACKED)
         assert reply.code == "busy", "packed and unpacked lie in memory together"

@@ -140,7 +140,7 @@ def test_a_batch_of_64_frames_of_many_players_is_accepted_and_65_are_not(
     assert len({frame.player for frame in gateway.streamed() if frame.session in players}) == 64
     assert (
         gateway.ask("POST", "/v1/games/cart/frames", key, encode_frame_batch(frames, players)).code
-        == "bad_parcel"
+        == "bad_frame_batch"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_batch_of_64_frames_of_many_players_is_accepted_and_65_are_not(
 def test_an_invalid_batch_is_rejected(gateway: Running, key: str, body: bytes):
     before = len(gateway.streamed())
     reply = gateway.ask("POST", "/v1/games/cart/frames", key, body)
-    assert (reply.status, reply.code) in ((400, "bad_parcel"), (400, "bad_json"))
+    assert (reply.status, reply.code) in ((400, "bad_frame_batch"), (400, "bad_json"))
     assert len(gateway.streamed()) == before
 
 
