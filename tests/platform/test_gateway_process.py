@@ -35,7 +35,7 @@ def clock() -> ManualClock:
 def metrics(
     tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state: str = "running"
 ) -> str:
-    """What whoever asks a gateway is told of a role that stands like this."""
+    """The gateway's metrics for a role with this status."""
     role = Role(name="ingest", command=lambda _: (), drains_s=1.0)
     status = RoleStatus(role, state=state, restarts=2, last_report=report)
     path = tmp_path / "ingest.json"

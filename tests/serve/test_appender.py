@@ -1,5 +1,4 @@
-"""Frames of many requests are appended together; full, closed or failing, nobody is told that
-they are safe."""
+"""Frames of many requests are appended together; none is acknowledged unless it is durable."""
 
 import asyncio
 import threading

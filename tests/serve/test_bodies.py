@@ -1,4 +1,4 @@
-"""Bodies are bounded as they stream: by size, by time, packed and unpacked, and all together."""
+"""Bodies are limited while they stream: by size, by time, compressed or not, and all together."""
 
 import asyncio
 import gzip

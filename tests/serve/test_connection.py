@@ -1,5 +1,4 @@
-"""Clients that are slow on purpose: each stage of a request has its time, and honest ones go on
-meanwhile."""
+"""Slow clients: each stage of a request has a timeout, and other clients are not delayed."""
 
 import contextlib
 import json

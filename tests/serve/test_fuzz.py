@@ -1,4 +1,4 @@
-"""Whatever is sent, nothing breaks, nothing is stored, and nothing outside is read."""
+"""Hostile input breaks nothing, stores nothing, and reads nothing outside."""
 
 import itertools
 import logging

@@ -1,4 +1,4 @@
-"""Names, origins and doubled headers: a browser must not become somebody's key."""
+"""Host names, origins and repeated headers: a foreign page cannot use a key."""
 
 import socket
 from collections.abc import Iterator

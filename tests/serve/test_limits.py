@@ -1,4 +1,4 @@
-"""A key gets its rate and a short rush, and is told when to come back."""
+"""A key has a rate and a short burst, and gets a time to retry."""
 
 import pytest
 

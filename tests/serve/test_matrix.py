@@ -1,5 +1,4 @@
-"""Every route against every kind of key, made from the routing table; what is not in the table
-does not exist."""
+"""Every route against every kind of key, generated from the routing table."""
 
 import time
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""The OpenAPI document says what the gateway does: every route, its key, its types and nothing
-else."""
+"""The OpenAPI document matches the gateway: every route, its key and its types."""
 
 import json
 from collections.abc import Iterator

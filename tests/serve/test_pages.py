@@ -1,5 +1,4 @@
-"""The play page as it is served: right types, a strict policy, nothing inline, nothing from
-elsewhere."""
+"""The play page as served: types, a strict policy, nothing inline, nothing from other hosts."""
 
 import gzip
 import re

@@ -1,5 +1,4 @@
-"""The more players there are, the less is asked of each, and the total stays where it was
-wanted."""
+"""With more players the recording rate of each falls, and the total stays at the target."""
 
 import random
 

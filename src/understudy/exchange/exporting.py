@@ -33,7 +33,8 @@ OnSteps = Callable[[int, int], None]
 """Called with the number of steps done and the total."""
 
 _SHORT_PAGES = 3
-"""Pages that are not full end a copy: while another process writes, no page may ever be empty."""
+"""A copy ends after this many pages that are not full, since no page may be empty while another
+process writes."""
 
 
 def extra(module: str) -> Any:

@@ -159,7 +159,9 @@ class GateSection:
     worse_by: float = setting(
         _BOUNDS.worse_by, 0, 0.999, "How much lower a canary's return may be, as a share."
     )
-    error: float = setting(_BOUNDS.error, 1e-9, 0.499, "Probability that a worse canary passes.")
+    error: float = setting(
+        _BOUNDS.error, 1e-9, 0.499, "Highest probability that a worse canary passes."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -410,8 +410,8 @@ def main(data: DataFolder, config: Config) -> None:
     """Store frames until the parent requests a stop."""
     stop = stop_with_parent()
     with open_ingest(data, config) as role:
-        # Until the first report, the parent treats the role as starting, and an exit as invalid
-        # settings.
+        # Until the first report, the parent treats the role as starting, and exit code 2 as
+        # invalid settings.
         with reporting(lambda: role.report() if role.is_running else {}):
             role.run(stop, drain_s=ROLE_DRAIN_S)
         report(role.report())
