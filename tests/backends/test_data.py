@@ -1,5 +1,4 @@
-"""What is counted of a store elsewhere; a local one stands in for it, since both keep to one
-port."""
+"""Statistics of a remote store; a local one takes its place, since both have the same port."""
 
 from pathlib import Path
 

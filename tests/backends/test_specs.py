@@ -1,5 +1,4 @@
-"""Specs from a registry elsewhere: while it is away healthy frames wait, and what is not there
-costs little."""
+"""Specs from a remote registry: frames wait while it is unreachable, and misses cost little."""
 
 import threading
 from collections.abc import Iterator

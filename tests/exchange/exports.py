@@ -1,4 +1,4 @@
-"""What the tests of exports and imports share."""
+"""Shared code of the tests of exports and imports."""
 
 import uuid
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""Imports into a store on other machines: they go by the stream, ingest stores them, and each
-step counts once."""
+"""Imports into a remote store: ingest stores them from the stream, and each step counts once."""
 
 import threading
 import time

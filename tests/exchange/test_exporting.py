@@ -1,5 +1,4 @@
-"""Exporting: the copy of a store elsewhere holds what it holds; a missing package is named with
-its command."""
+"""Exporting: the copy of a remote store is complete; a missing package is reported."""
 
 import sys
 from pathlib import Path

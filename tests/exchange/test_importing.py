@@ -1,4 +1,4 @@
-"""Importing: each step once, whatever was there before, however often it was begun."""
+"""Importing: each step is stored once, whatever the store holds and however often repeated."""
 
 import threading
 import time

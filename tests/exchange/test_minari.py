@@ -1,4 +1,4 @@
-"""Minari: whole episodes that its own reader opens, and back again."""
+"""Minari: complete episodes that its own reader opens, exported and imported."""
 
 import json
 import uuid

@@ -1,5 +1,4 @@
-"""Parquet: what is exported and imported again is the same, bit for bit; what is not ours is
-refused."""
+"""Parquet: exported and imported bit for bit; files of other programs are rejected."""
 
 import json
 from contextlib import closing

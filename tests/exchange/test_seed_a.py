@@ -1,5 +1,4 @@
-"""The original pipeline's records: sorted, doubled ones once, the shift repaired or kept out of
-learners' reach."""
+"""The original pipeline's records: sorted, deduplicated, the shift repaired or kept."""
 
 import json
 import random

@@ -1,5 +1,4 @@
-"""Backup and restore: made while others write, proved byte by byte, refused when anything is
-wrong."""
+"""Backup and restore: created while others write, verified byte by byte, rejected if damaged."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The config: which value wins, where it came from, and what is refused."""
+"""The config: which value wins, where it comes from, and which values are rejected."""
 
 import dataclasses
 import json

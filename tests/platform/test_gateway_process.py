@@ -1,4 +1,4 @@
-"""Ingest's figures among the gateway's metrics."""
+"""Ingest figures in the gateway's metrics."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""The ingest role, into a store in its folder or elsewhere: it goes on after trouble, and ends
-in time."""
+"""The ingest role with a local or remote store: it recovers from errors and stops in time."""
 
 import threading
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""A learner whose copy of a store elsewhere stops growing does not go on as if nothing were the
-matter."""
+"""A learner stops when its copy of a remote store stops growing."""
 
 import socket
 import subprocess

@@ -1,5 +1,4 @@
-"""The learner as a service: it has a store and a registry, no game and no actors, and bots come
-of it."""
+"""The learner as a service: it turns a store into bots, without a game and without actors."""
 
 import json
 import shutil

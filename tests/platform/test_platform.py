@@ -1,5 +1,4 @@
-"""The supervisor: real processes that crash, hang and refuse to work, and are restarted, told
-about and ended."""
+"""The supervisor: real processes that crash, hang or exit, and are restarted and stopped."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Experience over HTTP: acked means durable, bad frames harm nobody else, and JSON ends as the
-same bytes."""
+"""Experience over HTTP: acked means durable, and bad frames affect no others."""
 
 import json
 import time

@@ -1,5 +1,4 @@
-"""A gateway starts only where keys are safe, says where it listens, and stops without losing
-what it acked."""
+"""A gateway starts only where keys are safe, and stops without losing acked frames."""
 
 import asyncio
 import datetime

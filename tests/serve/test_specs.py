@@ -1,5 +1,4 @@
-"""Specs of games while the registry cannot be read: the known ones stay in force, and that is
-logged once."""
+"""Specs of games while the registry is unreadable: known ones stay valid, which is logged once."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

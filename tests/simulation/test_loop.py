@@ -1,5 +1,4 @@
-"""The closed loop: addresses of its servers, before any of them runs, and what it says at its
-end."""
+"""The closed loop: URLs of its servers, before any of them runs, and its result."""
 
 from dataclasses import fields, replace
 from pathlib import Path

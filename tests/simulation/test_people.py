@@ -1,5 +1,4 @@
-"""Simulated people: their pace, what is recorded of a match against the bot, and who is counted
-as winner."""
+"""Simulated people: their rate, the records of a match against the bot, and its score."""
 
 import threading
 import time

@@ -1,5 +1,4 @@
-"""verify on folders that a real client recorded into; digests: equal for equal steps, other for
-anything else."""
+"""verify on folders of a real client; digests are equal only for equal steps."""
 
 import shutil
 from collections.abc import Sequence
