@@ -1,5 +1,4 @@
-"""What is counted of a store elsewhere; a local one stands in for it, since both keep to one
-port."""
+"""Statistics of a remote store; a local one takes its place, since both have the same port."""
 
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def factory(tmp_path: Path) -> _Factory:
     return _Factory(tmp_path)
 
 
-def test_what_only_its_servers_know_is_left_out(factory: _Factory, tmp_path: Path):
+def test_figures_that_only_the_servers_know_are_left_out(factory: _Factory, tmp_path: Path):
     desk = factory.desk()
     data = DataFolder(tmp_path / "D")
     chunks = factory.chunks(3)
@@ -45,7 +44,7 @@ def test_what_only_its_servers_know_is_left_out(factory: _Factory, tmp_path: Pat
     }
 
 
-def test_figures_belong_together_and_come_to_an_end_while_somebody_writes(
+def test_figures_are_consistent_and_complete_while_another_process_writes(
     factory: _Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     desk = factory.desk()

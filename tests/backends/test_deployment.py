@@ -29,7 +29,7 @@ def a_run(folder: Path, *, seed: int = 0, has_ended: bool = True) -> Path:
     return folder
 
 
-def test_processes_that_start_at_once_agree_on_one_signing_key_that_only_its_owner_reads(
+def test_concurrent_processes_create_one_signing_key_readable_by_its_owner_only(
     tmp_path: Path,
 ):
     data = DataFolder(tmp_path / "D")
@@ -40,18 +40,18 @@ def test_processes_that_start_at_once_agree_on_one_signing_key_that_only_its_own
     assert [path.name for path in data.root.iterdir()] == ["signing.key"]
 
 
-def test_a_lost_signing_key_is_not_replaced_behind_the_back_of_those_who_trust_it(tmp_path: Path):
+def test_a_lost_signing_key_is_an_error_and_not_replaced(tmp_path: Path):
     data = DataFolder(tmp_path)
     open_deployment(data).keys.create(["play"])
     signing_key(data).unlink()
     with pytest.raises(ConfigError, match="restore it from a backup"):
         open_deployment(data)
     signing_key(data).write_bytes(b"short")
-    with pytest.raises(ConfigError, match="5 bytes instead of 32"):
+    with pytest.raises(ConfigError, match="5 bytes, expected 32"):
         open_deployment(data)
 
 
-def test_models_may_lie_under_a_url(tmp_path: Path):
+def test_models_may_be_at_a_url(tmp_path: Path):
     url = f"file://{tmp_path / 'elsewhere'}"
     opened = open_deployment(DataFolder(tmp_path / "D"), models=url)
     opened.registry.register(GAME)
@@ -60,9 +60,7 @@ def test_models_may_lie_under_a_url(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["key", "signing.key"])
-def test_a_machine_with_other_keys_than_those_it_shares_models_with_does_not_start(
-    tmp_path: Path, name: str
-):
+def test_a_machine_whose_keys_differ_from_the_deployments_does_not_start(tmp_path: Path, name: str):
     url = f"file://{tmp_path / 'elsewhere'}"
     first = DataFolder(tmp_path / "D")
     second = DataFolder(tmp_path / "E")
@@ -72,17 +70,17 @@ def test_a_machine_with_other_keys_than_those_it_shares_models_with_does_not_sta
         shutil.copy(first.root / one, second.root / one)
     open_deployment(second, models=url)
     (second.root / name).unlink()
-    with pytest.raises(ConfigError, match=f"{name} missing.*copy it from one of them"):
+    with pytest.raises(ConfigError, match=f"missing .*{name}, which .*copy it from one of them"):
         open_deployment(second, models=url)
     assert not (second.root / name).exists()
     (second.root / name).write_bytes(b"another key of thirty-two bytes.")
-    with pytest.raises(ConfigError, match=f"{name} is another key .* copy theirs here"):
+    with pytest.raises(ConfigError, match=f"{name} differs from the key .* copy their key here"):
         open_deployment(second, models=url)
     shutil.copy(first.root / name, second.root / name)
     open_deployment(second, models=url)
 
 
-def test_the_first_run_that_is_added_becomes_champion_and_the_next_waits(tmp_path: Path):
+def test_the_first_added_run_becomes_champion_and_the_next_waits(tmp_path: Path):
     opened = open_deployment(DataFolder(tmp_path / "D"))
     first = release_run(opened, a_run(tmp_path / "one"))
     second = release_run(opened, a_run(tmp_path / "two", seed=1))
@@ -95,14 +93,14 @@ def test_the_first_run_that_is_added_becomes_champion_and_the_next_waits(tmp_pat
     assert opened.registry.policy("pong", 2) == random_policy(GAME, "argmax", seed=1)
 
 
-def test_adding_a_run_does_not_take_the_game_from_its_learner(tmp_path: Path):
+def test_adding_a_run_does_not_fence_the_games_learner(tmp_path: Path):
     opened = open_deployment(DataFolder(tmp_path / "D"))
     epoch = opened.registry.takeover("pong", owner="the learner")
     release_run(opened, a_run(tmp_path / "one"))
     assert opened.registry.catalogue("pong").epoch == epoch
 
 
-def test_a_run_that_has_not_ended_or_is_none_is_not_released(tmp_path: Path):
+def test_an_unfinished_or_invalid_run_is_not_released(tmp_path: Path):
     opened = open_deployment(DataFolder(tmp_path / "D"))
     with pytest.raises(ConfigError, match="has not finished"):
         release_run(opened, a_run(tmp_path / "one", has_ended=False))
@@ -111,7 +109,7 @@ def test_a_run_that_has_not_ended_or_is_none_is_not_released(tmp_path: Path):
     assert opened.registry.games() == []
 
 
-def test_a_run_whose_outputs_are_not_finite_is_refused_and_leaves_no_model(tmp_path: Path):
+def test_a_run_with_non_finite_outputs_is_rejected_and_leaves_no_model(tmp_path: Path):
     run = a_run(tmp_path / "one")
     opened = open_deployment(DataFolder(tmp_path / "D"))
     policy = random_policy(GAME, "argmax")

@@ -1,5 +1,4 @@
-"""Specs from a registry elsewhere: while it is away healthy frames wait, and what is not there
-costs little."""
+"""Specs from a remote registry: frames wait while it is unreachable, and misses cost little."""
 
 import threading
 from collections.abc import Iterator
@@ -65,7 +64,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Desk]:
 
 
 @pytest.mark.parametrize("trouble", [503, "cut", 403, "proxy"])
-def test_while_the_registry_is_away_nothing_is_quarantined_and_then_everything_is_stored(
+def test_while_the_registry_is_unreachable_nothing_is_quarantined_and_later_all_is_stored(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, trouble: Trouble
 ):
     monkeypatch.setattr("understudy.platform.ingest._TROUBLE_S", 0.01)
@@ -101,7 +100,7 @@ def test_while_the_registry_is_away_nothing_is_quarantined_and_then_everything_i
     assert trouble in REFUSALS or [one["event"] for one in logs][:2] == ["unreachable"] * 2
 
 
-def test_what_is_known_goes_on_while_the_registry_is_away(desk: Desk):
+def test_known_specs_stay_usable_while_the_registry_is_unreachable(desk: Desk):
     desk.registry.register(SPEC)
     desk.send(2)
     desk.service.drain()
@@ -115,7 +114,7 @@ def test_what_is_known_goes_on_while_the_registry_is_away(desk: Desk):
     assert desk.store.audit().parked == 0
 
 
-def test_a_flood_of_an_unknown_schema_asks_once_a_second(desk: Desk):
+def test_a_flood_of_an_unknown_schema_costs_one_request_a_second(desk: Desk):
     desk.registry.register(SPEC)
     assert desk.asked
     desk.send(40, spec=OTHER)
@@ -131,7 +130,7 @@ def test_a_flood_of_an_unknown_schema_asks_once_a_second(desk: Desk):
     assert desk.service.stats.refusals == {"unknown_schema": 120}
 
 
-def test_what_is_registered_later_is_seen_within_a_second(desk: Desk):
+def test_a_spec_registered_later_is_visible_within_a_second(desk: Desk):
     for spec in (SPEC, OTHER):
         desk.send(1, spec=spec)
         desk.service.drain()
@@ -152,7 +151,7 @@ def test_a_schema_registered_before_its_first_frame_is_known_whatever_else_is_mi
     assert desk.store.audit().chunks == 2
 
 
-def test_names_that_lead_nowhere_fill_no_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_unknown_names_use_bounded_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("understudy.backends.specs._MOST_MISSES", 4)
     for number in range(30):
         assert not desk.specs.knows(f"game-{number}")
@@ -160,7 +159,7 @@ def test_names_that_lead_nowhere_fill_no_memory(desk: Desk, monkeypatch: pytest.
     assert desk.specs.spec("../cart", SPEC.schema) is None
 
 
-def test_a_spec_that_cannot_be_read_parks_its_frames_alone(desk: Desk):
+def test_an_unreadable_spec_parks_only_its_own_frames(desk: Desk):
     desk.registry.register(SPEC)
     name = f"deployment/games/cart/{OTHER.schema}.json"
     desk.s3.objects[name] = b"{"

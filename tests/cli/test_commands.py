@@ -70,7 +70,7 @@ def test_forget_finds_nobody_without_the_key(folder: str) -> None:
     finally:
         (Path(folder) / "key.away").rename(Path(folder) / "key")
     assert done.returncode == 2, done.stderr
-    assert "has no key, so nobody can be found by name" in done.stderr
+    assert "has no key, so no player can be found by name" in done.stderr
 
 
 def test_the_data_folder_may_come_from_the_environment(folder: str) -> None:

@@ -152,9 +152,9 @@ def test_filters_of_the_command_choose_players_and_times(
         ),
         (
             ["export", "no/x.parquet", "--data", "source", "--format", "parquet"],
-            "there is no folder",
+            "/no does not exist; create it first",
         ),
-        (["export", "a.parquet", "--data", "source", "--format", "parquet"], "is there already"),
+        (["export", "a.parquet", "--data", "source", "--format", "parquet"], "exists already"),
         (
             ["export", "x-v0", "--data", "source", "--format", "minari", "--with-player"],
             "--with-player is for parquet",
@@ -175,13 +175,13 @@ def test_filters_of_the_command_choose_players_and_times(
             ["import", "a.parquet", "--data", "D", "--format", "seed-a", "--repair-shift"],
             "give --consent",
         ),
-        (["import", "a.parquet", "--data", "D", "--format", "seed-a", "--as-is"], "is no JSON"),
+        (["import", "a.parquet", "--data", "D", "--format", "seed-a", "--as-is"], "not valid JSON"),
         (
             ["import", "source", "--data", "D", "--format", "minari", "--consent", "granted"],
-            "no Minari dataset",
+            "is not a Minari dataset",
         ),
-        (["import", "source", "--data", "D", "--format", "parquet"], "is no file"),
-        (["import", "nothing", "--data", "D", "--format", "parquet"], "is no file"),
+        (["import", "source", "--data", "D", "--format", "parquet"], "is not a file"),
+        (["import", "nothing", "--data", "D", "--format", "parquet"], "is not a file"),
         (["import", "--data", "D", "--format", "parquet"], "Missing argument"),
     ],
 )
@@ -215,7 +215,7 @@ def test_refused_episodes_are_named_and_make_the_exit_code_1(
     how = ["--format", "seed-a", "--repair-shift", "--consent", "granted"]
     assert run_command(["data", "import", "a.jsonl", "--data", "D", *how]) == 1
     found = capsys.readouterr().out
-    assert "refused episode 0: step 1 comes with different contents" in found
+    assert "refused episode 0: step 1 has two different records" in found
     assert "lost 1 first steps" in found
     assert "3 steps of CartPole-v0 in 1 sessions: stored 3" in found
 

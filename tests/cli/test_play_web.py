@@ -254,7 +254,7 @@ def test_only_the_standing_of_a_gateway_that_runs_is_believed(tmp_path: Path):
     lock = FileLock(roles / "gateway.lock", what="test")
     assert running_url(data) == "http://127.0.0.1:9"
     with pytest.raises(LinkFailed, match="does not take the page's key after 0 s"):
-        await_gateway(data, "rally", key="uk_x", patience_s=0.0)
+        await_gateway(data, "rally", key="uk_x", timeout_s=0.0)
     for broken in ('{"report": {}}', "[", "[]"):
         (roles / "gateway.json").write_text(broken)
         assert running_url(data) is None

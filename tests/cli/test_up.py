@@ -358,7 +358,7 @@ def test_what_other_machines_use_is_said_where_there_is_no_development_key():
     others = for_others("http://0.0.0.0:8600", ())
     said = said_when_ready(None, others=others)
     assert said.startswith("ready at http://127.0.0.1:8600;")
-    assert "other machines are refused until gateway.hosts has this machine's name\n" in said
+    assert "other machines are rejected until gateway.hosts has this machine's name\n" in said
     assert (
         for_others("http://[::]:8600", ("play.example",))
         == "other machines use http://play.example:8600"

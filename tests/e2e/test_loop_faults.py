@@ -146,7 +146,7 @@ class Stage:
 
     def kill(self, role: str) -> None:
         """SIGKILL, then wait until another process does the work."""
-        standing = self.platform.supervisor.standings[role]
+        standing = self.platform.supervisor.statuses[role]
         assert standing.child is not None
         before = standing.child.pid
         restarts = standing.restarts
@@ -265,7 +265,7 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
         assert stage.people.latest["flushed"]
         assert stage.people.latest["refused_bots"] == 0
         assert stage.platform.supervisor.stop()
-        restarts = {name: one.restarts for name, one in stage.platform.supervisor.standings.items()}
+        restarts = {name: one.restarts for name, one in stage.platform.supervisor.statuses.items()}
 
     assert restarts == {"gateway": 1, "ingest": 1, "learner": 1}
     found = verify(DataFolder(tmp_path / "D"))
@@ -288,6 +288,6 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
 
 def _updates(stage: Stage, game: str) -> int:
     """How far the learner that runs now has come."""
-    child = stage.platform.supervisor.standings["learner"].child
+    child = stage.platform.supervisor.statuses["learner"].child
     games = child.latest.get("games", {}) if child is not None else {}
     return int(games.get(game, {}).get("updates", 0))

@@ -1,4 +1,4 @@
-"""What the tests of exports and imports share."""
+"""Shared code of the tests of exports and imports."""
 
 import uuid
 from collections.abc import Sequence
@@ -26,7 +26,17 @@ from understudy.stores.view import StoreView
 from understudy.testing.clock import START_S
 from understudy.testing.samples import random_session, random_spec
 
-OPTIONAL = ("logp", "value", "version", "by", "frames", "t_ms", "event", "raw_action", "legal")
+OPTIONAL = (
+    "logp",
+    "value",
+    "version",
+    "by",
+    "frames",
+    "t_ms",
+    "event",
+    "raw_action",
+    "action_mask",
+)
 
 
 def recorded(root: Path, spec: GameSpec, chunks: Sequence[Chunk]) -> DataFolder:

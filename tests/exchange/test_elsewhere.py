@@ -1,5 +1,4 @@
-"""Imports into a store on other machines: they go by the stream, ingest stores them, and each
-step counts once."""
+"""Imports into a remote store: ingest stores them from the stream, and each step counts once."""
 
 import threading
 import time
@@ -101,7 +100,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     return deployment
 
 
-def test_what_nobody_stores_yet_is_told_with_the_next_step_and_stored_once_however_often_it_is_sent(
+def test_steps_not_stored_yet_are_reported_with_the_next_step_and_stored_once(
     made: Deployment,
 ) -> None:
     first = made.bring()
@@ -122,7 +121,7 @@ def test_what_nobody_stores_yet_is_told_with_the_next_step_and_stored_once_howev
     assert made.drained().steps == first.steps
 
 
-def test_control_ids_that_nobody_wrote_down_store_everything_twice(
+def test_control_without_saved_ids_everything_is_stored_twice(
     made: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UnfinishedImports, "add", lambda *_: None)
@@ -157,7 +156,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize("stores_between", [False, True])
-def test_an_import_that_was_killed_ends_with_each_step_once(
+def test_a_killed_import_that_is_repeated_stores_each_step_once(
     made: Deployment, monkeypatch: pytest.MonkeyPatch, after: int, stores_between: bool
 ) -> None:
     sends = [0]
@@ -188,7 +187,7 @@ def test_an_import_that_was_killed_ends_with_each_step_once(
     assert made.bring().there_steps == result.steps
 
 
-def test_a_player_who_is_forgotten_while_nothing_is_stored_may_be_imported_again(
+def test_a_player_erased_before_the_import_is_stored_may_be_imported_again(
     made: Deployment,
 ) -> None:
     made.bring(player=ADA)
@@ -199,9 +198,9 @@ def test_a_player_who_is_forgotten_while_nothing_is_stored_may_be_imported_again
     assert made.drained().steps == result.steps
 
 
-def test_an_import_under_another_name_or_after_too_long_is_not_mixed_up(made: Deployment) -> None:
+def test_resuming_an_import_with_another_name_or_too_late_is_rejected(made: Deployment) -> None:
     made.bring(player=ADA)
-    with pytest.raises(ConfigError, match="give the same --player"):
+    with pytest.raises(ConfigError, match="pass the same --player"):
         made.bring(player=player_name("bob"))
     sessions = UnfinishedImports(made.data.root).sessions
     old = {
@@ -209,11 +208,11 @@ def test_an_import_under_another_name_or_after_too_long_is_not_mixed_up(made: De
         for noise, one in sessions.items()
     }
     UnfinishedImports(made.data.root).add(old)
-    with pytest.raises(ConfigError, match="too long ago"):
+    with pytest.raises(ConfigError, match="too old to resume"):
         made.bring(player=ADA)
 
 
-def test_a_store_that_is_away_while_an_import_waits_does_not_end_it(
+def test_an_unreachable_store_does_not_end_a_waiting_import(
     made: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Destination(made.data, made.place.config, wait_s=30.0)
@@ -251,7 +250,7 @@ class Shut(FileStream):
         raise Unreachable("the broker does not answer")
 
 
-def test_a_stream_that_is_busy_is_tried_again_and_one_that_is_away_is_told(
+def test_a_busy_stream_is_retried_and_an_unreachable_one_is_reported(
     made: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(time.time())
@@ -260,7 +259,7 @@ def test_a_stream_that_is_busy_is_tried_again_and_one_that_is_away_is_told(
             "understudy.backends.deployment.open_stream", lambda _, data: Shut(data.stream)
         )
         with pytest.raises(
-            StorageFailed, match="the broker does not answer; mend that, then run the same command"
+            StorageFailed, match="the broker does not answer; fix that, then run the same command"
         ):
             made.bring(clock=clock)
     monkeypatch.setattr(
@@ -271,7 +270,7 @@ def test_a_stream_that_is_busy_is_tried_again_and_one_that_is_away_is_told(
     assert (audit.steps, audit.duplicate_steps, audit.gap_steps) == (result.steps, 0, 0)
 
 
-def test_a_damaged_note_of_what_was_begun_is_told(made: Deployment) -> None:
+def test_a_damaged_file_of_unfinished_imports_is_reported(made: Deployment) -> None:
     made.data.root.mkdir()
     for raw in (b"{", b"[]", b'{"a": 1}', b'{"zz": ["", ""]}'):
         (made.data.root / "import.json").write_bytes(raw)

@@ -1,5 +1,4 @@
-"""Exporting: the copy of a store elsewhere holds what it holds; a missing package is named with
-its command."""
+"""Exporting: the copy of a remote store is complete; a missing package is reported."""
 
 import sys
 from pathlib import Path
@@ -35,7 +34,7 @@ def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
         return chunks_in(view)
 
 
-def test_a_forgotten_player_who_played_again_is_copied_with_what_is_new(
+def test_new_steps_of_an_erased_player_are_copied(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     desk.put(*random_session(SPEC, rng, n_chunks=2))
@@ -49,7 +48,7 @@ def test_a_forgotten_player_who_played_again_is_copied_with_what_is_new(
     assert [path.name for path in tmp_path.iterdir()] == ["remote"], "the copy is gone"
 
 
-def test_quarantined_and_dropped_numbers_are_no_hindrance(
+def test_quarantined_and_dropped_numbers_do_not_stop_a_copy(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     chunks = random_session(SPEC, rng, n_chunks=1300)
@@ -68,7 +67,7 @@ def test_quarantined_and_dropped_numbers_are_no_hindrance(
     ]
 
 
-def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
+def test_the_copy_of_a_store_that_is_always_written_to_ends(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     class Busy:
@@ -87,7 +86,7 @@ def test_a_store_that_is_written_to_all_the_time_is_copied_to_an_end(
         assert chunks_in(view)[:3] == before
 
 
-def test_a_copy_that_lacks_something_is_no_copy(
+def test_an_incomplete_copy_is_an_error(
     desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = random_session(SPEC, rng, n_chunks=1100)
@@ -97,13 +96,13 @@ def test_a_copy_that_lacks_something_is_no_copy(
         """Filters half of a session out, which no export does."""
         return Window(*arguments, **{**named, "wanted": lambda meta: meta.chunk_no >= 1090})
 
-    monkeypatch.setattr("understudy.exchange.exporting.Window", cut)
-    with pytest.raises(StorageFailed, match="does not fit"):
+    monkeypatch.setattr("understudy.exchange.exporting.open_window", cut)
+    with pytest.raises(StorageFailed, match="conflicts with other chunks"):
         copy_of(desk, tmp_path)
 
 
 @pytest.mark.parametrize("module", ["pyarrow.parquet", "minari", "h5py"])
-def test_a_missing_package_gives_one_line_with_the_install_command(
+def test_a_missing_package_is_reported_with_the_install_command(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -113,8 +112,8 @@ def test_a_missing_package_gives_one_line_with_the_install_command(
         extra(module)
 
 
-def test_what_a_library_said_becomes_one_line() -> None:
+def test_an_error_of_a_library_becomes_one_line() -> None:
     assert one_line(ValueError("a\n  b\tc")) == "a b c"
     assert one_line(KeyError("rewards")) == "'rewards' is missing"
-    assert one_line(AssertionError()) == "it is not as the library wants it (AssertionError)"
+    assert one_line(AssertionError()) == "the library reported no details (AssertionError)"
     assert len(one_line(ValueError("x" * 999))) == 160

@@ -1,4 +1,4 @@
-"""Importing: each step once, whatever was there before, however often it was begun."""
+"""Importing: each step is stored once, whatever the store holds and however often repeated."""
 
 import threading
 import time
@@ -19,8 +19,8 @@ from understudy.core.errors import ConfigError, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import player_name, session_time_s
 from understudy.exchange import importing
-from understudy.exchange.destination import LandingHere
-from understudy.exchange.importing import Plan, entering, placed
+from understudy.exchange.destination import LocalTarget
+from understudy.exchange.importing import Plan, accepted_id, assign_session
 from understudy.exchange.incoming import noise_of, session_of, survey
 from understudy.exchange.parquet import ParquetFile
 from understudy.experience.intake import deployment_key, pseudonym
@@ -42,7 +42,7 @@ def sessions(data: DataFolder) -> list[SessionInfo]:
         return list(view.sessions(SessionFilter()))
 
 
-def test_the_same_file_twice_is_stored_once_and_says_so(tmp_path: Path) -> None:
+def test_a_file_imported_twice_is_stored_once_and_the_result_shows_it(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     data = DataFolder(tmp_path / "D")
     first = from_parquet(data, path, player=ADA)
@@ -64,7 +64,7 @@ def test_the_same_file_twice_is_stored_once_and_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_recorded_here_is_not_imported_again(tmp_path: Path) -> None:
+def test_steps_recorded_here_are_not_imported_again(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     source = DataFolder(tmp_path / "source")
     assert from_parquet(source, path).there_steps == n_steps
@@ -97,7 +97,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
-def test_an_import_that_was_killed_goes_on_where_it_ended(
+def test_a_killed_import_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
@@ -116,7 +116,7 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
     with monkeypatch.context() as patched:
         patched.setattr(LocalLink, "send", kill)
         patched.setattr(importing, "MAX_FRAMES_PER_SEND", 4)
-        patched.setattr(LandingHere, "step", lambda _: None)  # killed before ingest came round
+        patched.setattr(LocalTarget, "step", lambda _: None)  # killed before ingest came round
         with pytest.raises(Killed):
             from_parquet(data, path)
     result = from_parquet(data, path)
@@ -151,7 +151,7 @@ def test_a_narrower_export_keeps_its_gaps_and_is_not_mixed_with_a_fuller_one(
     assert from_parquet(data, narrow).there_steps == n_steps - left_out
 
 
-def test_players_of_a_file_with_pseudonyms_stay_apart_and_can_be_forgotten(tmp_path: Path) -> None:
+def test_players_of_a_file_with_pseudonyms_stay_separate_and_can_be_erased(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     source = DataFolder(tmp_path / "source")
     to_parquet(source, tmp_path / "named.parquet", with_player=True)
@@ -167,7 +167,7 @@ def test_players_of_a_file_with_pseudonyms_stay_apart_and_can_be_forgotten(tmp_p
     assert from_parquet(data, path, player=ADA).stored_steps == n_steps
 
 
-def test_an_import_that_was_left_for_too_long_is_not_mixed_up(
+def test_an_unfinished_import_that_is_too_old_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1)
@@ -190,14 +190,14 @@ def test_an_import_that_was_left_for_too_long_is_not_mixed_up(
         last_received_s=info.last_received_s,
     )
     plan = Plan(0, survey(ParquetFile(path))[noise_of(info.session)], importing.NOBODY)
-    with pytest.raises(ConfigError, match="too long ago"):
-        placed(plan, unfinished, info.player, now_s=later)
+    with pytest.raises(ConfigError, match="too old to resume"):
+        assign_session(plan, unfinished, info.player, now_s=later)
     with pytest.raises(ConfigError, match="another name"):
-        placed(plan, unfinished, b"other" + bytes(11), now_s=time.time())
-    assert placed(plan, unfinished, info.player, now_s=time.time()).session == info.session
+        assign_session(plan, unfinished, b"other" + bytes(11), now_s=time.time())
+    assert assign_session(plan, unfinished, info.player, now_s=time.time()).session == info.session
 
 
-def test_a_process_that_has_the_store_open_stores_what_an_import_sends(tmp_path: Path) -> None:
+def test_a_process_that_has_the_store_open_stores_an_import(tmp_path: Path) -> None:
     path, n_steps = file_of_steps(tmp_path, SPEC)
     data = DataFolder(tmp_path / "D")
     stop = threading.Event()
@@ -221,7 +221,7 @@ def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_ex
     source = DataFolder(tmp_path / "source")
     (played,) = sessions(source)
     plan = Plan(0, survey(ParquetFile(path))[noise_of(played.session)], ADA)
-    assert placed(plan, played, played.player, now_s=time.time()).session is None
+    assert assign_session(plan, played, played.player, now_s=time.time()).session is None
     assert from_parquet(source, path, player=ADA).there_steps == n_steps
     assert not sessions(source)[0].closed
 
@@ -240,6 +240,6 @@ def test_sessions_of_equal_content_have_equal_random_parts() -> None:
     assert session_of("a", b"b") == session_of("a", b"b")
     assert session_of("a", b"b") != session_of("ab", b"")
     assert session_of("a").version == 7
-    retimed = entering(session_of("a"), time.time())
+    retimed = accepted_id(session_of("a"), time.time())
     assert noise_of(retimed) == noise_of(session_of("a"))
     assert uuid.UUID(str(retimed)).version == 7

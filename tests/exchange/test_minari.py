@@ -1,4 +1,4 @@
-"""Minari: whole episodes that its own reader opens, and back again."""
+"""Minari: complete episodes that its own reader opens, exported and imported."""
 
 import json
 import uuid
@@ -78,7 +78,9 @@ def bits(path: Path) -> list[tuple[Any, ...]]:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
-def test_whole_episodes_of_any_game_go_out_and_come_back(quick_path: Path, seed: int) -> None:
+def test_complete_episodes_of_any_game_are_exported_and_imported(
+    quick_path: Path, seed: int
+) -> None:
     root = quick_path / f"{seed}-{len(list(quick_path.iterdir()))}"
     root.mkdir()
     spec, chunks = random_chunks(seed, n_sessions=3)
@@ -150,7 +152,7 @@ def test_minari_loads_it_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(dataset.sample_episodes(2)) == 2
 
 
-def test_episodes_that_are_not_whole_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_incomplete_episodes_are_counted_and_left_out(tmp_path: Path) -> None:
     played = episodes(person(0.2), 6)
     made = recording(DataFolder(tmp_path / "D"))
     session = new_session(START_S, b"0123456789")
@@ -176,11 +178,11 @@ def opened(chunk: Chunk, *, is_cut: bool) -> Chunk:
     ).validate()
 
 
-def test_a_store_without_a_whole_episode_gives_no_dataset(tmp_path: Path) -> None:
+def test_a_store_without_a_complete_episode_is_not_exported(tmp_path: Path) -> None:
     made = recording(DataFolder(tmp_path / "D"))
     (chunk,) = chunks_of(episodes(person(), 1), new_session(START_S, b"0123456789"))
     made.store([opened(chunk, is_cut=True)])
-    with pytest.raises(ConfigError, match="no episode is whole"):
+    with pytest.raises(ConfigError, match="no episode is complete"):
         to_minari(made.data, tmp_path / "a-v0")
     assert [path.name for path in tmp_path.iterdir()] == ["D"]
 
@@ -194,7 +196,7 @@ def test_steps_without_consent_are_not_in_a_dataset_by_default_of_the_command(
     assert to_minari(made.data, tmp_path / "a-v0", consent=("granted",)).written.steps == steps
 
 
-def test_long_episodes_cross_chunks_and_stay_whole(tmp_path: Path) -> None:
+def test_long_episodes_span_chunks_and_stay_complete(tmp_path: Path) -> None:
     path = foreign(tmp_path / "long-v0", lengths=[1500])
     data = DataFolder(tmp_path / "D")
     assert from_minari(data, path, game="walk").stored_steps == 1500
@@ -242,7 +244,7 @@ def foreign(path: Path, *, lengths: list[int], **changes: Any) -> Path:
     return path
 
 
-def test_datasets_of_others_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_datasets_of_other_programs_are_imported(tmp_path: Path) -> None:
     path = foreign(tmp_path / "walk-v0", lengths=[3, 5, 3])
     data = DataFolder(tmp_path / "D")
     with pytest.raises(ConfigError, match="--game"):
@@ -261,7 +263,7 @@ def test_datasets_of_others_are_taken_as_they_are(tmp_path: Path) -> None:
     assert one.columns["obs.room"].dtype == np.int64
 
 
-def test_equal_episodes_are_as_many_as_there_are(tmp_path: Path) -> None:
+def test_equal_episodes_are_all_stored(tmp_path: Path) -> None:
     observations = {"pos": np.zeros((3, 2), np.float32), "room": np.zeros(3, int)}
     actions = np.zeros((2, 3), np.float32)
     rewards = np.ones(2)
@@ -321,31 +323,31 @@ def say(metadata: Path, **fields: Any) -> None:
     [
         ("missing", "no metadata.json"),
         ("an empty folder", "no metadata.json"),
-        ("no HDF5", "no readable Minari"),
-        ("truncated", "no readable Minari"),
-        ("empty file", "no readable"),
-        ("bad metadata", "no readable Minari"),
+        ("no HDF5", "not a readable Minari"),
+        ("truncated", "not a readable Minari"),
+        ("empty file", "not a readable"),
+        ("bad metadata", "not a readable Minari"),
         ("arrow", "Minari #351"),
         ("NaN", "not_finite"),
         ("too few observations", "bad_shape"),
-        ("goes on after its end", "goes on after"),
+        ("steps after its end", "has steps after"),
         ("an action outside", "bad_action"),
         ("no episodes", "no steps"),
-        ("no spaces", "no readable Minari"),
-        ("an episode too few", "speak of 2 episodes, and there are 1"),
+        ("no spaces", "not a readable Minari"),
+        ("an episode too few", "lists 2 episodes, but it holds 1"),
         ("no count", "'total_episodes' is missing"),
-        ("a count in words", "speak of many episodes"),
+        ("a count in words", "lists many episodes"),
         ("a name too long", "wrong type or size"),
         ("a bad spec", "no readable game spec"),
     ],
 )
-def test_a_bad_dataset_is_refused_in_one_line_and_nothing_is_stored(
+def test_a_bad_dataset_is_rejected_in_one_line_and_nothing_is_stored(
     tmp_path: Path, what: str, said: str
 ) -> None:
     bad: dict[str, dict[str, Any]] = {
         "NaN": {"rewards": np.array([1.0, np.nan, 1.0])},
         "too few observations": {"rewards": np.ones(4)},
-        "goes on after its end": {"terminations": np.array([True, False, False])},
+        "steps after its end": {"terminations": np.array([True, False, False])},
         "an action outside": {"actions": np.full((3, 3), 7, np.float32)},
     }
     path = foreign(
@@ -392,7 +394,7 @@ def test_a_bad_dataset_is_refused_in_one_line_and_nothing_is_stored(
     assert is_untouched(data)
 
 
-def test_spaces_that_cannot_be_recorded_are_named(tmp_path: Path) -> None:
+def test_unsupported_spaces_are_reported(tmp_path: Path) -> None:
     path = foreign(tmp_path / "walk-v0", lengths=[3])
     metadata = path / "data" / "metadata.json"
     text = {"type": "Text", "max_length": 5, "min_length": 0, "charset": "ab"}
@@ -406,11 +408,11 @@ def test_spaces_that_cannot_be_recorded_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "dataset_id"), [("a-v3", "a-v3"), ("out", "out-v0"), ("my.data", "my-data-v0")]
 )
-def test_a_folder_of_any_name_has_an_id(name: str, dataset_id: str) -> None:
+def test_any_folder_name_becomes_a_valid_dataset_id(name: str, dataset_id: str) -> None:
     assert dataset_name(Path("x") / name) == dataset_id
 
 
-def test_a_dataset_of_ours_knows_its_game_and_where_it_is_from(tmp_path: Path) -> None:
+def test_our_own_dataset_names_its_game_and_the_exported_sessions(tmp_path: Path) -> None:
     deployment_key(tmp_path / "D")
     made = recording(DataFolder(tmp_path / "D"))
     steps = made.play(person(0.2), 3)

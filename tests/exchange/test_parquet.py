@@ -1,5 +1,4 @@
-"""Parquet: what is exported and imported again is the same, bit for bit; what is not ours is
-refused."""
+"""Parquet: exported and imported bit for bit; files of other programs are rejected."""
 
 import json
 from contextlib import closing
@@ -43,7 +42,9 @@ from understudy.testing.samples import cart_spec, random_session
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
-def test_steps_of_any_game_come_back_bit_for_bit(quick_path: Path, seed: int) -> None:
+def test_steps_of_any_game_are_exported_and_imported_bit_for_bit(
+    quick_path: Path, seed: int
+) -> None:
     root = quick_path / f"{seed}-{len(list(quick_path.iterdir()))}"
     root.mkdir()
     spec, chunks = random_chunks(seed)
@@ -62,7 +63,7 @@ def test_steps_of_any_game_come_back_bit_for_bit(quick_path: Path, seed: int) ->
         assert again.meta.episodes == chunk.meta.episodes
         assert again.columns.keys() == chunk.columns.keys()
         for name, column in chunk.columns.items():
-            rows = slice(None) if name.startswith(("obs", "legal", "row")) else is_step
+            rows = slice(None) if name.startswith(("obs", "action_mask", "row")) else is_step
             assert again.columns[name][rows].tobytes() == column[rows].tobytes(), name
 
 
@@ -91,7 +92,7 @@ def test_pandas_and_others_see_plain_columns(tmp_path: Path) -> None:
     assert spec_from_json(table.schema.metadata[SPEC_KEY]) == GAME
 
 
-def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> None:
+def test_a_remote_store_is_exported_like_a_local_one(tmp_path: Path) -> None:
     made = recording(DataFolder(tmp_path / "D"))
     steps = made.play(person(0.2), 3)
     made.play(person(0.2), 2, player=b"b" * 16)
@@ -111,7 +112,7 @@ def test_a_store_elsewhere_is_exported_like_one_that_is_here(tmp_path: Path) -> 
             assert open_history(nowhere, view, ExportFilter(), specs=specs).n_steps == steps
         with (
             copied(store, specs, ExportFilter(game="other"), beside=out) as view,
-            pytest.raises(ConfigError, match="nothing"),
+            pytest.raises(ConfigError, match="holds no steps that match"),
         ):
             open_history(nowhere, view, ExportFilter(), specs=specs)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -159,13 +160,13 @@ def test_an_export_holds_one_row_group_in_memory_at_a_time(
     )
 
 
-def test_an_export_replaces_nothing_and_leaves_nothing_half_done(
+def test_an_export_overwrites_nothing_and_leaves_no_partial_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, chunks = random_chunks(3)
     data = recorded(tmp_path / "D", spec, chunks)
     (tmp_path / "a.parquet").write_text("mine")
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         to_parquet(data, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").read_text() == "mine"
     monkeypatch.setattr(parquet, "_table", lambda *_: 1 / 0)
@@ -201,31 +202,31 @@ def notes_of(table: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("truncated", "no readable Parquet"),
-        ("empty", "no readable Parquet"),
-        ("a folder", "is no file"),
-        ("missing", "is no file"),
-        ("of somebody else", "somebody else's"),
-        ("without a column", "other columns"),
-        ("of another type", "other columns"),
+        ("truncated", "not a readable Parquet"),
+        ("empty", "not a readable Parquet"),
+        ("a folder", "is not a file"),
+        ("missing", "is not a file"),
+        ("of another program", "of another program"),
+        ("without a column", "do not match its game"),
+        ("of another type", "do not match its game"),
         ("no rows", "no steps"),
         ("NaN", "not_finite"),
         ("an impossible action", "bad_action"),
-        ("a missing step", "do not follow one another"),
+        ("a missing step", "are not consecutive"),
         ("another next_obs", "'next_obs' is not the 'obs'"),
         ("no spec", "no readable game spec"),
         ("a bad session", "badly formed"),
         ("flipped bits", "damaged"),
-        ("a column twice", "other columns"),
-        ("a session of another kind", "no UUIDv7"),
+        ("a column twice", "do not match its game"),
+        ("a session of another kind", "not a UUIDv7"),
         ("a note without end", "recursion"),
-        ("far numbers", "too far on"),
-        ("nulls allowed", "other columns than its game: action"),
+        ("far numbers", "is too high for a session with gaps"),
+        ("nulls allowed", "columns that do not match its game: action"),
         ("a chunk too long", "more than 512 steps"),
         ("a name too long", "wrong type or size"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
+def test_a_bad_file_is_rejected_in_one_line_and_nothing_is_stored(
     tmp_path: Path, what: str, said: str
 ) -> None:
     path, table = exported(tmp_path)
@@ -240,7 +241,7 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
             path.mkdir()
         case "missing":
             path.unlink()
-        case "of somebody else":
+        case "of another program":
             pq.write_table(pa.table({"obs": [1.0], "action": [0]}), path)
         case "without a column":
             pq.write_table(table.drop_columns(["next_obs"]), path)
@@ -331,7 +332,7 @@ def test_files_that_hold_different_steps_of_a_session_are_not_mixed(tmp_path: Pa
     assert from_parquet(DataFolder(tmp_path / "E"), path, path).stored_steps == table.num_rows
 
 
-def test_consent_may_be_said_anew_but_a_no_stays_a_no(tmp_path: Path) -> None:
+def test_consent_may_be_replaced_except_denied(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "D")
     made = recording(data)
     made.play(person(0.2), 1, consent="unknown")
@@ -341,7 +342,7 @@ def test_consent_may_be_said_anew_but_a_no_stays_a_no(tmp_path: Path) -> None:
     assert {chunk.meta.consent for chunk, _ in file.chunks()} == {"granted", "denied"}
 
 
-def test_a_game_may_get_another_name(tmp_path: Path) -> None:
+def test_a_game_may_be_renamed(tmp_path: Path) -> None:
     path, table = exported(tmp_path)
     data = DataFolder(tmp_path / "E")
     result = import_files(Destination(data), [ParquetFile(path, game=game_name("cart-two"))])

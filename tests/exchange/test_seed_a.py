@@ -1,5 +1,4 @@
-"""The original pipeline's records: sorted, doubled ones once, the shift repaired or kept out of
-learners' reach."""
+"""The original pipeline's records: sorted, deduplicated, the shift repaired or kept."""
 
 import json
 import random
@@ -118,7 +117,7 @@ def test_objects_arrays_of_one_and_single_files_are_the_same(tmp_path: Path) -> 
         assert imported(data, path).stored_steps == 0
 
 
-def test_a_grown_dump_brings_only_what_is_new(tmp_path: Path) -> None:
+def test_a_longer_dump_adds_only_new_records(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "D")
     assert imported(data, written(tmp_path / "a.jsonl", records(0, 6))).stored_steps == 5
     grown = written(tmp_path / "b.jsonl", [*records(0, 6), *records(1, 4)])
@@ -167,7 +166,7 @@ def learner(data: DataFolder, chunk: Chunk, **how: Any) -> FromStore:
     )
 
 
-def test_records_kept_as_they_are_are_marked_and_no_learner_reads_them(tmp_path: Path) -> None:
+def test_records_stored_as_they_are_are_marked_and_no_learner_reads_them(tmp_path: Path) -> None:
     rows = [*records(0, 8), *records(1, 5)]
     data = DataFolder(tmp_path / "D")
     fields = imported(
@@ -198,7 +197,7 @@ def test_records_kept_as_they_are_are_marked_and_no_learner_reads_them(tmp_path:
     assert {one.meta.client for one in stored(elsewhere)} == {"seed-a-import/1 misaligned"}
 
 
-def test_both_ways_may_lie_side_by_side(tmp_path: Path) -> None:
+def test_records_may_be_stored_in_both_modes(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", records(0, 8))
     data = DataFolder(tmp_path / "D")
     assert imported(data, path, mode="as-is").stored_steps == 8
@@ -209,20 +208,20 @@ def test_both_ways_may_lie_side_by_side(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_conflicting_records_refuse_their_episode_by_name(tmp_path: Path) -> None:
+def test_an_episode_with_conflicting_records_is_rejected_by_number(tmp_path: Path) -> None:
     rows = [*records(0, 6), *records(1, 6), *records(2, 6)]
     rows.append({**rows[2], "reward": 7.0})
     rows[8] = {**rows[8], "done": True}
     data = DataFolder(tmp_path / "D")
     fields = imported(data, written(tmp_path / "a.jsonl", rows)).to_json()
     assert fields["refused_episodes"] == {
-        "episode 0": "step 2 comes with different contents",
-        "episode 1": "step 5 comes after step 2, which is done",
+        "episode 0": "step 2 has two different records",
+        "episode 1": "step 5 follows step 2, which is done",
     }
     assert (fields["episodes"], fields["stored_steps"]) == (1, 5)
 
 
-def test_missing_records_part_an_episode(tmp_path: Path) -> None:
+def test_missing_records_split_an_episode(tmp_path: Path) -> None:
     rows = records(0, 10)
     data = DataFolder(tmp_path / "D")
     fields = imported(
@@ -237,7 +236,7 @@ def test_missing_records_part_an_episode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 17])
-def test_states_of_any_length_are_taken(tmp_path: Path, size: int) -> None:
+def test_states_of_any_length_are_accepted(tmp_path: Path, size: int) -> None:
     rows = [
         {**one, "state": [0.5] * size, "next_state": [0.5] * size}
         for one in records(0, 4, game_id="own")
@@ -247,9 +246,11 @@ def test_states_of_any_length_are_taken(tmp_path: Path, size: int) -> None:
     assert stored(data)[0].columns["obs"].shape == (4, size)
 
 
-def test_any_game_id_is_mapped_or_refused_and_never_changed(tmp_path: Path) -> None:
+def test_any_game_id_is_mapped_or_rejected_and_never_changed(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", records(0, 4, game_id="a:b,c"))
-    with pytest.raises(ConfigError, match="'a:b,c' cannot be a game's name here; say with --game"):
+    with pytest.raises(
+        ConfigError, match="'a:b,c' is not a valid game name; pass another name with --game"
+    ):
         imported(DataFolder(tmp_path / "D"), path)
     fields = imported(DataFolder(tmp_path / "D"), path, game="abc").to_json()
     assert (fields["game"], fields["game_id"], fields["stored_steps"]) == ("abc", "a:b,c", 3)
@@ -261,7 +262,7 @@ def test_any_game_id_is_mapped_or_refused_and_never_changed(tmp_path: Path) -> N
         imported(DataFolder(tmp_path / "E"), both, game_id="x")
 
 
-def test_the_spec_that_is_registered_here_is_taken_where_it_fits(tmp_path: Path) -> None:
+def test_a_registered_spec_is_used_if_it_fits(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "D")
     path = written(tmp_path / "a.jsonl", records(0, 6, game_id="own"))
     first = imported(data, path, actions=5).to_json()
@@ -273,13 +274,13 @@ def test_the_spec_that_is_registered_here_is_taken_where_it_fits(tmp_path: Path)
         tmp_path / "c.jsonl",
         [{**one, "state": [1.0], "next_state": [1.0]} for one in records(1, 7, game_id="own")],
     )
-    with pytest.raises(ConfigError, match="registered here with other spaces"):
+    with pytest.raises(ConfigError, match="registered with spaces that do not fit"):
         imported(data, wide)
     with pytest.raises(ConfigError, match="--actions is 1"):
         imported(DataFolder(tmp_path / "E"), path, actions=1)
 
 
-def test_records_without_the_shift_are_pointed_at(tmp_path: Path) -> None:
+def test_records_without_the_shift_are_reported(tmp_path: Path) -> None:
     states = trajectory(0, 6)
     aligned = [
         {**one, "state": states[at].tolist(), "next_state": states[at + 1].tolist()}
@@ -296,28 +297,28 @@ def test_records_without_the_shift_are_pointed_at(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "holds no records"),
-        ("{", "no JSON"),
-        ("\x00\xff", "no JSON"),
+        ("{", "not valid JSON"),
+        ("\x00\xff", "not valid JSON"),
         ("[]", "an array of 0"),
         ("7", "a record is"),
         ('{"episode": 1}', "its keys differ"),
         ("{row}\n[{row}, {row}]", "record 2 of"),
-        ("{row} x", "no JSON"),
-        ("{NaN}", "NaN is no number"),
-        ("{huge}", "wanted finite numbers"),
-        ("{text}", "wanted finite numbers"),
+        ("{row} x", "not valid JSON"),
+        ("{NaN}", "NaN is not a JSON number"),
+        ("{huge}", "expected finite numbers"),
+        ("{text}", "expected finite numbers"),
         ("{done}", "done is 1"),
         ("{action}", "action is '0.5'"),
         ("{negative}", "step is '-1'"),
-        ("{row}\n{short}", "wanted 4 in all"),
+        ("{row}\n{short}", "expected 4 in all"),
         ("{pixels}", "state is"),
         ("{more}", "its keys differ: extra"),
         ("{number}", "game_id is 3"),
-        ("{twice}", "a key twice"),
-        ("{row}\n{many}", "say so with --actions"),
+        ("{twice}", "a duplicate key"),
+        ("{row}\n{many}", "pass --actions"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
+def test_a_bad_file_is_rejected_in_one_line_and_nothing_is_stored(
     tmp_path: Path, text: str, said: str
 ) -> None:
     row = records(0, 3)[0]
@@ -351,7 +352,7 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_stored(
     assert is_untouched(data)
 
 
-def test_a_game_that_gymnasium_knows_and_cannot_make_here_is_taken_from_the_records(
+def test_a_game_that_gymnasium_cannot_create_gets_its_spec_from_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:
@@ -364,10 +365,10 @@ def test_a_game_that_gymnasium_knows_and_cannot_make_here_is_taken_from_the_reco
     assert (result["spec_is_from"], result["stored_steps"]) == ("records", 5)
 
 
-def test_the_tables_own_key_is_no_obstacle_and_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_the_tables_own_key_is_ignored_and_a_folder_is_rejected(tmp_path: Path) -> None:
     rows = [{**one, "pk": "5f0c3b1e"} for one in records(0, 4)]
     assert (
         imported(DataFolder(tmp_path / "D"), written(tmp_path / "a.jsonl", rows)).stored_steps == 3
     )
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         imported(DataFolder(tmp_path / "D"), tmp_path)

@@ -52,7 +52,7 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             ["--engine", "spark"],
-            "this store is in the data folder, which our own service alone writes; give --store",
+            "this store is in the data folder, which only the native engine writes; pass --store",
         ),
         (
             ["--master", "local[2]"],
@@ -64,8 +64,8 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
             ["--stream", "kafka://nowhere:1/t", "--retention", "9"],
             "--retention is for a stream in the data folder",
         ),
-        (["--retention", "-1"], "give a time from 0, such as 3600"),
-        (["--keep-days", "0"], "give a time above 0"),
+        (["--retention", "-1"], "pass at least 0, such as 3600"),
+        (["--keep-days", "0"], "pass a time above 0"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -79,7 +79,7 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 def test_a_role_with_a_local_store_is_refused(tmp_path: Path):
     with pytest.raises(
-        ConfigError, match="a Spark job stores where it can be reached over the network"
+        ConfigError, match="a Spark job needs a store that it can reach over the network"
     ):
         open_ingest(DataFolder(tmp_path), Config(ingest=IngestSection(engine="spark")))
 

@@ -1,5 +1,4 @@
-"""Backup and restore: made while others write, proved byte by byte, refused when anything is
-wrong."""
+"""Backup and restore: created while others write, verified byte by byte, rejected if damaged."""
 
 import json
 import signal
@@ -74,7 +73,7 @@ def test_a_backup_is_restored_to_the_same_steps_models_and_keys(
     assert list((deployed.root / "snapshots").iterdir()) == [deployed.root / "snapshots" / ".lock"]
 
 
-def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(
+def test_frames_in_the_stream_are_in_the_backup_that_a_running_ingest_creates(
     deployed: DataFolder, tmp_path: Path
 ):
     stop = threading.Event()
@@ -90,7 +89,7 @@ def test_what_the_stream_holds_is_in_the_backup_and_the_running_ingest_makes_it(
     assert proof.steps == 65
 
 
-def test_a_changed_missing_or_added_byte_is_found(deployed: DataFolder, tmp_path: Path):
+def test_a_changed_missing_or_added_byte_is_detected(deployed: DataFolder, tmp_path: Path):
     backup = tmp_path / "B"
     back_up(deployed, backup)
     database = backup / "store" / "experience.sqlite"
@@ -112,7 +111,7 @@ def test_a_changed_missing_or_added_byte_is_found(deployed: DataFolder, tmp_path
         prove(backup)
 
 
-def test_a_model_that_was_damaged_before_is_named_and_everything_else_is_backed_up(
+def test_a_damaged_model_is_reported_and_everything_else_is_backed_up(
     deployed: DataFolder, tmp_path: Path
 ):
     (blob,) = (deployed.root / "models" / "blobs").iterdir()
@@ -128,26 +127,28 @@ def test_a_model_that_was_damaged_before_is_named_and_everything_else_is_backed_
 def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
     first = min((deployed.root / "models" / "registry" / "pong").iterdir())
     first.rename(tmp_path / "lost")
-    with pytest.raises(Corrupt, match="put it back before you back up"):
+    with pytest.raises(Corrupt, match="restore it before the backup"):
         back_up(deployed, tmp_path / "B")
     assert not (tmp_path / "B").exists()
 
 
-def test_what_a_killed_backup_left_is_cleared_away_and_no_part_of_it_is_a_backup(
+def test_files_of_a_killed_backup_are_removed_and_are_not_a_backup(
     deployed: DataFolder, tmp_path: Path
 ):
     (deployed.root / "snapshots" / "old" / "store").mkdir(parents=True)
     back_up(deployed, tmp_path / "B")
     assert not (deployed.root / "snapshots" / "old").exists()
     (tmp_path / "B" / "backup.json").unlink()
-    with pytest.raises(ConfigError, match="is no backup"):
+    with pytest.raises(ConfigError, match="is not a backup"):
         prove(tmp_path / "B")
 
 
-def test_full_folders_and_empty_ones_are_refused(deployed: DataFolder, tmp_path: Path):
+def test_a_target_with_files_and_a_source_without_data_are_rejected(
+    deployed: DataFolder, tmp_path: Path
+):
     with pytest.raises(ConfigError, match="not empty"):
         back_up(deployed, deployed.root)
-    with pytest.raises(ConfigError, match="lies inside the data folder"):
+    with pytest.raises(ConfigError, match="is inside the data folder"):
         back_up(deployed, deployed.root / "copy")
     with pytest.raises(ConfigError, match="nothing to back up"):
         back_up(DataFolder(tmp_path / "nothing"), tmp_path / "B")
@@ -175,7 +176,7 @@ def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
     assert (tmp_path / "E" / "understudy.toml").read_text() == "# mine\n"
 
 
-def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
+def test_remote_models_are_backed_up_and_restored_to_a_url(tmp_path: Path):
     data = DataFolder(tmp_path / "D")
     url = f"file://{tmp_path / 'elsewhere'}"
     release_run(open_deployment(data, models=url), a_run(tmp_path / "run"))
@@ -186,7 +187,7 @@ def test_models_elsewhere_are_backed_up_and_restored_elsewhere(tmp_path: Path):
     assert not (tmp_path / "E" / "models").exists()
 
 
-def test_the_commands_say_what_they_copied(
+def test_the_commands_report_what_they_copied(
     deployed: DataFolder,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -203,7 +204,7 @@ def test_the_commands_say_what_they_copied(
         run_command(["restore", str(tmp_path / "none"), "--data", str(tmp_path / "F"), "--json"])
         == 2
     )
-    assert "is no backup" in capsys.readouterr().err
+    assert "is not a backup" in capsys.readouterr().err
     for command in ("backup", "restore"):
         assert run_command([command, "--help"]) == 0
         assert capsys.readouterr().out.count("understudy ") >= 3

@@ -1,4 +1,4 @@
-"""The config: which value wins, where it came from, and what is refused."""
+"""The config: which value wins, where it comes from, and which values are rejected."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
     assert port(resolve({}, environ={})) == (8600, "default")
 
 
-def test_the_file_may_be_named_by_flag_or_variable_and_else_lies_in_the_data_folder(tmp_path: Path):
+def test_the_file_is_named_by_flag_or_variable_or_is_in_the_data_folder(tmp_path: Path):
     other = tmp_path / "other.toml"
     other.write_text('data = "E"\nroles = ["ingest"]\n')
     write(tmp_path, 'roles = ["gateway"]')
@@ -102,7 +102,7 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("roles = []", "gateway,ingest,learner"),
         ("[learner]\nlearn_from = ['all']", "granted"),
         ("[gateway]\nhost = '0.0.0.0'", "plain HTTP"),
-        ("[gateway]\ncertificate = 'nowhere.pem'", "where no file is"),
+        ("[gateway]\ncertificate = 'nowhere.pem'", "which is not a file"),
         ("[gateway]\nhost = 'my host'", "gateway.host is 'my host'"),
         ("[gateway]\nhost = ''", "gateway.host is ''"),
         ("[gateway]\nhosts = ['my host']", "gateway.hosts has 'my host'"),
@@ -119,14 +119,14 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[gate]\nworse_by = 2.0", "gate.worse_by is 2.0"),
     ],
 )
-def test_bad_files_are_refused_with_the_nearest_right_thing(tmp_path: Path, text: str, said: str):
+def test_invalid_files_are_rejected_with_a_suggestion(tmp_path: Path, text: str, said: str):
     write(tmp_path, text)
     with pytest.raises(ConfigError) as told:
         resolve({"data": str(tmp_path)}, environ={}).config.check()
     assert said in str(told.value)
 
 
-def test_bad_variables_are_refused_and_those_of_games_left_alone(tmp_path: Path):
+def test_invalid_variables_are_rejected_and_those_of_games_ignored(tmp_path: Path):
     with pytest.raises(ConfigError, match="did you mean UNDERSTUDY_GATEWAY_PORT"):
         resolve({}, environ={"UNDERSTUDY_GATEWAY_PROT": "1"})
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -147,14 +147,12 @@ def test_bad_variables_are_refused_and_those_of_games_left_alone(tmp_path: Path)
         "roles = ['gateway']\n[learner]\nsimulator = 'Only-where-the-learner-runs-v1'",
     ],
 )
-def test_what_can_work_is_let_through(tmp_path: Path, text: str):
+def test_valid_configs_are_accepted(tmp_path: Path, text: str):
     write(tmp_path, text)
     resolve({"data": str(tmp_path)}, environ={}).config.check()
 
 
-def test_a_simulator_may_lie_in_the_folder_of_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_simulator_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "my_simulators.py").write_text(
         "import gymnasium\ngymnasium.register('Mine-v0', "
         "'gymnasium.envs.classic_control:CartPoleEnv')\n"
@@ -177,7 +175,7 @@ def test_passwords_in_a_url_are_stars():
     assert hidden(5) == 5
 
 
-def test_the_example_names_every_value_and_changes_none(tmp_path: Path):
+def test_the_example_lists_every_setting_and_changes_none(tmp_path: Path):
     write(tmp_path, example())
     found = resolve({"data": str(tmp_path)}, environ={})
     assert set(found.origins.values()) == {"flag --data", "default"}
@@ -196,7 +194,7 @@ def test_the_example_names_every_value_and_changes_none(tmp_path: Path):
     assert all(leaf.name.rpartition(".")[2] in example() for leaf in leaves(Config))
 
 
-def test_whose_steps_are_learnt_from_depends_on_who_can_reach_the_gateway():
+def test_default_consents_depend_on_whether_the_gateway_is_on_loopback():
     def learns_from(**gateway: str) -> tuple[str, ...]:
         return from_tree(Config, {"gateway": gateway}, where="here").learn_from
 
@@ -228,7 +226,7 @@ def urls(data: Path, **environ: str) -> tuple[str, str, str]:
     return found.stream.url, found.store.url, found.models.url
 
 
-def test_what_a_platform_ran_on_holds_for_the_next_command(tmp_path):
+def test_the_backends_of_the_last_start_apply_to_the_next_command(tmp_path):
     assert read_used(tmp_path) == {}
     assert urls(tmp_path) == ("", "", "")
     keep_used(config(tmp_path))
@@ -243,7 +241,7 @@ def test_what_a_platform_ran_on_holds_for_the_next_command(tmp_path):
     assert urls(tmp_path) == ("", "", "")
 
 
-def test_flags_variables_and_the_file_go_before_the_last_start(tmp_path):
+def test_flags_variables_and_the_file_override_the_last_start(tmp_path):
     keep_used(config(tmp_path))
     (tmp_path / "understudy.toml").write_text(
         '[stream]\nurl = "kafka://k/t"\n[models]\nurl = "folder"\n'
@@ -260,7 +258,7 @@ def test_flags_variables_and_the_file_go_before_the_last_start(tmp_path):
     assert found.origins["store.url"] == "flag --url"
 
 
-def test_a_spark_job_goes_on_where_the_store_lies_elsewhere_still(tmp_path):
+def test_a_spark_job_resumes_if_the_store_is_still_remote(tmp_path):
     def engine(**flags: str) -> tuple[str, str]:
         found = resolve({"data": str(tmp_path), **flags}, environ={})
         return found.config.ingest.engine, found.origins["ingest.engine"]
@@ -273,13 +271,13 @@ def test_a_spark_job_goes_on_where_the_store_lies_elsewhere_still(tmp_path):
     assert engine() == ("native", "default")
 
 
-def test_a_note_of_before_there_were_engines_in_it_is_read(tmp_path):
+def test_a_saved_file_without_an_engine_is_readable(tmp_path):
     (tmp_path / USED_FILE).write_text(json.dumps(used_by(config(tmp_path))))
     found = resolve({"data": str(tmp_path)}, environ={}).config
     assert (found.store.url, found.ingest.engine) == (STORE, "native")
 
 
-def test_files_that_an_address_names_are_found_from_any_folder(tmp_path, monkeypatch):
+def test_files_named_in_a_url_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keep_used(
         config(
@@ -293,7 +291,7 @@ def test_files_that_an_address_names_are_found_from_any_folder(tmp_path, monkeyp
     assert models == f"{here}/models elsewhere"
 
 
-def test_a_part_that_is_elsewhere_now_is_named_without_its_options(tmp_path):
+def test_a_moved_part_is_reported_without_the_options_of_its_url(tmp_path):
     keep_used(config(tmp_path))
     before = read_used(tmp_path)
     assert moved(before, config(tmp_path)) == []
@@ -309,11 +307,11 @@ def test_a_part_that_is_elsewhere_now_is_named_without_its_options(tmp_path):
 
 
 @pytest.mark.parametrize("inside", ["", "[]", "{", '{"stream.url": ""}', "\x00"])
-def test_a_damaged_note_is_told_and_not_passed_over(tmp_path, inside):
+def test_a_damaged_saved_file_is_an_error(tmp_path, inside):
     (tmp_path / USED_FILE).write_text(inside)
     with pytest.raises(
         ConfigError,
-        match=r"backends\.json, which says where .* cannot be read .*; restore it, or remove",
+        match=r"backends\.json, which locates .* cannot be read .*; restore it, or remove",
     ):
         resolve({"data": str(tmp_path)}, environ={})
     everything = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
@@ -322,7 +320,7 @@ def test_a_damaged_note_is_told_and_not_passed_over(tmp_path, inside):
     ) == dict.fromkeys(everything, "")
 
 
-def test_a_relative_data_folder_is_asked_too(tmp_path, monkeypatch):
+def test_the_last_start_of_a_relative_data_folder_applies_too(tmp_path, monkeypatch):
     keep_used(config(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
     assert resolve({"data": tmp_path.name}, environ={}).config.store.url == STORE

@@ -1,4 +1,4 @@
-"""Ingest's figures among the gateway's metrics."""
+"""Ingest figures in the gateway's metrics."""
 
 import json
 from pathlib import Path
@@ -35,19 +35,17 @@ def clock() -> ManualClock:
 def metrics(
     tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state: str = "running"
 ) -> str:
-    """What whoever asks a gateway is told of a role that stands like this."""
+    """The gateway's metrics for a role with this status."""
     role = Role(name="ingest", command=lambda _: (), drains_s=1.0)
-    standing = RoleStatus(role, state=state, restarts=2, last_report=report)
+    status = RoleStatus(role, state=state, restarts=2, last_report=report)
     path = tmp_path / "ingest.json"
-    path.write_text(json.dumps(standing.to_json(START_S)))
+    path.write_text(json.dumps(status.to_json(START_S)))
     registry = CollectorRegistry()
     registry.register(IngestMetrics(path, clock))
     return generate_latest(registry).decode()
 
 
-def test_native_and_spark_have_the_same_figures_under_the_same_names(
-    tmp_path: Path, clock: ManualClock
-):
+def test_native_and_spark_have_the_same_metrics(tmp_path: Path, clock: ManualClock):
     for engine, report in (("native", NATIVE), ("spark", SPARK)):
         told = metrics(tmp_path, clock, report)
         for line in (
@@ -63,7 +61,7 @@ def test_native_and_spark_have_the_same_figures_under_the_same_names(
         assert ("understudy_ingest_batch_seconds" in told) == (engine == "spark")
 
 
-def test_spark_tells_of_its_last_batch(tmp_path: Path, clock: ManualClock):
+def test_spark_reports_its_last_batch(tmp_path: Path, clock: ManualClock):
     told = metrics(tmp_path, clock, SPARK).splitlines()
     assert 'understudy_ingest_batch{engine="spark"} 7.0' in told
     assert 'understudy_ingest_batch_rows{engine="spark"} 4.0' in told
@@ -73,7 +71,7 @@ def test_spark_tells_of_its_last_batch(tmp_path: Path, clock: ManualClock):
 @pytest.mark.parametrize(
     ("state", "later_s"), [("waiting", 0.0), ("ended", 0.0), ("running", 11.0)]
 )
-def test_a_role_that_does_not_run_tells_no_lag_that_is_old(
+def test_a_stopped_role_reports_no_outdated_lag(
     state: str, later_s: float, tmp_path: Path, clock: ManualClock
 ):
     clock.advance(later_s)
@@ -91,7 +89,7 @@ def test_a_role_that_has_reported_nothing_yet_has_no_counts(tmp_path: Path, cloc
 
 
 @pytest.mark.parametrize("text", [None, "", "{"])
-def test_where_no_ingest_was_ever_run_nothing_is_told(
+def test_without_an_ingest_role_there_are_no_ingest_metrics(
     text: str | None, tmp_path: Path, clock: ManualClock
 ):
     if text is not None:

@@ -1,5 +1,4 @@
-"""The ingest role, into a store in its folder or elsewhere: it goes on after trouble, and ends
-in time."""
+"""The ingest role with a local or remote store: it recovers from errors and stops in time."""
 
 import threading
 from pathlib import Path
@@ -11,9 +10,10 @@ from structlog.testing import capture_logs
 from tests.ingest.specs import KnownSpecs
 from tests.streams.memory import MemoryStream
 from understudy.backends.data import DataFolder
+from understudy.backends.local import trim_file_stream
 from understudy.core.errors import Locked, StorageFailed, StorageFull, Unreachable
 from understudy.ingest.service import IngestConfig, IngestService
-from understudy.platform.ingest import IngestRole, drain, trim_own
+from understudy.platform.ingest import IngestRole, drain
 from understudy.ports import Position, Read, Receipt, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
@@ -105,7 +105,7 @@ def test_a_stop_while_the_disk_is_full_is_a_clean_one(
         assert one.store.audit().chunks == 3
 
 
-def test_a_stop_while_the_disk_refuses_is_no_clean_one(
+def test_a_stop_while_the_disk_fails_is_not_a_clean_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     stop = threading.Event()
@@ -126,20 +126,20 @@ def test_a_stop_while_the_disk_refuses_is_no_clean_one(
     assert logs == []
 
 
-def test_only_a_stream_of_our_own_is_trimmed_and_only_what_is_stored_and_old(tmp_path: Path):
+def test_only_old_stored_parts_of_a_file_stream_are_trimmed(tmp_path: Path):
     frames = sample_frames(3)
     elsewhere = MemoryStream(clock=ManualClock())
     elsewhere.append(frames)
-    assert trim_own(elsewhere, {"p0": Position("2")}, retention_s=0.0) == 0
+    assert trim_file_stream(elsewhere, {"p0": Position("2")}, retention_s=0.0) == 0
     stream = FileStream(tmp_path)
     stream.append(frames)
     (partition,) = [one.id for one in stream.partitions()]
     stored = stream.read(partition, None, max_bytes=1 << 20, wait_s=0.0).next
     stream.close()
     stream = FileStream(tmp_path)
-    assert trim_own(stream, {partition: None}, retention_s=0.0) == 0
-    assert trim_own(stream, {partition: stored}, retention_s=3600.0) == 0
-    assert trim_own(stream, {partition: stored}, retention_s=-1.0) > 0
+    assert trim_file_stream(stream, {partition: None}, retention_s=0.0) == 0
+    assert trim_file_stream(stream, {partition: stored}, retention_s=3600.0) == 0
+    assert trim_file_stream(stream, {partition: stored}, retention_s=-1.0) > 0
 
 
 class AwayForAWhile(MemoryStream):
@@ -172,7 +172,7 @@ def role_of(folder: Path, stream: MemoryStream) -> IngestRole:
     )
 
 
-def test_a_stream_that_comes_back_is_stored_once(tmp_path: Path, quick: None):
+def test_frames_are_stored_once_after_the_stream_is_reachable_again(tmp_path: Path, quick: None):
     stream = AwayForAWhile(5)
     frames = sample_frames(6)
     stop = threading.Event()
@@ -189,7 +189,9 @@ def test_a_stream_that_comes_back_is_stored_once(tmp_path: Path, quick: None):
     assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks) == (6, 0, 0)
 
 
-def test_a_stop_while_nobody_answers_leaves_the_rest_to_the_next_start(tmp_path: Path, quick: None):
+def test_a_stop_while_a_backend_is_unreachable_leaves_the_rest_to_the_next_start(
+    tmp_path: Path, quick: None
+):
     stream = AwayForAWhile(10_000)
     stop = threading.Event()
     stream.append(sample_frames(3))
@@ -226,7 +228,7 @@ def fails() -> Any:
     raise Unreachable("nobody answers")
 
 
-def test_a_second_one_in_the_same_folder_is_refused_before_anything_is_opened(tmp_path: Path):
+def test_a_second_role_in_the_same_folder_is_rejected_before_anything_is_opened(tmp_path: Path):
     with role_of(tmp_path, MemoryStream()), pytest.raises(Locked):
         IngestRole(
             DataFolder(tmp_path),

@@ -1,5 +1,4 @@
-"""A learner whose copy of a store elsewhere stops growing does not go on as if nothing were the
-matter."""
+"""A learner stops when its copy of a remote store stops growing."""
 
 import socket
 import subprocess
@@ -52,7 +51,7 @@ def until(stop: threading.Event, is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("error", [StorageFailed("the table is gone"), KeyError("a bug")])
-def test_what_a_follower_dies_of_ends_the_role_and_is_raised(
+def test_an_error_of_the_window_thread_stops_the_role_and_is_raised(
     tmp_path: Path, error: Exception
 ) -> None:
     remote = Remote(tmp_path / "there", lambda call: error if call == 3 else None)
@@ -63,7 +62,7 @@ def test_what_a_follower_dies_of_ends_the_role_and_is_raised(
     assert window.items == 4
 
 
-def test_a_learner_ends_when_its_follower_has_died(
+def test_a_learner_stops_when_its_window_thread_has_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     remote = Remote(
@@ -78,7 +77,7 @@ def test_a_learner_ends_when_its_follower_has_died(
     assert '"window": {"items": 6, "error": ""}' in capsys.readouterr().out
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for_and_told(tmp_path: Path) -> None:
+def test_a_store_that_is_unreachable_for_a_while_is_reported_and_retried(tmp_path: Path) -> None:
     remote = Remote(
         tmp_path / "there", lambda call: Unreachable("nobody answers") if call == 2 else None
     )
@@ -92,13 +91,13 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_told(tmp_path: Path)
         assert not stop.is_set()
 
 
-def test_a_store_that_is_down_at_the_start_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_store_that_is_down_at_the_start_is_reported_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("cassandra")
     with socket.socket() as nobody:  # bound and not listening: connections are refused
         nobody.bind(("127.0.0.1", 0))
         credentials = tmp_path / "credentials.toml"
         credentials.write_text('username = "a"\npassword = "b"\n')
-        url = f"cassandra://127.0.0.1:{nobody.getsockname()[1]}/games?credentials={credentials}&patience_s=1"
+        url = f"cassandra://127.0.0.1:{nobody.getsockname()[1]}/games?credentials={credentials}&retry_s=1"
         config = tmp_path / "config.json"
         write_config(Config(data=str(tmp_path / "D"), store=StoreSection(url=url)), config)
         command = [

@@ -1,5 +1,4 @@
-"""The learner as a service: it has a store and a registry, no game and no actors, and bots come
-of it."""
+"""The learner as a service: it turns a store into bots, without a game and without actors."""
 
 import json
 import shutil
@@ -90,7 +89,7 @@ def until_idle(role: LearnerRole, game: GameSpec = GAME) -> dict[str, Any]:
 
 
 def first_bot(made: Recording) -> dict[str, Any]:
-    """The status once a clone of people is champion; the dqn course has begun."""
+    """The status once a clone of people is champion and the dqn training has started."""
     made.play(person(0.5), 12)
     with role_of(made) as role:
         return until_idle(role)
@@ -99,7 +98,7 @@ def first_bot(made: Recording) -> dict[str, Any]:
 # --- from people to the first bot -----------------------------------------------------------------
 
 
-def test_a_thousand_allowed_steps_of_people_give_a_bot_that_plays_like_them(made: Recording):
+def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: Recording):
     with role_of(made) as role:
         assert not role.step()  # there is no store yet
         while (steps := made.play(person(0.3), 4)) and not role.status()["games"]:
@@ -126,7 +125,7 @@ def test_a_thousand_allowed_steps_of_people_give_a_bot_that_plays_like_them(made
     assert returns_of(made.registry().policy("cart", 1), 50).mean() > 100
 
 
-def test_steps_without_consent_or_by_bots_make_no_first_bot(made: Recording):
+def test_steps_without_consent_or_by_bots_train_no_first_bot(made: Recording):
     unknown = made.play(person(0.5), 20, consent="unknown")
     made.play(person(0.5), 20, consent="denied")
     made.play(bot(balancing_policy(spin=0.3)), 10, model="cart/9")
@@ -141,7 +140,7 @@ def test_steps_without_consent_or_by_bots_make_no_first_bot(made: Recording):
     assert (status["champion"], status["next"]) == (1, "")
 
 
-def test_a_player_who_is_forgotten_teaches_no_more(made: Recording):
+def test_steps_of_an_erased_player_are_no_longer_used(made: Recording):
     theirs = made.play(person(0.5), 2, player=b"p" * 16, max_steps=60)
     others = made.play(person(0.5), 2, max_steps=60)
     with role_of(made) as role:
@@ -198,7 +197,7 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
     assert now.models[3].lineage.parent == 2
 
 
-def test_chunks_that_spoil_updates_are_named_and_the_others_teach_on(made: Recording):
+def test_chunks_that_break_updates_are_reported_and_the_others_are_used(made: Recording):
     made.play(person(0.5), 12)
     bad = list(
         chunks_of(
@@ -231,7 +230,7 @@ def test_a_learner_that_was_paused_stops_when_another_took_over(made: Recording)
     assert sorted(now.models) == [1, 2]
 
 
-def test_another_store_is_counted_from_its_beginning_and_the_first_one_goes_on_where_it_was(
+def test_another_store_is_counted_from_its_start_and_the_first_one_resumes(
     made: Recording,
 ):
     first = made.play(person(0.5), 4)
@@ -247,8 +246,8 @@ def test_another_store_is_counted_from_its_beginning_and_the_first_one_goes_on_w
     third = made.play(person(0.5), 2)
     with role_of(made) as role:
         assert role.step()
-        assert role._tally is not None
-        assert role._tally.schemas["cart"][GAME.schema].steps["granted"] == first + third
+        assert role._stats is not None
+        assert role._stats.schemas["cart"][GAME.schema].steps["granted"] == first + third
         assert until_idle(role)["usable_steps"] == first + third
 
 
@@ -283,7 +282,7 @@ class AwayObjects(FolderObjects):
         return super().get(name)
 
 
-def test_while_models_cannot_be_reached_it_waits_says_so_and_goes_on(made: Recording):
+def test_unreachable_models_are_reported_and_retried(made: Recording):
     objects = AwayObjects(made.data.root / "models")
     stop = threading.Event()
     models = Registry(
@@ -313,7 +312,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_course_whose_checkpoints_are_damaged_begins_again(made: Recording):
+def test_a_training_with_damaged_checkpoints_restarts(made: Recording):
     assert first_bot(made)["canary"] == 2
     for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors"):
         path.write_bytes(b"")
@@ -325,7 +324,7 @@ def test_a_course_whose_checkpoints_are_damaged_begins_again(made: Recording):
     assert all(path.stat().st_size for path in folder.iterdir())
 
 
-def test_a_course_whose_checkpoints_are_of_another_build_begins_again(made: Recording):
+def test_a_training_with_checkpoints_of_another_build_restarts(made: Recording):
     first_bot(made)
     (folder,) = made.data.root.glob("learner/cart/dqn-*")
     for path in folder.iterdir():
@@ -338,7 +337,7 @@ def test_a_course_whose_checkpoints_are_of_another_build_begins_again(made: Reco
     assert status["updates"] > 64
 
 
-def test_a_damaged_store_does_not_cost_a_course_its_checkpoints(
+def test_a_damaged_store_does_not_discard_a_trainings_checkpoints(
     made: Recording, monkeypatch: pytest.MonkeyPatch
 ):
     first_bot(made)
@@ -396,7 +395,7 @@ def reported(process: Child, wanted: Callable[[dict[str, Any]], Any]) -> dict[st
     raise AssertionError(f"{process.exit_code} {process.latest} {process.errors}")
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_bits_without_gymnasium_or_a_game(
+def test_a_killed_learner_resumes_to_the_same_bits_without_gymnasium_or_a_game(
     quick_path: Path,
 ):
     config = replace(CONFIG, schedule=replace(SCHEDULE, bc_updates=8_192))
@@ -423,7 +422,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bits_without_gymnasium_or_a
     assert theirs[2].lineage.algorithm == "dqn"
 
 
-def test_the_process_says_that_it_was_fenced_and_ends(made: Recording):
+def test_a_fenced_process_reports_it_and_exits(made: Recording):
     made.play(person(0.3), 2)
     process = learner_of(made, CONFIG)
     reported(process, lambda game: True)
@@ -442,12 +441,12 @@ def test_the_process_says_that_it_was_fenced_and_ends(made: Recording):
         {"checkpoint_every_s": 0},
     ],
 )
-def test_a_config_that_cannot_work_is_refused(wrong: dict[str, Any]):
+def test_an_invalid_config_is_rejected(wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
         LearnerServiceConfig(**wrong)
 
 
-def test_a_game_that_cannot_be_learned_says_why_and_the_others_go_on(made: Recording):
+def test_a_game_that_cannot_be_learned_reports_why_and_the_others_continue(made: Recording):
     made.registry().register(CONTINUOUS)
     made.play(person(0.5), 12)
     made.play(person(0.5), 4, spec=CONTINUOUS)

@@ -1,5 +1,4 @@
-"""The supervisor: real processes that crash, hang and refuse to work, and are restarted, told
-about and ended."""
+"""The supervisor: real processes that crash, hang or exit, and are restarted and stopped."""
 
 import json
 import os
@@ -21,7 +20,7 @@ GOOD = "import sys; print('{\"stored\": 1}', flush=True); sys.stdin.read()"
 CRASHING = (
     "import sys; print('{\"stored\": 1}', flush=True); sys.stderr.write('no luck\\n'); sys.exit(7)"
 )
-WRONG = "import sys; sys.stderr.write('give another port\\n'); sys.exit(2)"
+WRONG = "import sys; sys.stderr.write('pass another port\\n'); sys.exit(2)"
 WAITING = "import sys; sys.stderr.write('no broker\\n'); sys.exit(3)"
 DEAF = "import time; print('{}', flush=True); print('{\"a\": 1}', flush=True); time.sleep(600)"
 
@@ -43,8 +42,8 @@ class Watched:
             roles, folder, clock=SystemClock(), tell=self._tell, log=lambda *_: None
         )
 
-    def _tell(self, standing: RoleStatus, said: str) -> None:
-        self.told.append((standing.role.name, said))
+    def _tell(self, status: RoleStatus, said: str) -> None:
+        self.told.append((status.role.name, said))
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -73,27 +72,27 @@ def standing_of(folder: Path, name: str) -> dict[str, Any]:
     return fields
 
 
-def test_a_role_that_crashes_is_restarted_after_pauses_that_grow_and_are_told(
+def test_a_crashing_role_is_restarted_after_growing_delays_that_are_reported(
     watched, tmp_path: Path
 ):
     one = watched({"bad": CRASHING, "good": GOOD})
-    one.until(lambda: one.it.standings["bad"].restarts >= 3)
+    one.until(lambda: one.it.statuses["bad"].restarts >= 3)
     pauses = [said for name, said in one.told if name == "bad" and "restart" in said]
     assert pauses[0] == "ended with 7: no luck; restart 1 in 0.1 s"
     assert pauses[2].endswith("restart 3 in 0.4 s")
     found = standing_of(tmp_path, "bad")
     assert (found["state"], found["restarts"], found["pid"]) == ("waiting", 3, None)
     assert "no luck" in found["last_error"]
-    assert one.it.standings["good"].restarts == 0
+    assert one.it.statuses["good"].restarts == 0
     assert one.it.stop()
 
 
-def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(
+def test_an_error_is_reported_in_full_once_for_all_roles_and_restarts(
     watched, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("understudy.platform.platform._LONGEST_PAUSE_S", 0.2)
     one = watched({"first": WAITING, "second": WAITING})
-    one.until(lambda: all(standing.restarts >= 5 for standing in one.it.standings.values()))
+    one.until(lambda: all(status.restarts >= 5 for status in one.it.statuses.values()))
     said = [text for _, text in one.told]
     assert [text for text in said if "no broker" in text] == [
         "ended with 3: no broker; restart 1 in 0.1 s"
@@ -106,29 +105,29 @@ def test_a_reason_is_said_once_however_often_and_by_whomever_it_is_met(
         own = [text for who, text in one.told if who == name]
         assert own[1:] == ["ended with 3 as before; restart 2 in 0.2 s, and so on until it runs"]
     assert all(
-        standing.last_error == "ended with 3: no broker" for standing in one.it.standings.values()
+        status.last_error == "ended with 3: no broker" for status in one.it.statuses.values()
     )
 
 
-def test_a_killed_role_comes_back_and_its_standing_says_so(watched, tmp_path: Path):
+def test_a_killed_role_is_restarted_and_its_status_shows_it(watched, tmp_path: Path):
     one = watched({"good": GOOD})
     one.until(lambda: one.it.is_ready)
     first = standing_of(tmp_path, "good")["pid"]
     os.kill(first, 9)
-    one.until(lambda: one.it.standings["good"].restarts == 1 and one.it.is_ready)
+    one.until(lambda: one.it.statuses["good"].restarts == 1 and one.it.is_ready)
     found = standing_of(tmp_path, "good")
     assert found["pid"] != first
     assert found["last_error"] == "was killed by signal 9"
     assert found["report"] == {"stored": 1}
 
 
-def test_a_role_that_cannot_work_as_it_is_set_up_is_not_tried_again(watched):
+def test_a_role_with_invalid_settings_is_not_restarted(watched):
     one = watched({"wrong": WRONG})
-    with pytest.raises(ConfigError, match="give another port"):
+    with pytest.raises(ConfigError, match="pass another port"):
         one.until(lambda: False)
 
 
-def test_a_role_that_does_not_finish_in_time_is_ended(watched, tmp_path: Path):
+def test_a_role_that_does_not_finish_in_time_is_killed(watched, tmp_path: Path):
     one = watched({"deaf": DEAF, "good": GOOD})
     one.until(lambda: one.it.is_ready)
     pid = standing_of(tmp_path, "deaf")["pid"]
@@ -140,7 +139,7 @@ def test_a_role_that_does_not_finish_in_time_is_ended(watched, tmp_path: Path):
     assert ("good", "has finished") in one.told
 
 
-def test_whoever_asks_twice_need_not_wait(watched):
+def test_a_second_stop_request_kills_at_once(watched):
     one = watched({"deaf": DEAF})
     one.until(lambda: one.it.is_ready)
     at_once = threading.Event()
@@ -148,12 +147,12 @@ def test_whoever_asks_twice_need_not_wait(watched):
     assert not one.it.stop(at_once)
 
 
-def test_a_role_that_gives_way_is_not_started_again(watched, tmp_path: Path):
+def test_a_replaced_role_is_not_restarted(watched, tmp_path: Path):
     one = watched(
         {"old": "import sys; sys.stderr.write('new has taken over\\n'); sys.exit(4)"},
         old={"gives_way_with": 4},
     )
-    one.until(lambda: one.it.standings["old"].state == "ended")
+    one.until(lambda: one.it.statuses["old"].state == "ended")
     for _ in range(20):
         one.it.step()
     found = standing_of(tmp_path, "old")
@@ -162,13 +161,11 @@ def test_a_role_that_gives_way_is_not_started_again(watched, tmp_path: Path):
     assert one.it.stop()
 
 
-def test_roles_stop_in_their_order(watched):
+def test_roles_stop_in_order(watched):
     one = watched({"second": GOOD, "first": GOOD}, second={"stops_after": ("first",)})
     one.until(lambda: one.it.is_ready)
     assert one.it.stop()
-    stops = [
-        (name, said) for name, said in one.told if said in ("is asked to finish", "has finished")
-    ]
+    stops = [(name, said) for name, said in one.told if said in ("is stopping", "has finished")]
     assert [name for name, _ in stops] == ["first", "first", "second", "second"]
 
 

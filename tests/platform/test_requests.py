@@ -25,7 +25,7 @@ def test_a_request_is_answered_by_the_process_that_has_the_store(tmp_path: Path)
     thread = answering(tmp_path, {"double": lambda asked: {"value": asked["value"] * 2}}, stop)
     try:
         assert ask(tmp_path, "double", timeout_s=10, value=21) == {"value": 42}
-        with pytest.raises(UnderstudyError, match="does not know"):
+        with pytest.raises(UnderstudyError, match="does not support"):
             ask(tmp_path, "halve", timeout_s=10)
     finally:
         stop.set()
@@ -33,7 +33,9 @@ def test_a_request_is_answered_by_the_process_that_has_the_store(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failing_handler_tells_the_asker_and_goes_on(tmp_path: Path) -> None:
+def test_a_failing_handler_returns_an_error_and_the_next_request_is_answered(
+    tmp_path: Path,
+) -> None:
     def fail(_: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError("no such player")
 
@@ -47,7 +49,9 @@ def test_a_failing_handler_tells_the_asker_and_goes_on(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_a_handler_that_fails_in_its_own_way_is_answered_and_gone(tmp_path: Path) -> None:
+def test_an_unexpected_error_of_a_handler_is_answered_and_its_request_removed(
+    tmp_path: Path,
+) -> None:
     def fail(_: Mapping[str, Any]) -> Mapping[str, Any]:
         raise RuntimeError("something odd")
 
@@ -57,7 +61,7 @@ def test_a_handler_that_fails_in_its_own_way_is_answered_and_gone(tmp_path: Path
     assert not (tmp_path / "1.request").exists()
 
 
-def test_nobody_answering_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
+def test_a_request_without_answer_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(Locked, match="did not answer"):
         ask(tmp_path, "barrier", timeout_s=0.05)
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +75,7 @@ def test_unreadable_requests_are_answered_with_an_error(tmp_path: Path) -> None:
         assert "error" in json.loads((tmp_path / f"{number}.answer").read_text())
 
 
-def test_answers_that_nobody_fetched_go_away(tmp_path: Path) -> None:
+def test_answers_that_were_not_read_are_removed(tmp_path: Path) -> None:
     (tmp_path / "old.answer").write_text("{}")
     forget_stale(tmp_path, older_than_s=-1.0)
     assert list(tmp_path.iterdir()) == []

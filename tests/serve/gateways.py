@@ -17,7 +17,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.names import new_session, player_name
 from understudy.core.signed import Signer
 from understudy.experience.chunk import Chunk
-from understudy.experience.frame import CONTENT_TYPE, Frame, decode_frame, encode_parcel
+from understudy.experience.frame import CONTENT_TYPE, Frame, decode_frame, encode_frame_batch
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import deployment_key
 from understudy.models.keys import Keys
@@ -116,9 +116,9 @@ class Running:
     def send(
         self, key: str, frames: Sequence[Frame], player: str = "ada", game: str = "cart"
     ) -> Reply:
-        """A parcel whose sessions are all of one player."""
+        """Sends a batch whose sessions are all of one player."""
         players = {frame.session: player_name(player) for frame in frames}
-        body = encode_parcel(frames, players)
+        body = encode_frame_batch(frames, players)
         return self.ask(
             "POST", f"/v1/games/{game}/frames", key, body, headers={"Content-Type": CONTENT_TYPE}
         )
@@ -156,7 +156,7 @@ def running(
     registry = Registry(objects, trusted=TRUSTED, signer=SIGNER)
     stream = FileStream(folder / "stream")
 
-    def house() -> GatewayState:
+    def create_state() -> GatewayState:
         return GatewayState(
             config=config or GatewayConfig(),
             stream=stream,
@@ -167,7 +167,7 @@ def running(
             clock=clock,
         )
 
-    server = GatewayServer(Gateway(house), listen or Listen())
+    server = GatewayServer(Gateway(create_state), listen or Listen())
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(ready.set,), daemon=True)
     thread.start()

@@ -1,5 +1,4 @@
-"""Frames of many requests are appended together; full, closed or failing, nobody is told that
-they are safe."""
+"""Frames of many requests are appended together; none is acknowledged unless it is durable."""
 
 import asyncio
 import threading
@@ -34,7 +33,7 @@ FRAMES = frames_of(played(n_chunks=12))
 SIZE = sum(frame.size_bytes for frame in FRAMES)
 
 
-def test_what_waits_is_appended_together_and_each_gets_its_own_answer():
+def test_pending_frames_are_appended_together_and_each_request_gets_its_own_acks():
     async def try_it() -> None:
         stream = Slow()
         appender = Appender(stream)
@@ -55,7 +54,7 @@ def test_what_waits_is_appended_together_and_each_gets_its_own_answer():
     asyncio.run(try_it())
 
 
-def test_full_it_asks_to_come_back():
+def test_a_full_appender_asks_clients_to_retry():
     async def try_it() -> None:
         stream = Slow()
         appender = Appender(stream, max_waiting_bytes=SIZE)
@@ -72,7 +71,7 @@ def test_full_it_asks_to_come_back():
     asyncio.run(try_it())
 
 
-def test_closing_appends_what_waits_and_takes_no_more():
+def test_closing_appends_pending_frames_and_accepts_no_more():
     async def try_it() -> None:
         stream = Slow()
         appender = Appender(stream)
@@ -96,7 +95,7 @@ def test_closing_appends_what_waits_and_takes_no_more():
     asyncio.run(try_it())
 
 
-def test_trouble_with_the_stream_is_known_until_it_takes_frames_again():
+def test_a_stream_error_is_reported_until_frames_are_accepted_again():
     async def try_it() -> None:
         stream = Slow()
         stream.go_on.set()
@@ -119,7 +118,7 @@ def test_trouble_with_the_stream_is_known_until_it_takes_frames_again():
     asyncio.run(try_it())
 
 
-def test_what_the_stream_says_of_a_frame_is_what_its_sender_is_told():
+def test_the_sender_gets_the_streams_outcome_of_each_frame():
     async def try_it() -> None:
         stream = Slow()
         stream.go_on.set()

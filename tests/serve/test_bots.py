@@ -66,7 +66,7 @@ def test_only_some_keys_register_a_game(gateway: Running, key: str):
     for caller in (developing, developing, key):
         reply = gateway.ask("PUT", path, caller, body)
         assert reply.json == {"game": "newcomer", "schema": spec.schema}, (
-            "known ones are answered alike"
+            "a known spec gets the same answer"
         )
     assert gateway.ask("GET", path, key).json == {
         "game": "newcomer",
@@ -93,7 +93,7 @@ def test_only_some_keys_register_a_game(gateway: Running, key: str):
         assert gateway.ask("PUT", path, developing, raw).code == "bad_spec"
 
 
-def test_a_key_sees_the_games_it_is_for(gateway: Running):
+def test_a_key_lists_only_the_games_it_is_valid_for(gateway: Running):
     for name in ("seen", "unseen"):
         gateway.register(cart_spec(name))
     assert gateway.ask("GET", "/v1/games", gateway.key("play", game="seen")).json == {
@@ -107,9 +107,7 @@ def test_a_key_sees_the_games_it_is_for(gateway: Running):
 # --- Following ------------------------------------------------------------------------------------
 
 
-def test_a_bot_is_handed_out_signed_and_its_policy_is_the_bytes_that_were_signed(
-    gateway: Running, key: str
-):
+def test_live_models_are_signed_and_the_policy_matches_the_signature(gateway: Running, key: str):
     spec = gateway.register(cart_spec("signed"))
     nobody = gateway.ask("GET", "/v1/games/signed/bot", key).json
     assert (nobody["number"], nobody["champion"], nobody["trust"]) == (
@@ -175,7 +173,7 @@ def woken_after_s(gateway: Running, key: str, model_no: int) -> float:
     return max(woken_s for _, woken_s in told) - at_s
 
 
-def test_a_canary_is_named_with_its_share(gateway: Running, key: str):
+def test_a_canary_is_served_with_its_share(gateway: Running, key: str):
     spec = gateway.register(cart_spec("tried"))
     gateway.release(spec, seed=0)
     gateway.release(spec, seed=1, promote=False)
@@ -205,7 +203,7 @@ def test_workers_wait_for_weights(gateway: Running, key: str):
 @pytest.mark.parametrize(
     "query", ["after=-1", "after=x", "after=1&wait_s=-1", "after=1&wait_s=nan", "wait_s=inf"]
 )
-def test_questions_that_make_no_sense_are_refused(gateway: Running, key: str, query: str):
+def test_invalid_queries_are_rejected(gateway: Running, key: str, query: str):
     gateway.register(cart_spec("asked"))
     assert gateway.ask("GET", f"/v1/games/asked/bot?{query}", key).code == "bad_query"
 
@@ -238,7 +236,7 @@ def test_promote_and_roll_back(gateway: Running):
 # --- Damage ---------------------------------------------------------------------------------------
 
 
-def test_a_damaged_model_leaves_the_last_good_bot_on_stage(gateway: Running, key: str):
+def test_a_damaged_model_does_not_replace_the_last_good_bot(gateway: Running, key: str):
     spec = gateway.register(cart_spec("damaged"))
     good = gateway.release(spec, seed=0)
     time.sleep(0.2)
@@ -268,7 +266,7 @@ def test_a_damaged_model_leaves_the_last_good_bot_on_stage(gateway: Running, key
     assert str(gateway.folder) not in reply.raw.decode()
 
 
-def test_a_gateway_that_starts_beside_a_damaged_champion_goes_back_to_the_one_before(
+def test_a_gateway_that_starts_with_a_damaged_champion_serves_the_previous_one(
     tmp_path: Path,
 ):
     with running(tmp_path) as first:
@@ -300,10 +298,10 @@ def test_a_game_whose_every_model_is_damaged_still_gets_actions(tmp_path: Path):
         reply = gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json
         assert reply["is_fallback"]
         assert reply["action"] in (0, 1)
-        assert reply["why"] == "cart/1 is damaged, and no champion before it is whole"
+        assert reply["why"] == "cart/1 is damaged, and no earlier champion is intact"
 
 
-def test_everybody_who_asks_first_gets_the_bot(tmp_path: Path):
+def test_concurrent_first_requests_all_get_the_bot(tmp_path: Path):
     with running(tmp_path) as gateway:
         gateway.release(gateway.register())
         key = gateway.key("play")
@@ -316,7 +314,7 @@ def test_everybody_who_asks_first_gets_the_bot(tmp_path: Path):
 
 # --- Deciding -------------------------------------------------------------------------------------
 
-DUEL = game_spec("duel", obs=6, actions=["left", "stay", "right", "jump"], has_legal=True)
+DUEL = game_spec("duel", obs=6, actions=["left", "stay", "right", "jump"], has_action_mask=True)
 
 
 @pytest.fixture(scope="module")
@@ -331,16 +329,18 @@ def obs_of(seed: int, spec: GameSpec = DUEL) -> list[float]:
     return [float(x) for x in np.random.default_rng(seed).normal(size=n).astype(np.float32)]
 
 
-def test_many_decisions_at_once_are_those_of_the_policy(gateway: Running, key: str, duel: Policy):
+def test_concurrent_decisions_equal_those_of_the_policy(gateway: Running, key: str, duel: Policy):
     gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs_of(0)})
 
     def one(seed: int) -> None:
         obs = obs_of(seed)
         mask = [bool(x) for x in np.random.default_rng(seed).random(4) < 0.5]
         mask[seed % 4] = True
-        reply = gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "legal": mask}).json
+        reply = gateway.ask(
+            "POST", "/v1/games/duel/act", key, {"obs": obs, "action_mask": mask}
+        ).json
         assert reply == {
-            "action": duel.act(np.array(obs, np.float32), legal=mask),
+            "action": duel.act(np.array(obs, np.float32), action_mask=mask),
             "model_no": 1,
             "is_fallback": False,
             "why": "",
@@ -350,16 +350,18 @@ def test_many_decisions_at_once_are_those_of_the_policy(gateway: Running, key: s
         list(pool.map(one, range(200)))
 
 
-def test_chance_stays_within_the_legal_actions(gateway: Running, key: str):
+def test_stochastic_decisions_are_always_valid_actions(gateway: Running, key: str):
     spec = game_spec("dice", obs=6, actions=4)
     gateway.register(spec)
     gateway.release(spec, "categorical", seed=2)
-    asked = {"obs": obs_of(1), "legal": [True, False, True, False], "deterministic": False}
+    asked = {"obs": obs_of(1), "action_mask": [True, False, True, False], "deterministic": False}
     seen = {gateway.ask("POST", "/v1/games/dice/act", key, asked).json["action"] for _ in range(60)}
     assert seen == {0, 2}
 
 
-def test_without_a_bot_there_is_a_random_legal_action_and_the_reason(gateway: Running, key: str):
+def test_without_a_bot_the_answer_is_a_random_valid_action_and_the_reason(
+    gateway: Running, key: str
+):
     spec = game_spec(
         "partly",
         obs=2,
@@ -375,23 +377,23 @@ def test_without_a_bot_there_is_a_random_legal_action_and_the_reason(gateway: Ru
         )
         assert all(-1 <= x <= 1 for x in reply["action"]["move"])
         assert reply["action"]["say"] in range(4)
-    gateway.register(game_spec("masked", obs=1, actions=3, has_legal=True))
-    asked = {"obs": [0], "legal": [False, False, True]}
+    gateway.register(game_spec("masked", obs=1, actions=3, has_action_mask=True))
+    asked = {"obs": [0], "action_mask": [False, False, True]}
     assert {
         gateway.ask("POST", "/v1/games/masked/act", key, asked).json["action"] for _ in range(20)
     } == {2}
     assert gateway.ask("POST", "/v1/games/masked/advise", key, asked).code == "no_bot"
 
 
-def test_a_bot_that_looks_back_is_not_asked_one_observation_at_a_time(gateway: Running, key: str):
+def test_a_bot_that_needs_several_observations_is_not_served(gateway: Running, key: str):
     spec = gateway.register(game_spec("remembers", obs=3, actions=2))
     gateway.release(spec, stack=4)
     reply = gateway.ask("POST", "/v1/games/remembers/act", key, {"obs": [0, 0, 0]}).json
     assert reply["is_fallback"]
-    assert "looks at 4 observations" in reply["why"]
+    assert "needs the last 4 observations" in reply["why"]
 
 
-def test_continuous_actions_are_those_of_the_policy(gateway: Running, key: str):
+def test_continuous_actions_equal_those_of_the_policy(gateway: Running, key: str):
     spec = gateway.register(game_spec("steer", obs=3, actions=Box((2,), DTYPES["F32"], -2, 2)))
     gateway.release(spec, "gaussian_tanh", seed=4)
     obs = obs_of(3, spec)
@@ -401,10 +403,12 @@ def test_continuous_actions_are_those_of_the_policy(gateway: Running, key: str):
     assert gateway.ask("POST", "/v1/games/steer/advise", key, {"obs": obs}).code == "not_discrete"
 
 
-def test_advice_ranks_every_legal_action_with_its_name(gateway: Running, key: str, duel: Policy):
+def test_advice_ranks_every_valid_action_with_its_name(gateway: Running, key: str, duel: Policy):
     obs = obs_of(5)
     mask = [True, True, False, True]
-    reply = gateway.ask("POST", "/v1/games/duel/advise", key, {"obs": obs, "legal": mask}).json
+    reply = gateway.ask(
+        "POST", "/v1/games/duel/advise", key, {"obs": obs, "action_mask": mask}
+    ).json
     q = duel.outputs({"obs": np.array([obs], np.float32)})["q"][0]
     ranked = sorted((0, 1, 3), key=lambda at: -q[at])
     assert [one["action"] for one in reply["actions"]] == ranked
@@ -412,16 +416,18 @@ def test_advice_ranks_every_legal_action_with_its_name(gateway: Running, key: st
     np.testing.assert_allclose([one["value"] for one in reply["actions"]], q[ranked], rtol=1e-5)
     assert all(one["probability"] is None for one in reply["actions"])
     assert (
-        gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "legal": mask}).json["action"]
+        gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "action_mask": mask}).json[
+            "action"
+        ]
         == ranked[0]
     )
 
 
-def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: str):
+def test_advice_of_a_stochastic_bot_has_probabilities(gateway: Running, key: str):
     spec = gateway.register(game_spec("odds", obs=6, actions=3))
     gateway.release(spec, "categorical", seed=2)
     reply = gateway.ask(
-        "POST", "/v1/games/odds/advise", key, {"obs": obs_of(1), "legal": [True, False, True]}
+        "POST", "/v1/games/odds/advise", key, {"obs": obs_of(1), "action_mask": [True, False, True]}
     ).json
     shares = [one["probability"] for one in reply["actions"]]
     assert {one["action"] for one in reply["actions"]} == {0, 2}
@@ -441,13 +447,13 @@ def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: s
         {"obs": {"a": 1}},
         {"obs": [1e39] * 6},
         {"obs": [None] * 6},
-        {"obs": [0] * 6, "legal": []},
-        {"obs": [0] * 6, "legal": [False] * 4},
-        {"obs": [0] * 6, "legal": [True] * 5},
-        {"obs": [0] * 6, "legal": [1] * 4},
+        {"obs": [0] * 6, "action_mask": []},
+        {"obs": [0] * 6, "action_mask": [False] * 4},
+        {"obs": [0] * 6, "action_mask": [True] * 5},
+        {"obs": [0] * 6, "action_mask": [1] * 4},
         {"obs": [10**400] * 6},
         {"obs": [0] * 6, "schema": "0" * 64},
-        {"obs": [0] * 6, "legal": "yes"},
+        {"obs": [0] * 6, "action_mask": "yes"},
         {"obs": [0] * 6, "deterministic": 1},
         {"obs": ["0"] * 6},
         {"obs": [True, [0], 0, 0, 0, 0]},
@@ -455,12 +461,14 @@ def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: s
         1,
     ],
 )
-def test_questions_that_are_none_are_refused(gateway: Running, key: str, duel: Policy, asked: Any):
+def test_invalid_requests_for_decisions_are_rejected(
+    gateway: Running, key: str, duel: Policy, asked: Any
+):
     for route in ("act", "advise"):
         assert gateway.ask("POST", f"/v1/games/duel/{route}", key, asked).status == 400
 
 
-def test_a_registry_where_a_look_costs_something_is_looked_at_as_seldom_as_it_says(tmp_path: Path):
+def test_the_registrys_own_interval_limits_how_often_it_is_read(tmp_path: Path):
     near = FolderObjects(tmp_path / "near")
     far = FolderObjects(tmp_path / "far")
     far.look_every_s = 0.5
@@ -477,7 +485,7 @@ def test_a_registry_where_a_look_costs_something_is_looked_at_as_seldom_as_it_sa
         assert bots.every_s == every_s
 
 
-def test_a_bot_that_takes_too_long_is_replaced_by_chance(
+def test_a_bot_that_times_out_is_replaced_by_a_random_action(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with running(tmp_path, GatewayConfig(follow_every_s=0.02)) as gateway:

@@ -1,5 +1,4 @@
-"""Clients that are slow on purpose: each stage of a request has its time, and honest ones go on
-meanwhile."""
+"""Slow clients: each stage of a request has a timeout, and other clients are not delayed."""
 
 import contextlib
 import json
@@ -73,7 +72,7 @@ def drip(connection: socket.socket, parts: list[bytes]) -> float:
 
 
 @pytest.mark.parametrize("begun", [b"", b"G", b"GET / HTTP/1.1\r\nHost: loc", OK[:-2], b"\r\n\r\n"])
-def test_a_head_that_does_not_come_is_not_waited_for(gateway: Running, begun: bytes):
+def test_a_head_that_does_not_arrive_times_out(gateway: Running, begun: bytes):
     began_s = time.monotonic()
     connection = connect(gateway)
     connection.sendall(begun)
@@ -83,7 +82,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(gateway: Running, begun: by
     assert HEAD_S * 0.8 < after_s < HEAD_S + LATE_S
 
 
-def test_a_head_that_drips_gets_no_more_time(gateway: Running):
+def test_a_slow_head_does_not_extend_its_timeout(gateway: Running):
     connection = connect(gateway)
     assert (
         drip(connection, [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: ", *[b"x"] * 500])
@@ -91,7 +90,7 @@ def test_a_head_that_drips_gets_no_more_time(gateway: Running):
     )
 
 
-def test_the_second_head_of_a_connection_has_its_time_too(gateway: Running):
+def test_the_second_head_of_a_connection_has_a_timeout_too(gateway: Running):
     connection = connect(gateway)
     for _ in range(3):
         connection.sendall(OK)
@@ -103,7 +102,7 @@ def test_the_second_head_of_a_connection_has_its_time_too(gateway: Running):
 
 
 @pytest.mark.parametrize("noise", [b"", b"\r\n", b"\r\n\r\n"])
-def test_an_idle_connection_ends(gateway: Running, noise: bytes):
+def test_an_idle_connection_is_closed(gateway: Running, noise: bytes):
     connection = connect(gateway)
     began_s = time.monotonic()
     connection.sendall(OK)
@@ -115,7 +114,7 @@ def test_an_idle_connection_ends(gateway: Running, noise: bytes):
     assert IDLE_S * 0.8 < after_s < IDLE_S + LATE_S
 
 
-def test_a_body_that_was_refused_has_its_time_and_then_the_connection_serves_on(gateway: Running):
+def test_a_rejected_body_has_a_timeout_and_the_connection_stays_usable(gateway: Running):
     connection = connect(gateway)
     connection.sendall(
         b"POST /v1/games/cart/frames HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
@@ -134,7 +133,7 @@ def test_a_body_that_was_refused_has_its_time_and_then_the_connection_serves_on(
     assert drip(connection, [b"1\r\nx\r\n"] * 500) < BODY_S + LATE_S
 
 
-def test_a_head_without_end_is_cut_off(gateway: Running):
+def test_an_endless_head_is_aborted(gateway: Running):
     for piece in (b"X-%d: " + b"y" * 100 + b"\r\n", b"z" * 100):
         connection = connect(gateway)
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -150,7 +149,7 @@ def test_a_head_without_end_is_cut_off(gateway: Running):
     assert gateway.ask("GET", "/healthz").status == 200
 
 
-def test_a_head_that_is_too_large_and_what_is_no_request_are_refused_like_everything_else(
+def test_large_heads_and_invalid_requests_get_the_usual_error_body(
     gateway: Running,
 ):
     for sent, status, code in (
@@ -169,7 +168,7 @@ def test_a_head_that_is_too_large_and_what_is_no_request_are_refused_like_everyt
         connection.close()
 
 
-def test_an_answer_that_nobody_reads_is_let_go(gateway: Running):
+def test_an_answer_that_is_not_read_is_dropped(gateway: Running):
     """A policy of some megabytes to a client that never reads: the connection ends, and its
     memory with it."""
     spec = gateway.register(game_spec("large", obs=60_000, actions=2))
@@ -192,7 +191,9 @@ def test_an_answer_that_nobody_reads_is_let_go(gateway: Running):
     assert len(reply.raw) > 1_900_000, "whoever reads gets all of it"
 
 
-def test_three_hundred_slow_clients_hold_up_nobody(gateway: Running, bar: Callable[[float], float]):
+def test_three_hundred_slow_clients_do_not_delay_others(
+    gateway: Running, bar: Callable[[float], float]
+):
     slow = [connect(gateway) for _ in range(300)]
     for connection in slow:
         connection.sendall(OK[:-5])
@@ -206,7 +207,7 @@ def test_three_hundred_slow_clients_hold_up_nobody(gateway: Running, bar: Callab
         assert until_closed(connection)[1] < HEAD_S + LATE_S
 
 
-def test_requests_that_come_together_are_answered_in_order(gateway: Running):
+def test_pipelined_requests_are_answered_in_order(gateway: Running):
     connection = connect(gateway)
     connection.sendall(
         OK * 50 + b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Whatever is sent, nothing breaks, nothing is stored, and nothing outside is read."""
+"""Hostile input breaks nothing, stores nothing, and reads nothing outside."""
 
 import itertools
 import logging
@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from tests.card import Card
 from tests.serve.gateways import Running, frames_of, played, running
 from understudy.core.names import new_session, player_name
-from understudy.experience.frame import CONTENT_TYPE, data_frame, encode_parcel
+from understudy.experience.frame import CONTENT_TYPE, data_frame, encode_frame_batch
 from understudy.serve.routes import ROUTES, document
 from understudy.serve.state import GatewayConfig
 from understudy.testing.samples import cart_spec
@@ -145,7 +145,7 @@ def test_a_thousand_hostile_names_open_nothing(gateway: Running, key: str, card:
     card.line("hostile names in addresses", tried=n_tried, held=n_tried)
 
 
-def test_hostile_names_in_bodies_and_queries_too(gateway: Running, key: str):
+def test_hostile_names_in_bodies_and_queries_open_nothing(gateway: Running, key: str):
     for trick in TRICKS:
         sent = {"player": trick, "session": trick, "chunk_no": 0, "n_steps": 0}
         assert gateway.ask("POST", "/v1/games/cart/close", key, sent).status == 400
@@ -162,13 +162,15 @@ def test_hostile_names_in_bodies_and_queries_too(gateway: Running, key: str):
             "obs_names": [],
             "action_names": [],
         }
-        assert gateway.ask("PUT", "/v1/games/cart", key, spec | {"has_legal": False}).status in (
+        assert gateway.ask(
+            "PUT", "/v1/games/cart", key, spec | {"has_action_mask": False}
+        ).status in (
             400,
             403,
         )
 
 
-def test_queries_with_many_or_long_fields_are_refused(gateway: Running, key: str):
+def test_queries_with_many_or_long_fields_are_rejected(gateway: Running, key: str):
     assert (
         gateway.ask("GET", "/v1/games?" + "&".join(f"a{n}=1" for n in range(21)), key).code
         == "bad_query"
@@ -181,7 +183,7 @@ def test_queries_with_many_or_long_fields_are_refused(gateway: Running, key: str
 
 
 @schemathesis.serializer(CONTENT_TYPE)
-def parcel(_: Any, value: Any) -> bytes:
+def frame_batch(_: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else bytes(getattr(value, "data", b""))
 
 
@@ -194,7 +196,7 @@ def parcel(_: Any, value: Any) -> bytes:
         if mode == GenerationMode.POSITIVE or one.body or one.path_parameters or one.query
     ],
 )
-def test_requests_made_from_the_document_never_break_anything(
+def test_requests_generated_from_the_document_never_break_anything(
     gateway: Running, key: str, operation: Any, mode: Any, card: Card
 ):
     n_tried = 0
@@ -224,11 +226,11 @@ def test_requests_made_from_the_document_never_break_anything(
 # --- Bytes ----------------------------------------------------------------------------------------
 
 
-def test_mutated_parcels_never_break_anything(gateway: Running, key: str, card: Card):
-    """Bits flipped, bytes cut, added and moved in a good parcel: all that passes is a frame
+def test_mutated_frame_batches_never_break_anything(gateway: Running, key: str, card: Card):
+    """Bits flipped, bytes cut, added and moved in a good batch: all that passes is a frame
     whose sums are right."""
     frames = frames_of(played(n_chunks=3))
-    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+    body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
     rng = random.Random(1)
     for _ in range(400):
         raw = bytearray(body)
@@ -253,7 +255,7 @@ def test_mutated_parcels_never_break_anything(gateway: Running, key: str, card: 
 
 @settings(OFTEN, max_examples=60)
 @given(raw=st.binary(max_size=300))
-def test_bytes_of_no_kind_are_refused_at_every_door(gateway: Running, key: str, raw: bytes):
+def test_random_bytes_are_rejected_by_every_route(gateway: Running, key: str, raw: bytes):
     for route in ("frames", "columns", "close", "act", "advise", "promote"):
         assert gateway.ask("POST", f"/v1/games/cart/{route}", key, raw).status in (400, 404)
     assert gateway.ask("PUT", "/v1/games/cart", key, raw).status == 400
@@ -270,7 +272,7 @@ JSON_VALUES = st.recursive(
 
 @settings(OFTEN, max_examples=60)
 @given(value=JSON_VALUES, other=JSON_VALUES)
-def test_json_of_any_shape_in_any_field_is_refused(
+def test_json_of_any_shape_in_any_field_is_rejected(
     gateway: Running, key: str, value: Any, other: Any
 ):
     columns = {
@@ -299,7 +301,7 @@ def test_json_of_any_shape_in_any_field_is_refused(
     )
 
 
-def test_an_evil_pickle_a_lying_header_and_a_zip_bomb_are_refused_at_every_door(
+def test_a_malicious_pickle_a_false_header_and_a_zip_bomb_are_rejected_by_every_route(
     gateway: Running, key: str, card: Card
 ):
     n_refused = 0
@@ -315,7 +317,7 @@ def test_an_evil_pickle_a_lying_header_and_a_zip_bomb_are_refused_at_every_door(
             "POST",
             "/v1/games/cart/frames",
             key,
-            encode_parcel([frame], {frame.session: player_name("ada")}),
+            encode_frame_batch([frame], {frame.session: player_name("ada")}),
         )
         assert reply.json["acks"][0]["refused"].startswith("bad_tensors")
         for route in ROUTES:

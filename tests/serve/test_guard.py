@@ -1,4 +1,4 @@
-"""Names, origins and doubled headers: a browser must not become somebody's key."""
+"""Host names, origins and repeated headers: a foreign page cannot use a key."""
 
 import socket
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def status(answer: bytes) -> int:
         "PLAY.example:443",
     ],
 )
-def test_its_own_names_are_known(gateway: Running, host: str):
+def test_requests_for_its_own_host_names_are_accepted(gateway: Running, host: str):
     assert gateway.ask("GET", "/healthz", headers={"Host": host}).status == 200
 
 
@@ -75,7 +75,7 @@ def test_its_own_names_are_known(gateway: Running, host: str):
         "localhost:\xb2",
     ],
 )
-def test_a_page_that_renamed_this_machine_is_refused_even_with_a_key(gateway: Running, host: str):
+def test_dns_rebinding_is_rejected_even_with_a_key(gateway: Running, host: str):
     key = gateway.key("admin")
     for path in ("/healthz", "/v1/games", "/nothing"):
         answer = raw(
@@ -85,14 +85,14 @@ def test_a_page_that_renamed_this_machine_is_refused_even_with_a_key(gateway: Ru
         assert b"wrong_host" in answer
 
 
-def test_a_request_without_a_host_is_refused(gateway: Running):
+def test_a_request_without_a_host_is_rejected(gateway: Running):
     assert status(raw(gateway, "GET /healthz HTTP/1.0")) == 403
 
 
 # --- Origin ---------------------------------------------------------------------------------------
 
 
-def test_a_page_uses_only_keys_that_name_it(gateway: Running):
+def test_a_page_can_use_only_keys_that_allow_its_origin(gateway: Running):
     plain = gateway.key("play")
     named = gateway.key("play", origins=(GAME_PAGE,))
     assert gateway.ask("GET", "/v1/games", plain).status == 200, "no page at all"
@@ -114,7 +114,7 @@ def test_a_page_uses_only_keys_that_name_it(gateway: Running):
     assert own.status == 200, "pages of the gateway itself"
 
 
-def test_its_own_page_may_use_any_key_also_behind_something_that_speaks_tls(gateway: Running):
+def test_its_own_page_may_use_any_key_also_behind_a_tls_proxy(gateway: Running):
     key = gateway.key("play")
     for host, origin, is_own in (
         ("play.example", "https://play.example", True),
@@ -140,7 +140,7 @@ def test_a_foreign_page_can_read_nothing_not_even_health(gateway: Running):
     )
 
 
-def test_browsers_are_told_before_they_send_a_key(gateway: Running):
+def test_a_preflight_request_is_answered_before_a_key_is_sent(gateway: Running):
     key = gateway.key("play", origins=("https://pre.example",))
     asked = {
         "Access-Control-Request-Method": "POST",
@@ -168,7 +168,7 @@ def test_browsers_are_told_before_they_send_a_key(gateway: Running):
 @pytest.mark.parametrize(
     "name", ["Host", "Origin", "Authorization", "Content-Encoding", "Content-Type"]
 )
-def test_a_header_that_decides_something_stands_once(gateway: Running, name: str):
+def test_a_repeated_critical_header_is_rejected(gateway: Running, name: str):
     value = {"Host": "127.0.0.1", "Authorization": f"Bearer {gateway.key('play')}"}.get(name, "x")
     lines = [f"{name}: {value}", f"{name}: {value}"]
     if name != "Host":
@@ -194,7 +194,7 @@ def test_a_header_that_decides_something_stands_once(gateway: Running, name: str
         ["Content-Length: \xb2"],
     ],
 )
-def test_heads_that_others_might_read_differently_are_refused(gateway: Running, lines: list[str]):
+def test_ambiguous_heads_are_rejected(gateway: Running, lines: list[str]):
     answer = raw(
         gateway, "POST /v1/games/cart/close HTTP/1.1", "Host: 127.0.0.1", *lines, body=b"0\r\n\r\n"
     )
@@ -218,13 +218,13 @@ def test_heads_that_others_might_read_differently_are_refused(gateway: Running, 
         "GET ?x HTTP/1.1",
     ],
 )
-def test_lines_that_are_no_request_end_the_connection_and_nothing_else(gateway: Running, line: str):
+def test_invalid_request_lines_end_only_their_connection(gateway: Running, line: str):
     answer = raw(gateway, line, "Host: 127.0.0.1")
     assert not answer or status(answer) < 500 or status(answer) == 505, answer
     assert gateway.ask("GET", "/healthz").status == 200
 
 
-def test_upgrades_are_not_taken(gateway: Running):
+def test_upgrades_are_rejected(gateway: Running):
     lines = [
         "Upgrade: websocket",
         "Connection: Upgrade",

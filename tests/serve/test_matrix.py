@@ -1,5 +1,4 @@
-"""Every route against every kind of key, made from the routing table; what is not in the table
-does not exist."""
+"""Every route against every kind of key, generated from the routing table."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import pytest
 from tests.card import Card
 from tests.serve.gateways import Reply, Running, frames_of, played, running
 from understudy.core.names import player_name
-from understudy.experience.frame import encode_parcel
+from understudy.experience.frame import encode_frame_batch
 from understudy.models.keys import SCOPES
 from understudy.serve.api import ApiRoute
 from understudy.serve.pages import PAGES
@@ -74,7 +73,7 @@ def example(route: ApiRoute) -> tuple[str, Any]:
     path = path.replace("{schema}", cart_spec().schema)
     (frame,) = frames_of(played(n_chunks=1))
     bodies: dict[str, Any] = {
-        "send_parcel": encode_parcel([frame], {frame.session: player_name("ada")}),
+        "send_frames": encode_frame_batch([frame], {frame.session: player_name("ada")}),
         "register_game": cart_spec().to_json(),
         "promote": {"model_no": 1},
         "rollback": b"",
@@ -140,7 +139,7 @@ def ask(gateway: Running, route: ApiRoute, headers: dict[str, str]) -> Reply:
         *(f"only {scope}" for scope in SCOPES),
     ],
 )
-def test_a_route_opens_to_the_right_key_alone(
+def test_a_route_accepts_only_the_right_keys(
     gateway: Running, keyring: Keyring, route: ApiRoute, which: str, card: Card
 ):
     reply = ask(gateway, route, keyring.headers(which))
@@ -153,7 +152,7 @@ def test_a_route_opens_to_the_right_key_alone(
         card.line("route × wrong key, or one for less", tried=1, held=1)
 
 
-def test_every_route_says_which_key_it_needs_and_only_health_and_pages_are_open():
+def test_every_route_states_its_scope_and_only_health_and_pages_are_open():
     """The build fails here for a route without a policy."""
     assert {route.path for route in ROUTES if route.scope is None} == OPEN
     assert all(route.scope in SCOPES for route in ROUTES if route.path not in OPEN)
@@ -169,7 +168,7 @@ def test_every_route_says_which_key_it_needs_and_only_health_and_pages_are_open(
         assert route.summary
 
 
-def test_pages_are_files_that_anybody_may_read_and_nothing_else():
+def test_pages_are_public_files_and_nothing_else():
     """A page's answer depends on nothing that the platform keeps: it is the file, whoever asks."""
     for page in PAGES:
         assert (page.method, page.scope, page.takes, page.max_bytes) == ("GET", None, None, 0)
@@ -185,7 +184,7 @@ def test_the_open_routes_show_no_data(gateway: Running):
     assert gateway.ask("GET", "/readyz").json == {"status": "ready"}
 
 
-def test_strangers_do_not_learn_which_addresses_exist(gateway: Running, keyring: Keyring):
+def test_callers_without_a_key_do_not_learn_which_paths_exist(gateway: Running, keyring: Keyring):
     known = keyring.headers("right")
     for path in (
         "/",

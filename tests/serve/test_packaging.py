@@ -1,5 +1,4 @@
-"""The play page is in the wheel: its files, and the client and the game that lie elsewhere in a
-checkout."""
+"""The play page is in the wheel, with the client and the game from elsewhere in the checkout."""
 
 import subprocess
 import sys

@@ -1,5 +1,4 @@
-"""The play page as it is served: right types, a strict policy, nothing inline, nothing from
-elsewhere."""
+"""The play page as served: types, a strict policy, nothing inline, nothing from other hosts."""
 
 import gzip
 import re
@@ -62,7 +61,7 @@ def test_a_file_that_has_not_changed_is_not_sent_again(gateway: Running):
     )
 
 
-def test_a_file_is_packed_for_those_who_can_unpack_it(gateway: Running):
+def test_a_file_is_compressed_for_clients_that_accept_gzip(gateway: Running):
     plain = gateway.ask("GET", "/static/understudy.js")
     for accepted in ("gzip", "br, gzip;q=0.8, *"):
         packed = gateway.pool.request(
@@ -81,7 +80,7 @@ def test_a_file_is_packed_for_those_who_can_unpack_it(gateway: Running):
     assert whole < 60_000, "the page's scripts are to be quick on a phone"
 
 
-def test_comments_of_whole_lines_do_not_travel_and_nothing_else_changes():
+def test_comments_of_whole_lines_are_removed_and_nothing_else_changes():
     script = "/**\n * Words.\n */\nconst a = /** @type {any} */ (b); // kept\n  // gone\n"
     script += "/** @type {x} */ (c).d();\n/** gone */\n"
     kept = "\n\n\nconst a = /** @type {any} */ (b); // kept\n\n/** @type {x} */ (c).d();\n\n"
@@ -119,7 +118,7 @@ def test_comments_of_whole_lines_do_not_travel_and_nothing_else_changes():
         "/clients/js/understudy.js",
     ],
 )
-def test_paths_that_try_tricks_lead_nowhere(gateway: Running, path: str):
+def test_path_traversal_is_not_possible(gateway: Running, path: str):
     with socket.create_connection(("127.0.0.1", gateway.server.port), 10) as connection:
         connection.sendall(
             f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode("latin-1")
@@ -130,7 +129,7 @@ def test_paths_that_try_tricks_lead_nowhere(gateway: Running, path: str):
     assert int(answer.split(b" ", 2)[1]) in (400, 401), answer[:200]
 
 
-def test_a_query_changes_nothing_and_other_methods_are_not_taken(gateway: Running):
+def test_a_query_changes_nothing_and_other_methods_are_rejected(gateway: Running):
     assert gateway.ask("GET", "/play?key=x&name=../keys").raw == load_pages()["play.html"].raw
     key = gateway.key("play")
     for method in ("POST", "PUT", "DELETE"):
@@ -173,7 +172,7 @@ def test_the_page_has_nothing_inline_and_loads_only_what_is_served_here():
     assert set(tags.loads) <= FILES.keys()
 
 
-def test_modules_import_only_what_is_served_here_and_no_address_leads_elsewhere():
+def test_modules_import_only_what_is_served_here_and_use_no_external_urls():
     for name, page in load_pages().items():
         text = page.raw.decode()
         if name.endswith(".js"):
@@ -190,7 +189,7 @@ def test_modules_import_only_what_is_served_here_and_no_address_leads_elsewhere(
         assert {url for url in urls if "example" not in url} == set(), name
 
 
-def test_every_file_of_the_page_is_served_and_lies_once_in_git():
+def test_every_file_of_the_page_is_served_and_exists_once_in_git():
     assert {path.name for path in OWN} | {"rally.js", "understudy.js"} == set(FILES.values())
     assert len(PAGES) == len(FILES)
     clients = {path.name for path in (ROOT / "clients/js").glob("*.js")}

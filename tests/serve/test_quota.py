@@ -1,5 +1,4 @@
-"""The more players there are, the less is asked of each, and the total stays where it was
-wanted."""
+"""With more players the recording rate of each falls, and the total stays at the target."""
 
 import random
 
@@ -54,12 +53,12 @@ def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one
     card.line("players under a quota: the total within 10 %", tried=players, held=players)
 
 
-def test_without_a_target_everything_is_wanted():
+def test_without_a_target_the_recording_rate_is_1():
     clock = ManualClock()
     assert play(Quota(None, clock), clock, 50, 20, random.Random(0)) == (50 * STEPS_S, 1.0)
 
 
 @pytest.mark.parametrize("target", [0, -1, float("nan"), float("inf")])
-def test_a_target_that_is_none_is_refused(target: float):
+def test_an_invalid_target_is_rejected(target: float):
     with pytest.raises(ConfigError, match="above 0"):
         Quota(target, ManualClock())

@@ -1,5 +1,4 @@
-"""Experience over HTTP: acked means durable, bad frames harm nobody else, and JSON ends as the
-same bytes."""
+"""Experience over HTTP: acked means durable, and bad frames affect no others."""
 
 import json
 import time
@@ -20,7 +19,7 @@ from understudy.experience.frame import (
     NO_PLAYER,
     CloseReport,
     close_frame,
-    encode_parcel,
+    encode_frame_batch,
     read_close,
 )
 from understudy.experience.game import game_spec
@@ -68,7 +67,7 @@ def test_acked_frames_are_in_the_stream_and_carry_a_pseudonym(gateway: Running, 
     assert all(abs(frame.received_s - time.time()) < 60 for frame in found)
 
 
-def test_the_same_parcel_twice_is_acked_twice(gateway: Running, key: str):
+def test_the_same_batch_sent_twice_is_acked_twice(gateway: Running, key: str):
     """The stream may hold it twice; the store keeps each chunk once."""
     frames = frames_of(played(n_chunks=2))
     assert (
@@ -81,9 +80,9 @@ def test_the_same_parcel_twice_is_acked_twice(gateway: Running, key: str):
     } == {0, 1}
 
 
-def test_a_broken_frame_does_not_spoil_its_neighbours(gateway: Running, key: str):
+def test_a_broken_frame_does_not_affect_its_neighbours(gateway: Running, key: str):
     one, two, three = frames_of(played(n_chunks=3))
-    raw = bytearray(encode_parcel([one, two, three], {one.session: player_name("ada")}))
+    raw = bytearray(encode_frame_batch([one, two, three], {one.session: player_name("ada")}))
     raw[-len(three.body) - 64 - 10] ^= 1  # inside the second body
     reply = gateway.ask("POST", "/v1/games/cart/frames", key, bytes(raw))
     assert accepted(reply) == [True, False, True]
@@ -91,24 +90,27 @@ def test_a_broken_frame_does_not_spoil_its_neighbours(gateway: Running, key: str
     assert bodies(gateway, one.session) == [one.body, three.body]
 
 
-def test_nobody_writes_as_somebody_else(gateway: Running, key: str):
+def test_a_client_cannot_set_another_players_pseudonym(gateway: Running, key: str):
     (frame,) = frames_of(played(n_chunks=1))
     stamped = frame.stamped(b"p" * 16, 0)
     reply = gateway.ask(
         "POST",
         "/v1/games/cart/frames",
         key,
-        encode_parcel([stamped], {frame.session: player_name("x")}),
+        encode_frame_batch([stamped], {frame.session: player_name("x")}),
     )
     assert reasons(reply) == ["stamped"]
     reply = gateway.ask(
-        "POST", "/v1/games/cart/frames", key, encode_parcel([frame], {fresh(): player_name("ada")})
+        "POST",
+        "/v1/games/cart/frames",
+        key,
+        encode_frame_batch([frame], {fresh(): player_name("ada")}),
     )
     assert reasons(reply) == ["no_player"]
     assert bodies(gateway, frame.session) == []
 
 
-def test_a_chunk_of_another_game_is_refused_under_any_key(gateway: Running):
+def test_a_chunk_of_another_game_is_rejected_with_any_key(gateway: Running):
     other = cart_spec("other")
     gateway.register(other)
     chunks = frames_of(played(other, n_chunks=1))
@@ -125,29 +127,33 @@ def test_experience_of_actors_needs_the_scope_work(gateway: Running, key: str):
     assert accepted(gateway.send(gateway.key("play", "work"), [frame])) == [True]
 
 
-def test_a_parcel_of_64_frames_of_many_players_passes_and_65_do_not(gateway: Running, key: str):
+def test_a_batch_of_64_frames_of_many_players_is_accepted_and_65_are_not(
+    gateway: Running, key: str
+):
     frames = [frames_of(played(n_chunks=1, seed=seed))[0] for seed in range(65)]
     players = {frame.session: player_name(f"p{at}") for at, frame in enumerate(frames)}
-    reply = gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames[:64], players))
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/frames", key, encode_frame_batch(frames[:64], players)
+    )
     assert accepted(reply) == [True] * 64
     assert len({frame.player for frame in gateway.streamed() if frame.session in players}) == 64
     assert (
-        gateway.ask("POST", "/v1/games/cart/frames", key, encode_parcel(frames, players)).code
-        == "bad_parcel"
+        gateway.ask("POST", "/v1/games/cart/frames", key, encode_frame_batch(frames, players)).code
+        == "bad_frame_batch"
     )
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"UNPA", b"x" * 100, b"UNPA\xff\xff\xff\xff", b"UNPA\x02\0\0\0[]"]
 )
-def test_what_is_no_parcel_is_refused(gateway: Running, key: str, body: bytes):
+def test_an_invalid_batch_is_rejected(gateway: Running, key: str, body: bytes):
     before = len(gateway.streamed())
     reply = gateway.ask("POST", "/v1/games/cart/frames", key, body)
-    assert (reply.status, reply.code) in ((400, "bad_parcel"), (400, "bad_json"))
+    assert (reply.status, reply.code) in ((400, "bad_frame_batch"), (400, "bad_json"))
     assert len(gateway.streamed()) == before
 
 
-def test_old_and_other_sessions_are_refused(gateway: Running, key: str):
+def test_old_and_invalid_sessions_are_rejected(gateway: Running, key: str):
     for session in (
         new_session(time.time() - 9 * 86_400),
         new_session(time.time() + 2 * 86_400),
@@ -157,7 +163,7 @@ def test_old_and_other_sessions_are_refused(gateway: Running, key: str):
         assert reason in ("bad_session", "bad_session_time")
 
 
-def test_an_unknown_game_is_told_how_to_register(gateway: Running, key: str):
+def test_the_error_for_an_unknown_game_states_how_to_register_it(gateway: Running, key: str):
     reply = gateway.send(key, frames_of(played(cart_spec("nobody"), n_chunks=1)), game="nobody")
     assert (reply.status, reply.code) == (404, "not_registered")
     assert "understudy games add" in reply.json["error"]["detail"]
@@ -166,14 +172,16 @@ def test_an_unknown_game_is_told_how_to_register(gateway: Running, key: str):
 # --- Columns and closing --------------------------------------------------------------------------
 
 
-def test_columns_as_json_end_as_the_bytes_of_a_native_chunk(gateway: Running, key: str):
+def test_json_columns_become_the_bytes_of_a_native_chunk(gateway: Running, key: str):
     """Over random games of every kind of space, with optional columns."""
     n_sent = 0
     for seed in range(30):
         rng = np.random.default_rng(seed)
         spec = random_spec(rng, f"sample-{seed}")
         gateway.register(spec)
-        chunk = random_chunk(spec, rng, session=fresh(), optional=("logp", "by", "frames", "legal"))
+        chunk = random_chunk(
+            spec, rng, session=fresh(), optional=("logp", "by", "frames", "action_mask")
+        )
         sent = as_columns(chunk)
         reply = gateway.ask("POST", f"/v1/games/{spec.game}/columns", key, sent)
         assert accepted(reply) == [True]
@@ -220,7 +228,7 @@ def with_column(sent: dict[str, Any], name: str, values: Any) -> dict[str, Any]:
     return sent | {"columns": sent["columns"] | {name: values}}
 
 
-def test_columns_that_are_no_chunk_are_refused_with_a_reason(gateway: Running, key: str):
+def test_invalid_columns_are_rejected_with_a_reason(gateway: Running, key: str):
     chunk = random_chunk(CART, np.random.default_rng(5), session=fresh(), n_steps=3)
     sent = as_columns(chunk)
     n = chunk.n_rows
@@ -261,7 +269,7 @@ def test_columns_that_are_no_chunk_are_refused_with_a_reason(gateway: Running, k
         with_column(sent, "row", []),
         with_column(sent, "terminated", [0] * n),
         with_column(sent, "is_first", [1] * n),
-        with_column(sent, "legal", [[True] * 3] * n),
+        with_column(sent, "action_mask", [[True] * 3] * n),
         with_column(sent, "../x", [1] * n),
         with_column(sent, "obs", [[[[[[[[[1]]]]]]]]] * n),
     ]
@@ -286,7 +294,7 @@ def test_columns_that_are_no_chunk_are_refused_with_a_reason(gateway: Running, k
     )
 
 
-def test_columns_that_fit_two_specs_must_say_which(gateway: Running, key: str):
+def test_columns_that_fit_two_specs_need_a_schema(gateway: Running, key: str):
     specs = [game_spec("twice", obs=names, actions=2) for names in (4, ["a", "b", "c", "d"])]
     for spec in specs:
         gateway.register(spec)
@@ -301,45 +309,45 @@ def test_columns_that_fit_two_specs_must_say_which(gateway: Running, key: str):
 # --- Quota, metrics, failures ---------------------------------------------------------------------
 
 
-def test_the_share_that_is_asked_for_falls_with_what_is_played(tmp_path: Path):
+def test_the_recording_rate_falls_with_the_steps_played(tmp_path: Path):
     with running(tmp_path, GatewayConfig(target_steps_s=10.0)) as gateway:
         gateway.register()
         key = gateway.key("play")
         (frame,) = frames_of(played(n_chunks=1))
         reply = gateway.send(key, [frame])
         assert accepted(reply) == [True]
-        body = encode_parcel([frame], {frame.session: player_name("ada")}, 10_000)
-        share = gateway.ask("POST", "/v1/games/cart/frames", key, body).json["keep_share"]
+        body = encode_frame_batch([frame], {frame.session: player_name("ada")}, 10_000)
+        share = gateway.ask("POST", "/v1/games/cart/frames", key, body).json["recording_rate"]
         assert 0 < share < 0.01
         columns = as_columns(played(n_chunks=1)[0]) | {"skipped_steps": 1_000_000}
         assert (
-            gateway.ask("POST", "/v1/games/cart/columns", key, columns).json["keep_share"]
+            gateway.ask("POST", "/v1/games/cart/columns", key, columns).json["recording_rate"]
             < share / 2
         )
 
 
-def test_without_a_target_everything_is_wanted(gateway: Running, key: str):
-    body = encode_parcel([], {}, 1 << 40)
+def test_without_a_target_the_recording_rate_is_1(gateway: Running, key: str):
+    body = encode_frame_batch([], {}, 1 << 40)
     assert gateway.ask("POST", "/v1/games/cart/frames", key, body).json == {
         "acks": [],
-        "keep_share": 1.0,
+        "recording_rate": 1.0,
     }
 
 
-def test_metrics_tell_what_became_of_frames(gateway: Running, key: str):
+def test_metrics_count_frames_by_outcome(gateway: Running, key: str):
     gateway.send(key, frames_of(played(n_chunks=2)))
     reply = gateway.ask("GET", "/metrics", gateway.key("read"))
     assert reply.headers["content-type"].startswith("text/plain")
     text = reply.raw.decode()
     assert 'understudy_frames_total{fate="accepted",game="cart"}' in text
     assert 'understudy_requests_total{route="POST /v1/games/{game}/frames",status="200"}' in text
-    assert 'understudy_keep_share{game="cart"} 1.0' in text
+    assert 'understudy_recording_rate{game="cart"} 1.0' in text
     assert "understudy_waiting_bytes 0.0" in text
     assert "ada" not in text
     assert gateway.ask("GET", "/metrics", key).code == "wrong_scope"
 
 
-def test_a_stream_that_fails_asks_for_the_frames_again_and_goes_on(
+def test_after_a_stream_error_clients_retry_and_the_gateway_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     errors: list[Exception] = [
@@ -366,7 +374,7 @@ def test_a_stream_that_fails_asks_for_the_frames_again_and_goes_on(
         assert accepted(gateway.send(key, frames)) == [True]
 
 
-def test_a_key_that_sends_too_much_is_told_when_to_come_back(gateway: Running):
+def test_a_key_above_its_limit_gets_a_retry_time(gateway: Running):
     frames = frames_of(played(n_chunks=3))
     few = gateway.key("play", requests_s=2.0)
     statuses = [gateway.send(few, frames).status for _ in range(6)]
@@ -381,9 +389,9 @@ def test_a_key_that_sends_too_much_is_told_when_to_come_back(gateway: Running):
     assert gateway.send(small, frames).status == 429, "one large request is paid for afterwards"
 
 
-def test_bytes_that_were_not_announced_are_paid_for_too(gateway: Running):
+def test_bytes_that_were_not_announced_are_counted_too(gateway: Running):
     frames = frames_of(played(n_chunks=8))
-    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+    body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
     small = gateway.key("play", bytes_s=1000.0)
     headers = {"Authorization": f"Bearer {small}"}
     parts = iter([body[:100], body[100:]])
@@ -394,7 +402,7 @@ def test_bytes_that_were_not_announced_are_paid_for_too(gateway: Running):
     assert gateway.send(small, frames).status == 429
 
 
-def test_closing_frames_and_drop_reports_travel_in_parcels_too(gateway: Running, key: str):
+def test_close_frames_and_drop_reports_may_be_in_batches(gateway: Running, key: str):
     session = fresh()
     closing = close_frame(session, 0, CloseReport(0, 0))
     assert accepted(gateway.send(key, [closing])) == [True]

@@ -1,5 +1,4 @@
-"""A gateway starts only where keys are safe, says where it listens, and stops without losing
-what it acked."""
+"""A gateway starts only where keys are safe, and stops without losing acked frames."""
 
 import asyncio
 import datetime
@@ -25,7 +24,7 @@ from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
 from understudy.core.location import is_loopback
 from understudy.core.names import player_name
-from understudy.experience.frame import encode_parcel
+from understudy.experience.frame import encode_frame_batch
 from understudy.models.objects import FolderObjects
 from understudy.serve.gateway import Gateway, follow_keys
 from understudy.serve.server import GatewayServer, Listen
@@ -79,27 +78,27 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         {"max_connections": 0},
     ],
 )
-def test_listening_where_keys_would_be_seen_is_refused(wrong: dict[str, Any]):
+def test_plain_http_off_loopback_is_rejected(wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
         Listen(**wrong)
 
 
-def test_plain_http_off_loopback_must_be_said():
+def test_plain_http_off_loopback_needs_insecure():
     assert Listen(host="0.0.0.0", insecure=True).insecure
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "localhost.evil.example", "::", ""))
 
 
-def test_a_port_that_is_taken_or_a_certificate_that_is_none_says_so(tmp_path: Path):
-    with running(tmp_path) as gateway, pytest.raises(ConfigError, match="give another port"):
+def test_a_port_in_use_and_an_invalid_certificate_are_reported(tmp_path: Path):
+    with running(tmp_path) as gateway, pytest.raises(ConfigError, match="pass another port"):
         GatewayServer(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
     (tmp_path / "x").write_text("no certificate")
     for path in (tmp_path / "x", tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="no certificate"):
+        with pytest.raises(ConfigError, match="not a certificate"):
             GatewayServer(Gateway(lambda: None), Listen(certificate=path, certificate_key=path))  # type: ignore[arg-type, return-value]
 
 
-def test_a_gateway_that_cannot_start_says_so_and_leaves_nothing_open():
+def test_a_gateway_that_cannot_start_reports_it_and_leaves_nothing_open():
     def broken() -> Any:
         raise RuntimeError("no disk")
 
@@ -108,7 +107,7 @@ def test_a_gateway_that_cannot_start_says_so_and_leaves_nothing_open():
         server.run()
 
 
-def test_a_stream_that_is_away_at_the_start_is_told_as_that_and_once(
+def test_a_stream_that_is_unreachable_at_the_start_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ):
     def away() -> Any:
@@ -120,7 +119,7 @@ def test_a_stream_that_is_away_at_the_start_is_told_as_that_and_once(
     assert (logs, caplog.records) == ([], [])
 
 
-def test_keys_that_cannot_be_read_are_told_once_and_when_they_can_again():
+def test_unreadable_keys_are_logged_once_and_so_is_the_recovery():
     answers = iter(
         [None, *[Unreachable("no answer")] * 4, None, None, Unreachable("no answer"), None]
     )
@@ -130,11 +129,11 @@ def test_keys_that_cannot_be_read_are_told_once_and_when_they_can_again():
         if answer is not None:
             raise answer
 
-    house = SimpleNamespace(
+    state = SimpleNamespace(
         config=SimpleNamespace(keys_every_s=0.001), disk=None, keys=SimpleNamespace(follow=follow)
     )
     with capture_logs() as logs, pytest.raises(GeneratorExit):
-        asyncio.run(follow_keys(house))  # type: ignore[arg-type]
+        asyncio.run(follow_keys(state))  # type: ignore[arg-type]
     assert [line["event"] for line in logs] == ["keys_not_readable", "keys_readable_again"] * 2
 
 
@@ -156,7 +155,7 @@ def test_tls_is_served_and_checked(tmp_path: Path):
             )
 
 
-def test_ipv6_works_where_there_is_one(tmp_path: Path):
+def test_ipv6_works_if_available(tmp_path: Path):
     try:
         with running(tmp_path, listen=Listen(host="::1")) as gateway:
             assert gateway.url.startswith("http://[::1]:")
@@ -165,7 +164,7 @@ def test_ipv6_works_where_there_is_one(tmp_path: Path):
         pytest.skip("this machine has no IPv6")
 
 
-def test_stopping_answers_whoever_is_being_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stop_completes_the_requests_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A send whose append is under way gets its ack, a long poll its 204, and then everything is
     closed."""
     with running(tmp_path) as gateway:
@@ -205,7 +204,7 @@ def test_stopping_answers_whoever_is_being_served(tmp_path: Path, monkeypatch: p
         gateway.server.stop()
 
 
-def test_what_was_acked_before_a_stop_is_there_for_the_next_gateway(tmp_path: Path):
+def test_frames_acked_before_a_stop_are_in_the_stream_of_the_next_gateway(tmp_path: Path):
     acked: list[bytes] = []
     for turn in range(3):
         with running(tmp_path) as gateway:
@@ -240,7 +239,7 @@ def test_what_was_acked_before_a_stop_is_there_for_the_next_gateway(tmp_path: Pa
     assert set(acked) <= found
 
 
-def test_two_gateways_on_one_store_obey_a_revocation_within_two_seconds(
+def test_two_gateways_on_one_store_apply_a_revocation_within_two_seconds(
     tmp_path: Path, bar: Callable[[float], float]
 ):
     one_folder = tmp_path / "one"
@@ -268,14 +267,14 @@ def test_two_gateways_on_one_store_obey_a_revocation_within_two_seconds(
         assert other.ask("GET", "/v1/games", key).code == "revoked_key"
 
 
-def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing(tmp_path: Path):
+def test_a_key_revoked_while_its_request_waits_gets_no_data(tmp_path: Path):
     """Neither a bot that comes later, nor a body that was still on its way."""
     with running(tmp_path) as gateway, ThreadPoolExecutor(2) as pool:
         spec = gateway.register()
         key = gateway.key("play")
         frames = frames_of(played(n_chunks=1))
         polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=0&wait_s=10", key)
-        body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+        body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
         connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
         connection.putrequest("POST", "/v1/games/cart/frames")
         connection.putheader("Authorization", f"Bearer {key}")
@@ -293,7 +292,7 @@ def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing(tmp_path: Pa
         assert gateway.streamed() == []
 
 
-def test_a_store_that_is_away_stops_no_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreachable_registry_stops_no_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What was known stays in force: keys, specs and the bot; what must be read is answered with
     503."""
     clock = ShiftedClock()
@@ -332,7 +331,7 @@ class ShiftedClock(SystemClock):
         return super().monotonic() + self.shift_s
 
 
-def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
+def test_a_process_stops_on_a_signal_with_exit_code_zero(tmp_path: Path):
     """The caller owns the signals: `stop` in a handler is all it takes."""
     code = (
         "import signal, sys\n"
@@ -341,12 +340,12 @@ def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
         "objects = FolderObjects(Path(sys.argv[1]) / 'models')\n"
         "keys = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock())\n"
         "registry = Registry(objects, trusted=TRUSTED)\n"
-        "def house():\n"
-        "    return House(config=GatewayConfig(), stream=FileStream(Path(sys.argv[1]) / 'stream'), "
-        "registry=registry,\n"
+        "def create_state():\n"
+        "    stream = FileStream(Path(sys.argv[1]) / 'stream')\n"
+        "    return GatewayState(config=GatewayConfig(), stream=stream, registry=registry,\n"
         "                 keys=keys, trusted=TRUSTED, deployment_key=bytes(32), "
         "clock=SystemClock())\n"
-        "server = Server(Gateway(house), Listen())\n"
+        "server = GatewayServer(Gateway(create_state), Listen())\n"
         "signal.signal(signal.SIGTERM, lambda *_: server.stop())\n"
         "server.run(lambda: print(server.url, flush=True))\n"
     )
@@ -377,6 +376,6 @@ def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
         {"max_bodies_bytes": 0},
     ],
 )
-def test_configs_that_make_no_sense_are_refused(wrong: dict[str, Any]):
+def test_invalid_configs_are_rejected(wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
         GatewayConfig(**wrong)

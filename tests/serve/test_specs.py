@@ -1,5 +1,4 @@
-"""Specs of games while the registry cannot be read: the known ones stay in force, and that is
-logged once."""
+"""Specs of games while the registry is unreadable: known ones stay valid, which is logged once."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from understudy.testing.samples import cart_spec
 SPEC = cart_spec()
 
 
-def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(
+def test_unreadable_specs_stay_valid_and_are_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     registry = Registry(FolderObjects(tmp_path), trusted={})

@@ -1,5 +1,4 @@
-"""What scripted players leave in a real store: CartPole by its own functions, so that no env is
-needed."""
+"""Recordings of scripted players in a real store: CartPole by its own functions, no env."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence

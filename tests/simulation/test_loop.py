@@ -1,5 +1,4 @@
-"""The closed loop: addresses of its servers, before any of them runs, and what it says at its
-end."""
+"""The closed loop: URLs of its servers, before any of them runs, and its result."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,14 +20,14 @@ COUNTS: dict[str, Any] = {field.name: 0 for field in fields(Verification)} | {
     "corrupt": (),
     "live_writer": False,
 }
-VERDICT = Verification(**COUNTS | {"steps": 120, "ledger_steps": 100})
+VERIFICATION = Verification(**COUNTS | {"steps": 120, "ledger_steps": 100})
 RESULT = LoopResult(
     first=Estimate(-0.7, -0.7999999999999999, -0.6),
     last=Estimate(0.1, None, None),
     is_match=True,
     judged_on="serves",
     improved=True,
-    verdict=VERDICT,
+    verification=VERIFICATION,
     model_versions=[1, 2],
     killed=None,
     restarts=0,
@@ -58,7 +57,7 @@ def server(name: str) -> Server:
     return Server(name, place, process=Process(Identity(0, "")))
 
 
-def test_addresses_lead_to_the_credentials_whatever_the_folder_is_called(servers):
+def test_urls_name_the_credentials_file_whatever_the_folder_is_called(servers):
     found = {
         "kinesalite": parse_location(loop.address("kinesis", servers, "x")),
         "kafka": parse_location(loop.address("kafka", servers, "x")),
@@ -79,7 +78,7 @@ def test_addresses_lead_to_the_credentials_whatever_the_folder_is_called(servers
     }
 
 
-def test_words_for_what_is_in_the_data_folder_are_no_addresses(servers):
+def test_options_for_the_data_folder_have_no_url(servers):
     assert loop.address("file", servers, "x") == ""
     assert loop.address("local", servers, "x") == ""
     assert loop.address("folder", servers, "x") == ""
@@ -88,13 +87,13 @@ def test_words_for_what_is_in_the_data_folder_are_no_addresses(servers):
     )
 
 
-def test_numbers_have_as_many_digits_as_anybody_reads():
+def test_numbers_are_rounded():
     told = RESULT.to_json()
     assert (told["first_share"], told["first_share_low"], told["first_low"]) == (0.15, 0.1, -0.8)
     assert told["last_low"] == told["last_high"] == told["last_return"] == 0.1
 
 
-def test_a_loop_without_a_bot_tells_the_same_fields():
+def test_a_loop_without_a_bot_has_the_same_fields():
     told = NO_BOT.to_json()
     assert set(told) == set(RESULT.to_json())
     assert told["improved"] is False

@@ -1,5 +1,4 @@
-"""Simulated people: their pace, what is recorded of a match against the bot, and who is counted
-as winner."""
+"""Simulated people: their rate, the records of a match against the bot, and its score."""
 
 import threading
 import time
@@ -62,7 +61,7 @@ def test_other_games_have_one_seat(tmp_path: Path):
         Match(game, "person-0", 0, np.random.default_rng(0))
 
 
-def test_a_person_who_leaves_all_to_the_bot_decides_while_there_is_none(tmp_path: Path):
+def test_a_person_decides_while_there_is_no_bot(tmp_path: Path):
     seen: list[float] = []
     link = MemoryLink()
     spec = game_of(make_envs("CartPole-v1", 1))
@@ -81,7 +80,7 @@ def test_a_person_who_leaves_all_to_the_bot_decides_while_there_is_none(tmp_path
     assert len(seen) == 60
 
 
-def test_rounds_keep_their_pace_and_their_time():
+def test_rounds_keep_their_rate_and_duration():
     told = list[int]()
     began_s = time.monotonic()
     played = rounds(lambda: None, told.append, stop=threading.Event(), rate=100, seconds=0.5)
@@ -92,7 +91,7 @@ def test_rounds_keep_their_pace_and_their_time():
     assert told == sorted(told)
 
 
-def test_they_end_when_somebody_asks():
+def test_rounds_end_when_stop_is_set():
     stop = threading.Event()
     seen = list[int]()
 
@@ -104,7 +103,7 @@ def test_they_end_when_somebody_asks():
     assert rounds(play, lambda _: None, stop=stop, rate=0) == 5
 
 
-def test_nobody_plays_when_it_was_asked_before():
+def test_no_round_is_played_if_stop_is_already_set():
     stop = threading.Event()
     stop.set()
     assert rounds(lambda: None, lambda _: None, stop=stop, rate=1) == 0

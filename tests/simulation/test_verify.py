@@ -1,5 +1,4 @@
-"""verify on folders that a real client recorded into; digests: equal for equal steps, other for
-anything else."""
+"""verify on folders of a real client; digests are equal only for equal steps."""
 
 import shutil
 from collections.abc import Sequence
@@ -46,23 +45,28 @@ def data(tmp_path: Path) -> DataFolder:
     return DataFolder(tmp_path / "D")
 
 
-def test_everything_acknowledged_is_proved_against_the_stored_bytes(data: DataFolder) -> None:
+def test_every_acknowledgement_is_checked_against_the_stored_bytes(data: DataFolder) -> None:
     record(data, player="ada", steps=1200)
-    verdict = verify(data)
-    assert (verdict.exit_code, verdict.lost_steps, verdict.duplicate_steps, verdict.gap_steps) == (
+    verification = verify(data)
+    assert (
+        verification.exit_code,
+        verification.lost_steps,
+        verification.duplicate_steps,
+        verification.gap_steps,
+    ) == (
         0,
         0,
         0,
         0,
     )
-    assert verdict.steps == verdict.ledger_steps == 1200
+    assert verification.steps == verification.ledger_steps == 1200
 
 
-def test_without_a_ledger_there_is_nothing_to_prove(data: DataFolder) -> None:
+def test_without_a_ledger_there_is_nothing_to_check(data: DataFolder) -> None:
     record(data, player="ada", steps=100, ledger=False)
-    verdict = verify(data)
-    assert verdict.exit_code == 2
-    assert verdict.steps == 100
+    verification = verify(data)
+    assert verification.exit_code == 2
+    assert verification.steps == 100
 
 
 def test_a_promise_without_data_is_a_loss(data: DataFolder) -> None:
@@ -70,12 +74,12 @@ def test_a_promise_without_data_is_a_loss(data: DataFolder) -> None:
     line = next(data.ledger.glob("*.jsonl"))
     text = line.read_text()
     line.write_text(text + text.splitlines()[0].replace('"chunk_no": 0', '"chunk_no": 77') + "\n")
-    verdict = verify(data)
-    assert verdict.exit_code == 1
-    assert verdict.lost_steps == 100
+    verification = verify(data)
+    assert verification.exit_code == 1
+    assert verification.lost_steps == 100
 
 
-def test_a_half_written_ledger_line_promised_nothing_but_a_broken_one_is_an_error(
+def test_an_incomplete_last_ledger_line_is_skipped_but_a_broken_line_is_an_error(
     data: DataFolder,
 ) -> None:
     record(data, player="ada", steps=10)
@@ -98,27 +102,27 @@ def test_verify_works_beside_a_live_writer(data: DataFolder) -> None:
         thread.start()
         try:
             record(data, player="bob", steps=300)
-            verdict = verify(data)
+            verification = verify(data)
         finally:
             stop.set()
             thread.join()
-    assert verdict.live_writer
-    assert (verdict.exit_code, verdict.steps) == (0, 900)
+    assert verification.live_writer
+    assert (verification.exit_code, verification.steps) == (0, 900)
 
 
-def test_forgetting_a_player_leaves_the_others_and_the_proof(data: DataFolder) -> None:
+def test_erasing_a_player_keeps_the_others_and_passes_verification(data: DataFolder) -> None:
     record(data, player="ada", steps=600)
     record(data, player="bob", steps=300)
     verify(data)
     found = forget_player(data, "ada", game=None, timeout_s=5)
     assert found["chunks"] >= 2
-    verdict = verify(data)
-    assert (verdict.exit_code, verdict.steps, verdict.lost_steps) == (0, 300, 0)
-    with pytest.raises(ConfigError, match="known are tag"):
+    verification = verify(data)
+    assert (verification.exit_code, verification.steps, verification.lost_steps) == (0, 300, 0)
+    with pytest.raises(ConfigError, match="registered are tag"):
         forget_player(data, "ada", game="nope", timeout_s=5)
 
 
-def test_forget_reaches_what_a_killed_game_left_in_the_spool(data: DataFolder) -> None:
+def test_erasing_a_player_includes_the_spool_of_a_killed_game(data: DataFolder) -> None:
     record(data, player="bob", steps=10)
 
     class Away(LedgerLink):
@@ -177,11 +181,11 @@ def test_a_data_folder_must_be_named_and_be_a_folder(
         DataFolder(tmp_path / "nowhere").must_exist()
 
 
-def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) -> None:
+def test_unsent_frames_of_a_game_without_a_ledger_create_no_ledger(data: DataFolder) -> None:
     record(data, player="ada", steps=150, ledger=False)
 
     class Away:
-        keep_share = 1.0
+        recording_rate = 1.0
 
         def __init__(self, link: LocalLink) -> None:
             self._link = link
@@ -207,12 +211,12 @@ def test_leftovers_of_a_game_without_a_ledger_prove_nothing(data: DataFolder) ->
     for _ in range(50):
         episode.acted([0.0, 0.0, 0.0], 1)
     game.close(timeout_s=0.2)
-    verdict = verify(data)
-    assert verdict.recovered_frames > 0
-    assert (verdict.exit_code, verdict.ledger_chunks) == (2, 0)
+    verification = verify(data)
+    assert verification.recovered_frames > 0
+    assert (verification.exit_code, verification.ledger_chunks) == (2, 0)
 
 
-def test_a_ledger_line_cut_by_a_full_disk_does_not_spoil_the_rest(data: DataFolder) -> None:
+def test_a_ledger_line_truncated_by_a_full_disk_does_not_affect_the_rest(data: DataFolder) -> None:
     record(data, player="ada", steps=10)
     path = next(data.ledger.glob("*.jsonl"))
     whole = path.read_text()
@@ -220,7 +224,7 @@ def test_a_ledger_line_cut_by_a_full_disk_does_not_spoil_the_rest(data: DataFold
     assert len(list(read_ledger(data.ledger))) == 2 * len(whole.splitlines())
 
 
-def test_one_flipped_bit_in_the_store_is_called_a_loss(data: DataFolder) -> None:
+def test_one_flipped_bit_in_the_store_counts_as_a_loss(data: DataFolder) -> None:
     record(data, player="ada", steps=30)
     assert verify(data).exit_code == 0
     database = data.store / "experience.sqlite"
@@ -230,14 +234,14 @@ def test_one_flipped_bit_in_the_store_is_called_a_loss(data: DataFolder) -> None
     assert verify(data).exit_code == 1
 
 
-def test_steps_that_are_set_aside_are_not_called_stored(data: DataFolder) -> None:
+def test_steps_that_are_set_aside_do_not_count_as_stored(data: DataFolder) -> None:
     record(data, player="ada", steps=100)
     shutil.rmtree(data.games)
-    verdict = verify(data)
-    assert (verdict.exit_code, verdict.steps, verdict.set_aside_steps) == (0, 0, 100)
+    verification = verify(data)
+    assert (verification.exit_code, verification.steps, verification.set_aside_steps) == (0, 0, 100)
 
 
-def test_a_store_without_its_key_refuses_to_go_on_under_another(data: DataFolder) -> None:
+def test_a_store_without_its_key_is_not_opened_with_a_new_one(data: DataFolder) -> None:
     record(data, player="ada", steps=10)
     verify(data)
     (data.root / "key").unlink()
@@ -248,7 +252,7 @@ def test_a_store_without_its_key_refuses_to_go_on_under_another(data: DataFolder
     assert not (data.root / "key").exists()
 
 
-def test_a_damaged_ledger_is_damage_not_a_traceback(data: DataFolder) -> None:
+def test_a_damaged_ledger_is_reported_without_a_traceback(data: DataFolder) -> None:
     record(data, player="ada", steps=10)
     path = next(data.ledger.glob("*.jsonl"))
     raw = bytearray(path.read_bytes())
@@ -275,7 +279,7 @@ def _digests(desk: Desk) -> dict[str, str]:
     return digests(page)
 
 
-def test_the_order_of_arrival_and_repeats_change_nothing(tmp_path: Path):
+def test_the_order_of_arrival_and_repeats_do_not_change_digests(tmp_path: Path):
     factory = _Factory(tmp_path)
     one = factory.desk()
     other = factory.desk()
@@ -289,7 +293,7 @@ def test_the_order_of_arrival_and_repeats_change_nothing(tmp_path: Path):
     assert whole(_digests(one)) == whole(_digests(other))
 
 
-def test_any_other_bit_gives_another_digest(tmp_path: Path):
+def test_any_changed_bit_changes_the_digest(tmp_path: Path):
     factory = _Factory(tmp_path)
     factory.desk()
     (chunk,) = factory.chunks(1)

@@ -1,2 +1,1 @@
-"""The data folder, the deployment, and which adapter an address means: the one package that
-knows adapters."""
+"""The data folder, the deployment and its adapters: the one package that names adapters."""

@@ -1,5 +1,4 @@
-"""Backends: which stream and which store stand behind an address; the one place that knows their
-adapters."""
+"""Backends: opens the stream or the store that a URL names, with the adapter for its scheme."""
 
 from collections.abc import Mapping
 
@@ -20,7 +19,7 @@ _STORE_FORM = "cassandra://HOST:PORT/KEYSPACE"
 
 
 def open_stream(url: str, data: DataFolder) -> Stream:
-    """The stream of an address, or of the data folder where there is none."""
+    """Return the stream that a URL names, or the data folder's own if the URL is empty."""
     if not url:
         from understudy.streams.file import FileStream
 
@@ -31,7 +30,7 @@ def open_stream(url: str, data: DataFolder) -> Stream:
 
 
 def open_store(url: str, *, specs: Specs, clock: Clock | None = None) -> FullStore:
-    """The store of an address; the data folder's own is opened by its one writer."""
+    """Return the store that a URL names; the data folder's own store is opened by its writer."""
     location = _location(url, STORES, "store", _STORE_FORM)
     store: FullStore = load(STORES[location.scheme], what="store")(
         location, specs=specs, clock=clock
@@ -40,11 +39,10 @@ def open_store(url: str, *, specs: Specs, clock: Clock | None = None) -> FullSto
 
 
 def create_stream(url: str, *, partitions: int | None = None) -> int:
-    """Make the stream of an address where it is not there yet; over how many partitions sessions
-    are spread.
+    """Create the stream that a URL names unless it exists; return its number of partitions.
 
-    None: as many as there are, or as the address says, or 4. ConfigError when a stream is there
-    with another number.
+    None keeps the existing number, or uses the number in the URL, or 4. Raises ConfigError if the
+    stream exists with a different number.
     """
     location = _location(url, STREAMS, "stream", _STREAM_FORM)
     if location.scheme == "kinesis":
@@ -59,31 +57,31 @@ def create_stream(url: str, *, partitions: int | None = None) -> int:
 
 
 def init_store(url: str) -> None:
-    """Make the tables of an address where they are not there yet."""
+    """Create the tables of the store that a URL names, unless they exist."""
     location = _location(url, STORES, "store", _STORE_FORM)
     load("understudy.stores.cassandra:init", what="store")(location)
 
 
 def migrate_store(url: str) -> tuple[int, int, int]:
-    """Give new chunks the ttl_s of the address; the tables' version before and after, and how
-    long chunks are kept."""
+    """Apply the URL's ttl_s to new chunks; return the table version before and after, and ttl_s."""
     location = _location(url, STORES, "store", _STORE_FORM)
     before, after, ttl_s = load("understudy.stores.cassandra:migrate", what="store")(location)
     return before, after, ttl_s
 
 
 def check_backends(*, stream: str, store: str) -> None:
-    """ConfigError for an address that cannot be meant; nothing is asked of the network."""
+    """Raise ConfigError for an unsupported URL, without using the network."""
     if stream:
         _location(stream, STREAMS, "stream", _STREAM_FORM)
     if store:
         _location(store, STORES, "store", _STORE_FORM)
 
 
-def _location(url: str, known: Mapping[str, str], what: str, wanted: str) -> Location:
+def _location(url: str, known: Mapping[str, str], what: str, form: str) -> Location:
     location = parse_location(url)
     if location.scheme not in known:
         raise ConfigError(
-            f"{what}.url begins with {location.scheme}://, which is no {what}; give {wanted}"
+            f"{what}.url starts with {location.scheme}://, which is not a supported {what}; "
+            f"use {form}"
         )
     return location

@@ -1,5 +1,4 @@
-"""The data folder: one place for everything a platform keeps, where each part of it is, and how
-much it holds."""
+"""The data folder: the paths of everything that a platform stores, and how much it holds."""
 
 import os
 import uuid
@@ -23,7 +22,7 @@ class DataFolder:
 
     root: Path
     store_name: str = "store"
-    """Another one for the copy of a store that lies elsewhere."""
+    """The folder of the store, or of the local copy of a remote store."""
 
     @property
     def stream(self) -> Path:
@@ -50,71 +49,69 @@ class DataFolder:
         return self.root / "requests"
 
     def game_names(self) -> list[str]:
-        """Games with a registered spec."""
+        """Return the games with a registered spec."""
         return sorted(path.name for path in self.games.iterdir()) if self.games.is_dir() else []
 
     def has_store(self) -> bool:
-        """Whether a store was ever created here."""
+        """Return whether the folder holds a store."""
         return has_store(self.store)
 
     def has_writer(self) -> bool:
-        """Whether some process has the store open for writing."""
+        """Return whether a process has the store open for writing."""
         return is_locked(self.store / ".lock")
 
     def must_exist(self) -> "DataFolder":
-        """Itself, or ConfigError when nothing was ever recorded here."""
+        """Return itself; raise ConfigError if the folder holds no recorded data."""
         if not self.root.is_dir() or not any(
             (self.store.exists(), self.stream.exists(), self.spool.exists())
         ):
             raise ConfigError(
-                f"{self.root} holds no recorded data; record some first, such as "
-                f"'understudy simulate CartPole-v1 --data {self.root}', or name another folder "
+                f"{self.root} holds no recorded data; record some first, for example with "
+                f"'understudy simulate CartPole-v1 --data {self.root}', or pass another folder "
                 "with --data"
             )
         return self
 
 
-def data_folder(given: str | None) -> DataFolder:
-    """The folder named by `--data` or UNDERSTUDY_DATA."""
-    text = given or os.environ.get("UNDERSTUDY_DATA")
+def data_folder(option: str | None) -> DataFolder:
+    """Return the folder that `--data` or UNDERSTUDY_DATA names."""
+    text = option or os.environ.get("UNDERSTUDY_DATA")
     if not text:
-        raise ConfigError("no data folder was named; give --data DIR, or set UNDERSTUDY_DATA")
+        raise ConfigError("no data folder is set; pass --data DIR, or set UNDERSTUDY_DATA")
     try:
         path = Path(text).expanduser().resolve()
-        is_taken = path.exists() and not path.is_dir()
+        is_file = path.exists() and not path.is_dir()
     except (ValueError, OSError, RuntimeError) as error:
         raise ConfigError(
-            f"--data {text[:80]!r} is no folder: {error}; give a path such as D"
+            f"--data {text[:80]!r} is not a valid folder: {error}; pass a path such as D"
         ) from None
-    if is_taken:
-        raise ConfigError(f"{path} is a file; give a folder to --data")
+    if is_file:
+        raise ConfigError(f"{path} is a file; pass a folder to --data")
     return DataFolder(path)
 
 
-# --- What it holds --------------------------------------------------------------------------------
+# --- Statistics -----------------------------------------------------------------------------------
 
 
 def stats(data: DataFolder) -> dict[str, Any]:
-    """Counts of the store, and bytes of every part; nothing is opened for writing."""
+    """Return the store's counts and the size of every part; nothing is opened for writing."""
     fields = {**count_store(data), "writer": data.has_writer()}
     fields["bytes"] = {name: _size(path) for name, path in _parts(data).items()}
     return fields
 
 
 def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
-    """The same of a store on other machines, by reading all of it; what only its servers know is
-    left out.
+    """Return the same statistics for a remote store, by reading all of it.
 
-    Everything is counted in one pass, so the figures belong together also while another process
-    writes.
+    Figures that only its servers know are left out. One pass counts everything, so the figures are
+    consistent even while another process writes.
     """
     games: Counter[str] = Counter()
     sessions: set[uuid.UUID] = set()
     chunks = short = 0
     cursor: Cursor | None = None
-    while (
-        short < 2
-    ):  # however fast more comes, this ends: where a page was not full for the second time
+    # The second page that is not full ends the pass, so it ends however fast others write.
+    while short < 2:
         tail = store.tail(cursor, max_items=_PAGE, wait_s=0.0)
         cursor = tail.cursor
         short += len(tail.items) < _PAGE
@@ -127,9 +124,9 @@ def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
     parked = after = 0
     while page := store.quarantined(after_id=after):
         after = page[-1].id
-        parked += sum(one.parked for one in page)
-        reasons.update(one.reason for one in page if not one.parked)
-    there = {name: path for name, path in _parts(data).items() if name != "store" and path.exists()}
+        parked += sum(entry.parked for entry in page)
+        reasons.update(entry.reason for entry in page if not entry.parked)
+    parts = {name: path for name, path in _parts(data).items() if name != "store" and path.exists()}
     return {
         "steps": sum(games.values()),
         "chunks": chunks,
@@ -137,12 +134,12 @@ def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
         "games": dict(games),
         "quarantined": dict(reasons),
         "parked": parked,
-        "bytes": {name: _size(path) for name, path in there.items()},
+        "bytes": {name: _size(path) for name, path in parts.items()},
     }
 
 
 def count_store(data: DataFolder) -> dict[str, Any]:
-    """What the folder's store holds; zeros where there is none."""
+    """Return the counts of the folder's store; zeros if there is none."""
     if not data.has_store():
         return {
             "steps": 0,

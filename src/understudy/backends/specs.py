@@ -1,4 +1,4 @@
-"""Where ingest finds game specs: in the data folder, or in a registry on other machines."""
+"""Where ingest reads game specs: the data folder, or a remote registry."""
 
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
@@ -10,14 +10,12 @@ from understudy.models.registry import Registry
 from understudy.ports import Specs
 
 MISS_S = 1.0
-"""How long it is believed that a schema is not registered: a flood of its frames costs one
-question a second."""
+"""How long a missing schema stays cached: a flood of its frames costs one request a second."""
 _MOST_MISSES = 4096
 
 
 def registered_specs(data: DataFolder, *, models: str) -> Specs:
-    """The specs of a deployment's games; `models`: the address of its registry, if that is
-    elsewhere."""
+    """Return the specs of a deployment's games; `models` is the URL of its registry, if remote."""
     return (
         RegistrySpecs(open_deployment(data, models=models).registry)
         if models
@@ -26,9 +24,9 @@ def registered_specs(data: DataFolder, *, models: str) -> Specs:
 
 
 class RegistrySpecs:
-    """Registered specs by game and schema; StorageFailed while the registry cannot be asked.
+    """Registered specs by game and schema; StorageFailed while the registry is unreachable.
 
-    Found ones are remembered for good, since a schema never changes.
+    A spec is cached for good once it was read, since a schema never changes.
     """
 
     def __init__(self, registry: Registry, *, clock: Clock | None = None) -> None:
@@ -37,13 +35,13 @@ class RegistrySpecs:
         self._known: dict[tuple[str, str], GameSpec] = {}
         self._games: frozenset[str] = frozenset()
         self._missed: dict[tuple[str, str], float] = {}
-        """When a schema was looked for in vain; a game under the empty schema."""
+        """When a lookup of a schema failed; the empty schema means the whole game."""
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         key = (game, schema)
         if key not in self._known and not self._is_missing(key):
-            # Noted before it is asked: what is registered meanwhile may be seen a second later,
-            # never later than that.
+            # Read the clock before the registry: a spec registered meanwhile is visible after at
+            # most a second.
             asked_s = self._clock.monotonic()
             if (spec := self._read(game, schema)) is None:
                 self._miss(key, asked_s)

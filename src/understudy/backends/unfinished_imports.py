@@ -1,4 +1,4 @@
-"""Imports that have begun: the ids under which they send, in a file of the data folder."""
+"""Unfinished imports: the session ids that they send, in a file of the data folder."""
 
 import json
 import uuid
@@ -12,7 +12,7 @@ from understudy.core.log import write_file
 
 @dataclass(frozen=True, slots=True)
 class SendingSession:
-    """A session that may be on its way."""
+    """A session that an import may have sent."""
 
     session: uuid.UUID
     player: bytes
@@ -20,12 +20,11 @@ class SendingSession:
 
 
 class UnfinishedImports:
-    """Under which ids imports have begun to send sessions to a store elsewhere, in a file of the
-    data folder.
+    """The session ids that unfinished imports into a remote store use, in a local file.
 
-    What is in a stream cannot be asked for before it is stored. So ids are written down before the
-    first frame is sent, and an import that is repeated sends the same frames under the same ids:
-    the store knows them as the same.
+    Frames in a stream cannot be queried before they are stored. The ids are therefore written
+    before the first frame is sent, and a repeated import sends the same frames with the same ids,
+    so the store recognises the duplicates.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,30 +43,29 @@ class UnfinishedImports:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
             raise Corrupt(
-                f"{self._path} is damaged ({error}); restore it from a backup, or remove it: then "
-                "sessions "
-                "of an unfinished import may be stored twice"
+                f"{self._path} is damaged ({error}); restore it from a backup, or delete it, which "
+                "may store sessions of an unfinished import twice"
             ) from None
 
     def add(self, sessions: Mapping[int, SendingSession]) -> None:
-        """Make durable that these are about to be sent."""
+        """Write these sessions to the file before they are sent."""
         self._keep({**self._read(), **sessions})
 
     def finish(self, done: Iterable[int]) -> None:
-        """These are stored, or will never be sent under those ids again."""
-        gone = set(done)
-        self._keep({noise: sent for noise, sent in self._read().items() if noise not in gone})
+        """Remove sessions that are stored, or will not be sent again with those ids."""
+        finished = set(done)
+        self._keep({noise: sent for noise, sent in self._read().items() if noise not in finished})
 
     def forget(self, players: Collection[bytes]) -> None:
-        """Let go of erased players: what comes under the old ids is refused, and a new import
-        takes new ones."""
+        """Remove erased players: their old ids are rejected, and a new import uses new ones."""
         self.finish([noise for noise, sent in self.sessions.items() if sent.player in players])
 
     def _keep(self, sessions: dict[int, SendingSession]) -> None:
         self.sessions = sessions
         if sessions:
             fields = {
-                f"{noise:x}": [one.session.hex, one.player.hex()] for noise, one in sessions.items()
+                f"{noise:x}": [sending.session.hex, sending.player.hex()]
+                for noise, sending in sessions.items()
             }
             write_file(self._path, json.dumps(fields).encode(), mode=0o600)
         else:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from understudy.backends.data import data_folder, stats_elsewhere
 from understudy.backends.data import stats as count_stats
+from understudy.backends.local import open_view
 from understudy.cli.deployed import config_of, released_models, store_elsewhere
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
@@ -33,7 +34,6 @@ from understudy.platform.ingest import replay as replay_frames
 from understudy.ports import SessionFilter
 from understudy.simulation.verify import Verification, digests, verify_elsewhere, whole
 from understudy.simulation.verify import verify as verify_data
-from understudy.stores.view import StoreView
 
 
 @click.group(
@@ -103,7 +103,7 @@ def sessions(
         store = (
             there.store
             if there
-            else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
+            else opened.enter_context(open_view(data_folder(data_text).must_exist().store))
         )
         for info in store.sessions(SessionFilter(game=game)):
             if len(rows) == limit:
@@ -166,7 +166,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
             else verify_data(where, config=config_of(data_text, store_url=store_url))
         )
         if digest:
-            store = there.store if there else opened.enter_context(StoreView(where.store))
+            store = there.store if there else opened.enter_context(open_view(where.store))
             found = digests(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0))
     out = results(as_json=as_json)
     _print_verdict(out, verdict, time.monotonic() - began_s, is_elsewhere=there is not None)
@@ -333,7 +333,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
         store = (
             there.store
             if there
-            else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
+            else opened.enter_context(open_view(data_folder(data_text).must_exist().store))
         )
         rows = [
             {

@@ -1,1 +1,1 @@
-"""Stored data in and out: Parquet, Minari, and the records of the original pipeline."""
+"""Export and import of stored data: Parquet, Minari, and the original pipeline's records."""

@@ -1,5 +1,4 @@
-"""Where an import goes: the store and the registered games that a deployment's config names, and
-who stores there."""
+"""The destination of an import: a deployment's store, its registered games, and its writer."""
 
 import time
 import uuid
@@ -11,6 +10,7 @@ from threading import Event
 from understudy.backends.addresses import open_store
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
+from understudy.backends.local import open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.clock import Clock
 from understudy.core.errors import Locked, Unreachable
@@ -22,27 +22,26 @@ from understudy.platform.config import Config
 from understudy.platform.ingest import IngestRole, open_own_ingest
 from understudy.platform.requests import ask
 from understudy.ports import FullStore, SessionFilter, SessionInfo
-from understudy.stores.view import StoreView
 
 _ASK_S = 600.0
 _TRIES = 3
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _MOST_PLAYERS = 8
-"""Players whose sessions are asked for one by one; for more of them all sessions are read."""
+"""Up to this many players, sessions are queried player by player; above it, all are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A data folder, and what the config puts elsewhere."""
+    """A data folder, and the config that may place parts of it on other machines."""
 
     data: DataFolder
     config: Config = field(default_factory=Config)
     wait_s: float = 60.0
-    """How long to wait for the ingest of a store elsewhere while nothing gets on."""
+    """How long to wait without progress for the ingest of a remote store."""
 
     def specs(self, game: GameName) -> Sequence[GameSpec]:
-        """A game's specs that are registered."""
+        """Return a game's registered specs."""
         if self.config.models.url:
             return self._registry().specs(game)
         return [
@@ -50,41 +49,39 @@ class Destination:
             for path in sorted((self.data.games / game).glob("*.json"))
         ]
 
-    def landing(self, clock: Clock) -> "Landing":
-        """What stores, or waits until it is stored."""
+    def open_target(self, clock: Clock) -> "ImportTarget":
+        """Return the target that stores frames, or waits until another process stored them."""
         if not self.config.store.url:
-            return LandingHere(self.data, self.config)
+            return LocalTarget(self.data, self.config)
         store = open_store(
             self.config.store.url, specs=RegistrySpecs(self._registry()), clock=clock
         )
-        return LandingElsewhere(store, clock=clock, wait_s=self.wait_s)
+        return RemoteTarget(store, clock=clock, wait_s=self.wait_s)
 
     def _registry(self) -> Registry:
         return open_deployment(self.data, models=self.config.models.url).registry
 
     def next_step(self) -> str:
-        """What to do about steps that are in the stream and not stored."""
+        """Return the advice for steps that are in the stream and not stored."""
         root = self.data.root
         if is_locked(root / "ingest.lock"):
             return (
-                "ingest runs here and has not stored them yet, or refused them: understudy status "
-                f"--data {root}, "
+                "ingest runs here and has not stored them yet, or rejected them: check with "
+                f"understudy status --data {root}, "
                 f"understudy data quarantine list --data {root}"
             )
         return (
             "no ingest runs in this folder; unless one runs on another machine, start it with: "
-            "understudy ingest "
-            f"--data {root}; then give the same import again, which says when all is stored"
+            f"understudy ingest --data {root}; then repeat the import, which reports when all "
+            "steps are stored"
         )
 
 
-class LandingHere:
-    """The data folder's own store, written by ingest in this process, or by the one that another
-    process runs."""
+class LocalTarget:
+    """The data folder's own store, written by ingest in this process or in another one."""
 
-    is_elsewhere = False
-    """Whether the store lies on other machines; in one of our own, all that was sent is seen
-    once this has settled."""
+    is_remote = False
+    """Whether the store is on other machines; a local one shows everything sent after settle()."""
 
     def __init__(self, data: DataFolder, config: Config) -> None:
         self._data = data
@@ -99,26 +96,25 @@ class LandingHere:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process stores; otherwise another one does."""
+        """Whether ingest runs in this process; otherwise it runs in another one."""
         return self._role is not None
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """Frames that were refused by this process, by reason."""
+        """Number of frames that this process rejected, by reason."""
         return {} if self._role is None else dict(self._role.service.stats.refusals)
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        with StoreView(self._data.store) as view:
-            yield from view.sessions(wanted)
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        with open_view(self._data.store) as view:
+            yield from view.sessions(session_filter)
 
     def step(self) -> None:
-        """Store some of what waits, where that is up to us."""
+        """Store some of the waiting frames, if ingest runs in this process."""
         if self._role is not None:
             self._role.step()
 
     def settle(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
-        """Return when everything that was in the stream is stored, of whichever game; Locked if
-        no process does it."""
+        """Wait until all frames of the stream, of any game, are stored; Locked without ingest."""
         for _ in range(_TRIES):
             if self._role is not None:
                 self._role.service.drain()
@@ -131,7 +127,7 @@ class LandingHere:
                     raise
                 time.sleep(0.2)
                 self._open()
-        raise Locked("the store is opened and closed by others all the time; try again")
+        raise Locked("other processes keep opening and closing the store; try again")
 
     def close(self) -> None:
         if self._role is not None:
@@ -139,29 +135,27 @@ class LandingHere:
             self._role = None
 
 
-class LandingElsewhere:
-    """A store on other machines, which ingest alone writes, wherever it runs; an import waits
-    for that."""
+class RemoteTarget:
+    """A store on other machines, written only by ingest, for which an import waits."""
 
     is_ours = False
-    is_elsewhere = True
+    is_remote = True
     refusals: Mapping[str, int] = {}
 
     def __init__(self, store: FullStore, *, clock: Clock, wait_s: float) -> None:
-        """`wait_s`: how long to wait while nothing gets on."""
+        """`wait_s`: how long to wait without progress."""
         self._store = store
         self._clock = clock
         self._wait_s = wait_s
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        return self._store.sessions(wanted)
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        return self._store.sessions(session_filter)
 
     def step(self) -> None:
-        """Nothing: others store."""
+        """Do nothing: ingest runs in another process."""
 
     def settle(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
-        """Return when these sessions (with their players' pseudonyms) are closed, or nothing got
-        on for a while."""
+        """Wait until these sessions (with players' pseudonyms) are closed or progress stops."""
         waiting = dict(sent)
         steps = dict[uuid.UUID, int]()
         quiet_s = self._clock.monotonic()
@@ -172,10 +166,10 @@ class LandingElsewhere:
             players = set(waiting.values())
             filters = [SessionFilter(game=game, player=player) for player in players]
             with suppress(Unreachable):
-                for wanted in (
+                for session_filter in (
                     filters if len(players) <= _MOST_PLAYERS else [SessionFilter(game=game)]
                 ):
-                    for info in self._store.sessions(wanted):
+                    for info in self._store.sessions(session_filter):
                         if info.session in waiting and (
                             info.closed or steps.get(info.session) != info.n_steps
                         ):
@@ -189,7 +183,7 @@ class LandingElsewhere:
                 pause_s = _FIRST_PAUSE_S
             if not waiting or now_s - quiet_s >= self._wait_s:
                 return
-            # A store that takes long to answer is asked less often.
+            # A slow store is polled less often.
             self._clock.wait(Event(), max(pause_s, now_s - began_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -197,5 +191,5 @@ class LandingElsewhere:
         self._store.close()
 
 
-Landing = LandingHere | LandingElsewhere
-"""How what an import sends becomes stored, and how it sees that."""
+ImportTarget = LocalTarget | RemoteTarget
+"""Stores the frames that an import sends, and reports which sessions are stored."""

@@ -1,5 +1,4 @@
-"""What an import is handed: chunks of one game from a file, read twice — once to judge all of
-it, once to send it."""
+"""The files of an import: chunks of one game, read twice, once to check them and once to send."""
 
 import hashlib
 import uuid
@@ -32,7 +31,7 @@ from understudy.experience.session import MAX_REPORT_AHEAD
 from understudy.ingest.check import check_against_spec
 
 MAX_GAPS = 1000
-"""Gaps in a session's numbers that one drop report can tell."""
+"""Maximum gaps in a session's chunk numbers that one drop report can describe."""
 _HEADER_BYTES = 16 * 1024
 
 
@@ -45,32 +44,29 @@ class Incoming(Protocol):
 
     @property
     def origins(self) -> Mapping[int, int]:
-        """The random part of a session's id to that of the session it was exported from, where
-        they differ."""
+        """Random part of a session's id -> that of the exported session, if they differ."""
         ...
 
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
-        """Every chunk with its player, where the file names one; ConfigError where the file is bad.
-        Called twice.
+        """Yield every chunk with its player, if the file names one; called twice.
 
-        A session's chunks come one behind the other, in order; only the random part of its id is
-        kept.
+        A session's chunks are consecutive and in order; only the random part of its id is kept.
+        Raises ConfigError if the file is invalid.
         """
         ...
 
     def report(self) -> Mapping[str, Any]:
-        """What else was found, complete once `chunks` was read to its end."""
+        """Return further figures, complete once `chunks` was read to its end."""
         ...
 
 
 def noise_of(session: uuid.UUID) -> int:
-    """The random part of a session's id: what stays when an import gives the session another
-    time."""
+    """Return the random part of a session's id, which an import keeps if it changes the time."""
     return session.int & ((0xFFF << 64) | ((1 << 62) - 1))
 
 
 def session_of(*parts: bytes | str) -> uuid.UUID:
-    """A session id whose random part is made of the content it stands for, without a time."""
+    """Return a session id without a time whose random part is a hash of the content."""
     digest = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -78,12 +74,12 @@ def session_of(*parts: bytes | str) -> uuid.UUID:
     return new_session(0.0, digest.digest())
 
 
-# --- judging a file -------------------------------------------------------------------------------
+# --- checking a file ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Outline:
-    """A session as a file holds it."""
+    """Summary of a session in a file."""
 
     origin: uuid.UUID
     player: PlayerName | None
@@ -95,21 +91,22 @@ class Outline:
     missing_steps: int = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Take in the session's next chunk; Refused when its numbers contradict those before it."""
+        """Add the session's next chunk; Refused if its numbers contradict the earlier ones."""
         meta = chunk.meta
         if meta.chunk_no <= self.last_no or meta.first_step < self.end_step:
-            raise Refused("step_mismatch", f"chunk {meta.chunk_no} is out of order, or comes twice")
+            raise Refused("step_mismatch", f"chunk {meta.chunk_no} is out of order or repeated")
         skipped = meta.first_step - self.end_step
         if meta.chunk_no > self.last_no + 1:
             self.missing.append((self.last_no + 1, meta.chunk_no - 1))
         elif skipped:
             raise Refused(
                 "step_mismatch",
-                f"chunk {meta.chunk_no} begins {skipped} steps after the one before it ended",
+                f"chunk {meta.chunk_no} starts {skipped} steps after the end of the previous one",
             )
         if self.missing and meta.chunk_no >= MAX_REPORT_AHEAD - 1:
             raise Refused(
-                "too_many_gaps", f"chunk {meta.chunk_no} is too far on for a session with gaps"
+                "too_many_gaps",
+                f"chunk number {meta.chunk_no} is too high for a session with gaps",
             )
         if len(self.missing) > MAX_GAPS:
             raise Refused(
@@ -123,7 +120,7 @@ class Outline:
         self.end_step = meta.first_step + meta.n_steps
 
     def is_like(self, other: "Outline") -> bool:
-        """Whether another file holds the same steps of the session, by their numbers."""
+        """Return whether another file holds the same steps of the session, by their numbers."""
         return (self.steps, self.end_step, self.missing) == (
             other.steps,
             other.end_step,
@@ -132,10 +129,9 @@ class Outline:
 
 
 def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Outline]:
-    """Read all of a file and judge it as ingest will; its sessions by the random part of their ids.
+    """Check a whole file as ingest will; return its sessions by the random part of their ids.
 
-    ConfigError names the first thing that is wrong, before anything was stored. `on_steps` gets no
-    total.
+    ConfigError states the first problem, before anything is stored. `on_steps` gets no total.
     """
     n_steps = 0
     outlines: dict[int, Outline] = {}
@@ -145,32 +141,31 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
         )
         try:
             if chunk.meta.session.version != 7:
-                raise Refused("bad_session", "the session's id is no UUIDv7")
+                raise Refused("bad_session", "the session's id is not a UUIDv7")
             read_meta(chunk.meta.to_metadata())
             check_against_spec(chunk.validate(), incoming.spec)
             if chunk.size_bytes > MAX_BODY_BYTES // 2:
-                chunk.frame()  # which refuses what is too large, once its images are compressed
+                chunk.frame()  # rejects a body that is too large once its images are compressed
             outline.add(chunk)
         except Refused as refused:
             where = f"session {chunk.meta.session}, step {chunk.meta.first_step}"
             raise ConfigError(
-                f"{incoming.name} holds steps that may not be stored: {refused} ({where})"
+                f"{incoming.name} holds steps that cannot be stored: {refused} ({where})"
             ) from None
         n_steps += chunk.meta.n_steps
         if on_steps is not None:
             on_steps(n_steps, 0)
     if not outlines:
-        raise ConfigError(f"{incoming.name} holds no steps; give a file with some")
+        raise ConfigError(f"{incoming.name} holds no steps; pass a file with at least one")
     return outlines
 
 
-# --- episodes, for formats that have these and no chunks ------------------------------------------
+# --- episodes, for formats without chunks ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedEpisode:
-    """n steps from a beginning to an end; neither terminated nor truncated means that the end
-    was not seen."""
+    """n steps of an episode; neither terminated nor truncated means that its end is unknown."""
 
     session: uuid.UUID
     obs: Mapping[str, Array]  # n + 1 rows each, by column
@@ -179,19 +174,19 @@ class ImportedEpisode:
     terminated: bool
     truncated: bool
     extras: Mapping[str, Array] = field(default_factory=dict)
-    """Optional columns: n + 1 rows of `legal`, n of the others."""
+    """Optional columns: n + 1 rows of `action_mask`, n of the others."""
     note: EpisodeNote = field(default_factory=lambda: EpisodeNote(row=0))
 
 
 def chunks_of(
     episode: ImportedEpisode, spec: GameSpec, *, consent: str, client: str
 ) -> Iterator[Chunk]:
-    """The episode as a session of its own, cut into chunks that fit into frames."""
+    """Yield the episode as a session of its own, split into chunks that fit into frames."""
     n = len(episode.reward)
     has_ended = episode.terminated or episode.truncated
     at = np.arange(n + 1)
     padded = {"reward": episode.reward, **episode.action, **episode.extras}
-    legal = {"legal": padded.pop("legal")} if "legal" in padded else {}
+    mask = {"action_mask": padded.pop("action_mask")} if "action_mask" in padded else {}
     columns: dict[str, Array] = {
         "is_first": at == 0,
         "terminated": (at == n - 1) & episode.terminated,
@@ -201,7 +196,7 @@ def chunks_of(
         ).astype(np.uint8),
         **{name: np.concatenate([rows, np.zeros_like(rows[:1])]) for name, rows in padded.items()},
         **episode.obs,
-        **legal,
+        **mask,
     }
     meta = ChunkMeta(
         game=spec.game,
@@ -238,7 +233,7 @@ def chunks_of(
 
 
 def _most_steps(columns: Mapping[str, Array]) -> int:
-    """Steps of a chunk that is sure to fit, or that will once its images are compressed."""
+    """Return the steps of a chunk that certainly fits, or fits once its images are compressed."""
     row_bytes = sum(column[0].nbytes for column in columns.values())
     shrinks = any(
         column.dtype.itemsize == 1
@@ -246,5 +241,5 @@ def _most_steps(columns: Mapping[str, Array]) -> int:
         and column[0].nbytes >= COMPRESS_FROM_BYTES
         for column in columns.values()
     )
-    room = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
-    return max(1, min(MAX_STEPS, room // int(row_bytes) - 1))
+    max_bytes = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
+    return max(1, min(MAX_STEPS, max_bytes // int(row_bytes) - 1))

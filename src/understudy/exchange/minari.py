@@ -1,7 +1,6 @@
-"""Minari: whole episodes, as an HDF5 dataset that `minari.load_dataset` opens; written, and read
-back as sessions.
+"""Minari: exports complete episodes as an HDF5 dataset for `minari.load_dataset`, and imports them.
 
-Its Arrow form is neither written nor read: its reader cuts episodes that are longer than one batch
+Minari's Arrow format is not supported: its reader truncates episodes that are longer than one batch
 (Minari #351).
 """
 
@@ -51,16 +50,16 @@ _NAME = re.compile(r"[-_\w]+-v\d+", re.ASCII)
 _PLAIN = ("row", "is_first", "reward", "terminated", "truncated")
 
 
-# --- spaces and arrays as Gymnasium has them ------------------------------------------------------
+# --- Gymnasium spaces and arrays ------------------------------------------------------------------
 
 
 def gym_space(leaves: Mapping[str, Space]) -> spaces.Space[Any]:
-    """The one space, or a Dict of those whose paths part at the dots."""
+    """Return the single space, or a nested Dict of spaces with dotted paths."""
     for path in leaves:
         if any(other.startswith(f"{path}.") for other in leaves):
             raise ConfigError(
-                f"{path!r} is a part of its own and has parts, which no Dict space can be; rename "
-                "one"
+                f"{path!r} is both a space and the prefix of other spaces, which a Dict space "
+                "cannot express; rename one"
             )
     return _gym_space(leaves[""] if leaves.keys() == {""} else nested(leaves))
 
@@ -80,7 +79,7 @@ def _gym_space(tree: Any) -> spaces.Space[Any]:
 
 
 def unflattened(columns: Mapping[str, Array], head: str) -> Any:
-    """Columns `head.a.b` as dictionaries inside one another; the only column `head` as it is."""
+    """Return columns `head.a.b` as nested dictionaries; a single column `head` as it is."""
     return (
         columns[head]
         if head in columns
@@ -89,7 +88,7 @@ def unflattened(columns: Mapping[str, Array], head: str) -> Any:
 
 
 def flattened(value: Any, head: str) -> dict[str, Array]:
-    """Arrays in dictionaries and tuples by their dotted name."""
+    """Return arrays in nested dictionaries and tuples by their dotted name."""
     if not isinstance(value, Mapping | tuple):
         return {head: np.asarray(value)}
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -98,47 +97,48 @@ def flattened(value: Any, head: str) -> dict[str, Array]:
     }
 
 
-# --- out ------------------------------------------------------------------------------------------
+# --- export ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenDataset:
-    """A dataset, its id, and how many episodes are not in it."""
+    """An exported dataset, its id, and how many episodes were left out."""
 
     written: Written
     dataset_id: str
     left: Mapping[str, int]
-    """`cut`: their end was not seen; `unfinished`: they go on behind what is stored; `gaps`:
-    chunks are not here."""
+    """`cut`: the end was not recorded; `unfinished`: the rest is not stored yet; `gaps`: chunks
+    are missing."""
 
 
 def write_minari(
     history: ExportedChunks, path: Path, *, on_steps: OnSteps | None = None
 ) -> WrittenDataset:
-    """Write whole episodes as a Minari dataset in the folder `path`; ConfigError, and no folder,
-    without any."""
+    """Write complete episodes as a Minari dataset to the folder `path`; ConfigError if none."""
     spec = history.spec
     dataset_id = dataset_name(path)
     counts: Counter[str] = Counter()
     facts: list[dict[str, Any]] = []
     with whole(path) as temporary:
         temporary.mkdir()
-        made = MinariStorage.new(
+        storage = MinariStorage.new(
             temporary / "data",
             observation_space=gym_space(spec.obs),
             action_space=gym_space(spec.action),
             data_format="hdf5",
             jpeg_encoding=False,
         )
-        made.update_episodes(_buffers(history, counts, facts, on_steps))
-        n_steps = made.total_steps
-        n_episodes = made.total_episodes
+        storage.update_episodes(_buffers(history, counts, facts, on_steps))
+        n_steps = storage.total_steps
+        n_episodes = storage.total_episodes
         left = {why: counts[why] for why in ("cut", "unfinished", "gaps")}
         if not n_episodes:
-            said = ", ".join(f"{count} {why}" for why, count in left.items() if count)
-            raise ConfigError(f"no episode is whole ({said})" if said else history.why_empty())
-        made.update_episode_metadata(facts)
-        made.update_metadata(
+            reasons = ", ".join(f"{count} {why}" for why, count in left.items() if count)
+            raise ConfigError(
+                f"no episode is complete ({reasons})" if reasons else history.why_empty()
+            )
+        storage.update_episode_metadata(facts)
+        storage.update_metadata(
             {
                 "dataset_id": dataset_id,
                 "minari_version": minari.__version__,
@@ -153,7 +153,7 @@ def write_minari(
 
 
 def dataset_name(path: Path) -> str:
-    """The folder's name where it is an id of Minari's, otherwise the nearest that is one."""
+    """Return the folder's name as a valid Minari dataset id, changed only if needed."""
     name = path.name
     return name if _NAME.fullmatch(name) else f"{re.sub(r'[^-_A-Za-z0-9]', '-', name)}-v0"
 
@@ -164,12 +164,12 @@ def _buffers(
     facts: list[dict[str, Any]],
     on_steps: OnSteps | None,
 ) -> Iterator[Any]:
-    """Every whole episode as Minari wants it, and its `facts`."""
+    """Yield every complete episode as a Minari buffer, and append its metadata to `facts`."""
     spec = history.spec
     for meta, note, rows in _whole_episodes(history, counts, on_steps):
         n = len(rows["row"]) - 1
         infos = {
-            name: column if name == "legal" else column[:n]
+            name: column if name == "action_mask" else column[:n]
             for name, column in rows.items()
             if name not in {*spec.obs_columns, *spec.action_columns, *_PLAIN}
         }
@@ -196,13 +196,12 @@ def _buffers(
 def _whole_episodes(
     history: ExportedChunks, counts: Counter[str], on_steps: OnSteps | None
 ) -> Iterator[tuple[ChunkMeta, EpisodeNote, dict[str, Array]]]:
-    """Rows from an episode's first step to its final observation; one episode is in memory at a
-    time.
+    """Yield the rows of each complete episode, with one episode in memory at a time.
 
-    `counts` gets the sessions, and the episodes that are not whole, by why.
+    Adds the sessions, and the incomplete episodes by reason, to `counts`.
     """
     parts: list[dict[str, Array]] = []
-    has_no_beginning = False  # whether an episode goes on whose first steps are not here
+    has_no_beginning = False  # whether the current episode's first steps are missing
     expected = (b"", -1)
     for chunk, _ in history.chunks(on_steps):
         meta = chunk.meta
@@ -217,7 +216,7 @@ def _whole_episodes(
         for note, (start, end) in zip(meta.episodes, bounds, strict=True):
             part = {name: rows[start:end] for name, rows in chunk.columns.items()}
             if part["is_first"][0]:
-                # One before it that went on at its chunk's end did not go on after all.
+                # An episode that was open at the end of its chunk was not continued.
                 counts["cut"] += bool(parts)
                 parts = [part]
                 has_no_beginning = False
@@ -240,20 +239,19 @@ def _whole_episodes(
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
     columns = {}
     for name in sorted(set.intersection(*(set(part) for part in parts))):
-        rows = [
-            part[name][:-1] for part in parts[:-1]
-        ]  # the bootstrap row is the next part's first
+        # The bootstrap row of a part repeats the first row of the next one.
+        rows = [part[name][:-1] for part in parts[:-1]]
         columns[name] = np.concatenate([*rows, parts[-1][name]])
     return columns
 
 
-# --- in -------------------------------------------------------------------------------------------
+# --- import ---------------------------------------------------------------------------------------
 
 
 class MinariDataset:
-    """One dataset: its folder, the `data` folder in it, or the HDF5 file in that.
+    """A dataset, given as its folder, the `data` folder in it, or the HDF5 file in that.
 
-    Each episode becomes a session of its own, known by its content.
+    Each episode becomes a session of its own, whose id is derived from its content.
     """
 
     def __init__(self, path: Path, *, game: GameName | None, consent: str) -> None:
@@ -265,25 +263,24 @@ class MinariDataset:
         data = folder / "data" if (folder / "data" / "metadata.json").is_file() else folder
         if not (data / "metadata.json").is_file():
             raise ConfigError(
-                f"{path} is no Minari dataset: there is no metadata.json in {data}; give a "
-                "dataset's folder"
+                f"{path} is not a Minari dataset: there is no metadata.json in {data}; pass the "
+                "folder of a dataset"
             )
         try:
             metadata = MinariStorage.read_raw_metadata(data)
             if metadata["data_format"] != "hdf5":
                 raise ConfigError(
-                    f"{path} is a Minari dataset in the {str(metadata['data_format'])[:20]} form, "
-                    "whose reader can cut "
-                    "long episodes (Minari #351); make it one in the hdf5 form"
+                    f"{path} is a Minari dataset in {str(metadata['data_format'])[:20]} format, "
+                    "whose reader can truncate long episodes (Minari #351); convert it to hdf5"
                 )
             self._storage = MinariStorage.read(data)
             with h5py.File(data / "main_data.hdf5") as file:
-                n_there = sum(name.startswith("episode_") for name in file)
-            if self._storage.total_episodes != n_there:
+                n_episodes = sum(name.startswith("episode_") for name in file)
+            if self._storage.total_episodes != n_episodes:
                 raise ConfigError(
-                    f"{path} is damaged: its metadata speak of "
-                    f"{str(self._storage.total_episodes)[:20]} episodes, and "
-                    f"there are {n_there}; make it again"
+                    f"{path} is damaged: its metadata lists "
+                    f"{str(self._storage.total_episodes)[:20]} episodes, but it holds "
+                    f"{n_episodes}; create it again"
                 )
         except (
             AssertionError,
@@ -294,11 +291,13 @@ class MinariDataset:
             NotImplementedError,
             RuntimeError,
         ) as error:
-            raise ConfigError(f"{path} is no readable Minari dataset: {one_line(error)}") from None
+            raise ConfigError(
+                f"{path} is not a readable Minari dataset: {one_line(error)}"
+            ) from None
         self.spec = self._spec(metadata.get(SPEC_KEY), game)
 
     def _spec(self, own: Any, game: GameName | None) -> GameSpec:
-        """The spec that an export of ours left in the metadata, or that of the dataset's spaces."""
+        """Return the spec in the metadata of our own exports, or one for the dataset's spaces."""
         if isinstance(own, str):
             try:
                 spec = spec_from_json(own)
@@ -308,7 +307,7 @@ class MinariDataset:
                 ) from None
             return spec if game is None else replace(spec, game=game)
         if game is None:
-            raise ConfigError(f"{self.name} does not say which game it is of; give --game NAME")
+            raise ConfigError(f"{self.name} does not name its game; pass --game NAME")
         return GameSpec(
             game=game_name(game),
             obs=space_from_gymnasium(self._storage.observation_space, is_action=False),
@@ -341,7 +340,7 @@ class MinariDataset:
             RuntimeError,
         ) as error:
             raise ConfigError(
-                f"episode {n_episodes} of {self.name} cannot be taken: {one_line(error)}"
+                f"episode {n_episodes} of {self.name} cannot be imported: {one_line(error)}"
             ) from None
         self._counts = {"episodes": n_episodes, "episodes_without_end": n_cut}
 
@@ -353,7 +352,7 @@ class MinariDataset:
         if reward.ndim != 1 or reward.dtype.kind not in "biuf":
             raise Refused(
                 "bad_shape",
-                f"rewards are {reward.dtype}{reward.shape}; wanted one number for each step",
+                f"rewards are {reward.dtype}{reward.shape}; expected one number for each step",
             )
         with np.errstate(all="ignore"):
             reward = reward.astype(np.float32)
@@ -372,23 +371,24 @@ class MinariDataset:
                 "truncations",
             )
         if (terminated | truncated)[:-1].any():
-            raise Refused("bad_rows", "it goes on after it was terminated or truncated")
-        # Optional columns that an export of ours put among the infos; their order is part of a
-        # session's id.
+            raise Refused("bad_rows", "it has steps after it was terminated or truncated")
+        # Optional columns that our export wrote to the infos; their order is part of a session's
+        # id.
         extras = {}
         infos = raw.get("infos") or {}
         optional = optional_columns(spec)
-        for name in sorted(optional, key=lambda name: (name == "legal", name.startswith("raw_"))):
+        for name in sorted(
+            optional, key=lambda name: (name == "action_mask", name.startswith("raw_"))
+        ):
             dtype, shape = optional[name]
             rows = np.asarray(infos.get(name))
-            if (rows.dtype, rows.shape) == (dtype, (n + (name == "legal"), *shape)):
+            if (rows.dtype, rows.shape) == (dtype, (n + (name == "action_mask"), *shape)):
                 extras[name] = rows
         content = [*obs.values(), *action.values(), reward, terminated, truncated, *extras.values()]
         key = session_of("minari", spec.game, *(rows.tobytes() for rows in content)).bytes
         seen[key] += 1
-        session = session_of(
-            "minari", spec.game, key, str(seen[key])
-        )  # equal episodes are as many as there are
+        # Equal episodes get different ids, so that each of them is stored.
+        session = session_of("minari", spec.game, key, str(seen[key]))
         seed = facts.get("seed")
         model = facts.get("model")
         origin = facts.get("session")
@@ -412,20 +412,21 @@ class MinariDataset:
 
 
 def _columns(
-    what: str, found: Mapping[str, Array], wanted: Mapping[str, Space], n_rows: int
+    what: str, arrays: Mapping[str, Array], space_of: Mapping[str, Space], n_rows: int
 ) -> dict[str, Array]:
-    """The columns in the types of their spaces; Refused where they do not fit."""
-    if found.keys() != wanted.keys():
+    """Return the arrays in the types of their spaces; Refused if they do not fit."""
+    if arrays.keys() != space_of.keys():
         raise Refused(
-            "bad_columns", f"its {what} have the parts {sorted(found)}, its spaces {sorted(wanted)}"
+            "bad_columns",
+            f"its {what} have the parts {sorted(arrays)}, its spaces {sorted(space_of)}",
         )
     columns = {}
-    for name, space in wanted.items():
-        rows = found[name]
+    for name, space in space_of.items():
+        rows = arrays[name]
         shape = (n_rows, *space.shape)
         if rows.dtype.kind not in "biuf" or rows.size != np.prod(shape) or len(rows) != n_rows:
             raise Refused(
-                "bad_shape", f"{name} is {rows.dtype}{rows.shape}; wanted {space.dtype}{shape}"
+                "bad_shape", f"{name} is {rows.dtype}{rows.shape}; expected {space.dtype}{shape}"
             )
         with np.errstate(all="ignore"):
             columns[name] = rows.reshape(shape).astype(space.dtype)

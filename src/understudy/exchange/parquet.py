@@ -1,15 +1,14 @@
-"""Parquet: one row for each step, and the game's spec in the file's metadata; written, and read
-back bit for bit.
+"""Parquet: one row per step and the game's spec in the metadata; exported and imported bit for bit.
 
-    session, chunk_no, step      which step it is; `episode` counts the episodes of a session
+    session, chunk_no, step      identify the step; `episode` counts the episodes of a session
                                  within the file
-    kind, consent, client, note  what its chunk said; `note` is the episode's, as JSON, and `model`
-                                 is repeated from it
-    obs, action, reward, …       the chunk's own columns, under their own names
-    next_obs, next_legal         the observation and mask behind the step, exact also where an
-                                 episode ends or is cut
+    kind, consent, client, note  metadata of its chunk; `note` is the episode's, as JSON, and
+                                 `model` is repeated from it
+    obs, action, reward, …       the chunk's own columns, with their own names
+    next_obs, next_action_mask   the observation and mask after the step, exact even if an
+                                 episode ends or is cut there
 
-A column that a chunk did not bring is null in its rows.
+A column that a chunk does not have is null in its rows.
 """
 
 import json
@@ -59,16 +58,16 @@ NUMBERS = ("chunk_no", "episode", "step")
 
 GROUP_ROWS = 65_536
 GROUP_BYTES = 32 * 1024 * 1024
-"""A row group ends at whichever comes first, so that memory holds one of them."""
+"""A row group ends at whichever limit is reached first; one group at a time is in memory."""
 _BATCH_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of rows, as NumPy and as Arrow have it: its type, and whether chunks may lack it.
+    """The NumPy and Arrow type of a column, and whether chunks may lack it.
 
-    An Arrow value is a number, or lists of fixed sizes inside one another. Parquet's reader refuses
-    nulls among such lists, so columns that may be missing have plain ones.
+    An Arrow value is a number, or nested lists of fixed sizes. Parquet's reader rejects nulls among
+    such lists, so columns that may be missing use variable-size lists.
     """
 
     dtype: np.dtype[Any]
@@ -77,24 +76,24 @@ class Column:
 
     @property
     def arrow_type(self) -> Any:
-        made = pa.from_numpy_dtype(self.dtype)
+        arrow_type = pa.from_numpy_dtype(self.dtype)
         for size in reversed(self.shape):
-            made = pa.list_(made) if self.may_miss else pa.list_(made, size)
-        return made
+            arrow_type = pa.list_(arrow_type) if self.may_miss else pa.list_(arrow_type, size)
+        return arrow_type
 
     def to_arrow(self, rows: Array) -> Any:
-        made = pa.array(np.ascontiguousarray(rows).reshape(-1))
+        values = pa.array(np.ascontiguousarray(rows).reshape(-1))
         for at in reversed(range(1, rows.ndim)):
             size = rows.shape[at]
             if self.may_miss:
                 offsets = np.arange(math.prod(rows.shape[:at]) + 1, dtype=np.int32) * np.int32(size)
-                made = pa.ListArray.from_arrays(pa.array(offsets), made)
+                values = pa.ListArray.from_arrays(pa.array(offsets), values)
             else:
-                made = pa.FixedSizeListArray.from_arrays(made, size)
-        return made
+                values = pa.FixedSizeListArray.from_arrays(values, size)
+        return values
 
     def from_arrow(self, values: Any) -> Array | None:
-        """The rows of an Arrow array without nulls, or None when they have another shape."""
+        """Return the rows of an Arrow array without nulls, or None if their shape differs."""
         n_rows = len(values)
         for size in self.shape:
             if (
@@ -112,17 +111,18 @@ class Column:
 
 
 def data_columns(spec: GameSpec) -> dict[str, Column]:
-    """The columns of chunks of this game by name, `row` left out: every row of a file is a step."""
+    """Return the chunk columns of this game by name, without `row`: every file row is a step."""
     columns = {name: Column(dtype) for name, dtype in REQUIRED.items() if name != "row"}
     for name, space in {**spec.obs_columns, **spec.action_columns}.items():
         columns[name] = Column(space.dtype, space.shape)
     for name, (dtype, shape) in optional_columns(spec).items():
-        columns[name] = Column(dtype, shape, may_miss=not (name == "legal" and spec.has_legal))
+        is_required = name == "action_mask" and spec.has_action_mask
+        columns[name] = Column(dtype, shape, may_miss=not is_required)
     return columns
 
 
 def parquet_schema(spec: GameSpec, *, with_player: bool) -> Any:
-    """The Arrow schema of a file, with the spec in its metadata."""
+    """Return the Arrow schema of a file, with the spec in its metadata."""
     columns = data_columns(spec)
     columns |= {
         f"next_{name}": column for name, column in columns.items() if keeps_value_when_padded(name)
@@ -140,7 +140,7 @@ def parquet_schema(spec: GameSpec, *, with_player: bool) -> Any:
     return pa.schema(fields, metadata={FORMAT_KEY: FORMAT.encode(), SPEC_KEY: spec.to_json()})
 
 
-# --- out ------------------------------------------------------------------------------------------
+# --- export ---------------------------------------------------------------------------------------
 
 
 def write_parquet(
@@ -150,7 +150,7 @@ def write_parquet(
     with_player: bool = False,
     on_steps: OnSteps | None = None,
 ) -> Written:
-    """Write what is wanted as one Parquet file; ConfigError, and no file, when that is nothing."""
+    """Write the chunks to one Parquet file; ConfigError, and no file, if there are no steps."""
     schema = parquet_schema(history.spec, with_player=with_player)
     columns = data_columns(history.spec)
     counter = _Episodes()
@@ -169,7 +169,7 @@ def write_parquet(
 
 
 def _groups(tables: Iterable[Any]) -> Iterator[Any]:
-    """The tables joined to row groups."""
+    """Concatenate the tables into row groups."""
     waiting: list[Any] = []
     n_rows = n_bytes = 0
     for table in tables:
@@ -194,14 +194,14 @@ class _Episodes:
         self.episodes = self.sessions = 0
 
     def number(self, meta: ChunkMeta, is_first: "np.ndarray[Any, np.dtype[np.bool_]]") -> Any:
-        """int64[steps]: the episode that each step belongs to."""
+        """Return int64[steps], the episode that each step belongs to."""
         if meta.session.bytes != self._session:
             self._session = meta.session.bytes
             self._expected = -1
             self._episode = -1
             self.sessions += 1
         begins = is_first.copy()
-        # What follows a gap may belong to another episode than what came before it.
+        # The steps after a gap may belong to another episode than those before it.
         begins[0] |= meta.chunk_no != self._expected
         numbers = self._episode + np.cumsum(begins, dtype=np.int64)
         self.episodes += int(begins.sum())
@@ -216,14 +216,14 @@ def _table(
     meta = chunk.meta
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     n = len(steps)
-    said = {
+    texts = {
         "session": str(meta.session),
         "kind": meta.kind,
         "consent": meta.consent,
         "client": meta.client,
         "player": player.hex(),
     }
-    arrays = {name: pa.repeat(pa.scalar(text), n) for name, text in said.items()}
+    arrays = {name: pa.repeat(pa.scalar(text), n) for name, text in texts.items()}
     arrays["chunk_no"] = pa.array(np.full(n, meta.chunk_no, np.int64))
     arrays["step"] = pa.array(meta.first_step + np.arange(n, dtype=np.int64))
     arrays["episode"] = pa.array(counter.number(meta, chunk.columns["is_first"][steps]))
@@ -242,23 +242,21 @@ def _table(
     return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
-# --- in -------------------------------------------------------------------------------------------
+# --- import ---------------------------------------------------------------------------------------
 
 
 class ParquetFile:
-    """A file that `data export` wrote, whose rows become the chunks they were; opening it checks
-    what it is."""
+    """A file that `data export` wrote, validated when opened; its rows become the chunks again."""
 
     origins: Mapping[int, int] = {}
 
     def __init__(
         self, path: Path, *, game: GameName | None = None, consent: str | None = None
     ) -> None:
-        """`game`: another name for it; `consent`: in place of what the file says, except where a
-        player said no."""
+        """`game` renames the game; `consent` replaces the file's consents, except "denied"."""
         if not path.is_file():
             raise ConfigError(
-                f"{path} is no file; give a Parquet file that 'understudy data export' wrote"
+                f"{path} is not a file; pass a Parquet file that 'understudy data export' wrote"
             )
         self.name = str(path)
         self._consent = consent
@@ -267,14 +265,13 @@ class ParquetFile:
             schema = self._file.schema_arrow
         except (OSError, ValueError, pa.ArrowException) as error:
             raise ConfigError(
-                f"{path} is no readable Parquet file: {one_line(error)}; export it again"
+                f"{path} is not a readable Parquet file: {one_line(error)}; export it again"
             ) from None
         metadata = schema.metadata or {}
         if metadata.get(FORMAT_KEY) != FORMAT.encode():
             raise ConfigError(
-                f"{path} is a Parquet file of somebody else's: its metadata do not say {FORMAT}; "
-                "give one that "
-                "'understudy data export' wrote"
+                f"{path} is a Parquet file of another program: its metadata lacks {FORMAT}; pass "
+                "one that 'understudy data export' wrote"
             )
         try:
             self.spec: GameSpec = spec_from_json(metadata.get(SPEC_KEY, b""))
@@ -283,15 +280,15 @@ class ParquetFile:
                 f"{path} has no readable game spec in its metadata: {one_line(error)}"
             ) from None
         self._has_player = "player" in schema.names
-        wanted = parquet_schema(self.spec, with_player=self._has_player)
-        if not schema.equals(wanted):
+        expected = parquet_schema(self.spec, with_player=self._has_player)
+        if not schema.equals(expected):
             wrong = [
                 name
-                for name in {*schema.names, *wanted.names}
-                if _fields(schema, name) != _fields(wanted, name)
+                for name in {*schema.names, *expected.names}
+                if _fields(schema, name) != _fields(expected, name)
             ]
             raise ConfigError(
-                f"{path} has other columns than its game: "
+                f"{path} has columns that do not match its game: "
                 f"{', '.join(sorted(wrong)[:6]) or 'their order'}"
             )
         self._columns = data_columns(self.spec)
@@ -302,26 +299,25 @@ class ParquetFile:
         return {}
 
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
-        """Rows put together to chunks, as each was."""
+        """Yield the original chunks, assembled from rows."""
         waiting: list[Any] = []
         key = None
-        for batch, found in self._pieces():
-            if waiting and found != key:
+        for batch, batch_key in self._pieces():
+            if waiting and batch_key != key:
                 yield self._chunk(waiting)
                 waiting = []
-            key = found
+            key = batch_key
             waiting.append(batch)
             if sum(piece.num_rows for piece in waiting) > MAX_STEPS:
                 raise ConfigError(
                     f"{self.name} was changed since it was exported: session {str(key[0])[:40]}, "
-                    f"chunk {key[1]} has "
-                    f"more than {MAX_STEPS} steps; import it as it was written"
+                    f"chunk {key[1]} has more than {MAX_STEPS} steps; import the original file"
                 )
         if waiting:
             yield self._chunk(waiting)
 
     def _pieces(self) -> Iterator[tuple[Any, tuple[str, int]]]:
-        """Record batches cut where the next chunk begins."""
+        """Yield record batches, split where a new chunk starts."""
         rows = max(1, min(8192, _BATCH_BYTES // (2 * self.spec.row_bytes)))
         try:
             for batch in self._file.iter_batches(batch_size=rows):
@@ -342,36 +338,34 @@ class ParquetFile:
 
     def _chunk(self, pieces: list[Any]) -> tuple[Chunk, PlayerName | None]:
         table = pa.Table.from_batches(pieces).combine_chunks()
-        said = ("session", "chunk_no", "kind", "consent", "client")
-        first = {name: table.column(name)[0].as_py() for name in (*said, "step")}
+        shared = ("session", "chunk_no", "kind", "consent", "client")
+        first = {name: table.column(name)[0].as_py() for name in (*shared, "step")}
         try:
-            for name in said:
+            for name in shared:
                 if len(table.column(name).unique()) != 1:
                     raise Refused("bad_rows", f"its rows differ in {name}")
             if table.column("step").to_pylist() != list(
                 range(first["step"], first["step"] + table.num_rows)
             ):
-                raise Refused("bad_rows", "its steps do not follow one another")
+                raise Refused("bad_rows", "its steps are not consecutive")
             player = table.column("player")[0].as_py() if self._has_player else None
-            return self._made(table, first), None if player is None else player_name(
-                f"imported-{player}"
-            )
+            chunk = self._assemble(table, first)
+            return chunk, None if player is None else player_name(f"imported-{player}")
         except (Refused, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigError(
                 f"{self.name} was changed since it was exported: session {first['session']}, chunk "
-                f"{first['chunk_no']}: {one_line(error)}; import it as it was written"
+                f"{first['chunk_no']}: {one_line(error)}; import the original file"
             ) from None
 
-    def _made(self, table: Any, first: Mapping[str, Any]) -> Chunk:
+    def _assemble(self, table: Any, first: Mapping[str, Any]) -> Chunk:
         n = table.num_rows
         steps = {name: self._rows(table, name, column) for name, column in self._columns.items()}
         is_first, terminated, truncated = (
             np.asarray(steps[name]) for name in ("is_first", "terminated", "truncated")
         )
         ends = terminated | truncated
-        splits = (
-            ends.copy()
-        )  # behind these a row follows that keeps observation and mask, and is padding otherwise
+        # After these steps follows a row with observation and mask, and padding in other columns.
+        splits = ends.copy()
         splits[:-1] |= is_first[1:]
         splits[-1] = True
         last = np.flatnonzero(splits)
@@ -385,7 +379,7 @@ class ParquetFile:
             if keeps_value_when_padded(name):
                 following = self._rows(table, f"next_{name}", self._columns[name])
                 if (rows is None) != (following is None):
-                    raise Refused("bad_columns", f"{name!r} and 'next_{name}' do not go together")
+                    raise Refused("bad_columns", f"{name!r} and 'next_{name}' are not both present")
             if rows is None:
                 continue
             columns[name] = np.zeros((n + len(last), *rows.shape[1:]), rows.dtype)
@@ -393,7 +387,7 @@ class ParquetFile:
             if following is not None:
                 if following[inside].tobytes() != rows[inside + 1].tobytes():
                     raise Refused(
-                        "bad_columns", f"'next_{name}' is not the {name!r} of the step that follows"
+                        "bad_columns", f"'next_{name}' is not the {name!r} of the following step"
                     )
                 columns[name][at_last] = following[last]
         starts = np.concatenate([[0], last[:-1] + 1])
@@ -419,18 +413,18 @@ class ParquetFile:
         return Chunk(read_meta(metadata), columns)
 
     def _rows(self, table: Any, name: str, column: Column) -> Array | None:
-        """The values of a column, or None where the chunk did not bring it."""
+        """Return the values of a column, or None if the chunk does not have it."""
         values = table.column(name)
         values = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
         if column.may_miss and values.null_count == len(values):
             return None
         rows = column.from_arrow(values)
         if rows is None:
-            raise Refused("bad_columns", f"{name!r} has values of another shape, or lacks some")
+            raise Refused("bad_columns", f"{name!r} has values of another shape or missing values")
         return rows
 
 
 def _fields(schema: Any, name: str) -> list[tuple[Any, bool]]:
-    """The type of every column of a name, and whether it may be null."""
+    """Return type and nullability of every column with this name."""
     fields = [schema.field(at) for at in schema.get_all_field_indices(name)]
     return [(field.type, field.nullable) for field in fields]

@@ -1,14 +1,13 @@
-"""Import of the original pipeline's records: JSON texts, each an object or an array with exactly
-one.
+"""Import of the original pipeline's records: JSON values, each an object or an array of one object.
 
-They arrive unordered and doubled, so nothing is read from their order: they are sorted by episode
-and step, equal ones count once, and episodes with two different records of the same step are
-refused by name.
+Records are unordered and may be duplicated, so their order means nothing: they are sorted by
+episode and step, equal ones count once, and episodes with two different records of the same step
+are rejected by number.
 
 A record's `state` is the one after the action: the true transition of step t is (state[t-1],
 action[t], reward[t], state[t]) within one episode, and that of an episode's first record cannot be
-recovered. Nothing is guessed: the caller says whether to repair that, or to keep the records as
-they are, out of learners' reach.
+recovered. Nothing is guessed: the caller chooses whether to repair the shift, or to store the
+records as they are, where no learner reads them.
 """
 
 import json
@@ -33,16 +32,15 @@ from understudy.experience.game import GameSpec, game_spec, spec_from_gymnasium
 
 KEYS = ("episode", "step", "state", "action", "reward", "next_state", "done", "game_id")
 _ALSO = {"pk"}
-"""What the original table had besides."""
+"""Further keys of the original table, which are ignored."""
 _MOST = 1 << 31
 _SPACES = re.compile(r"\s*")
 
 Mode = Literal["repair-shift", "as-is"]
 MISALIGNED_CONSENT = "denied"
-"""Records that are kept as they are go under this consent, which no learner reads and no setting
-lets in."""
+"""The consent of records stored as they are; no learner reads it, whatever its settings."""
 _MOST_ACTIONS = 4096
-"""More are believed only when they are asked for: each is an output of the network."""
+"""More actions need --actions, since each of them is an output of the network."""
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -50,21 +48,21 @@ _MOST_ACTIONS = 4096
 
 @dataclass(slots=True)
 class Records:
-    """All records of one game in some files, packed: half a million of them take about 100 MB."""
+    """All records of one game in some files, packed: half a million records use about 100 MB."""
 
     episodes: dict[int, dict[int, bytes]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    """Why an episode cannot be used, by its number."""
+    """Why an episode is rejected, by its number."""
     game_ids: dict[str, int] = field(default_factory=dict)
-    """Records of each game id, as it was written."""
+    """Number of records of each game id, as written in the files."""
     size: int = 0
-    """Numbers in a state."""
+    """Length of a state."""
     records: int = 0
     duplicates: int = 0
     most_action: int = 0
 
     def rows(self, episode: int) -> Array:
-        """An episode's records in the order of their steps, as a structured array."""
+        """Return an episode's records in the order of their steps, as a structured array."""
         steps = self.episodes[episode]
         numbers = sorted(steps)
         fields = [
@@ -82,17 +80,17 @@ class Records:
         return rows
 
     def add(self, record: Any, game_id: str | None) -> None:
-        """Take in one record, unless it is of another game; ValueError says why it is none."""
+        """Add a record, unless it belongs to another game; ValueError states why it is invalid."""
         if isinstance(record, list):
             if len(record) != 1:
                 raise ValueError(
-                    f"an array of {len(record)} values; a record is an object, or an array with "
-                    "exactly one"
+                    f"an array of {len(record)} values; a record is an object, or an array of "
+                    "exactly one object"
                 )
             record = record[0]
         if not isinstance(record, dict):
             raise ValueError(
-                f"{str(record)[:40]!r}; a record is an object, or an array with exactly one"
+                f"{str(record)[:40]!r}; a record is an object, or an array of exactly one object"
             )
         if record.keys() - _ALSO != set(KEYS):
             raise ValueError(
@@ -100,7 +98,7 @@ class Records:
             )
         name = record["game_id"]
         if not isinstance(name, str):
-            raise ValueError(f"game_id is {name!r}; wanted a text")
+            raise ValueError(f"game_id is {name!r}; expected a string")
         self.game_ids[name] = self.game_ids.get(name, 0) + 1
         if game_id is not None and name != game_id:
             return
@@ -108,12 +106,12 @@ class Records:
         state, next_state = (_floats(record[key], key) for key in ("state", "next_state"))
         (reward,) = _floats([record["reward"]], "reward")
         if type(record["done"]) is not bool:
-            raise ValueError(f"done is {record['done']!r}; wanted true or false")
+            raise ValueError(f"done is {record['done']!r}; expected true or false")
         self.size = self.size or len(state)
         if len(state) != self.size or len(next_state) != self.size:
             raise ValueError(
-                f"states of {len(state)} and {len(next_state)} numbers; wanted {self.size} in all "
-                "of them"
+                f"states of {len(state)} and {len(next_state)} numbers; expected {self.size} in "
+                "all of them"
             )
         packed = struct.pack(
             f"<{2 * self.size}dqd?", *state, *next_state, action, reward, record["done"]
@@ -121,7 +119,7 @@ class Records:
         self.records += 1
         self.most_action = max(self.most_action, action)
         if (before := self.episodes.setdefault(episode, {}).setdefault(step, packed)) != packed:
-            self.refused[episode] = f"step {step} comes with different contents"
+            self.refused[episode] = f"step {step} has two different records"
         elif before is not packed:
             self.duplicates += 1
 
@@ -129,22 +127,21 @@ class Records:
 def _whole(record: Mapping[str, Any], name: str) -> int:
     number = record[name]
     if type(number) is not int or not 0 <= number < _MOST:
-        raise ValueError(f"{name} is {str(number)[:40]!r}; wanted a whole number from 0")
+        raise ValueError(f"{name} is {str(number)[:40]!r}; expected an integer of at least 0")
     return number
 
 
 def _floats(values: Any, name: str) -> list[float]:
     if not isinstance(values, list) or not values:
-        raise ValueError(f"{name} is {str(values)[:40]!r}; wanted a list of numbers")
+        raise ValueError(f"{name} is {str(values)[:40]!r}; expected a list of numbers")
     for number in values:
         if type(number) not in (int, float) or not math.isfinite(number) or abs(number) > 3.4e38:
-            raise ValueError(f"{name} holds {str(number)[:40]!r}; wanted finite numbers")
+            raise ValueError(f"{name} holds {str(number)[:40]!r}; expected finite numbers")
     return values
 
 
 def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Records:
-    """The records of one game; ConfigError names file and record where one is none, and games
-    where they are mixed."""
+    """Return the records of one game; ConfigError names the file and record of a problem."""
     records = Records()
     for path in paths:
         number = 0
@@ -153,24 +150,26 @@ def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Record
                 records.add(value, game_id)
             except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise ConfigError(
-                    f"record {number} of {path} is none of the original pipeline's: {error}"
+                    f"record {number} of {path} is not a record of the original pipeline: {error}"
                 ) from None
         if not number:
             raise ConfigError(
-                f"{path} holds no records; give JSON lines, or a file with one record"
+                f"{path} holds no records; pass JSON lines, or a file with one record"
             )
     ids = ", ".join(repr(name) for name in sorted(records.game_ids)[:6])
     if game_id is None and len(records.game_ids) > 1:
-        raise ConfigError(f"the records are of several games ({ids}); choose one with --game-id")
+        raise ConfigError(f"the records hold several games ({ids}); choose one with --game-id")
     if not records.episodes:
-        raise ConfigError(f"no record has the game id {game_id!r}; there are {ids}")
+        raise ConfigError(f"no record has the game id {game_id!r}; the records have {ids}")
     return records
 
 
 def _texts(path: Path) -> Iterator[Any]:
-    """Every JSON value of a file, whatever stands between them: lines, spaces or nothing."""
+    """Yield every JSON value of a file, separated by newlines, spaces or nothing."""
     if not path.is_file():
-        raise ConfigError(f"{path} is no file; give JSON lines of the original pipeline's records")
+        raise ConfigError(
+            f"{path} is not a file; pass JSON lines of the original pipeline's records"
+        )
     decoder = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_object)
     number = 0
     try:
@@ -184,27 +183,27 @@ def _texts(path: Path) -> Iterator[Any]:
                     yield value
                     at += len(_SPACES.match(text, at).group())  # type: ignore[union-attr]
     except (ValueError, RecursionError) as error:
-        wrong = ConfigError(f"line {max(1, number)} of {path} is no JSON: {str(error)[:100]}")
+        invalid = ConfigError(
+            f"line {max(1, number)} of {path} is not valid JSON: {str(error)[:100]}"
+        )
         if isinstance(error, UnicodeDecodeError) or number > 1:
-            raise wrong from None
+            raise invalid from None
         try:
-            value = decoder.decode(
-                path.read_text(encoding="utf-8")
-            )  # one value that is written over several lines
+            value = decoder.decode(path.read_text(encoding="utf-8"))  # a value of several lines
         except (ValueError, RecursionError):
-            raise wrong from None
+            raise invalid from None
         yield value
 
 
 def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return made
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("an object has a duplicate key")
+    return fields
 
 
 # --- the import -----------------------------------------------------------------------------------
@@ -218,15 +217,15 @@ class SeedOptions:
     consent: str
     game: GameName | None = None
     game_id: str | None = None
-    """Only records with this id."""
+    """Import only records with this id."""
     limit: int | None = None
-    """Steps after which the game stops by itself; what its spec says, where that is known."""
+    """Steps after which the game truncates an episode; the default is that of its spec."""
     actions: int | None = None
-    """How many actions there are, where no spec says it."""
+    """Number of actions, if no spec is known."""
 
 
 class SeedA:
-    """All records of some files, as sessions of an episode each."""
+    """All records of some files; each episode becomes a session."""
 
     origins: Mapping[int, int] = {}
 
@@ -237,7 +236,7 @@ class SeedA:
         *,
         registered: Callable[[GameName], Sequence[GameSpec]],
     ) -> None:
-        """`registered`: the specs of a game that a deployment knows; one that fits is taken."""
+        """`registered` returns a game's registered specs; the first one that fits is used."""
         self.name = ", ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
         self._options = options
         self._records = read_records(paths, game_id=options.game_id)
@@ -248,9 +247,8 @@ class SeedA:
             game = options.game or game_name(self._game_id)
         except InvalidName:
             raise ConfigError(
-                f"the records' game id {self._game_id[:60]!r} cannot be a game's name here; say "
-                "with --game NAME what "
-                "to call it"
+                f"the records' game id {self._game_id[:60]!r} is not a valid game name; pass "
+                "another name with --game NAME"
             ) from None
         self.spec, self.spec_is_from = _spec(game, self._records, options, registered(game))
         self.limit = options.limit or self.spec.max_episode_steps
@@ -269,7 +267,7 @@ class SeedA:
             ends = rows["step"][rows["done"]]
             last = rows["step"][-1]
             if not why and len(ends) and ends[0] < last:
-                why = f"step {last} comes after step {ends[0]}, which is done"
+                why = f"step {last} follows step {ends[0]}, which is done"
             if why:
                 self._refused[f"episode {number}"] = why
                 continue
@@ -279,7 +277,7 @@ class SeedA:
                     yield chunk, None
 
     def _episodes(self, number: int, rows: Array) -> Iterator[ImportedEpisode]:
-        """The parts of an episode in which no record is missing."""
+        """Yield the parts of an episode without missing records."""
         counts = self._counts
         mode = self._options.mode
         ((obs_name, space),) = self.spec.obs_columns.items()
@@ -292,8 +290,8 @@ class SeedA:
             terminated = is_done and not truncated
             counts["derived_truncations"] += truncated
             counts["episodes_without_end"] += part is parts[-1] and not is_done
-            # The state behind each action, from the first on; or the states as they stand, and what
-            # is behind the last.
+            # repair-shift: the states are those after each action, so the first action is lost.
+            # as-is: the states are unchanged, followed by the last next_state.
             obs = part["state"]
             taken = part[1:]
             if mode == "repair-shift":
@@ -331,8 +329,8 @@ class SeedA:
             "gaps",
             "episodes_without_end",
         )
-        # Whether the records contradict the shift: most next_states are the following record's
-        # state, not their own.
+        # The records contradict the shift if most next_states equal the following record's state
+        # instead of their own.
         own = following = 0
         for number in records.episodes:
             rows = records.rows(number)
@@ -358,34 +356,32 @@ class SeedA:
 def _spec(
     game: GameName, records: Records, options: SeedOptions, registered: Sequence[GameSpec]
 ) -> tuple[GameSpec, str]:
-    """The game's spec and where it is from: what is registered here, what Gymnasium knows, or
-    the records."""
+    """Return the game's spec and its source: "registered", "gymnasium" or "records"."""
     most = records.most_action
-    for spec, where in [
-        *((one, "registered") for one in registered),
-        *((one, "gymnasium") for one in _of_env(game)),
+    for spec, source in [
+        *((spec, "registered") for spec in registered),
+        *((spec, "gymnasium") for spec in _of_env(game)),
     ]:
         space = spec.obs.get("")
         discrete = spec.discrete
-        if space is None or discrete is None or spec.has_legal or space.dtype.kind != "f":
+        if space is None or discrete is None or spec.has_action_mask or space.dtype.kind != "f":
             continue
         if np.prod(space.shape) == records.size and discrete.start == 0 and most < discrete.n:
-            return spec, where
+            return spec, source
     if registered:
         raise ConfigError(
-            f"{game} is registered here with other spaces than these records have ({records.size} "
-            "numbers, actions to "
-            f"{most}); give another --game"
+            f"{game} is registered with spaces that do not fit these records ({records.size} "
+            f"numbers, actions to {most}); pass another --game"
         )
     actions = options.actions or max(2, most + 1)
     if actions > _MOST_ACTIONS and options.actions is None:
         raise ConfigError(
-            f"there is an action {most}, so the game would have {actions}; if that is right, say "
-            "so with --actions"
+            f"the highest action is {most}, so the game would have {actions} actions; if that is "
+            "right, pass --actions"
         )
     if most >= actions:
         raise ConfigError(
-            f"--actions is {actions}, and there is an action {most}; give at least {most + 1}"
+            f"--actions is {actions}, but the highest action is {most}; pass at least {most + 1}"
         )
     return game_spec(
         game, obs=records.size, actions=actions, max_episode_steps=options.limit
@@ -393,17 +389,17 @@ def _spec(
 
 
 def _of_env(game: GameName) -> list[GameSpec]:
-    """What Gymnasium says about the game, where it knows one of that name."""
+    """Return Gymnasium's spec of the game, if it has a game with that name."""
     import gymnasium
 
     if game not in gymnasium.registry:
         return []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of versions that have a successor
+            warnings.simplefilter("ignore")  # about outdated versions
             env = gymnasium.make(game, disable_env_checker=True)
     except Exception:
-        # Whatever it lacks here: a package, a display. Then the records say what they are of.
+        # The game may lack a package or a display; the spec is then derived from the records.
         return []
     try:
         return [spec_from_gymnasium(env, game=game)]

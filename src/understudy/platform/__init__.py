@@ -1,1 +1,1 @@
-"""The platform's roles as processes: config, supervision, status, backup."""
+"""The platform's roles as processes: configuration, supervision, status and backup."""

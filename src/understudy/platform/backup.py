@@ -1,14 +1,13 @@
-"""Backup and restore: store, models, keys and secrets as one folder, made while the platform runs
-and proved after.
+"""Backup and restore: copies store, models, keys and secrets of a running platform, and verifies.
 
-DIR/backup.json           what is in it, with the SHA-256 of every file; written last, so without it
-                          there is no backup
-DIR/store/                as of one moment after the backup was asked for; nothing that was stored
-                          before is missing
+DIR/backup.json           table of contents with the SHA-256 of every file; written last, so a
+                          folder without it is not a backup
+DIR/store/                a snapshot from after the start of the backup; it holds everything stored
+                          before the start
 DIR/models/               specs, keys and models; journals are copied before the policies they name
-DIR/key, signing.key      secrets: whoever has them can speak for the deployment
-DIR/backends.json         where its stream, store and models were; those elsewhere are named, only
-                          models are copied
+DIR/key, signing.key      secrets, with which anyone can act as the deployment
+DIR/backends.json         locations of stream, store and models; of remote ones, only models are
+                          copied
 """
 
 import contextlib
@@ -26,6 +25,7 @@ from typing import Any
 import understudy
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.local import audit_store, summary
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.models.objects import FolderObjects, open_objects
@@ -33,8 +33,6 @@ from understudy.platform.config import USED_FILE, Config, restore_used
 from understudy.platform.ingest import open_own_ingest, open_own_store
 from understudy.platform.requests import ask
 from understudy.ports import Objects
-from understudy.stores.audit import audit, summary
-from understudy.stores.view import StoreView
 
 FORMAT = "understudy-backup/1"
 _FACTS = "backup.json"
@@ -45,7 +43,7 @@ _PREFIXES = (*_JOURNALS, "games", "blobs")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was found in a backup, or in what was restored from one."""
+    """The verified contents of a backup, or of a restored data folder."""
 
     steps: int
     chunks: int
@@ -55,27 +53,25 @@ class Proof:
     size_bytes: int
     at_s: float
     damaged: tuple[str, ...] = ()
-    """Models whose policy was missing or damaged already; everything else is whole."""
+    """Models whose policy was missing or damaged before the backup; everything else is intact."""
 
 
 def back_up(
     data: DataFolder, target: Path, *, config: Config | None = None, timeout_s: float = 600.0
 ) -> Proof:
-    """Copy a deployment into an empty folder and prove the copy; the platform may run.
+    """Copy a deployment to an empty folder and verify the copy; the platform may be running.
 
-    `config`: where stream and models are; by itself, in the data folder.
+    `config` locates stream and models; by default they are in the data folder.
     """
     config = config or Config()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(
-            f"{target} is not empty; give a folder for the backup that is not there yet"
-        )
+        raise ConfigError(f"{target} is not empty; pass a folder that does not exist yet")
     if data.root.resolve() in (target.resolve(), *target.resolve().parents):
         raise ConfigError(
-            f"{target} lies inside the data folder {data.root}; give a folder outside of it"
+            f"{target} is inside the data folder {data.root}; pass a folder outside it"
         )
     if not data.has_store() and not signing_key(data).exists():
-        raise ConfigError(f"{data.root} holds nothing to back up; is --data right?")
+        raise ConfigError(f"{data.root} holds nothing to back up; check --data")
     make_folder(target.absolute())
     os.chmod(target, 0o700)
     try:
@@ -105,8 +101,7 @@ def back_up(
 
 
 def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
-    """Make a data folder from a backup that is proved first; the folder must hold no store and
-    no deployment."""
+    """Verify a backup and restore it to a data folder without store and deployment."""
     proof = prove(source)
     if (
         (data.root / "store").exists()
@@ -114,11 +109,12 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
         or (data.root / "models").exists()
     ):
         raise ConfigError(
-            f"{data.root} holds a deployment already; give a folder that is not there yet to --data"
+            f"{data.root} holds a deployment already; pass a folder that does not exist yet with "
+            "--data"
         )
     make_folder(data.root)
-    made = [data.store, data.root / "models", *(data.root / name for name in _FILES)]
-    made = [path for path in made if not path.exists()]
+    created = [data.store, data.root / "models", *(data.root / name for name in _FILES)]
+    created = [path for path in created if not path.exists()]
     try:
         if (source / "store").exists():
             _copy_tree(source / "store", data.store)
@@ -126,25 +122,26 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
             FolderObjects(source / "models"), open_objects(models or data.root / "models")
         )
         for name in _FILES:
-            if (source / name).exists() and data.root / name in made:
+            if (source / name).exists() and data.root / name in created:
                 _copy_file(source / name, data.root / name)
         restore_used(data.root, models=models)
         _sync_tree(data.root)
         if _contents(data, models) != _contents(DataFolder(source), ""):
             raise Corrupt(
-                f"{data.root} is not what {source} holds; check the disk and restore again"
+                f"{data.root} differs from the backup {source}; check the disk and restore again"
             )
     except BaseException:
-        for path in made:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
-                missing_ok=True
-            )
+        for path in created:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         raise
     return proof
 
 
 def prove(backup: Path) -> Proof:
-    """Read every byte of a backup again; Corrupt when anything is missing or changed."""
+    """Read every byte of a backup; Corrupt if a file is missing or changed."""
     try:
         facts = json.loads((backup / _FACTS).read_text())
         if facts["format"] != FORMAT:
@@ -153,38 +150,40 @@ def prove(backup: Path) -> Proof:
             )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{backup} is no backup ({error}); give a folder that 'understudy backup' made"
+            f"{backup} is not a backup ({error}); pass a folder that 'understudy backup' created"
         ) from None
     files: dict[str, list[Any]] = facts["files"]
-    for name, wanted in files.items():
-        if not (backup / name).is_file() or _digest(backup / name) != wanted:
-            raise Corrupt(f"{name} in {backup} is missing or was changed; take another backup")
+    for name, digest in files.items():
+        if not (backup / name).is_file() or _digest(backup / name) != digest:
+            raise Corrupt(f"{name} in {backup} is missing or was changed; create another backup")
     unknown = sorted(set(_names(backup)) - files.keys() - {_FACTS})
-    # SQLite leaves files beside a database that was looked at.
+    # SQLite leaves files next to a database that was read.
     unknown = [name for name in unknown if not name.endswith(("-wal", "-shm", ".lock"))]
     if unknown:
         raise Corrupt(
-            f"{unknown[0]} in {backup} is not part of the backup; take another one, or remove it"
+            f"{unknown[0]} in {backup} is not part of the backup; remove it, or create another "
+            "backup"
         )
-    found = _contents(DataFolder(backup), "")
+    contents = _contents(DataFolder(backup), "")
     size = sum(size_bytes for size_bytes, _ in files.values())
-    return Proof(*found[:4], len(files), size, float(facts["at_s"]), found[4])
+    return Proof(*contents[:4], len(files), size, float(facts["at_s"]), contents[4])
 
 
 def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
-    """Steps, chunks, models and keys of a folder, each looked at, and damaged models; Corrupt
-    when steps are wrong."""
+    """Check a folder and count its steps, chunks, models and keys; also lists damaged models.
+
+    Raises Corrupt if the store is damaged.
+    """
     steps = chunks = n_models = n_keys = 0
     damaged: list[str] = []
     if data.store.exists():
-        with StoreView(data.store) as view:
-            found = summary(audit(view, is_alone=True))
-        if found.corrupt or found.duplicate_steps:
+        totals = summary(audit_store(data.store, is_alone=True))
+        if totals.corrupt or totals.duplicate_steps:
             raise Corrupt(
-                f"the store in {data.root} is damaged: {(*found.corrupt, 'steps stored twice')[0]}"
+                f"the store in {data.root} is damaged: {(*totals.corrupt, 'steps stored twice')[0]}"
             )
-        steps = found.steps
-        chunks = found.chunks
+        steps = totals.steps
+        chunks = totals.chunks
     if signing_key(data).exists():
         opened = open_deployment(data, models=models)
         n_keys = len(opened.keys.all())
@@ -206,7 +205,7 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
 
 @contextlib.contextmanager
 def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Path | None]:
-    """The store as it is at one moment, by whoever has it open, or by ourselves."""
+    """Yield a snapshot of the store, taken here or by the process that has the store open."""
     if not data.has_store():
         yield None
         return
@@ -215,14 +214,14 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
     with FileLock(folder / ".lock", what=f"a backup of {data.root}"):
         for old in folder.iterdir():
             if old.is_dir():
-                shutil.rmtree(old)  # of a backup that was killed
+                shutil.rmtree(old)  # left by a killed backup
         target = folder / secrets.token_hex(8)
         make_folder(target)
         try:
             if data.has_writer():
                 ask(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
             elif config.stream.url:
-                # What waits in a stream elsewhere stays there.
+                # Frames in a remote stream stay there.
                 with open_own_store(data, config) as store:
                     store.back_up(target)
             else:
@@ -246,8 +245,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _copy_objects(source: Objects, target: Objects) -> None:
-    """Every object; those a journal names are written before its entry is, so they are copied
-    after it."""
+    """Copy every object; journals first, since the objects they name were written before them."""
     for prefix in _PREFIXES:
         names = list(source.list(prefix))
         if prefix in _JOURNALS:
@@ -255,30 +253,28 @@ def _copy_objects(source: Objects, target: Objects) -> None:
         for name in names:
             raw = source.get(name)
             if raw is None:
-                raise Corrupt(f"{name} went away while it was copied; try again")
+                raise Corrupt(f"{name} was removed while it was copied; try again")
             if not target.create(name, raw) and target.get(name) != raw:
                 raise Refused(
                     "taken",
-                    f"{name} is there already and is another; give an empty place for models",
+                    f"{name} exists already with other contents; pass an empty location for models",
                 )
 
 
 def _in_order(names: list[str], source: Objects) -> Iterator[str]:
-    """Entries of journals without a gap; Corrupt when one is missing although later ones are
-    there."""
+    """Yield journal entries in order; Corrupt if one is missing before a later one."""
     following: dict[str, int] = {}
     for name in sorted(names):
         journal, _, file = name.rpartition("/")
         number = int(file.removesuffix(".json")) if file.removesuffix(".json").isdigit() else 0
         for missed in range(following.get(journal, 1), number):
-            # One that was written while we looked may not be in the list.
-            place = f"{journal}/{missed:010d}.json"
-            if source.get(place) is None:
+            # An entry written during the listing may not be in the list.
+            entry = f"{journal}/{missed:010d}.json"
+            if source.get(entry) is None:
                 raise Corrupt(
-                    f"{place} is missing, and later entries are there; put it back before you back "
-                    "up"
+                    f"{entry} is missing, but later entries exist; restore it before the backup"
                 )
-            yield place
+            yield entry
         if number:
             following[journal] = number + 1
             yield name
@@ -291,7 +287,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _digest(path: Path) -> list[Any]:
-    """Size and SHA-256 of a file."""
+    """Return size and SHA-256 of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return [file.tell(), digest]

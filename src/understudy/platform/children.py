@@ -1,4 +1,4 @@
-"""Child processes that report lines of JSON and never outlive their parent."""
+"""Child processes that report progress as JSON lines and never outlive their parent."""
 
 import contextlib
 import json
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 WRONG_USE = 2
 NOT_CARRIED_OUT = 3
 FENCED = 4
-"""How a child ends that was given what cannot work, that met trouble, or whose work another one
-does now."""
+"""Exit codes of a child: invalid settings, a failure, or another process took over its work."""
 
 
 _living: set["Child"] = set()
-"""Those that were started here and not seen to end."""
+"""Children that were started here and are not known to have ended."""
 
 
 class Child:
@@ -37,19 +36,20 @@ class Child:
         command: Sequence[str],
         *,
         on_log: Callable[[str], None] | None = None,
-        told: str = "",
+        first_line: str = "",
     ) -> None:
-        """`on_log` hears every line it writes to standard error, from a thread; `told` is what it
-        reads first.
+        """`on_log` gets every line of its standard error, from a thread.
 
-        Secrets belong into `told`: a command line can be read by everybody on the machine.
+        `first_line` is written to its standard input. Pass secrets there: every user of the
+        machine can read a command line.
         """
         self.name = name
         self._on_log = on_log
         self.latest: Mapping[str, Any] = {}
         self._errors: list[str] = []
         self._readers: list[threading.Thread] = []
-        # Its standard input stays open as long as we live; the child stops when it closes.
+        # Its standard input stays open as long as this process lives; the child stops when it
+        # closes.
         with _ignoring_interrupts():
             self._process = subprocess.Popen(
                 command,
@@ -58,11 +58,11 @@ class Child:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            # Whoever is interrupted before this child is in their hands still finds it here.
+            # A caller that is interrupted before the constructor returns finds the child here.
             _living.add(self)
-        if told and self._process.stdin is not None:
+        if first_line and self._process.stdin is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.write(f"{told}\n")
+                self._process.stdin.write(f"{first_line}\n")
                 self._process.stdin.flush()
         self._readers += [
             threading.Thread(target=self._follow, daemon=True),
@@ -81,7 +81,7 @@ class Child:
 
     @property
     def errors(self) -> str:
-        """The last lines it wrote to standard error."""
+        """The last lines of its standard error."""
         return "".join(self._errors[-20:])
 
     def _follow(self) -> None:
@@ -99,18 +99,18 @@ class Child:
                 self._on_log(line.rstrip("\n"))
 
     def stop(self) -> None:
-        """Ask it to finish its work and end."""
+        """Request that it finishes its work and exits."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill it immediately, as a crash would."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, or None when it is still running."""
+        """Wait for it to exit; return its exit code, or None if it is still running."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
             for reader in self._readers:
@@ -124,14 +124,13 @@ class Child:
 
 
 def kill_children() -> None:
-    """End every child that this process started, as a crash would; a signal's handler may do
-    this."""
+    """Kill every child that this process started; safe to call from a signal handler."""
     for child in list(_living):
         child.kill()
 
 
 def end_children(timeout_s: float = 5.0) -> None:
-    """The same, and wait until they are gone: what they write to may be removed then."""
+    """Kill every child and wait until all have exited, so that their files may be removed."""
     kill_children()
     for child in list(_living):
         child.wait(timeout_s)
@@ -139,8 +138,7 @@ def end_children(timeout_s: float = 5.0) -> None:
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Children inherit this: being asked to stop reaches the parent alone, which asks them to
-    finish."""
+    """Block signals for children started in this block: only the parent handles them."""
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     )
@@ -151,13 +149,13 @@ def _ignoring_interrupts() -> Iterator[None]:
 
 
 def report(fields: Mapping[str, Any]) -> None:
-    """In a child: tell the parent how things stand."""
+    """In a child: report progress to the parent."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def stop_with_parent() -> threading.Event:
-    """In a child: an event that is set when the parent asks to stop, or is gone."""
+    """In a child: return an event that is set when the parent requests a stop or has exited."""
     stop = threading.Event()
 
     def watch() -> None:
@@ -170,7 +168,7 @@ def stop_with_parent() -> threading.Event:
 
 @contextlib.contextmanager
 def reporting(fields: Callable[[], Mapping[str, Any]], *, every_s: float = 0.25) -> Iterator[None]:
-    """In a child: report while the block runs, except while there are no fields."""
+    """In a child: report regularly while the block runs, unless `fields` returns nothing."""
     is_over = threading.Event()
 
     def repeat() -> None:
@@ -189,17 +187,13 @@ def reporting(fields: Callable[[], Mapping[str, Any]], *, every_s: float = 0.25)
 
 
 def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
-    """In a child whose command line is `DATA [CONFIG]`: carry out a role; its exit code.
+    """In a child with the command line `DATA [CONFIG]`: run a role and return its exit code.
 
-    CONFIG is the file that `up` wrote. What went wrong on purpose is said in one line.
+    CONFIG is the file that `up` wrote. An expected error is printed as one line.
     """
+    # Imported late, since simulated players are children too and need neither.
     from understudy.backends.data import DataFolder
-
-    # late: simulated players are children, too, and need none
-    from understudy.platform.config import (
-        Config,
-        read_config,
-    )
+    from understudy.platform.config import Config, read_config
 
     log_to_stderr()
     folder, *config = map(Path, sys.argv[1:])
@@ -211,8 +205,7 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
 
 
 def log_to_stderr(*, as_json: bool = True) -> None:
-    """Log events to standard error, as JSON lines or for people; standard output stays for
-    results."""
+    """Log events to standard error, as JSON lines or as text; standard output is for results."""
     import structlog
 
     renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
@@ -227,5 +220,5 @@ def log_to_stderr(*, as_json: bool = True) -> None:
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """The command line that runs one of our modules."""
+    """Return the command line that runs one of our modules."""
     return [sys.executable, "-m", name, *arguments]

@@ -1,5 +1,4 @@
-"""The platform's config: everything that can be set, what it means and its default, and where it
-comes from."""
+"""The platform's config: all settings with meaning and default, and where values come from."""
 
 import dataclasses
 import json
@@ -33,11 +32,11 @@ DEFAULT_PORT = 8600
 FILE_NAME = "understudy.toml"
 USED_FILE = "backends.json"
 HERE = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
-"""The addresses that are kept, and the word for each that means: in the data folder."""
+"""The URLs that are saved, and the value of each that means "in the data folder"."""
 ENGINE = "ingest.engine"
-"""Kept too: a Spark job that another engine took over from does not go on by itself."""
+"""Saved too: a Spark job does not resume by itself after another engine took over."""
 _FILES = ("ca", "certificate", "credentials", "key")
-"""Options of an address that name a file."""
+"""Options of a URL that name a file."""
 _DEFAULT = "or empty: in the data folder; not set: as at the last start, else the same."
 _SCHEDULE = LearningSchedule()
 _BOUNDS = Bounds()
@@ -45,7 +44,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa
 _ADDRESS = re.compile(
     r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?"
 )
-"""An IPv6 address has brackets in a Host header, and none where one listens."""
+"""An IPv6 address has brackets in a Host header, but none in a listen address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +52,19 @@ class GatewaySection:
     """[gateway]"""
 
     host: str = setting(
-        "127.0.0.1", says="Where it listens; other than loopback needs TLS, or insecure."
+        "127.0.0.1", says="Address to listen on; other than loopback needs TLS, or insecure."
     )
-    port: int = setting(DEFAULT_PORT, 0, 65535, "0: any free one.")
+    port: int = setting(DEFAULT_PORT, 0, 65535, "Port to listen on; 0: any free port.")
     hosts: tuple[str, ...] = setting(
-        (), says="Names it may be called by, besides those of loopback."
+        (), says="Host names to accept requests for, besides those of loopback."
     )
-    certificate: str = setting("", says="A PEM file; with certificate_key it speaks TLS.")
-    certificate_key: str = setting("", says="The PEM file of its private key.")
+    certificate: str = setting("", says="A PEM file; with certificate_key it enables TLS.")
+    certificate_key: str = setting("", says="The PEM file of the private key.")
     insecure: bool = setting(
-        False, says="Plain HTTP for other machines too, where something else encrypts."
+        False, says="Plain HTTP for other machines too, if something else encrypts."
     )
     target_steps_s: float = setting(
-        0.0, 0, says="Steps a second and game asked of players together; 0: all of them."
+        0.0, 0, says="Steps per second and game to record of all players together; 0: all."
     )
     canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
 
@@ -76,7 +75,7 @@ class StreamSection:
 
     url: str = setting(
         "",
-        says="Where frames wait to be stored, such as kinesis://STREAM or "
+        says="Stream of frames to store, such as kinesis://STREAM or "
         f"kafka://HOST:PORT/TOPIC; file {_DEFAULT}",
     )
 
@@ -86,12 +85,12 @@ class StoreSection:
     """[store]"""
 
     url: str = setting(
-        "", says=f"Where experience is kept, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
+        "", says=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
     )
     window_hours: float = setting(
         0.0,
         0,
-        says="How long the learner keeps a copy of steps kept elsewhere; 0: as long as they do.",
+        says="How long the learner keeps its copy of a remote store; 0: as long as that store.",
     )
 
 
@@ -101,8 +100,8 @@ class IngestSection:
 
     engine: str = setting(
         "native",
-        says="native: our own service; spark: a streaming job; not set: as at the last start, else "
-        "native.",
+        says="native: the built-in service; spark: a streaming job; not set: as at the last start, "
+        "else native.",
         choices=("native", "spark"),
     )
     master: str = setting("local[2]", says="Where Spark runs: this machine, or spark://HOST:7077.")
@@ -113,7 +112,7 @@ class ModelsSection:
     """[models]"""
 
     url: str = setting(
-        "", says=f"Models, specs and keys elsewhere, such as s3://BUCKET/PATH; folder {_DEFAULT}"
+        "", says=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
     )
 
 
@@ -123,11 +122,11 @@ class LearnerSection:
 
     learn_from: tuple[str, ...] = setting(
         (),
-        says="Consents it learns from; empty: granted, and unknown too while only this machine "
-        "plays.",
+        says="Consents to learn from; empty: granted, and unknown too if only this machine can "
+        "play.",
     )
     first_steps: int = setting(
-        _SCHEDULE.first_steps, 1, says="Steps of people before the first bot is learnt."
+        _SCHEDULE.first_steps, 1, says="Steps of people before the first bot is trained."
     )
     bc_updates: int = setting(
         _SCHEDULE.bc_updates, 1, says="Updates of a clone before it is released."
@@ -135,15 +134,15 @@ class LearnerSection:
     bc_growth: float = setting(
         _SCHEDULE.bc_growth,
         1.001,
-        says="Where clones are all there is: how much more people must have played.",
+        says="For games with clones only: growth factor of people's steps between two clones.",
     )
     dqn_updates: int = setting(_SCHEDULE.dqn_updates, 1, says="Updates between two candidates.")
     dqn_steps: int = setting(_SCHEDULE.dqn_steps, 1, says="New steps between two candidates.")
     updates_per_step: float = setting(
-        _SCHEDULE.updates_per_step, 1e-9, says="How far training may run ahead of play."
+        _SCHEDULE.updates_per_step, 1e-9, says="Maximum updates per recorded step."
     )
     simulator: str = setting(
-        "", says="A Gymnasium id in which candidates are tried; empty: live play decides."
+        "", says="A Gymnasium id to evaluate candidates in; empty: live play decides."
     )
 
 
@@ -155,27 +154,29 @@ class GateSection:
         _BOUNDS.min_episodes, 2, says="Episodes of canary and champion before they are compared."
     )
     max_episodes: int = setting(
-        _BOUNDS.max_episodes, 2, says="Episodes after which an unproven canary is rejected."
+        _BOUNDS.max_episodes, 2, says="Episodes after which an undecided canary is rejected."
     )
     worse_by: float = setting(
-        _BOUNDS.worse_by, 0, 0.999, "How much lower its return may be, as a share."
+        _BOUNDS.worse_by, 0, 0.999, "How much lower a canary's return may be, as a share."
     )
-    error: float = setting(_BOUNDS.error, 1e-9, 0.499, "How often a worse canary may pass.")
+    error: float = setting(
+        _BOUNDS.error, 1e-9, 0.499, "Highest probability that a worse canary passes."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSection:
     """[log]"""
 
-    json: bool = setting(False, says="Events as JSON lines, also in a terminal.")
+    json: bool = setting(False, says="Log events as JSON lines, also in a terminal.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that can be set."""
+    """All settings of the platform."""
 
     data: str = setting("", says="The data folder.")
-    roles: tuple[str, ...] = setting(ROLES, says="What runs on this machine.")
+    roles: tuple[str, ...] = setting(ROLES, says="Roles that run on this machine.")
     gateway: GatewaySection = GatewaySection()
     stream: StreamSection = StreamSection()
     store: StoreSection = StoreSection()
@@ -191,7 +192,7 @@ class Config:
 
     @property
     def learn_from(self) -> tuple[str, ...]:
-        """The consents to learn from; on loopback whoever plays is the developer."""
+        """The consents to learn from; on loopback all players are developers."""
         return self.learner.learn_from or (
             ("granted", "unknown") if self.is_local else ("granted",)
         )
@@ -205,28 +206,27 @@ class Config:
     def listen(self) -> "Listen":
         from understudy.serve.server import Listen
 
-        one = self.gateway
+        gateway = self.gateway
         certificate, key = (
             Path(text).expanduser() if text else None
-            for text in (one.certificate, one.certificate_key)
+            for text in (gateway.certificate, gateway.certificate_key)
         )
         return Listen(
-            host=one.host,
-            port=one.port,
+            host=gateway.host,
+            port=gateway.port,
             certificate=certificate,
             certificate_key=key,
-            insecure=one.insecure,
+            insecure=gateway.insecure,
         )
 
     @property
     def gateway_config(self) -> "GatewayConfig":
         from understudy.serve.state import GatewayConfig
 
-        one = self.gateway
         return GatewayConfig(
-            hosts=one.hosts,
-            canary_share=one.canary_share,
-            target_steps_s=one.target_steps_s or None,
+            hosts=self.gateway.hosts,
+            canary_share=self.gateway.canary_share,
+            target_steps_s=self.gateway.target_steps_s or None,
         )
 
     @property
@@ -246,21 +246,23 @@ class Config:
         return Bounds(**dataclasses.asdict(self.gate))
 
     def check(self) -> "Config":
-        """Itself; ConfigError when something in it cannot work."""
+        """Return itself; ConfigError if a value is invalid."""
         unknown = set(self.roles) - set(ROLES)
         if unknown or not self.roles:
             raise ConfigError(
-                f"roles are {','.join(self.roles) or 'none'}; give one or more of {','.join(ROLES)}"
+                f"roles are {','.join(self.roles) or 'none'}; pass one or more of {','.join(ROLES)}"
             )
         allowed = [consent for consent in CONSENTS if consent != "denied"]
         if not set(self.learner.learn_from) <= set(allowed):
             raise ConfigError(
-                f"learner.learn_from is {list(self.learner.learn_from)}; give some of {allowed}"
+                f"learner.learn_from is {list(self.learner.learn_from)}; pass some of {allowed}"
             )
         for name in ("certificate", "certificate_key"):
             path = getattr(self.gateway, name)
             if path and not Path(path).expanduser().is_file():
-                raise ConfigError(f"gateway.{name} is {path}, where no file is; give a PEM file")
+                raise ConfigError(
+                    f"gateway.{name} is {path}, which is not a file; pass the path of a PEM file"
+                )
         _check_sections(self)
         if "gateway" in self.roles:
             _check_hosts(self.gateway)
@@ -276,14 +278,12 @@ class Config:
 
 
 def check_spark_store(config: Config) -> None:
-    """ConfigError when the store is one that a Spark job does not write."""
+    """Raise ConfigError if a Spark job cannot write the store."""
     if not config.store.url:
         raise ConfigError(
-            "a Spark job stores where it can be reached over the network, and this store is in the "
-            "data folder, which "
-            "our own service alone writes; give --store, such as cassandra://HOST/KEYSPACE, or "
-            "--engine native (in a "
-            "config: store.url, ingest.engine)"
+            "a Spark job needs a store that it can reach over the network, but this store is in "
+            "the data folder, which only the native engine writes; pass --store, such as "
+            "cassandra://HOST/KEYSPACE, or --engine native (in a config: store.url, ingest.engine)"
         )
 
 
@@ -292,91 +292,85 @@ def _check_sections(config: Config) -> None:
     most = config.gate.max_episodes
     if least > most:
         raise ConfigError(
-            f"gate.min_episodes is {least}, more than gate.max_episodes, {most}; give numbers that "
-            "rise, such as 30 "
-            "and 480"
+            f"gate.min_episodes is {least}, more than gate.max_episodes, {most}; pass increasing "
+            "numbers, such as 30 and 480"
         )
     for section, part in (("learner", "schedule"), ("gate", "bounds")):
         try:
             getattr(config, part)
         except ConfigError as error:
-            raise ConfigError(f"[{section}] cannot work: {error}") from None
+            raise ConfigError(f"[{section}] is invalid: {error}") from None
 
 
 def _check_hosts(section: GatewaySection) -> None:
-    """Names that no request and no system can mean."""
+    """Raise ConfigError for invalid host names."""
     for host in section.hosts:
         if not _HOST.fullmatch(host):
             raise ConfigError(
-                f"gateway.hosts has {host[:80]!r}; give names as they stand in an address, without "
-                "scheme, port or "
-                "spaces, such as play.example"
+                f"gateway.hosts has {host[:80]!r}; pass host names without scheme, port or spaces, "
+                "such as play.example"
             )
     if not _ADDRESS.fullmatch(section.host):
         raise ConfigError(
-            f"gateway.host is {section.host[:80]!r}; give an address or a name, such as 127.0.0.1"
+            f"gateway.host is {section.host[:80]!r}; pass an address or a name, such as 127.0.0.1"
         )
 
 
 def _check_models(url: str) -> None:
-    """ConfigError where no models can lie; nothing is asked of the network."""
+    """Raise ConfigError for an unsupported models URL, without using the network."""
     from understudy.models.objects import open_objects
 
     try:
         open_objects(url)
     except ConfigError as error:
-        said = str(error).replace(url, str(hidden(url)))
-        raise ConfigError(f"models.url is {hidden(url)!r}, which cannot be used: {said}") from None
+        reason = str(error).replace(url, str(hidden(url)))
+        raise ConfigError(
+            f"models.url is {hidden(url)!r}, which cannot be used: {reason}"
+        ) from None
 
 
 def _check_simulator(env_id: str) -> None:
-    """ConfigError unless Gymnasium can make it, as the learner will; nothing is asked of the
-    network."""
+    """Raise ConfigError unless Gymnasium can create the env, without using the network."""
     from understudy.training.env_info import GameChoice
 
-    # The learner's process finds modules in the folder it was called in; a command by itself does
-    # not.
+    # The learner's process finds modules in the current folder; a command does not by itself.
     sys.path.append(os.getcwd())
     try:
         GameChoice(game=env_id).make(1).close()
     except UnderstudyError as error:
         raise ConfigError(
-            f"learner.simulator is {env_id[:80]!r}, which cannot be made: {error}"
+            f"learner.simulator is {env_id[:80]!r}, which cannot be created: {error}"
         ) from None
     finally:
         sys.path.pop()
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Hand a resolved config to child processes; not on their command line, where everybody
-    could read it."""
+    """Write a resolved config for child processes, since every user can read a command line."""
     write_file(path, json.dumps(dataclasses.asdict(config)).encode(), mode=0o600)
 
 
 def read_config(path: Path) -> Config:
-    """What `write_config` wrote."""
+    """Read a config that `write_config` wrote."""
     try:
         return from_tree(Config, json.loads(path.read_bytes()), where=str(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; it is written by 'understudy up'"
-        ) from None
+        raise ConfigError(f"{path} cannot be read: {error}; 'understudy up' writes it") from None
 
 
-# --- From where -----------------------------------------------------------------------------------
+# --- Resolution -----------------------------------------------------------------------------------
 
 
 def resolve(
     flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Resolved[Config]:
-    """The config from flags, environment, file, last start and defaults; a flag of None was not
-    given.
+    """Resolve the config from flags, environment, file, last start and defaults, in this order.
 
-    The last start is asked for stream, store, models and the engine alone.
+    A flag of None is not set. The last start applies to stream, store, models and the engine only.
     """
 
     def last_start(name: str, values: Mapping[str, Any]) -> tuple[Any, str] | None:
-        # The engine is kept only where the store, which comes first, lies elsewhere still.
+        # The engine applies only if the store, which is resolved first, is still a remote one.
         if not (name in HERE or (name == ENGINE and values["store.url"])) or not values["data"]:
             return None
         root = Path(values["data"]).expanduser()
@@ -401,7 +395,7 @@ def resolve(
 def config_file(
     flags: Mapping[str, Any], *, file: Path | None, environ: Mapping[str, str]
 ) -> Path | None:
-    """The file that was named, or the one in the data folder; None where there is none."""
+    """Return the named config file, or the one in the data folder; None if there is none."""
     named = file or (
         Path(environ["UNDERSTUDY_CONFIG"]) if environ.get("UNDERSTUDY_CONFIG") else None
     )
@@ -413,11 +407,9 @@ def config_file(
 
 
 def example(data: str = "") -> str:
-    """A config file with every value at its default, each with a line about it."""
-    lines, section = (
-        ["# understudy's config; 'understudy config show' says where each value comes from."],
-        "",
-    )
+    """Return a config file with a description and the default of every setting."""
+    lines = ["# understudy's config; 'understudy config show' shows the source of each value."]
+    section = ""
     for leaf in settings.leaves(Config):
         table, _, name = leaf.name.rpartition(".")
         if table != section:
@@ -429,49 +421,45 @@ def example(data: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-# --- Where it ran last ----------------------------------------------------------------------------
+# --- The last start -------------------------------------------------------------------------------
 #
-# Flags and variables belong to one start; what players did must not go elsewhere because the next
-# one lacks them. So `up` keeps its addresses and its engine in the data folder, and every command
-# on it goes by them until a flag, a variable or the file says otherwise.
+# Flags and variables belong to one start; recorded data must not go elsewhere because the next one
+# lacks them. `up` therefore saves its URLs and its engine in the data folder, and every command on
+# the folder uses them unless a flag, a variable or the file overrides them.
 
 
 def read_used(root: Path) -> Mapping[str, str]:
-    """Addresses by name, empty text for the data folder itself, and the engine; nothing where no
-    platform has run."""
+    """Return URLs by name ("": the data folder) and engine of the last start; empty if none."""
     path = root / USED_FILE
     try:
-        found = json.loads(path.read_bytes())
-        return {**{name: str(found[name]) for name in HERE}, ENGINE: str(found.get(ENGINE, ""))}
+        fields = json.loads(path.read_bytes())
+        return {**{name: str(fields[name]) for name in HERE}, ENGINE: str(fields.get(ENGINE, ""))}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path}, which says where this deployment's stream, store and models are, cannot be "
-            "read "
-            f"({type(error).__name__}); restore it, or remove it and give --stream, --store and "
-            "--models to "
-            "'understudy up'"
+            f"{path}, which locates this deployment's stream, store and models, cannot be read "
+            f"({type(error).__name__}); restore it, or remove it and pass --stream, --store and "
+            "--models to 'understudy up'"
         ) from None
 
 
 def keep_used(config: Config) -> None:
-    """Keep the addresses and the engine of a platform that runs."""
+    """Save the URLs and the engine of a running platform."""
     now = {**used_by(config), ENGINE: config.ingest.engine}
     if read_used(config.folder.root) != now:
         write_file(config.folder.root / USED_FILE, json.dumps(now).encode(), mode=0o600)
 
 
 def restore_used(root: Path, *, models: str) -> None:
-    """After a backup was restored: stream and store are where they were, models where they were
-    restored to."""
+    """Update the saved URLs after a restore: only models may have a new location."""
     if before := read_used(root):
         now = {**before, "models.url": _absolute(models)}
         write_file(root / USED_FILE, json.dumps(now).encode(), mode=0o600)
 
 
 def used_by(config: Config) -> Mapping[str, str]:
-    """A config's addresses by name, as they hold from any folder that a command is called in."""
+    """Return a config's URLs by name, with absolute paths, valid in any working directory."""
     urls = {
         "stream.url": config.stream.url,
         "store.url": config.store.url,
@@ -481,25 +469,24 @@ def used_by(config: Config) -> Mapping[str, str]:
 
 
 def moved(before: Mapping[str, str], config: Config) -> list[str]:
-    """A sentence for each part that was elsewhere at the last start."""
-    said = []
+    """Return a message for each part whose location changed since the last start."""
+    messages = []
     for name, now in used_by(config).items():
         then = before.get(name, now)
         part = name.partition(".")[0]
         if then != now:
-            said.append(
+            messages.append(
                 f"{part} is {_shown(name, now)} now; at the last start it was "
-                f"{_shown(name, then)}: "
-                f"what is there stays there; {_NEXT[part]}"
+                f"{_shown(name, then)}: data there is not moved; {_NEXT[part]}"
             )
-    return said
+    return messages
 
 
 _NEXT = {
-    "stream": "frames that wait there are stored by 'understudy ingest --until-empty' with "
-    "--stream as it was",
-    "store": "bots learn from the new one alone; to go back, give --store as it was",
-    "models": "bots and keys of there are not known here; to go back, give --models as it was",
+    "stream": "to store the frames in the old one, run 'understudy ingest --until-empty' with the "
+    "old --stream",
+    "store": "bots learn only from the new one; to go back, pass the old --store",
+    "models": "bots and keys from there are not available; to go back, pass the old --models",
 }
 
 

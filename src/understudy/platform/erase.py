@@ -1,4 +1,4 @@
-"""Commands that change a store: by its live writer when there is one, or here."""
+"""Commands that change a store, run by its live writer if there is one, or here."""
 
 from typing import Any
 
@@ -24,8 +24,7 @@ def forget_player(
     timeout_s: float,
     config: Config | None = None,
 ) -> dict[str, Any]:
-    """Erase a player by name, in one game or in all; `config`: where stream and games are, if
-    not in the folder."""
+    """Erase a player by name in one game or in all; `config` locates remote streams and games."""
     config = config or Config()
     models = config.models.url
     known = (
@@ -33,27 +32,25 @@ def forget_player(
     )
     games, players, spooled = _find(data, player, known, game)
     if data.has_writer():
-        found = ask(
-            data.requests, "forget", timeout_s=timeout_s, players=[one.hex() for one in players]
-        )
+        hexes = [player_id.hex() for player_id in players]
+        result = ask(data.requests, "forget", timeout_s=timeout_s, players=hexes)
     elif config.stream.url:
-        # What waits in a stream elsewhere is refused when it comes.
+        # Frames that are still in a remote stream are rejected when ingest reads them.
         with open_own_store(data, config) as store:
-            found = {"chunks": sum(store.forget(one) for one in players), "stream_bytes": 0}
-            found["is_finished"] = not store.is_erasing
+            chunks = sum(store.forget(player_id) for player_id in players)
+            result = {"chunks": chunks, "stream_bytes": 0, "is_finished": not store.is_erasing}
     else:
         with open_own_ingest(data, config) as role:
-            found = role.forget(players)
-    return {**found, "spooled_sessions": spooled, "games": games}
+            result = role.forget(players)
+    return {**result, "spooled_sessions": spooled, "games": games}
 
 
 def forget_elsewhere(
     data: DataFolder, store: FullStore, player: str, *, known: list[str], game: str | None
 ) -> dict[str, Any]:
-    """The same in a store on other machines; what waits in a stream elsewhere is refused when it
-    comes."""
+    """Erase a player in a remote store; ingest rejects frames that are still in the stream."""
     games, players, spooled = _find(data, player, known, game)
-    chunks = sum(store.forget(one) for one in players)
+    chunks = sum(store.forget(player_id) for player_id in players)
     UnfinishedImports(data.root).forget(players)
     return {
         "chunks": chunks,
@@ -67,32 +64,32 @@ def forget_elsewhere(
 def _find(
     data: DataFolder, player: str, known: list[str], game: str | None
 ) -> tuple[list[str], list[bytes], int]:
-    """The games to forget a player in, the pseudonyms there, and how many spooled sessions were
-    erased already."""
+    """Return the games, the player's pseudonyms there, and how many spooled sessions it erased."""
     name = player_name(player)
     if not known:
         raise ConfigError(
-            f"no game is known in {data.root}, so nothing can be forgotten; is --data right?"
+            f"no game is registered in {data.root}, so there is no player to erase; check --data"
         )
     if game is not None and str(game_name(game)) not in known:
-        raise ConfigError(f"no game {game!r} is known in {data.root}; known are {', '.join(known)}")
+        raise ConfigError(
+            f"the game {game!r} is not registered in {data.root}; registered are {', '.join(known)}"
+        )
     if not (data.root / "key").exists():
         raise ConfigError(
-            f"{data.root} has no key, so nobody can be found by name; give the deployment's own "
-            "folder as --data, or "
-            "restore the key from a backup"
+            f"{data.root} has no key, so no player can be found by name; pass the deployment's "
+            "own folder with --data, or restore the key from a backup"
         )
     games = known if game is None else [game]
     key = deployment_key(data.root)
-    players = [pseudonym(key, game_name(one), name) for one in games]
+    players = [pseudonym(key, game_name(played), name) for played in games]
     return games, players, forget_spooled(data.spool, name, games)
 
 
 def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict[str, Any]:
-    """Return free pages of the data folder's own store to the file system."""
+    """Release free pages of the data folder's own store to the file system."""
     if not data.has_store():
         raise ConfigError(
-            f"there is no store in {data.root} to compact; one elsewhere is compacted by its own "
+            f"there is no store in {data.root} to compact; compact a remote store with its own "
             "tools"
         )
     if data.has_writer():

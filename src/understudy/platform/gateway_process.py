@@ -1,5 +1,4 @@
-"""The gateway role as a process of its own: reports lines of JSON, and drains when its standard
-input closes.
+"""The gateway role as a process: reports JSON lines, and drains when its standard input closes.
 
 Run as `python -m understudy.platform.gateway_process DATA CONFIG`, where CONFIG is the file that
 `up` wrote.
@@ -29,70 +28,64 @@ from understudy.serve.state import GatewayState
 
 _REPORT_EVERY_S = 0.5
 _STALE_S = 10.0
-"""A standing is written every second; one this old is of a supervisor that is gone."""
+"""A status is written every second; an older one belongs to a supervisor that has exited."""
 
 
 class IngestMetrics(Collector):
-    """The ingest role's standing among the gateway's metrics: one address for all that is watched.
+    """Adds the ingest role's status to the gateway's metrics, so that one URL serves all metrics.
 
-    It is as its supervisor wrote it; nothing where there never was one. Counts begin at 0 when the
-    role starts, as Prometheus expects of every process.
+    Reads the status file of its supervisor; without one there are no ingest metrics. Counts start
+    at 0 when the role starts, as Prometheus expects of every process.
     """
 
-    def __init__(self, standing: Path, clock: Clock) -> None:
-        self._standing = standing
+    def __init__(self, status_file: Path, clock: Clock) -> None:
+        self._status_file = status_file
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
         try:
-            standing = json.loads(self._standing.read_text())
+            status = json.loads(self._status_file.read_text())
         except (OSError, ValueError):
             return
-        now = standing["report"]
+        now = status["report"]
         engine = now.get("engine", "native")
-        is_running = (
-            standing["state"] == "running" and self._clock.now() - standing["at_s"] < _STALE_S
-        )
+        is_running = status["state"] == "running" and self._clock.now() - status["at_s"] < _STALE_S
 
-        def metric(kind: Any, name: str, said: str, value: Any, *label: str) -> Metric:
-            """A family by engine; `label` parts it further, by the keys of `value`."""
-            family: Metric = kind(f"understudy_ingest_{name}", said, labels=["engine", *label])
+        def metric(kind: Any, name: str, text: str, value: Any, *label: str) -> Metric:
+            """Return a family by engine, and by the keys of `value` if `label` is given."""
+            family: Metric = kind(f"understudy_ingest_{name}", text, labels=["engine", *label])
             for part, number in value.items() if label else [("", value)]:
                 family.add_metric([engine, part] if label else [engine], number)  # type: ignore[attr-defined]
             return family
 
         yield metric(GaugeMetricFamily, "running", "Whether ingest runs", float(is_running))
-        yield metric(
-            CounterMetricFamily, "restarts", "How often it was started again", standing["restarts"]
-        )
+        yield metric(CounterMetricFamily, "restarts", "Number of restarts", status["restarts"])
         if not now:
             return
-        yield metric(CounterMetricFamily, "steps", "Steps that were stored", now["stored"])
+        yield metric(CounterMetricFamily, "steps", "Steps stored", now["stored"])
+        yield metric(CounterMetricFamily, "frames", "Frames by outcome", now["fates"], "fate")
         yield metric(
-            CounterMetricFamily, "frames", "Frames by what became of them", now["fates"], "fate"
-        )
-        yield metric(
-            CounterMetricFamily, "refusals", "Frames refused, by reason", now["refusals"], "reason"
+            CounterMetricFamily, "refusals", "Frames rejected, by reason", now["refusals"], "reason"
         )
         if is_running:
-            said = "From coming into the stream to being stored, the last frame"
-            yield metric(GaugeMetricFamily, "lag_seconds", said, now["lag_s"])
+            text = "Time of the last frame from entering the stream to being stored"
+            yield metric(GaugeMetricFamily, "lag_seconds", text, now["lag_s"])
         if is_running and "batch" in now:
+            yield metric(GaugeMetricFamily, "batch", "Number of Spark's last batch", now["batch"])
+            yield metric(GaugeMetricFamily, "batch_rows", "Frames in that batch", now["batch_rows"])
             yield metric(
-                GaugeMetricFamily, "batch", "Spark's number of its last batch", now["batch"]
+                GaugeMetricFamily, "batch_seconds", "Duration of that batch", now["batch_s"]
             )
-            yield metric(GaugeMetricFamily, "batch_rows", "Frames in it", now["batch_rows"])
-            yield metric(GaugeMetricFamily, "batch_seconds", "Time it took", now["batch_s"])
 
 
 def main(data: DataFolder, config: Config) -> None:
-    """Serve until the parent asks to stop, then answer the requests that are being served."""
+    """Serve until the parent requests a stop, then complete the requests in progress."""
     stop = stop_with_parent()
     opened = open_deployment(data, models=config.models.url)
-    houses: list[GatewayState] = []
+    states: list[GatewayState] = []
 
-    def make_house() -> GatewayState:
-        houses.append(
+    def create_state() -> GatewayState:
+        states.append(
             GatewayState(
                 config=config.gateway_config,
                 stream=open_stream(config.stream.url, data),
@@ -104,10 +97,10 @@ def main(data: DataFolder, config: Config) -> None:
             )
         )
         ingest = IngestMetrics(roles_folder(data) / "ingest.json", opened.clock)
-        houses[-1].metrics.registry.register(ingest)
-        return houses[-1]
+        states[-1].metrics.registry.register(ingest)
+        return states[-1]
 
-    server = GatewayServer(Gateway(make_house), config.listen)
+    server = GatewayServer(Gateway(create_state), config.listen)
     is_ready = threading.Event()
 
     def watch() -> None:
@@ -118,7 +111,7 @@ def main(data: DataFolder, config: Config) -> None:
                         "is_ready": True,
                         "url": server.url,
                         "port": server.port,
-                        **_figures(houses[-1]),
+                        **_figures(states[-1]),
                     }
                 )
                 stop.wait(_REPORT_EVERY_S)
@@ -128,11 +121,10 @@ def main(data: DataFolder, config: Config) -> None:
     server.run(on_ready=is_ready.set)
 
 
-def _figures(house: GatewayState) -> dict[str, Any]:
-    """Totals since the start, from the gateway's own metrics; and why the stream takes nothing,
-    while it does not."""
+def _figures(state: GatewayState) -> dict[str, Any]:
+    """Return totals since the start from the gateway's metrics, and the stream's current error."""
     totals = {"requests": 0.0, "frames": 0.0, "refused": 0.0, "errors": 0.0}
-    for family in house.metrics.registry.collect():
+    for family in state.metrics.registry.collect():
         for sample in family.samples:
             match sample.name, sample.labels:
                 case "understudy_requests_total", {"status": status}:
@@ -144,8 +136,8 @@ def _figures(house: GatewayState) -> dict[str, Any]:
                     totals["refused"] += sample.value
     return {
         **totals,
-        "waiting_bytes": house.appender.waiting_bytes,
-        "storage_error": house.appender.trouble[:300],
+        "waiting_bytes": state.appender.waiting_bytes,
+        "storage_error": state.appender.trouble[:300],
     }
 
 

@@ -1,12 +1,11 @@
-"""The ingest role: everything between a stream and a store, wherever these are and whatever engine
-stores.
+"""The ingest role: moves frames from a stream to a store, local or remote, with either engine.
 
-A store in the data folder has one writer, this process, which also answers requests for it. A store
-elsewhere may have many: each has partitions of its own. With Spark the work is done in tasks, and
-this process says what is next.
+A store in the data folder has one writer, this process, which also answers requests for it. A
+remote store may have many writers, each with partitions of its own. With Spark the work is done in
+tasks, which this process schedules.
 
 Run as `python -m understudy.platform.ingest DATA [CONFIG]`, where CONFIG is the file that `up`
-wrote, it reports lines of JSON, and drains when its standard input closes.
+wrote. It reports JSON lines, and drains when its standard input closes.
 """
 
 import contextlib
@@ -18,13 +17,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import models_folder, open_deployment
+from understudy.backends.local import (
+    as_local_store,
+    open_file_stream,
+    open_local_store,
+    trim_file_stream,
+)
 from understudy.backends.specs import RegistrySpecs, registered_specs
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
@@ -51,9 +56,10 @@ from understudy.platform.children import (
 )
 from understudy.platform.config import Config, check_spark_store
 from understudy.platform.requests import Handler, answer_all, forget_stale
-from understudy.ports import Candidate, FullStore, Position, Specs, Stream
-from understudy.stores.local import LocalStore
-from understudy.streams.file import FileStream
+from understudy.ports import Candidate, FullStore, Specs, Stream
+
+if TYPE_CHECKING:
+    from understudy.stores.local import LocalStore
 
 _log = structlog.get_logger("understudy.ingest")
 REQUEST_EVERY_S = 0.05
@@ -62,17 +68,16 @@ EXPIRE_EVERY_S = 600.0
 _IDLE_S = 0.004
 _TROUBLE_S = 1.0
 RETENTION_S = 3600.0
-"""How long the stream keeps what is already stored."""
+"""How long the stream keeps frames that are already stored."""
 DRAIN_S = 15.0
-"""How long storing what is left may take when a person waits for ingest to stop."""
+"""How long an interactive `understudy ingest` may take to store the rest when it stops."""
 ROLE_DRAIN_S = 100.0
-"""What a gateway acknowledged last is stored, too, when `up` ends; a little less than a role is
-given."""
+"""How long the role may take, so that frames acknowledged last are stored when `up` ends; slightly
+less than the supervisor's limit."""
 
 
 def repeat(step: Callable[[], int], stop: Event) -> None:
-    """Call `step` until `stop` is set, waiting a little when nothing moved and longer while
-    nothing can be stored."""
+    """Call `step` until `stop` is set, with a short wait when idle and a longer one on errors."""
     while not stop.is_set():
         try:
             moved = step()
@@ -88,7 +93,7 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
             _log.warning(
                 "unreachable",
                 error=str(error),
-                next="it is tried again; nothing acknowledged is lost",
+                next="it is retried; nothing acknowledged is lost",
             )
             stop.wait(_TROUBLE_S)
             continue
@@ -97,21 +102,10 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
 
 
 def drain(service: IngestService, *, within_s: float) -> None:
-    """Store what is still in the stream; what cannot be read or stored now, or in time, is left
-    to the next start."""
+    """Store the rest of the stream; what cannot be stored in time is left to the next start."""
     with leaving_the_rest():
         if not service.drain(within_s=within_s):
-            tell_not_drained("there is more in the stream than can be stored now")
-
-
-def trim_own(
-    stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float
-) -> int:
-    """Delete stored parts of a stream of our own that are older than this; one elsewhere has a
-    rule of its own."""
-    if not isinstance(stream, FileStream):
-        return 0
-    return stream.trim(positions, before_s=time.time() - retention_s)
+            tell_not_drained("the stream holds more than can be stored in time")
 
 
 class IngestRole:
@@ -128,42 +122,43 @@ class IngestRole:
         open_store: Callable[[], FullStore] | None = None,
         spark: SparkTasks | None = None,
     ) -> None:
-        """`retention_s`: how long a stream in the data folder keeps what is stored.
+        """`retention_s`: how long a stream in the data folder keeps stored frames.
 
-        `keep_s`: how long a store in the data folder does, or for ever; `specs`: where games are
-        registered; `open_stream`, `open_store`: what is not in the data folder; `spark`: takes the
-        service's turns.
+        `keep_s`: how long a store in the data folder keeps steps, or None for ever; `specs`: the
+        registered games; `open_stream`, `open_store`: open backends outside the data folder;
+        `spark`: runs the service's work as Spark tasks.
         """
         if keep_s is not None and not 0 < keep_s < 1e10:
             raise ConfigError(
-                f"stored steps are kept for {keep_s} s; give a time above 0, or none to keep them"
+                f"the retention of stored steps is {keep_s} s; pass a time above 0, or none to "
+                "keep them for ever"
             )
         if not 0 <= retention_s < 1e10:
             raise ConfigError(
-                f"the stream keeps what is stored for {retention_s} s; give a time from 0, such as "
-                "3600"
+                f"the stream's retention of stored frames is {retention_s} s; pass at least 0, "
+                "such as 3600"
             )
         self._data = data
         self._retention_s = retention_s
         self._keep_s = keep_s
         self._specs: Specs = specs or SpecFolder(data.games)
         self._is_embedded = open_store is None
+
         self._spark = spark
         with contextlib.ExitStack() as opened:
             if open_store is None:
                 if not data.has_store():
-                    deployment_key(
-                        data.root
-                    )  # before the store: a store without a key is refused by every game
+                    # Before the store: every game rejects a store without a key.
+                    deployment_key(data.root)
                 # The store first: its lock makes this the only writer, so claims belong to the
                 # folder, not a process.
                 self._store: FullStore = opened.enter_context(
-                    LocalStore(data.store, specs=self._specs)
+                    open_local_store(data.store, specs=self._specs)
                 )
             else:
                 make_folder(data.root)
                 opened.callback(FileLock(data.root / "ingest.lock", what="ingest").close)
-            stream = open_stream() if open_stream is not None else FileStream(data.stream)
+            stream = open_stream() if open_stream is not None else open_file_stream(data.stream)
             self._stream = opened.enter_context(contextlib.closing(stream))
             if open_store is not None:
                 self._store = opened.enter_context(contextlib.closing(open_store()))
@@ -175,29 +170,28 @@ class IngestRole:
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
 
     @property
-    def store(self) -> LocalStore:
+    def store(self) -> "LocalStore":
         """The data folder's own store."""
-        assert isinstance(self._store, LocalStore)
-        return self._store
+        return as_local_store(self._store)
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine has started; a wrong setting may be found until then."""
+        """Whether the engine has started; invalid settings may be reported until then."""
         return self._spark is None or self._spark.is_running
 
     def step(self) -> int:
-        """One round: move what came, answer requests, trim the stream; how many records moved."""
+        """Store new records, answer requests and trim the stream; return the records moved."""
         now_s = time.monotonic()
         if self._is_embedded:
             self._look_after_store(now_s)
         moved = self.service.step()
         if not self._is_embedded and now_s >= self._next_trim_s:
             self._next_trim_s = now_s + TRIM_EVERY_S
-            trim_own(self._stream, self.service.positions(), retention_s=self._retention_s)
+            trim_file_stream(self._stream, self.service.positions(), retention_s=self._retention_s)
         return moved
 
     def _look_after_store(self, now_s: float) -> None:
-        """What only the one writer of a store in the data folder can do."""
+        """Do the tasks that are reserved to the writer of a store in the data folder."""
         if now_s >= self._next_requests_s:
             self._next_requests_s = now_s + REQUEST_EVERY_S
             answer_all(self._data.requests, self._handlers())
@@ -209,18 +203,17 @@ class IngestRole:
                 self.store.erase()
         if self._keep_s is not None and now_s >= self._next_expiry_s:
             self._next_expiry_s = now_s + EXPIRE_EVERY_S
-            gone = self.store.expire(time.time() - self._keep_s)
-            _log.info("expired", chunks=gone)
+            expired = self.store.expire(time.time() - self._keep_s)
+            _log.info("expired", chunks=expired)
 
     def run(self, stop: Event, *, drain_s: float = DRAIN_S) -> None:
-        """Repeat `step` until `stop` is set, then store what is still in the stream, for at most
-        this long."""
+        """Repeat `step` until `stop` is set, then store the rest within `drain_s`."""
         with leaving_the_rest(stop.is_set), self._running(stop):
             repeat(self.step, stop)
             drain(self.service, within_s=drain_s)
 
     def store_all(self) -> None:
-        """Store what is in the stream now, and see once to what is to expire and to be trimmed."""
+        """Store everything that is in the stream now, and expire and trim once."""
         with self._running(Event()):
             self.service.drain()
             self.step()
@@ -229,7 +222,7 @@ class IngestRole:
         return contextlib.nullcontext() if self._spark is None else self._spark.running(stop)
 
     def report(self) -> dict[str, Any]:
-        """How it stands, as JSON: for `status` and the metrics."""
+        """Return the role's figures as JSON, for `status` and the metrics."""
         stats = self.service.stats
         return {
             "stored": stats.steps,
@@ -241,45 +234,46 @@ class IngestRole:
         }
 
     def spark_figures(self) -> dict[str, Any]:
-        """Spark's page and its last batch; nothing where our own service runs."""
+        """Return Spark's page and its last batch; empty for the native engine."""
         return {} if self._spark is None else dict(self._spark.figures)
 
     def trim(self, retention_s: float) -> int:
-        """Delete stored parts of a stream of our own that are older than this; how many bytes
-        that freed."""
-        freed = trim_own(self._stream, self.store.positions(), retention_s=retention_s)
-        if freed:  # only that makes partitions go
+        """Delete stored parts of a file stream that are older; return the bytes freed."""
+        freed = trim_file_stream(self._stream, self.store.positions(), retention_s=retention_s)
+        if freed:  # partitions disappear only then
             left = {partition.id for partition in self._stream.partitions()}
             self.store.release([name for name in self.store.positions() if name not in left])
         return freed
 
     def _handlers(self) -> Mapping[str, Handler]:
-        """What another process may ask of the store's writer."""
+        """Return the handlers of requests that other processes send to the store's writer."""
 
         def barrier(_: Mapping[str, Any]) -> Mapping[str, Any]:
             self.service.drain()
             return {"arrival": self.store.next_arrival - 1, "pid": os.getpid()}
 
-        def snapshot(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-            self.snapshot(self._data.root / "snapshots" / Path(str(asked["name"])).name)
+        def snapshot(request: Mapping[str, Any]) -> Mapping[str, Any]:
+            self.snapshot(self._data.root / "snapshots" / Path(str(request["name"])).name)
             return {}
+
+        def forget(request: Mapping[str, Any]) -> Mapping[str, Any]:
+            return self.forget([bytes.fromhex(text) for text in request["players"]])
 
         return {
             "barrier": barrier,
-            "forget": lambda asked: self.forget([bytes.fromhex(text) for text in asked["players"]]),
-            "replay": lambda asked: replay(self.store, self._specs, asked.get("ids")),
+            "forget": forget,
+            "replay": lambda request: replay(self.store, self._specs, request.get("ids")),
             "snapshot": snapshot,
             "compact": lambda _: {"freed_bytes": self.store.compact(between=self.service.step)},
         }
 
     def snapshot(self, target: Path) -> None:
-        """Copy the store with all that the stream held; what comes meanwhile is stored, and
-        copied too."""
+        """Copy the store after draining the stream; frames that arrive meanwhile are included."""
         self.service.drain()
         self.store.back_up(target, between=self.service.step)
 
     def forget(self, players: list[bytes]) -> dict[str, int | bool]:
-        """Erase players by pseudonym, and what the stream still holds of stored data."""
+        """Erase players by pseudonym, and stored frames that are still in the stream."""
         self.service.drain()
         chunks = sum(self.store.forget(player) for player in players)
         return {
@@ -298,7 +292,7 @@ class IngestRole:
         self.close()
 
 
-# --- opening: where a config puts stream, store and games -----------------------------------------
+# --- opening the stream, the store and the games of a config --------------------------------------
 
 
 def open_ingest(
@@ -308,10 +302,10 @@ def open_ingest(
     retention_s: float = RETENTION_S,
     keep_s: float | None = None,
 ) -> IngestRole:
-    """The role between the stream and the store that a config names, by the engine it names.
+    """Open the role for the stream, the store and the engine that a config names.
 
-    `retention_s`: how long a stream in the data folder keeps what is stored; `keep_s`: how long a
-    store in it does.
+    `retention_s`: how long a stream in the data folder keeps stored frames; `keep_s`: how long a
+    store in it keeps steps.
     """
     spark = _spark_tasks(data, config) if config.ingest.engine == "spark" else None
     if not config.store.url:
@@ -334,22 +328,21 @@ def open_own_ingest(
     retention_s: float = RETENTION_S,
     keep_s: float | None = None,
 ) -> IngestRole:
-    """The role into the data folder's own store, from wherever the config has the stream and the
-    games."""
+    """Open the role for the data folder's own store, with the config's stream and games."""
     specs = registered_specs(data, models=config.models.url)
     stream = partial(open_stream, config.stream.url, data)
     return IngestRole(data, specs=specs, open_stream=stream, retention_s=retention_s, keep_s=keep_s)
 
 
-def open_own_store(data: DataFolder, config: Config) -> LocalStore:
-    """The data folder's own store, for what needs no stream: one elsewhere may not answer."""
-    return LocalStore(data.store, specs=registered_specs(data, models=config.models.url))
+def open_own_store(data: DataFolder, config: Config) -> "LocalStore":
+    """Open the data folder's own store without the stream, which may be remote and unreachable."""
+    return open_local_store(data.store, specs=registered_specs(data, models=config.models.url))
 
 
 def owner_of(data: DataFolder) -> str:
-    """The owner of claims in a store elsewhere: the folder, which its lock makes ours alone.
+    """Return the owner of claims in a remote store: the folder, whose lock has one holder.
 
-    So the next process need not wait after a crash.
+    After a crash the next process can therefore continue without waiting.
     """
     return f"{data.root}@{socket.gethostname()}"
 
@@ -364,8 +357,8 @@ def _spark_tasks(data: DataFolder, config: Config) -> SparkTasks:
         only_here = "the stream is in the data folder (stream.url)"
     master = config.ingest.master
     check_master(master, only_here=only_here)
-    places = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
-    address = json.dumps({"data": str(data.root.absolute()), **places})
+    urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
+    address = json.dumps({"data": str(data.root.absolute()), **urls})
     job = SparkJob(
         opener="understudy.platform.ingest:open_in_task", address=address, owner=owner_of(data)
     )
@@ -375,37 +368,34 @@ def _spark_tasks(data: DataFolder, config: Config) -> SparkTasks:
 
 
 def open_in_task(address: str) -> Opened:
-    """Stream, store and specs in a worker's process; no secrets are in the text, since an
-    address has none."""
+    """Open stream, store and specs in a worker process; URLs, and so the text, have no secrets."""
     log_to_stderr()
-    places = json.loads(address)
-    data = DataFolder(Path(places["data"]))
+    urls = json.loads(address)
+    data = DataFolder(Path(urls["data"]))
     # A worker on another machine has no keys, and needs none to read a spec.
-    specs = RegistrySpecs(
-        Registry(open_objects(places["models"] or models_folder(data)), trusted={})
-    )
-    return open_stream(places["stream"], data), open_store(places["store"], specs=specs), specs
+    specs = RegistrySpecs(Registry(open_objects(urls["models"] or models_folder(data)), trusted={}))
+    return open_stream(urls["stream"], data), open_store(urls["store"], specs=specs), specs
 
 
-# --- what is done to a store that is open ---------------------------------------------------------
+# --- replaying quarantined frames -----------------------------------------------------------------
 
 
 def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, int]:
-    """Check a store's quarantined frames again and store those that pass; None means all."""
+    """Check quarantined frames again and store those that pass; `ids` None means all frames."""
     counts = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}
     after = 0
     while page := store.quarantined(after_id=after, limit=256):
         after = page[-1].id
         passed: list[tuple[int, Candidate]] = []
-        for one in page:
-            if ids is not None and one.id not in ids:
+        for frame in page:
+            if ids is not None and frame.id not in ids:
                 continue
             counts["tried"] += 1
-            checked = check(one.raw, specs=specs, received_s=one.received_s)
+            checked = check(frame.raw, specs=specs, received_s=frame.received_s)
             if checked.candidate is None:
                 counts["still_refused"] += 1
             else:
-                passed.append((one.id, checked.candidate))
+                passed.append((frame.id, checked.candidate))
         receipt = store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
         counts["stored"] += sum(fate == "new" for fate in receipt.fates)
         counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
@@ -417,11 +407,11 @@ def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, i
 
 
 def main(data: DataFolder, config: Config) -> None:
-    """Follow the stream until the parent asks to stop."""
+    """Store frames until the parent requests a stop."""
     stop = stop_with_parent()
     with open_ingest(data, config) as role:
-        # A parent that gets no report knows that the role does not run yet, and that a wrong
-        # setting is still found.
+        # Until the first report, the parent treats the role as starting, and exit code 2 as
+        # invalid settings.
         with reporting(lambda: role.report() if role.is_running else {}):
             role.run(stop, drain_s=ROLE_DRAIN_S)
         report(role.report())

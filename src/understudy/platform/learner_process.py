@@ -1,14 +1,13 @@
-"""The learner role: one process that turns a deployment's stored experience into bots, without any
-game.
+"""The learner role: trains bots from a deployment's stored experience, without running any game.
 
-    store ─► tally ─► schedule ─► course (bc, dqn) ─► release ─► gate ─► champion
+    store ─► stats ─► schedule ─► training (bc, dqn) ─► release ─► gate ─► champion
 
 It only reads the store and writes models and checkpoints; a learner that starts later takes over
 and fences this one.
 
 Run as `python -m understudy.platform.learner_process DATA [CONFIG]`, where CONFIG is the file that
-`up` wrote, it reports lines of JSON and ends when its standard input closes; with 4 when another
-learner has taken over: starting it again would only take turns with the other.
+`up` wrote. It reports JSON lines and exits when its standard input closes. Exit code 4 means that
+another learner has taken over: a restart would only fence that one in turn.
 """
 
 import contextlib
@@ -20,13 +19,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from understudy.backends.addresses import open_store
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
+from understudy.backends.local import open_view, open_window
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Fenced, StorageFull, Unreachable
@@ -40,9 +40,10 @@ from understudy.release.game_learner import GameLearner, LearnerServiceConfig, S
 from understudy.release.gatekeeper import CheckModel, Gatekeeper
 from understudy.release.model_check import check_apart
 from understudy.release.store_stats import StoreStats
-from understudy.stores.view import StoreView
-from understudy.stores.window import Window
 from understudy.training.follower import StoreFollower
+
+if TYPE_CHECKING:
+    from understudy.stores.window import Window
 
 _log = structlog.get_logger("understudy.learner")
 _IDLE_S = 0.05
@@ -71,85 +72,87 @@ class LearnerRole:
         )
         self._owner = f"learner {os.getpid()} on {socket.gethostname()}"
         self._follower: StoreFollower | None = None
-        self._tally: StoreStats | None = None
+        self._stats: StoreStats | None = None
         self._games: dict[str, GameLearner] = {}
         self._next_games_s = self._next_save_s = 0.0
         self._is_fenced = False
-        self._waits_for = ""
+        self._storage_error = ""
         self._status: dict[str, Any] = {}
-        self._look_around()
+        self._update_status()
 
     def step(self) -> bool:
-        """One piece of work for every game; whether there was any. Fenced once another learner
-        has taken over."""
-        if self._tally is None and not self._open():
+        """Do a unit of work for every game; return whether there was any.
+
+        Raises Fenced once another learner has taken over.
+        """
+        if self._stats is None and not self._open():
             return False
-        assert self._tally is not None
-        did = self._tally.follow()
+        assert self._stats is not None
+        has_worked = self._stats.follow()
         try:
-            self._meet_games(self._tally)
+            self._add_games(self._stats)
             for game in self._games.values():
-                did |= game.step()
+                has_worked |= game.step()
         except Fenced:
             self._is_fenced = True
             raise
         if self._clock.monotonic() >= self._next_save_s:
-            self._save_tally()
-        self._look_around()
-        return did
+            self._save_stats()
+        self._update_status()
+        return has_worked
 
     def run(self, stop: Event) -> None:
         """Repeat `step` until `stop` is set; Fenced ends it."""
         while not stop.is_set():
             try:
-                did = self.step()
+                has_worked = self.step()
             except StorageFull as error:
                 _log.warning(
                     "disk_full",
                     error=str(error),
-                    next="free some space; learning goes on by itself",
+                    next="free some space; learning resumes by itself",
                 )
                 stop.wait(1.0)
                 continue
             except Unreachable as error:
-                if not self._waits_for:
+                if not self._storage_error:
                     _log.warning(
-                        "models_not_reachable", error=str(error), next="nothing: it is asked again"
+                        "models_not_reachable", error=str(error), next="nothing: it is retried"
                     )
-                self._waits_for = str(error)
-                self._status = {**self._status, "storage_error": self._waits_for}
+                self._storage_error = str(error)
+                self._status = {**self._status, "storage_error": self._storage_error}
                 stop.wait(1.0)
                 continue
-            if self._waits_for:
-                self._waits_for = ""
-                self._look_around()
-            if not did:
+            if self._storage_error:
+                self._storage_error = ""
+                self._update_status()
+            if not has_worked:
                 stop.wait(_IDLE_S)
 
     def status(self) -> dict[str, Any]:
-        """Where every game stands, as of the last step; may be asked by any thread."""
+        """Return the status of every game as of the last step; may be called by any thread."""
         return self._status
 
-    def _look_around(self) -> None:
+    def _update_status(self) -> None:
         games = {name: game.status() for name, game in self._games.items()}
         sums = {what: sum(game[what] for game in games.values()) for what in ("steps", "updates")}
         self._status = {
             "owner": self._owner,
             "games": games,
-            "storage_error": self._waits_for,
+            "storage_error": self._storage_error,
             **sums,
         }
 
     # --- games ------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
-        """Whether there is a store by now; what was learned from another one is set aside.
+        """Open the store and return whether it exists; progress on another one is set aside.
 
-        The arrival numbers of another store mean nothing in this one.
+        The arrival numbers of another store have no meaning in this one.
         """
         if not self._data.has_store():
             return False
-        with StoreView(self._data.store) as view:
+        with open_view(self._data.store) as view:
             here = str(view.identity)
         before = self._folder / "store.txt"
         if before.exists() and (other := before.read_text()) != here:
@@ -166,61 +169,62 @@ class LearnerRole:
         make_folder(self._folder)
         write_file(before, here.encode())
         self._follower = StoreFollower(self._data.store)
-        tally = StoreStats(self._follower)
-        path = self._folder / "tally.json"
+        stats = StoreStats(self._follower)
+        path = self._folder / "store_stats.json"
         if path.exists():
             try:
-                tally.restore(json.loads(path.read_bytes()))
+                stats.restore(json.loads(path.read_bytes()))
             except (ValueError, KeyError, TypeError) as error:
                 _log.warning(
-                    "tally_not_readable", error=repr(error)[:200], next="the store is counted again"
+                    "store_stats_not_readable",
+                    error=repr(error)[:200],
+                    next="the store is counted again",
                 )
-                fresh = StoreStats(
-                    self._follower
-                )  # before the other leaves, which would close the store
-                tally.close()
-                tally = fresh
-        self._tally = tally
+                # Opened before the first one is closed, which would otherwise close the store.
+                fresh = StoreStats(self._follower)
+                stats.close()
+                stats = fresh
+        self._stats = stats
         return True
 
-    def _meet_games(self, tally: StoreStats) -> None:
+    def _add_games(self, stats: StoreStats) -> None:
         if self._clock.monotonic() < self._next_games_s:
             return
         self._next_games_s = self._clock.monotonic() + max(
             _NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s
         )
         assert self._follower is not None
-        means = ServiceContext(
+        context = ServiceContext(
             self._data,
             self._registry,
             self._keeper,
             self._follower,
-            tally,
+            stats,
             self.config,
             self._clock,
         )
         for name in self._registry.games():
-            if name in tally.schemas and name not in self._games:
-                self._games[name] = GameLearner(name, means, owner=self._owner)
+            if name in stats.schemas and name not in self._games:
+                self._games[name] = GameLearner(name, context, owner=self._owner)
                 _log.info("game", game=name, epoch=self._games[name].epoch)
 
-    def _save_tally(self) -> None:
+    def _save_stats(self) -> None:
         self._next_save_s = self._clock.monotonic() + self.config.checkpoint_every_s
-        assert self._tally is not None
-        write_file(self._folder / "tally.json", json.dumps(self._tally.state()).encode())
+        assert self._stats is not None
+        write_file(self._folder / "store_stats.json", json.dumps(self._stats.state()).encode())
 
     def close(self) -> None:
-        """Keep what was learned, unless it is another's by now; may be called twice."""
+        """Save all progress, unless another learner has taken over; may be called twice."""
         for game in self._games.values():
             if not self._is_fenced:
                 game.save()
             game.close()
-        if self._tally is not None:
+        if self._stats is not None:
             if not self._is_fenced:
-                self._save_tally()
-            self._tally.close()
+                self._save_stats()
+            self._stats.close()
         self._games = {}
-        self._tally = None
+        self._stats = None
         self._follower = None
 
     def __enter__(self) -> "LearnerRole":
@@ -234,14 +238,14 @@ class LearnerRole:
 
 
 class WindowFiller:
-    """Fills a window until `stop` is set; a context manager that raises, at its end, what the
-    thread died of.
+    """Context manager that fills a window in a thread, and raises the thread's error at its end.
 
-    A learner must not go on with old data: what ends the thread sets `stop` as well, and the
-    supervisor starts the role again. A store that is away for a while ends nothing; `fields` tells.
+    A learner must not continue with old data: an error in the thread also sets `stop`, and the
+    supervisor restarts the role. A store that is unreachable for a while is not an error; `fields`
+    reports it.
     """
 
-    def __init__(self, window: Window, stop: Event) -> None:
+    def __init__(self, window: "Window", stop: Event) -> None:
         self._window = window
         self._stop = stop
         self._error: BaseException | None = None
@@ -255,8 +259,7 @@ class WindowFiller:
             self._stop.set()
 
     def fields(self) -> dict[str, Any]:
-        """What a role reports about it: how much was copied, and why nothing is at present, if
-        so."""
+        """Return the fields of the role's report: items copied, and the current error, if any."""
         return {"window": {"items": self._window.items, "error": self._window.trouble}}
 
     def __enter__(self) -> "WindowFiller":
@@ -271,11 +274,11 @@ class WindowFiller:
 
 
 Fields = Callable[[], dict[str, Any]]
-"""What else a report says."""
+"""Returns further fields of a report."""
 
 
 def main(data: DataFolder, config: Config) -> int:
-    """Learn as a config says until the parent asks to stop; the process's exit code."""
+    """Learn with a config until the parent requests a stop; return the process's exit code."""
     stop = stop_with_parent()
     registry = open_deployment(data, models=config.models.url).registry
     simulator = config.learner.simulator
@@ -285,16 +288,15 @@ def main(data: DataFolder, config: Config) -> int:
         bounds=config.bounds,
         envs={str(game_name_of_env(simulator)): simulator} if simulator else {},
     )
-    with _copied(data, config, registry, stop) as (folder, fields):
+    with _local_experience(data, config, registry, stop) as (folder, fields):
         return learn(folder, registry, service, stop, fields=fields)
 
 
 @contextlib.contextmanager
-def _copied(
+def _local_experience(
     data: DataFolder, config: Config, registry: Registry, stop: Event
 ) -> Iterator[tuple[DataFolder, Fields]]:
-    """The folder to learn from; where experience is kept elsewhere, with a copy of it that grows
-    while this lasts."""
+    """Yield the folder to learn from; for a remote store, with a local copy that keeps growing."""
     if not config.store.url:
         yield data, dict
         return
@@ -303,7 +305,7 @@ def _copied(
     keep_s = config.store.window_hours * 3600 or None
     with (
         contextlib.closing(open_store(config.store.url, specs=specs)) as remote,
-        Window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
+        open_window(remote, folder.store, specs=specs, keep_s=keep_s) as window,
         WindowFiller(window, stop) as follower,
     ):
         yield folder, follower.fields
@@ -317,7 +319,7 @@ def learn(
     *,
     fields: Fields = dict,
 ) -> int:
-    """Learn from the store of a data folder until `stop` is set; the process's exit code."""
+    """Learn from a data folder's store until `stop` is set; return the process's exit code."""
     use_compile_cache()
     fenced = ""
     with LearnerRole(data, registry, config=config) as role:

@@ -1,7 +1,6 @@
-"""The whole platform on one machine: its roles as supervised processes, its development keys, and a
-game to paste.
+"""The whole platform on one machine: supervised role processes, development keys, a sample game.
 
-DATA/roles/NAME.json      how a role stands, written every second: what `understudy status` reads
+DATA/roles/NAME.json      status of a role, written every second and read by `understudy status`
 DATA/roles/NAME.lock      held as long as a process runs this role here
 """
 
@@ -35,7 +34,7 @@ for number in range(60):
         obs = [place, step / 50]
         if number % 2:  # the bot decides; at random until there is one
             action = episode.act(obs)
-        else:  # a person decided: here somebody who likes the middle
+        else:  # a person decided: this one prefers the middle
             action = 1 if place < 0 else 0
             episode.acted(obs, action)
         place += 0.1 if action == 1 else -0.1
@@ -43,20 +42,18 @@ for number in range(60):
     episode.end([place, 1.0])
 game.close()
 """
-"""A game of one's own in a few lines; run once, it brings enough steps of people for a first
-bot."""
+"""A minimal game; one run records enough steps of people for a first bot."""
 
 _TICK_S = 0.05
 _WRITE_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 15.0
 _STEADY_S = 20.0
-"""A role that has run this long is well: its next crash is its first."""
+"""After this time without a crash, a role's crash count restarts at 0."""
 _RATED = ("requests", "frames", "stored", "updates")
 
 Command = Callable[[Mapping[str, Any]], Sequence[str]]
-"""A role's command line; it is given what the role reported last, so that a gateway comes back
-on its port."""
+"""Returns a role's command line, given its last report: a gateway restarts on the same port."""
 
 
 # --- supervising roles ----------------------------------------------------------------------------
@@ -64,24 +61,23 @@ on its port."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What a supervisor must know about a role."""
+    """Settings of a role for the supervisor."""
 
     name: str
     command: Command
     drains_s: float
-    """How long it may take to finish its work before it is ended."""
+    """How long it may take to finish its work before it is killed."""
     is_needed: bool = True
-    """Whether the platform is ready only when this role is."""
+    """Whether the platform is ready only when this role is ready."""
     stops_after: tuple[str, ...] = ()
-    """Roles that must have ended before this one is asked to stop."""
+    """Roles that must have ended before this one is stopped."""
     gives_way_with: int | None = None
-    """The exit code by which it says that another process does its work now: then it is not
-    started again."""
+    """Exit code which means that another process took over its work: it is not restarted."""
 
 
 @dataclass(slots=True)
 class RoleStatus:
-    """How a role stands."""
+    """Status of a role."""
 
     role: Role
     child: Child | None = None
@@ -93,9 +89,9 @@ class RoleStatus:
     started_s: float = 0.0
     due_s: float = 0.0
     pause_s: float = 0.0
-    """How long it waited for its restart the last time."""
+    """The delay before its last restart."""
     crashes: int = 0
-    """In a row."""
+    """Consecutive crashes."""
     last_report: Mapping[str, Any] = field(default_factory=dict)
     samples: deque[tuple[float, Mapping[str, Any]]] = field(default_factory=lambda: deque(maxlen=6))
 
@@ -110,10 +106,11 @@ class RoleStatus:
         return self.child is not None and self.child.exit_code is None
 
     def rates(self) -> dict[str, float]:
-        """Counts a second over the last samples."""
+        """Return counts per second over the last samples."""
         if len(self.samples) < 2:
             return {}
-        (first_s, first), (last_s, last) = self.samples[0], self.samples[-1]
+        first_s, first = self.samples[0]
+        last_s, last = self.samples[-1]
         passed_s = max(last_s - first_s, 1e-9)
         return {
             name: round(max(0.0, last[name] - first[name]) / passed_s, 2)
@@ -137,14 +134,13 @@ class RoleStatus:
 
 
 Tell = Callable[[RoleStatus, str], None]
-"""Hears what happens to a role, in words for people."""
+"""Called with a message for users when the state of a role changes."""
 
 
 class Supervisor:
-    """Starts roles as processes, restarts those that crash, and stops them in an order that loses
-    nothing.
+    """Starts roles as processes, restarts them after crashes, and stops them without data loss.
 
-    A context manager that leaves no process.
+    A context manager that leaves no process running.
     """
 
     def __init__(
@@ -156,38 +152,38 @@ class Supervisor:
         tell: Tell,
         log: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`log` hears each line that a role writes to standard error, with the role's name, from
-        a thread."""
+        """`log` gets a role's name and each line of its standard error, from a thread."""
         self._folder = folder
         self._clock = clock
         self._tell = tell
         self._log = log
         self._written_s = 0.0
-        self.standings = {role.name: RoleStatus(role, since_s=clock.now()) for role in roles}
+        self.statuses = {role.name: RoleStatus(role, since_s=clock.now()) for role in roles}
         with contextlib.ExitStack() as opened:
             for role in roles:
                 lock = folder / f"{role.name}.lock"
                 opened.enter_context(
-                    FileLock(lock, what=f"the {role.name} of {folder.parent}", patience_s=0.5)
+                    FileLock(lock, what=f"the {role.name} of {folder.parent}", timeout_s=0.5)
                 )
             self._opened = opened.pop_all()
 
     @property
     def is_ready(self) -> bool:
-        return all(one.state == "running" for one in self.standings.values() if one.role.is_needed)
+        needed = (status for status in self.statuses.values() if status.role.is_needed)
+        return all(status.state == "running" for status in needed)
 
     def step(self) -> None:
-        """Look after every role once; ConfigError when one cannot work as it is set up."""
-        for standing in self.standings.values():
-            self._look_after(standing)
+        """Start, restart or update every role; ConfigError if the settings of one are invalid."""
+        for status in self.statuses.values():
+            self._update(status)
         if self._clock.monotonic() - self._written_s >= _WRITE_EVERY_S:
             self._written_s = self._clock.monotonic()
-            for standing in self.standings.values():
-                standing.samples.append((self._written_s, dict(standing.report)))
-                self._write(standing)
+            for status in self.statuses.values():
+                status.samples.append((self._written_s, dict(status.report)))
+                self._write(status)
 
     def run(self, stop: Event, each: Callable[[], None] = lambda: None) -> None:
-        """Repeat `step`, and what else is due, until `stop` is set."""
+        """Repeat `step` and `each` until `stop` is set."""
         while not stop.is_set():
             self.step()
             each()
@@ -195,129 +191,127 @@ class Supervisor:
 
     # --- one role ---------------------------------------------------------------------------------
 
-    def _look_after(self, standing: RoleStatus) -> None:
+    def _update(self, status: RoleStatus) -> None:
         now_s = self._clock.monotonic()
-        if standing.child is None:
-            if now_s >= standing.due_s and standing.state != "ended":
-                name = standing.role.name
-                hear = None if self._log is None else partial(self._log, name)
-                standing.child = Child(name, standing.role.command(standing.report), on_log=hear)
-                standing.started_s = self._clock.monotonic()
-                standing.samples.clear()
-                standing.state = "starting"
-                self._write(standing)
-        elif not standing.is_alive:
-            self._ended(standing, now_s)
-        elif standing.state == "starting" and standing.child.latest:
-            self._becomes(standing, "running", f"runs (process {standing.child.pid})")
-        elif standing.crashes and now_s - standing.started_s > _STEADY_S:
-            standing.crashes = 0
+        if status.child is None:
+            if now_s >= status.due_s and status.state != "ended":
+                name = status.role.name
+                on_log = None if self._log is None else partial(self._log, name)
+                status.child = Child(name, status.role.command(status.report), on_log=on_log)
+                status.started_s = self._clock.monotonic()
+                status.samples.clear()
+                status.state = "starting"
+                self._write(status)
+        elif not status.is_alive:
+            self._ended(status, now_s)
+        elif status.state == "starting" and status.child.latest:
+            self._set_state(status, "running", f"runs (process {status.child.pid})")
+        elif status.crashes and now_s - status.started_s > _STEADY_S:
+            status.crashes = 0
 
-    def _ended(self, standing: RoleStatus, now_s: float) -> None:
-        child = standing.child
+    def _ended(self, status: RoleStatus, now_s: float) -> None:
+        child = status.child
         assert child is not None
-        has_run = bool(standing.report)
+        has_run = bool(status.report)
         code = child.wait(1.0)
-        before = standing.last_error
+        before = status.last_error
         reason, last_line = _reason(code, child)
-        standing.child = None
-        standing.last_error = reason
+        status.child = None
+        status.last_error = reason
         if code == WRONG_USE and not has_run:
-            raise ConfigError(last_line or f"the {standing.role.name} cannot work as it is set up")
-        if code is not None and code == standing.role.gives_way_with:
-            self._becomes(standing, "ended", f"gave way and is not started again: {last_line}")
+            raise ConfigError(last_line or f"the settings of the {status.role.name} are invalid")
+        if code is not None and code == status.role.gives_way_with:
+            self._set_state(status, "ended", f"was replaced and is not restarted: {last_line}")
             return
-        pause_s = min(_FIRST_PAUSE_S * 2**standing.crashes, _LONGEST_PAUSE_S)
-        is_news = reason != before or not standing.crashes
-        said = self._why(standing, reason, is_news=is_news)
-        standing.crashes += 1
-        standing.restarts += 1
-        standing.due_s = now_s + pause_s
-        said = f"{said}; restart {standing.restarts} in {pause_s:.1f} s"
-        if not is_news and pause_s == standing.pause_s:
-            said = ""  # it goes on like this: `status` says so, and a line when it runs
+        pause_s = min(_FIRST_PAUSE_S * 2**status.crashes, _LONGEST_PAUSE_S)
+        is_news = reason != before or not status.crashes
+        message = self._why(status, reason, is_news=is_news)
+        status.crashes += 1
+        status.restarts += 1
+        status.due_s = now_s + pause_s
+        message = f"{message}; restart {status.restarts} in {pause_s:.1f} s"
+        if not is_news and pause_s == status.pause_s:
+            message = ""  # unchanged: `status` shows it, and a message follows when it runs
         elif pause_s == _LONGEST_PAUSE_S:
-            said = f"{said}, and so on until it runs"
-        standing.pause_s = pause_s
-        self._becomes(standing, "waiting", said)
+            message = f"{message}, and so on until it runs"
+        status.pause_s = pause_s
+        self._set_state(status, "waiting", message)
 
-    def _why(self, standing: RoleStatus, reason: str, *, is_news: bool) -> str:
-        """Why a role ended; a reason of many words is said once, however many roles meet it, and
-        how often."""
-        how, has_words, _ = reason.partition(": ")
-        if has_words and not is_news:
+    def _why(self, status: RoleStatus, reason: str, *, is_news: bool) -> str:
+        """Return why a role ended; an error that was shown before, for any role, is shortened."""
+        how, has_details, _ = reason.partition(": ")
+        if has_details and not is_news:
             return f"{how} as before"
-        others = (one for one in self.standings.values() if one is not standing and one.crashes)
+        others = (other for other in self.statuses.values() if other is not status)
         same = next(
             (
-                one.role.name
-                for one in others
-                if one.state != "running" and one.last_error == reason
+                other.role.name
+                for other in others
+                if other.crashes and other.state != "running" and other.last_error == reason
             ),
             "",
         )
-        return f"{how} as {same} did" if has_words and same else reason
+        return f"{how} as {same} did" if has_details and same else reason
 
-    def _becomes(self, standing: RoleStatus, state: str, said: str) -> None:
-        standing.state = state
-        standing.since_s = self._clock.now()
-        self._write(standing)
-        if said:
-            self._tell(standing, said)
+    def _set_state(self, status: RoleStatus, state: str, message: str) -> None:
+        status.state = state
+        status.since_s = self._clock.now()
+        self._write(status)
+        if message:
+            self._tell(status, message)
 
-    def _write(self, standing: RoleStatus) -> None:
-        path = self._folder / f"{standing.role.name}.json"
-        text = json.dumps(standing.to_json(self._clock.now()))
+    def _write(self, status: RoleStatus) -> None:
+        path = self._folder / f"{status.role.name}.json"
+        text = json.dumps(status.to_json(self._clock.now()))
         temporary = path.with_suffix(".json.tmp")
         try:
             temporary.write_text(text)
             temporary.replace(path)
         except OSError:
-            # A full disk must not stop the roles, and is reported all the same: over the old text,
-            # which needs no room.
+            # A full disk must not stop the roles. The report overwrites the old text, which needs
+            # no space.
             with contextlib.suppress(OSError), path.open("r+") as file:
                 file.write(text.ljust(path.stat().st_size))
 
     # --- stopping ---------------------------------------------------------------------------------
 
     def stop(self, at_once: Event | None = None) -> bool:
-        """Ask every role to finish, each when those before it have; whether all did, and none
-        had to be ended."""
-        left = dict(self.standings)
+        """Stop all roles in order; return whether all finished, and none had to be killed."""
+        left = dict(self.statuses)
         asked_s: dict[str, float] = {}
         all_finished = True
         while left:
-            for name, standing in list(left.items()):
-                if standing.child is None or not standing.is_alive:
-                    all_finished &= standing.state == "ended" or self._finished(standing)
+            for name, status in list(left.items()):
+                if status.child is None or not status.is_alive:
+                    all_finished &= status.state == "ended" or self._finished(status)
                     del left[name]
                 elif name not in asked_s:
-                    if not set(standing.role.stops_after) & left.keys():
+                    if not set(status.role.stops_after) & left.keys():
                         asked_s[name] = self._clock.monotonic()
-                        self._becomes(standing, "stopping", "is asked to finish")
-                        standing.child.stop()
+                        self._set_state(status, "stopping", "is stopping")
+                        status.child.stop()
                 elif (at_once is not None and at_once.is_set()) or (
-                    self._clock.monotonic() - asked_s[name] > standing.role.drains_s
+                    self._clock.monotonic() - asked_s[name] > status.role.drains_s
                 ):
-                    standing.child.kill()
+                    status.child.kill()
             self._clock.wait(Event(), _TICK_S)
         return all_finished
 
-    def _finished(self, standing: RoleStatus) -> bool:
-        code = standing.child.wait(5.0) if standing.child else 0
-        if standing.child is not None and code:
-            standing.last_error, _ = _reason(code, standing.child)
-        self._becomes(standing, "ended", "has finished" if not code else standing.last_error)
+    def _finished(self, status: RoleStatus) -> bool:
+        code = status.child.wait(5.0) if status.child else 0
+        if status.child is not None and code:
+            status.last_error, _ = _reason(code, status.child)
+        self._set_state(status, "ended", "has finished" if not code else status.last_error)
         return not code
 
     def close(self) -> None:
-        """End whatever still runs, at once."""
-        for standing in self.standings.values():
-            if standing.child is not None and standing.is_alive:
-                standing.child.kill()
-                standing.child.wait(5.0)
-                standing.state = "ended"
-                self._write(standing)
+        """Kill all processes that still run."""
+        for status in self.statuses.values():
+            if status.child is not None and status.is_alive:
+                status.child.kill()
+                status.child.wait(5.0)
+                status.state = "ended"
+                self._write(status)
         self._opened.close()
 
     def __enter__(self) -> "Supervisor":
@@ -328,7 +322,7 @@ class Supervisor:
 
 
 def _reason(code: int | None, child: Child) -> tuple[str, str]:
-    """Why a role ended, and the last line that it wrote to standard error."""
+    """Return why a role ended, and the last line of its standard error."""
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
     *_, last_line = ["", *child.errors.strip().splitlines()]
     return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how, last_line
@@ -339,19 +333,19 @@ def _reason(code: int | None, child: Child) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DevelopmentKeys:
-    """Keys that `up` makes by itself where only this machine can reach it."""
+    """Keys that `up` creates if only this machine can reach the gateway."""
 
     key: str
     admin_key: str
 
 
 def roles_folder(data: DataFolder) -> Path:
-    """Where roles' standings are written."""
+    """Return the folder of the roles' status files."""
     return data.root / "roles"
 
 
 class Platform:
-    """A platform that is being run; a context manager that leaves no process."""
+    """A running platform; a context manager that leaves no process running."""
 
     def __init__(
         self,
@@ -368,7 +362,7 @@ class Platform:
         opened = open_deployment(self.data, models=config.models.url)
         deployment_key(self.data.root)
         self._config_file = folder / f"config-{'-'.join(config.roles)}.json"
-        # First the locks: where these roles run already, nothing of theirs is touched.
+        # Locks first: if these roles run already, none of their files is changed.
         self.supervisor = Supervisor(
             self._roles(), folder, clock=clock or SystemClock(), tell=tell, log=log
         )
@@ -382,12 +376,12 @@ class Platform:
 
     @property
     def url(self) -> str | None:
-        """Where the gateway listens, when there is one and it is ready."""
-        standing = self.supervisor.standings.get("gateway")
-        return standing.report.get("url") if standing else None
+        """The gateway's URL, once it is ready."""
+        status = self.supervisor.statuses.get("gateway")
+        return status.report.get("url") if status else None
 
     def ready_line(self) -> dict[str, str | None]:
-        """What a program is told when the platform is ready."""
+        """Return the fields that `up` prints for programs when the platform is ready."""
         keys = self.keys
         return {
             "url": self.url,
@@ -398,7 +392,7 @@ class Platform:
     def _roles(self) -> list[Role]:
         known = {
             "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
-            # What the gateway acknowledged last is stored, too.
+            # Stops after the gateway, so that frames acknowledged last are stored.
             "ingest": Role(
                 name="ingest",
                 command=self._module("ingest"),
@@ -422,7 +416,7 @@ class Platform:
 
     def _gateway(self, report: Mapping[str, Any]) -> Sequence[str]:
         if report.get("port") and not self.config.gateway.port:
-            # Any port would do the first time; after a crash games look for it where it was.
+            # Any free port is used the first time; after a crash, games expect the same one.
             gateway = dataclasses.replace(self.config.gateway, port=int(report["port"]))
             self.config = dataclasses.replace(self.config, gateway=gateway)
             write_config(self.config, self._config_file)
@@ -441,16 +435,15 @@ class Platform:
 
 
 def development_keys(deployment: Deployment) -> DevelopmentKeys:
-    """The folder's development keys: the same ones at every start, new ones when those were
-    revoked."""
+    """Return the folder's development keys: the same at every start, new ones if revoked."""
     path = deployment.data.root / "development.json"
     keys = deployment.keys
     with contextlib.suppress(OSError, ValueError, TypeError, Refused):
-        found = DevelopmentKeys(**json.loads(path.read_text()))
+        saved = DevelopmentKeys(**json.loads(path.read_text()))
         keys.follow()
-        keys.check(found.key)
-        keys.check(found.admin_key)
-        return found
+        keys.check(saved.key)
+        keys.check(saved.admin_key)
+        return saved
     key, _ = keys.create(["play", "work", "read"], registers=True, label="development")
     admin, _ = keys.create(["admin"], registers=True, label="development, admin")
     write_file(path, json.dumps({"key": key, "admin_key": admin}).encode(), mode=0o600)

@@ -1,5 +1,4 @@
-"""How a command reaches a store that another process has open: a request file, answered by a
-file beside it."""
+"""Requests to the process that has the store open: a request file, and an answer file beside it."""
 
 import contextlib
 import json
@@ -17,7 +16,7 @@ _POLL_S = 0.02
 
 
 def ask(folder: Path, command: str, *, timeout_s: float, **arguments: Any) -> Mapping[str, Any]:
-    """Leave a request and wait for its answer; Locked when nobody answers in time."""
+    """Write a request and wait for its answer; Locked if none arrives in time."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
     request = folder / f"{name}.request"
@@ -27,10 +26,10 @@ def ask(folder: Path, command: str, *, timeout_s: float, **arguments: Any) -> Ma
     try:
         while time.monotonic() < deadline:
             if answer.exists():
-                found: dict[str, Any] = json.loads(answer.read_text())
-                if "error" in found:
-                    raise UnderstudyError(found["error"])
-                return found
+                fields: dict[str, Any] = json.loads(answer.read_text())
+                if "error" in fields:
+                    raise UnderstudyError(fields["error"])
+                return fields
             time.sleep(_POLL_S)
     finally:
         remove(request)
@@ -42,21 +41,22 @@ def ask(folder: Path, command: str, *, timeout_s: float, **arguments: Any) -> Ma
 
 
 def answer_all(folder: Path, handlers: Mapping[str, Handler]) -> int:
-    """Carry out every waiting request, oldest first; how many there were."""
+    """Execute every waiting request, oldest first; return their number."""
     if not folder.is_dir():
         return 0
     waiting = sorted(folder.glob("*.request"))
     for request in waiting:
         try:
-            asked = json.loads(request.read_text())
-            handler = handlers.get(asked.pop("command"))
-            result = (
-                handler(asked) if handler else {"error": "this build does not know that request"}
-            )
+            arguments = json.loads(request.read_text())
+            handler = handlers.get(arguments.pop("command"))
+            if handler:
+                result = handler(arguments)
+            else:
+                result = {"error": "this build does not support that request"}
         except FileNotFoundError:
             continue
         except Exception as error:
-            # Whatever one request does wrong must not stop the process that answers all of them.
+            # A failing request must not stop the process that answers all of them.
             result = {"error": str(error) or repr(error)}
         remove(request)
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def answer_all(folder: Path, handlers: Mapping[str, Handler]) -> int:
 
 
 def forget_stale(folder: Path, *, older_than_s: float) -> None:
-    """Remove answers that nobody fetched."""
+    """Remove answers that were not read in time."""
     if folder.is_dir():
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -74,6 +74,6 @@ def forget_stale(folder: Path, *, older_than_s: float) -> None:
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")  # matched by nobody who looks for *.request
+    temporary = path.with_name(f"{path.name}.tmp")  # not matched by *.request
     temporary.write_text(json.dumps(fields))
     temporary.rename(path)

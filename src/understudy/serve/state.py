@@ -1,8 +1,8 @@
-"""What the routes of a gateway work with: everything it opened, in one place, closed together.
+"""The state of a gateway: everything that its routes use, opened and closed together.
 
-Each send is answered with `keep_share`. A client keeps whole episodes with that probability, and
-says with its next send how many steps it did not record: so what is played is known exactly,
-whatever share is sent.
+Each send is answered with `recording_rate`. A client records whole episodes with that probability,
+and reports with its next send how many steps it did not record. The number of steps played is
+therefore known exactly, whatever share is sent.
 """
 
 import asyncio
@@ -32,53 +32,49 @@ _log = structlog.get_logger("understudy.gateway")
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 _FRESH_S = 5.0
-"""After this the registry is asked again, since another gateway may have registered another
-schema."""
+"""After this the registry is read again, since another gateway may have registered a schema."""
 
 _HOW = (
-    "the development key or an admin's may send its spec (PUT /v1/games/GAME), as our clients do "
-    "by themselves; "
-    "or run 'understudy games add'"
+    "register its spec with the development key or an admin's (PUT /v1/games/GAME), as our clients "
+    "do automatically, or run 'understudy games add'"
 )
 _MAX_SKIPPED_STEPS = 1_000_000
-"""More than this between two sends is nothing that a player did."""
+"""A limit per send, since no player skips more steps than this between two sends."""
 BURST_S = 2.0
-"""A bucket holds what its rate gives in this time, so that a short rush passes."""
+"""A bucket holds the allowance of this time, so that a short burst passes."""
 _MAX_BUCKETS = 100_000
 _WINDOW_S = 20.0
-"""How fast the estimate of played steps follows: what was played this long ago counts a third."""
+"""Time constant of the estimate of played steps: steps this old count a third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """How a gateway behaves."""
+    """Settings of a gateway."""
 
     hosts: tuple[str, ...] = ()
-    """Names it may be called by, besides those of loopback; a request for another Host is
-    refused."""
+    """Host names it serves, besides those of loopback; requests for another Host are rejected."""
     canary_share: float = 0.2
     """The share of episodes that a canary plays."""
     target_steps_s: float | None = None
-    """Steps a second and game that are wanted of players together; none: all of them."""
+    """Steps per second and game to record of all players together; None: all steps."""
     follow_every_s: float = 0.03
-    """How often the registry is asked for news, unless a look at it costs something: then as
-    seldom as it says."""
+    """How often the registry is read; less often if the registry asks for a longer interval."""
     keys_every_s: float = 0.5
-    """How often revoked keys are looked for."""
+    """How often keys are read, which includes revocations."""
     body_timeout_s: float = 10.0
     """How long a client may take to send a request's body."""
     max_poll_s: float = 30.0
     """How long a request may wait for a newer bot."""
     decide_within_s: float = 0.05
-    """After this a game gets a random legal action instead of waiting longer for its bot."""
+    """The timeout of a decision, after which a game gets a random valid action."""
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Memory for the bodies of all requests together; beyond it they are asked to come back."""
+    """Memory for the bodies of all requests together; requests beyond it must retry."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
         if not 0 < self.canary_share <= 0.5:
             raise ConfigError(
-                f"canary_share is {self.canary_share}; give a share above 0 and at most 0.5"
+                f"canary_share is {self.canary_share}; pass a share above 0 and at most 0.5"
             )
         times = (
             self.follow_every_s,
@@ -88,14 +84,14 @@ class GatewayConfig:
             self.decide_within_s,
         )
         if not all(0 < time_s < 1e6 for time_s in times):
-            raise ConfigError("times of a gateway are numbers of seconds above 0")
+            raise ConfigError("intervals and timeouts of a gateway must be above 0 seconds")
         if self.keys_every_s > 1:
             raise ConfigError(
-                f"keys_every_s is {self.keys_every_s}; at most 1, so that a revoked key ends "
-                "within 2 s"
+                f"keys_every_s is {self.keys_every_s}; pass at most 1, so that a revoked key is "
+                "rejected within 2 s"
             )
         if self.max_bodies_bytes < 1:
-            raise ConfigError(f"max_bodies_bytes is {self.max_bodies_bytes}; give 64 MiB or more")
+            raise ConfigError(f"max_bodies_bytes is {self.max_bodies_bytes}; pass 64 MiB or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +99,11 @@ class _Known:
     specs: dict[str, GameSpec]
     at_s: float
     is_failing: bool = False
-    """Whether the last look came to nothing, which is said once."""
+    """Whether the last read failed, which is logged once."""
 
 
 class SpecCache:
-    """Every registered game's specs by schema; for the event loop, with the disk in a thread."""
+    """Caches the specs of registered games, on the event loop with the disk in a thread."""
 
     def __init__(self, registry: Registry, executor: Executor, clock: Clock) -> None:
         self._registry = registry
@@ -116,13 +112,13 @@ class SpecCache:
         self._known: dict[str, _Known] = {}
 
     async def of(self, game: str) -> dict[str, GameSpec]:
-        """A game's specs; Refused when it has none."""
+        """Return a game's specs by schema; Refused if it has none."""
         known = self._known.get(game)
         now_s = self._clock.monotonic()
         if known is not None and now_s - known.at_s <= _FRESH_S:
             return known.specs
         if known is not None:
-            # Whoever comes meanwhile goes on with the old ones; one look is enough.
+            # Concurrent requests use the old specs, so that the registry is read only once.
             self._known[game] = replace(known, at_s=now_s)
         try:
             specs = await self._run(self._read, game)
@@ -134,7 +130,7 @@ class SpecCache:
                     "specs_not_readable",
                     game=game,
                     error=str(error)[:300],
-                    next="the known ones stay in force",
+                    next="the known specs stay valid",
                 )
             self._known[game] = replace(known, at_s=now_s, is_failing=True)
             return known.specs
@@ -144,7 +140,7 @@ class SpecCache:
         return specs
 
     async def register(self, spec: GameSpec, *, may_add: bool) -> None:
-        """Keep a spec; Refused when it is new and the caller may not add any."""
+        """Register a spec; Refused if it is new and the caller may not add specs."""
         if spec.schema in await self._run(self._read, spec.game):
             return
         if not may_add:
@@ -159,7 +155,8 @@ class SpecCache:
             return {spec.schema: spec for spec in self._registry.specs(game)}
         except SpecError as error:
             raise Corrupt(
-                f"a spec of {game} in the registry is not readable: {error}; restore it"
+                f"a spec of {game} in the registry is not readable: {error}; restore it from a "
+                "backup"
             ) from None
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -167,8 +164,7 @@ class SpecCache:
 
 
 class Metrics:
-    """What an operator watches; labels are routes and registered games, never what a caller made
-    up."""
+    """The gateway's metrics; labels are routes and registered games, never other request data."""
 
     def __init__(self, waiting_bytes: Callable[[], float]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -184,25 +180,28 @@ class Metrics:
         )
         self.frames = Counter(
             "understudy_frames",
-            "Frames by what became of them",
+            "Frames by outcome",
             ["game", "fate"],
             registry=registry,
         )
         self.frame_bytes = Counter(
             "understudy_frame_bytes", "Bytes of accepted frames", ["game"], registry=registry
         )
-        self.keep_share = Gauge(
-            "understudy_keep_share", "Share of episodes asked for", ["game"], registry=registry
+        self.recording_rate = Gauge(
+            "understudy_recording_rate",
+            "Share of episodes to record",
+            ["game"],
+            registry=registry,
         )
         waiting = Gauge(
-            "understudy_waiting_bytes", "Bytes on their way into the stream", registry=registry
+            "understudy_waiting_bytes", "Bytes waiting for the stream", registry=registry
         )
         waiting.set_function(waiting_bytes)
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Requests and bytes that are left; below zero, they are owed."""
+    """Remaining requests and bytes; negative if a key is in debt."""
 
     requests: float
     size_bytes: float
@@ -210,15 +209,14 @@ class _Bucket:
 
 
 class Limits:
-    """One pair of buckets per key, on one gateway; not thread-safe, for the event loop alone."""
+    """Rate limits of one gateway, with two token buckets per key; for the event loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, key: Key, size_bytes: int) -> float:
-        """Count a request of this size: 0 when it may pass, else after how many seconds to try
-        again."""
+        """Count a request of this size; return 0 if it may pass, else the seconds to wait."""
         now_s = self._clock.monotonic()
         bucket = self._buckets.get(key.id)
         if bucket is None:
@@ -240,26 +238,26 @@ class Limits:
         return wait_s
 
     def owe(self, key: Key, size_bytes: int) -> None:
-        """Count bytes that came beyond those that were announced; later requests wait for them."""
+        """Count bytes beyond the announced ones, which delays later requests."""
         bucket = self._buckets.get(key.id)
         if bucket is not None and size_bytes > 0:
             bucket.size_bytes -= size_bytes
 
 
 def _until_one(left: float, rate: float) -> float:
-    # A little less is enough, since a time that was waited for is rounded.
+    # The tolerance allows for rounding of the time that was waited.
     return 0.0 if left > 1 - 1e-6 else (1 - left) / rate
 
 
 class Quota:
-    """One game's target of steps a second, and the share that meets it; for the event loop
-    alone."""
+    """A game's target of steps per second, and the recording rate to meet it; not thread-safe."""
 
     def __init__(self, target_steps_s: float | None, clock: Clock) -> None:
-        """No target: everything is wanted."""
+        """Without a target, all steps are recorded."""
         if target_steps_s is not None and not 0 < target_steps_s < 1e12:
             raise ConfigError(
-                f"a quota of {target_steps_s} steps/s; give a number above 0, or none for no limit"
+                f"the quota is {target_steps_s} steps/s; pass a number above 0, or none for no "
+                "limit"
             )
         self._target = target_steps_s
         self._clock = clock
@@ -267,32 +265,30 @@ class Quota:
         self._weight_s = 0.0
         self._at_s = clock.monotonic()
 
-    def saw(self, kept_steps: int, skipped_steps: int) -> float:
-        """Count what a client sent and left out; the probability with which it should record its
-        next episode."""
+    def saw(self, recorded_steps: int, skipped_steps: int) -> float:
+        """Count a client's steps; return the probability to record its next episode."""
         now_s = self._clock.monotonic()
         fade = math.exp(-max(0.0, now_s - self._at_s) / _WINDOW_S)
         self._at_s = now_s
-        self._steps = self._steps * fade + kept_steps + skipped_steps
+        self._steps = self._steps * fade + recorded_steps + skipped_steps
         self._weight_s = self._weight_s * fade + _WINDOW_S * (1 - fade)
         if self._target is None:
             return 1.0
-        # Until the window has filled a little, a first burst of spooled chunks says nothing about a
+        # Before the window has some content, a first burst of spooled chunks must not count as a
         # rate.
         played = self._steps / max(self._weight_s, 1.0)
         return min(1.0, self._target / played) if played > 0 else 1.0
 
 
 class MemoryBudget:
-    """How much memory the bodies of all requests may use together; for the event loop alone."""
+    """Limits the memory for the bodies of all requests together; for the event loop only."""
 
     def __init__(self, most_bytes: int) -> None:
         self.left_bytes = most_bytes
 
     @contextmanager
     def hold(self) -> Iterator[Callable[[int], None]]:
-        """Takes memory for one request, which is free again at the end; Refused when others hold
-        too much."""
+        """Yield a function that reserves memory for a request until the end; Refused if full."""
         held_bytes = 0
 
         def take(size_bytes: int) -> None:
@@ -310,7 +306,7 @@ class MemoryBudget:
 
 @dataclass(slots=True)
 class GatewayState:
-    """Everything behind the routes; made on the event loop that uses it."""
+    """Everything that the routes use; created on the event loop that uses it."""
 
     config: GatewayConfig
     stream: Stream
@@ -322,9 +318,9 @@ class GatewayState:
     is_ready: bool = field(default=False, init=False)
 
     disk: ThreadPoolExecutor = field(init=False)
-    """For whatever reads or writes the registry."""
+    """Threads that read and write the registry."""
     limits: Limits = field(init=False)
-    room: MemoryBudget = field(init=False)
+    memory_budget: MemoryBudget = field(init=False)
     admission: Admission = field(init=False)
     appender: Appender = field(init=False)
     specs: SpecCache = field(init=False)
@@ -335,11 +331,10 @@ class GatewayState:
 
     def __post_init__(self) -> None:
         self.disk = ThreadPoolExecutor(8, thread_name_prefix="understudy-gateway")
-        self.limits, self.room = Limits(self.clock), MemoryBudget(self.config.max_bodies_bytes)
-        self.admission, self.appender = (
-            Admission(self.deployment_key, self.clock),
-            Appender(self.stream),
-        )
+        self.limits = Limits(self.clock)
+        self.memory_budget = MemoryBudget(self.config.max_bodies_bytes)
+        self.admission = Admission(self.deployment_key, self.clock)
+        self.appender = Appender(self.stream)
         self.specs = SpecCache(self.registry, self.disk, self.clock)
         self.bots = ServedBots(
             self.registry,
@@ -356,23 +351,22 @@ class GatewayState:
     def count(
         self, game: str, admitted: Sequence[Admitted], acks: Sequence[Ack], skipped_steps: int
     ) -> float:
-        """Tell metrics and quota what became of frames; the share of episodes that is asked for
-        from now on."""
+        """Update metrics and quota with these frames; return the recording rate from now on."""
         steps = 0
-        for one, ack in zip(admitted, acks, strict=True):
+        for outcome, ack in zip(admitted, acks, strict=True):
             fate = "accepted" if ack.accepted else "refused" if ack.refused else "again"
             self.metrics.frames.labels(game, fate).inc()
             if ack.accepted:
-                self.metrics.frame_bytes.labels(game).inc(one.frame.size_bytes)
-                steps += one.n_steps
+                self.metrics.frame_bytes.labels(game).inc(outcome.frame.size_bytes)
+                steps += outcome.n_steps
         if game not in self._quotas:
             self._quotas[game] = Quota(self.config.target_steps_s, self.clock)
-        share = self._quotas[game].saw(steps, min(skipped_steps, _MAX_SKIPPED_STEPS))
-        self.metrics.keep_share.labels(game).set(share)
-        return share
+        rate = self._quotas[game].saw(steps, min(skipped_steps, _MAX_SKIPPED_STEPS))
+        self.metrics.recording_rate.labels(game).set(rate)
+        return rate
 
     async def close(self) -> None:
-        """Append what waits, then let go of everything."""
+        """Append pending frames, then close everything."""
         self.is_ready = False
         await self.appender.close()
         await self.decider.close()

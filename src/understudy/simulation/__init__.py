@@ -1,1 +1,1 @@
-"""Simulated people that play through the real client, and a ledger of every ack they got."""
+"""Simulated people who play through the real client, and a ledger of every acknowledgement."""

@@ -1,8 +1,7 @@
-"""The ledger: what simulated players were promised, written by code that is neither client nor
-store.
+"""The ledger: a record of all acknowledged frames that does not depend on client or store code.
 
-One file per process, one line per acknowledged frame. It reads frames with a few lines of its own,
-so that a mistake in our codec cannot hide itself.
+One file per process, one line per acknowledged frame. It decodes frames with a few lines of its
+own, so that it detects errors in our codec.
 """
 
 import json
@@ -26,7 +25,7 @@ _MOST_LATENCIES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One acknowledged frame."""
+    """An acknowledged frame."""
 
     session: bytes
     chunk_no: int
@@ -35,7 +34,7 @@ class Promise:
 
 
 class Ledger:
-    """One file of promises, which this process alone writes."""
+    """A file of promises, written only by this process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,18 +42,19 @@ class Ledger:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._is_cut = False
         self.steps = 0
-        """How many were promised."""
+        """Number of acknowledged steps."""
 
     def note(self, frames: Iterable[Frame]) -> None:
-        """Write a whole line for each acknowledged frame."""
+        """Write a complete line for each acknowledged frame."""
         promises = [_promise(frame) for frame in frames]
         if not promises:
             return
         self.steps += sum(promise.n_steps for promise in promises)
         lines = "".join(
-            json.dumps({**asdict(one), "session": one.session.hex()}) + "\n" for one in promises
+            json.dumps({**asdict(promise), "session": promise.session.hex()}) + "\n"
+            for promise in promises
         )
-        # After a full disk cut a line short, the next starts on a line of its own.
+        # If a full disk truncated the last line, the next write starts a new line.
         view = memoryview((b"\n" if self._is_cut else b"") + lines.encode())
         self._is_cut = True
         while view:
@@ -68,7 +68,7 @@ class Ledger:
 
 
 class LedgerLink:
-    """A Link that notes every acknowledgement before the client hears of it."""
+    """A Link that records every acknowledgement before it returns it to the client."""
 
     def __init__(self, link: Link, folder: Path) -> None:
         self._link = link
@@ -80,8 +80,8 @@ class LedgerLink:
         return self._ledger.steps
 
     @property
-    def keep_share(self) -> float:
-        return self._link.keep_share
+    def recording_rate(self) -> float:
+        return self._link.recording_rate
 
     def register(self, spec: GameSpec) -> None:
         self._link.register(spec)
@@ -112,7 +112,8 @@ class LedgerLink:
 
 def _promise(frame: Frame) -> Promise:
     raw = frame.encode()
-    (crc,), (number,) = struct.unpack_from("<I", raw, 12), struct.unpack_from("<Q", raw, 32)
+    (crc,) = struct.unpack_from("<I", raw, 12)
+    (number,) = struct.unpack_from("<Q", raw, 32)
     n_steps = 0
     if raw[5] == 0:
         (length,) = struct.unpack_from("<Q", raw, 64)
@@ -121,13 +122,12 @@ def _promise(frame: Frame) -> Promise:
 
 
 def read_ledger(folder: Path) -> Iterator[Promise]:
-    """Every promise on record; a half-written last line was cut off by a kill and promised
-    nothing yet."""
+    """Yield every promise; an incomplete last line was never acknowledged, so it is skipped."""
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         lines = path.read_bytes().split(b"\n")
         for at, line in enumerate(lines[:-1]):
             if line.startswith(b"{") and not line.endswith(b"}"):
-                continue  # cut short by a full disk, before the client was told
+                continue  # truncated by a full disk, before the client got the acknowledgement
             try:
                 fields = json.loads(line)
                 yield Promise(

@@ -1,12 +1,10 @@
-"""The closed loop in a minute: people play, a learner that has no game learns from them, and its
-bots play with them.
+"""The closed loop in a minute: people play, a learner without a game learns, its bots play along.
 
     people ─► client ─► gateway ─► stream ─► ingest ─► store ─► learner
         ─► registry ─► gate ─► the next bot plays
 
-Every part is the real one, in processes of its own. What the loop promises is measured at its end:
-the first and the last bot on the same held-out seeds, and every acknowledgement against the stored
-bytes.
+Every part is the real one, in processes of its own. At the end, the loop evaluates the first and
+the last bot on the same held-out seeds, and checks every acknowledgement against the stored bytes.
 """
 
 import secrets
@@ -50,28 +48,28 @@ from understudy.simulation.verify import Verification, verify, verify_elsewhere
 Killable = Literal["learner", "ingest", "gateway"]
 KILLABLE: tuple[Killable, ...] = ("learner", "ingest", "gateway")
 SERVES = 400
-"""On how many champions of rally are judged, against one scripted opponent."""
+"""Number of serves that evaluate a champion of rally, against one scripted opponent."""
 EPISODES = 100
 _TICK_S = 0.1
 _READY_S = _STARTED_S = 120.0
 _MIN_S = 30.0
-"""So long they play in any case: the second bot is seldom the best one."""
+"""Minimum time to play, since the second bot is seldom the best one."""
 
 
-# --- What it runs on ------------------------------------------------------------------------------
+# --- Backends -------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, Mapping[str, str]] = {
     "stream": {"file": "", "kinesis": "kinesalite", "kafka": "kafka"},
     "store": {"local": "", "cassandra": "cassandra"},
     "models": {"folder": "", "s3": "s3"},
 }
-"""The server behind each word; kinesalite bears more than kinesis-local and reshards less, which
-no demo does."""
+"""The server for each option; kinesalite handles more load than kinesis-local, and its weak
+resharding is not needed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backends:
-    """What the loop runs on, by the words of `PARTS`, or by address."""
+    """The backends of the loop, as options of `PARTS` or as URLs."""
 
     stream: str = "file"
     store: str = "local"
@@ -83,26 +81,26 @@ class Backends:
             value = getattr(self, name)
             if value not in known and "://" not in value:
                 raise ConfigError(
-                    f"--{name} is {value!r}; give one of {', '.join(known)}, or an address"
+                    f"--{name} is {value!r}; pass one of {', '.join(known)}, or a URL"
                 )
         if self.ingest == "spark" and self.store == "local":
             raise ConfigError(
-                "--ingest spark writes with many processes, and a local store has one writer; give "
-                "--store cassandra"
+                "--ingest spark writes with many processes, but a local store allows one writer; "
+                "pass --store cassandra"
             )
 
 
 @contextmanager
-def standing(
+def running(
     backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]
 ) -> Iterator[Config]:
-    """The config of a platform on these backends; servers that were started for it end with it.
+    """Yield the config of a platform on these backends; servers started here stop at the end.
 
-    On servers that ran already a stream, a keyspace and a folder stay, each named demo and a random
-    mark. What cannot be opened is refused before anything is in the data folder.
+    On servers that ran before, a stream, a keyspace and a folder remain, each named demo plus a
+    random suffix. A backend that cannot be opened fails before the data folder is written.
     """
     if backends.ingest == "spark":
-        from understudy.ingest.spark import require_spark  # late: seldom asked for
+        from understudy.ingest.spark import require_spark  # imported late: seldom needed
 
         require_spark()
     with ExitStack() as opened:
@@ -110,8 +108,10 @@ def standing(
         for part, known in PARTS.items():
             if name := known.get(getattr(backends, part)):
                 servers[name] = _server(name, scratch, opened, tell)
-        mark = secrets.token_hex(4)
-        stream, store, models = (address(getattr(backends, part), servers, mark) for part in PARTS)
+        suffix = secrets.token_hex(4)
+        stream, store, models = (
+            address(getattr(backends, part), servers, suffix) for part in PARTS
+        )
         if stream:
             open_stream(stream, DataFolder(data)).close()
         if store:
@@ -127,45 +127,43 @@ def standing(
 
 
 def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], None]) -> Server:
-    """One that runs already, or a new one that ends with the loop."""
-    found = look(name, default_folder())
-    if found.state == "running" and found.server is not None:
-        tell(f"{name} runs at {found.server.address}")
-        return found.server
+    """Return a running server, or start one that stops with the loop."""
+    status = look(name, default_folder())
+    if status.state == "running" and status.server is not None:
+        tell(f"{name} runs at {status.server.address}")
+        return status.server
     tell(f"starting {name}")
     server = opened.enter_context(start(name, scratch / name))
     tell(f"{name} runs at {server.address} (process {server.pid})")
     return server
 
 
-def address(word: str, servers: Mapping[str, Server], mark: str) -> str:
-    """The address that a word of `PARTS` means, created on its server; empty for the data
-    folder."""
-    match word:
+def address(option: str, servers: Mapping[str, Server], suffix: str) -> str:
+    """Create the backend for an option of `PARTS` and return its URL; empty for the data folder."""
+    match option:
         case "kinesis":
-            url = on_aws(servers["kinesalite"], word, f"demo-{mark}").url
+            url = on_aws(servers["kinesalite"], option, f"demo-{suffix}").url
             create_stream(url, partitions=2)
         case "kafka":
-            url = on_host(servers[word], word, f"demo-{mark}").url
+            url = on_host(servers[option], option, f"demo-{suffix}").url
             create_stream(url, partitions=2)
         case "cassandra":
-            url = on_host(servers[word], word, f"demo_{mark}", replication="1").url
+            url = on_host(servers[option], option, f"demo_{suffix}", replication="1").url
             init_store(url)
         case "s3":
-            url = on_aws(servers[word], word, BUCKET, f"demo-{mark}").url
+            url = on_aws(servers[option], option, BUCKET, f"demo-{suffix}").url
         case "file" | "local" | "folder":
             url = ""
         case _:
-            url = word
+            url = option
     return url
 
 
-# --- Who judges its bots --------------------------------------------------------------------------
+# --- Evaluation of its bots -----------------------------------------------------------------------
 
 
 class BotJudge:
-    """Plays every champion in the same held-out episodes; the learner has no game, the judge
-    does."""
+    """Evaluates every champion in the same held-out episodes, since the learner has no game."""
 
     def __init__(self, env_id: str, seed: int) -> None:
         self.is_match = env_id == GAME_ID
@@ -173,71 +171,71 @@ class BotJudge:
         self.judged_on = (
             f"{SERVES} serves against a {OPPONENT} scripted opponent"
             if self.is_match
-            else (f"{EPISODES} held-out seeds")
+            else f"{EPISODES} held-out seeds"
         )
         self._envs = make_envs(
             env_id, episodes, env_kwargs={"opponent": OPPONENT} if self.is_match else {}
         )
         self._seeds = [(1 << 31) + 1_000 * seed + at for at in range(episodes)]
         self.returns: dict[int, Estimate] = {}
-        """The mean return of each champion, in the order they came."""
+        """The mean return of each champion, in order of promotion."""
 
     def look(self, model_no: int, policy: Policy) -> str:
-        """Judge a champion; its mean return for people, in a match as the share of points."""
-        found = mean(np.asarray(evaluate(policy, self._envs, seeds=self._seeds)))
-        self.returns[model_no] = found
+        """Evaluate a champion; describe its mean return, or its share of points in a match."""
+        estimate = mean(np.asarray(evaluate(policy, self._envs, seeds=self._seeds)))
+        self.returns[model_no] = estimate
         if not self.is_match:
             return (
-                f"returns {found.value:.0f} ({found.low:.0f} to {found.high:.0f}) on "
+                f"returns {estimate.value:.0f} ({estimate.low:.0f} to {estimate.high:.0f}) on "
                 f"{self.judged_on}"
             )
-        won = shares(found)
+        won = shares(estimate)
         return f"wins {won.value:.0%} ({won.low:.0%} to {won.high:.0%}) of {self.judged_on}"
 
     @property
     def has_improved(self) -> bool:
-        """Whether the newest champion's interval lies above the first one's."""
+        """Whether the newest champion's interval is above the first one's."""
         returns = list(self.returns.values())
         if len(returns) < 2 or returns[-1].low is None or returns[0].high is None:
             return False
         return returns[-1].low > returns[0].high
 
 
-def shares(found: Estimate) -> Estimate:
-    """A mean return of 1 for a point and -1 for one lost, as the share of points."""
-    return Estimate(
-        *(None if end is None else (1 + end) / 2 for end in (found.value, found.low, found.high))  # type: ignore[arg-type]
-    )
+def shares(points: Estimate) -> Estimate:
+    """Convert a mean return of 1 per point won and -1 per point lost to a share of points."""
+    ends = (points.value, points.low, points.high)
+    return Estimate(*(None if end is None else (1 + end) / 2 for end in ends))  # type: ignore[arg-type]
 
 
-# --- What it has shown ----------------------------------------------------------------------------
+# --- Result ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
-    """The first and the last bot, and every acknowledgement against the stored bytes."""
+    """The first and the last bot, and the check of acknowledgements against the stored bytes."""
 
     first: Estimate | None
-    """Mean return of the first champion; None where the loop ended before the first bot came."""
+    """Mean return of the first champion; None if the loop ended before the first bot."""
     last: Estimate | None
     is_match: bool
     """Whether returns are points won and lost, which can be shown as shares."""
     judged_on: str | None
-    """In which episodes both were judged, in words."""
+    """Description of the episodes that evaluated both."""
     improved: bool
-    """The last bot's interval lies above the first one's."""
-    verdict: Verification
+    """Whether the last bot's interval is above the first one's."""
+    verification: Verification
     model_versions: list[int]
-    """Champions in the order they came."""
+    """Champions in order of promotion."""
     killed: str | None
     restarts: int
     seconds: float
-    """Since the start, which takes a while on a busy machine."""
+    """Since the start, including startup, which is slow on a busy machine."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether it improved and nothing was lost or doubled."""
-        return self.improved and not self.verdict.lost_steps and not self.verdict.duplicate_steps
+        """Whether the bots improved and no step was lost or duplicated."""
+        has_errors = self.verification.lost_steps or self.verification.duplicate_steps
+        return self.improved and not has_errors
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -245,31 +243,30 @@ class LoopResult:
             **_flat("last_return", self.last),
             "improved": self.improved,
             "judged_on": self.judged_on,
-            "acked_steps": self.verdict.ledger_steps,
-            "stored_steps": self.verdict.steps,
-            # Nothing but players' games sends anything here: neither the learner nor an actor
-            # plays.
-            "steps_from_players": self.verdict.steps,
-            "lost_steps": self.verdict.lost_steps,
-            "duplicate_steps": self.verdict.duplicate_steps,
+            "acked_steps": self.verification.ledger_steps,
+            "stored_steps": self.verification.steps,
+            # All steps are players': there are no actors, and the learner does not play.
+            "steps_from_players": self.verification.steps,
+            "lost_steps": self.verification.lost_steps,
+            "duplicate_steps": self.verification.duplicate_steps,
             "model_versions": self.model_versions,
             "killed": self.killed,
             "restarts": self.restarts,
             "seconds": self.seconds,
         }
-        for name, found in (("first_share", self.first), ("last_share", self.last)):
-            fields |= _flat(name, shares(found) if found is not None and self.is_match else None)
+        for name, points in (("first_share", self.first), ("last_share", self.last)):
+            fields |= _flat(name, shares(points) if points is not None and self.is_match else None)
         return fields
 
 
-def _flat(name: str, found: Estimate | None) -> dict[str, float | None]:
-    """A measured value and its ends, in as many digits as a reader needs."""
+def _flat(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """Return an estimate and its interval as three rounded fields."""
     stem = name.removesuffix("_return")
-    if found is None:
+    if estimate is None:
         return {name: None, f"{stem}_low": None, f"{stem}_high": None}
-    low, high = (found.value if end is None else end for end in (found.low, found.high))
+    low, high = (estimate.value if end is None else end for end in (estimate.low, estimate.high))
     return {
-        name: round(found.value, 4),
+        name: round(estimate.value, 4),
         f"{stem}_low": round(low, 4),
         f"{stem}_high": round(high, 4),
     }
@@ -280,29 +277,29 @@ def _flat(name: str, found: Estimate | None) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
-    """What to show."""
+    """Settings of a closed loop."""
 
     env_id: str = GAME_ID
     people: int = 8
     max_seconds: float = 150.0
-    """When to stop, however good the bots are by then, counted from when everything runs."""
+    """Time limit, counted from the moment when all roles run, however good the bots are."""
     kill: Killable | None = None
-    """A role that is killed once the first bot plays; nothing may be lost by it."""
+    """A role to kill once the first bot plays; no step may be lost."""
     seed: int = 0
     backends: Backends = field(default_factory=Backends)
 
     def __post_init__(self) -> None:
         if not 1 <= self.people <= 1_000:
-            raise ConfigError(f"--players is {self.people}; give a number from 1 to 1000")
+            raise ConfigError(f"--players is {self.people}; pass a number from 1 to 1000")
         if not 5 <= self.max_seconds <= 86_400:
-            raise ConfigError(f"--seconds is {self.max_seconds}; give at least 5, such as 150")
+            raise ConfigError(f"--seconds is {self.max_seconds}; pass at least 5, such as 150")
         if self.kill is not None and self.kill not in KILLABLE:
-            raise ConfigError(f"--kill is {self.kill}; give one of {', '.join(KILLABLE)}")
+            raise ConfigError(f"--kill is {self.kill}; pass one of {', '.join(KILLABLE)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How the loop stands, for a view of it."""
+    """Progress of the loop, for display."""
 
     elapsed_s: float
     recorded_steps: int
@@ -312,24 +309,24 @@ class Look:
     champion: int
     canary: int
     updates: int = 0
-    """Of the learner."""
+    """Updates of the learner."""
     lag_s: float | None = None
-    """How long a step takes from the gateway to the store, by the last look."""
+    """How long a step takes from the gateway to the store, as last reported."""
     points: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Points that each bot won, and played, by its name; only in a match."""
+    """Points won and points played, by bot name; only in a match."""
     view: Mapping[str, Any] = field(default_factory=dict)
-    """What one of the players sees, for drawing."""
+    """The view of one of the players, for drawing."""
     play_s: float = 0.0
-    """How long everything has run, which is what is limited."""
+    """Time since all roles run, which the time limit applies to."""
     said: str = ""
-    """Something that just happened, in words; empty most of the time."""
+    """Message about an event; empty most of the time."""
 
 
 Show = Callable[[Look], None]
 
 
 class Loop:
-    """One closed loop on a data folder; `run` goes from the first step to the measured result."""
+    """A closed loop on a data folder; `run` plays it and returns the measured result."""
 
     def __init__(
         self,
@@ -340,26 +337,24 @@ class Loop:
         scratch: Path | None = None,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`scratch`: where servers that are started for it have their files; `on_begin`: called
-        once all is checked."""
+        """`scratch`: folder for the files of servers it starts; `on_begin`: called after checks."""
         self._data = data
         self._config = config
         self._show = show
         self._on_begin = on_begin
         self._scratch = scratch or data.root / "servers"
         self._game = str(game_name_of_env(config.env_id))
-        self._said: list[str] = []
+        self._messages: list[str] = []
         self._began_s = time.monotonic()
         self._all_run_s: float | None = None
         self._killed = False
         self._stored_before = self._stored = 0
-        """What earlier ingest processes stored, and this one by its last report."""
+        """Steps stored by earlier ingest processes, and by this one as last reported."""
 
     def run(self) -> LoopResult:
-        """Play until a bot is clearly better than the first, or time is up; then prove what was
-        promised."""
+        """Play until a bot clearly beats the first one or time is up, then verify the store."""
         judge = BotJudge(self._config.env_id, self._config.seed)
-        with standing(self._config.backends, self._data.root, self._scratch, self._say) as settings:
+        with running(self._config.backends, self._data.root, self._scratch, self._say) as settings:
             self._began_s = time.monotonic()
             opened = open_deployment(self._data, models=settings.models.url)
             self._on_begin()
@@ -369,21 +364,21 @@ class Loop:
                     page = page_address(
                         platform.url or "", self._game, key=play_key(opened, self._game)
                     )
-                    self._said.append(f"play along in a browser: {page}")
+                    self._messages.append(f"play along in a browser: {page}")
                 people = self._people(platform)
                 try:
                     self._watch(platform, people, opened.registry, judge)
                 finally:
                     people.stop()
                 platform.supervisor.stop()
-                restarts = sum(one.restarts for one in platform.supervisor.standings.values())
+                restarts = sum(role.restarts for role in platform.supervisor.statuses.values())
             if settings.store.url:
                 with closing(
                     open_store(settings.store.url, specs=RegistrySpecs(opened.registry))
                 ) as store:
-                    verdict = verify_elsewhere(self._data, store, live=False)
+                    verification = verify_elsewhere(self._data, store, live=False)
             else:
-                verdict = verify(self._data, config=settings)
+                verification = verify(self._data, config=settings)
             returns: list[Estimate | None] = list(judge.returns.values()) or [None]
             return LoopResult(
                 first=returns[0],
@@ -391,15 +386,15 @@ class Loop:
                 is_match=judge.is_match,
                 judged_on=judge.judged_on if judge.returns else None,
                 improved=judge.has_improved,
-                verdict=verdict,
+                verification=verification,
                 model_versions=list(judge.returns),
                 killed=self._config.kill if self._killed else None,
                 restarts=restarts,
                 seconds=round(time.monotonic() - self._began_s, 1),
             )
 
-    def _say(self, said: str) -> None:
-        """Show something that happens before anything runs."""
+    def _say(self, message: str) -> None:
+        """Show a message before any role runs."""
         elapsed_s = time.monotonic() - self._began_s
         self._show(
             Look(
@@ -407,15 +402,15 @@ class Loop:
                 recorded_steps=0,
                 acked_steps=0,
                 stored_steps=0,
-                phase=said,
+                phase=message,
                 champion=0,
                 canary=0,
-                said=said,
+                said=message,
             )
         )
 
     def _people(self, platform: Platform) -> Groups:
-        """Two processes of them."""
+        """Start the people in two processes."""
         assert platform.keys is not None
         assert platform.url is not None
         config = self._config
@@ -437,9 +432,9 @@ class Loop:
             ],
         )
 
-    def _tell(self, standing: RoleStatus, said: str) -> None:
-        if standing.state in ("waiting", "running") and self._killed:
-            self._said.append(f"{standing.role.name} {said}")
+    def _tell(self, status: RoleStatus, message: str) -> None:
+        if status.state in ("waiting", "running") and self._killed:
+            self._messages.append(f"{status.role.name} {message}")
 
     def _wait_until_ready(self, platform: Platform) -> None:
         deadline_s = time.monotonic() + _READY_S
@@ -453,7 +448,7 @@ class Loop:
 
     @property
     def _play_s(self) -> float:
-        """How long everything has run."""
+        """Time since all roles run."""
         return 0.0 if self._all_run_s is None else time.monotonic() - self._all_run_s
 
     def _watch(
@@ -461,17 +456,17 @@ class Loop:
     ) -> None:
         while self._play_s < self._config.max_seconds:
             platform.supervisor.step()
-            has_learner = bool(platform.supervisor.standings["learner"].report)
+            has_learner = bool(platform.supervisor.statuses["learner"].report)
             if self._all_run_s is None and (
                 has_learner or time.monotonic() - self._began_s > _STARTED_S
             ):
-                # On a slow machine starting up takes long, and says nothing about the bots.
+                # Startup can be slow, and must not use up the time limit.
                 self._all_run_s = time.monotonic()
             people.check()
             champion = registry.catalogue(self._game).points_to("champion")
             if champion and champion not in judge.returns:
-                found = judge.look(champion, registry.policy(self._game, champion))
-                self._said.append(f"{self._game}/{champion} is champion: {found}")
+                score = judge.look(champion, registry.policy(self._game, champion))
+                self._messages.append(f"{self._game}/{champion} is champion: {score}")
                 self._kill_if_due(platform)
             self._look(platform, people, registry)
             has_shown = judge.has_improved and (self._config.kill is None or self._killed)
@@ -480,22 +475,20 @@ class Loop:
             time.sleep(_TICK_S)
 
     def _kill_if_due(self, platform: Platform) -> None:
-        child = (
-            platform.supervisor.standings[self._config.kill].child if self._config.kill else None
-        )
+        child = platform.supervisor.statuses[self._config.kill].child if self._config.kill else None
         if child is not None and not self._killed:
             self._killed = True
-            self._said.append(f"kill -9 of the {self._config.kill} (process {child.pid})")
+            self._messages.append(f"kill -9 of the {self._config.kill} (process {child.pid})")
             child.kill()
 
     def _look(self, platform: Platform, people: Groups, registry: Registry) -> None:
-        standings = platform.supervisor.standings
-        learner = standings["learner"].report
-        ingest = standings["ingest"].report
+        statuses = platform.supervisor.statuses
+        learner = statuses["learner"].report
+        ingest = statuses["ingest"].report
         now = registry.catalogue(self._game)
         game = learner.get("games", {}).get(self._game, {})
         if (stored := ingest.get("stored", 0)) < self._stored:
-            self._stored_before += self._stored  # ingest was restarted, and counts from 0 again
+            self._stored_before += self._stored  # a restarted ingest counts from 0 again
         self._stored = stored
         points: dict[str, tuple[int, int]] = {}
         for child in people.children:
@@ -516,6 +509,6 @@ class Loop:
             view=dict(people.children[0].latest.get("view", {})),
             play_s=self._play_s,
         )
-        for said in [*self._said, ""]:
-            self._show(replace(look, said=said))
-        self._said.clear()
+        for message in [*self._messages, ""]:
+            self._show(replace(look, said=message))
+        self._messages.clear()

@@ -1,8 +1,7 @@
-"""Simulated people: they play a game through the real client at a pace, in processes of their own,
-with a ledger.
+"""Simulated people: play a game through the real client, in processes of their own, with a ledger.
 
 Run as `python -m understudy.simulation.people`, with settings as JSON in the first line of its
-standard input. It reports a line of JSON a few times a second and stops when its standard input
+standard input. It prints a line of JSON a few times a second and stops when its standard input
 closes, so that it never outlives its parent.
 """
 
@@ -37,12 +36,12 @@ from understudy.simulation.ledger import LedgerLink
 
 MAX_PROCESSES = 4
 BOT_SHARE = 0.5
-"""The share of episodes that a person alone at an env leaves to the bot."""
+"""The share of episodes that a person in a single-player env leaves to the bot."""
 SKILLS = tuple(rally.SKILLS[name] for name in ("beginner", "casual", "good", "beginner", "casual"))
-"""Of the people who play rally, in turn: more of them are weak than strong."""
+"""Skills of the people who play rally, in turn; more of them are weak than strong."""
 _REPORT_EVERY_S = 0.1
 _SHORTEST_WAIT_S = 0.002
-"""Faster paces play several rounds after each wait, rather than spinning."""
+"""At higher rates, several rounds follow each wait, which avoids busy waiting."""
 _STOP_S = 30.0
 
 
@@ -50,20 +49,20 @@ _STOP_S = 30.0
 
 
 class Person(Protocol):
-    """A simulated player; each step is one decision and records `rows_per_step` rows."""
+    """A simulated player; each step makes one decision and records `rows_per_step` rows."""
 
     rows_per_step: int
     points: dict[str, list[int]]
-    """Points that each bot won of this person, and that were played with it."""
+    """Points won by the bot and points played, against this person, by bot name."""
 
     def step(self) -> None: ...
     def view(self) -> dict[str, Any]:
-        """What a watcher may draw."""
+        """Return the state to draw."""
         ...
 
 
 class Tester:
-    """A script that tries actions at random in an env, through a recorder."""
+    """A script that takes random actions in an env, through a recorder."""
 
     rows_per_step = 1
 
@@ -92,7 +91,7 @@ class Tester:
 
 
 class Solo:
-    """A person alone at one env, more or less skilled, who leaves some episodes to the bot."""
+    """A person of some skill in a single-player env, who leaves some episodes to the bot."""
 
     rows_per_step = 1
 
@@ -106,8 +105,7 @@ class Solo:
         bot_share: float = BOT_SHARE,
         choose: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`choose`: the action for an observation where no bot plays; by itself, more or less
-        skilled."""
+        """`choose` returns the person's action for an observation; the default has some skill."""
         self._game = game
         self._name = name
         self._rng = rng
@@ -116,38 +114,37 @@ class Solo:
         self._env = make_env(env_id)
         self._env.action_space.seed(int(rng.integers(1 << 31)))
         self._knows_cartpole = env_id == "CartPole-v1"
-        # From people who mostly try things out to people who know what they do.
+        # From people who mostly explore to people who play well.
         self._skill = float(rng.uniform(0.45, 0.9))
         self.points: dict[str, list[int]] = {}
         self._begin()
 
     def _try(self, obs: Any) -> Any:
         if self._rng.random() < self._skill and self._knows_cartpole:
-            return int(
-                obs[2] > 0
-            )  # as beginners do: push to the side where the pole leans, whatever its speed
+            # Beginners push towards the side where the pole leans, whatever its speed.
+            return int(obs[2] > 0)
         return self._env.action_space.sample()
 
     def _begin(self) -> None:
         self._obs, info = self._env.reset(seed=int(self._rng.integers(1 << 30)))
-        self._legal = info.get("action_mask")
+        self._action_mask = info.get("action_mask")
         self._is_bots = bool(self._rng.random() < self._bot_share)
         self._episode: Episode = self._game.episode(self._name)
 
     def step(self) -> None:
         episode = self._episode
         obs = self._obs
-        legal = self._legal
+        action_mask = self._action_mask
         if self._is_bots:
-            action = episode.act(obs, legal=legal, otherwise=self._choose)
+            action = episode.act(obs, action_mask=action_mask, otherwise=self._choose)
         else:
             action = self._choose(obs)
-            episode.acted(obs, action, legal=legal)
+            episode.acted(obs, action, action_mask=action_mask)
         self._obs, reward, terminated, truncated, info = self._env.step(action)
-        self._legal = info.get("action_mask")
+        self._action_mask = info.get("action_mask")
         episode.reward(float(reward))
         if terminated or truncated:
-            episode.end(self._obs, legal=self._legal, truncated=not terminated)
+            episode.end(self._obs, action_mask=self._action_mask, truncated=not terminated)
             self._begin()
 
     def view(self) -> dict[str, Any]:
@@ -155,17 +152,16 @@ class Solo:
 
 
 class Match:
-    """A person at one seat of a rally court and the current bot at the other, serve after serve;
-    both are recorded.
+    """A person and the current bot on a rally court, serve after serve; both are recorded.
 
-    Seats and skills go round by the person's number.
+    The person's number determines the seat and the skill.
     """
 
     rows_per_step = 2
 
     def __init__(self, game: Game, name: str, number: int, rng: np.random.Generator) -> None:
         if game.spec.game != rally.GAME_ID:
-            raise ConfigError(f"{game.spec.game} has one seat; a match is played in rally")
+            raise ConfigError(f"{game.spec.game} has one seat; only rally supports matches")
         self._game = game
         self._name = name
         self._rng = rng
@@ -195,14 +191,14 @@ class Match:
         ours = rally.scripted(Ints, rally.seen(court, seat), self._skill, drawn)
         self._person.acted(rally.observed(court, seat), ours)
         theirs = int(self._bot.act(rally.observed(court, 1 - seat)))
-        self.court, got = rally.step(
+        self.court, point = rally.step(
             Ints, court, *((ours, theirs) if seat == 0 else (theirs, ours))
         )
         self._decisions += 1
-        reward = float(got if seat == 0 else -got)
+        reward = float(point if seat == 0 else -point)
         self._person.reward(reward)
         self._bot.reward(-reward)
-        if got or self._decisions >= rally.MAX_DECISIONS:
+        if point or self._decisions >= rally.MAX_DECISIONS:
             self._end(reward)
 
     def _end(self, reward: float) -> None:
@@ -224,27 +220,25 @@ class Match:
         return {"court": list(self.court), "seat": self._seat, "score": list(self._score)}
 
 
-# --- A process of them ----------------------------------------------------------------------------
+# --- A process of people --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeopleSettings:
-    """What one process of people does."""
+    """Settings of a process of people."""
 
     data: str
-    """Where their spool and their ledger lie, and without `url` the stream that they record
-    into."""
+    """Folder of their spool and ledger, and of the stream they record into without `url`."""
     env_id: str
     names: list[str]
     url: str = ""
-    """The gateway that they play through, with bots; without one they are testers who record
-    into the data folder."""
+    """The gateway they play through, with bots; without it, testers record into the data folder."""
     key: str = ""
     first_number: int = 0
-    """Of the first of them, where skills and seats go round."""
+    """Number of the first person; numbers determine skills and seats."""
     seed: int = 0
     rate: float = 150.0
-    """Decisions a second and person; 0 means as fast as they go."""
+    """Decisions per second and person; 0 means no limit."""
     seconds: float = math.inf
     linger_s: float = 0.25
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -258,8 +252,7 @@ def rounds(
     rate: float,
     seconds: float = math.inf,
 ) -> int:
-    """Play round after round, `rate` of them a second (0: as fast as they go), and tell how
-    many; their number."""
+    """Play `rate` rounds a second (0: no limit) and report progress; return their number."""
     began_s = report_s = time.monotonic()
     played = 0
     while not stop.is_set() and (now_s := time.monotonic()) - began_s < seconds:
@@ -283,8 +276,7 @@ def play_on(
     seconds: float = math.inf,
     close_s: float = 10.0,
 ) -> None:
-    """In a child process: play until the time is up or the parent asks to stop, then flush;
-    reports all the while."""
+    """Play and report in a child process until time is up or the parent stops it; then flush."""
     rows = sum(person.rows_per_step for person in people)
 
     def play() -> None:
@@ -295,9 +287,9 @@ def play_on(
         points: dict[str, list[int]] = {}
         for person in people:
             for bot, (won, of) in person.points.items():
-                before = points.setdefault(bot, [0, 0])
-                before[0] += won
-                before[1] += of
+                total = points.setdefault(bot, [0, 0])
+                total[0] += won
+                total[1] += of
         counts = game.stats()
         report(
             {
@@ -322,7 +314,7 @@ def play_on(
 
 
 def main(settings: PeopleSettings) -> None:
-    """Connect, seat these people, and play."""
+    """Connect, create these people, and play."""
     data = DataFolder(Path(settings.data))
     is_served = bool(settings.url)
     spec = spec_from_gymnasium(make_env(settings.env_id, settings.env_kwargs))
@@ -355,7 +347,7 @@ class Groups:
     def __init__(self, name: str, shares: Iterable[PeopleSettings]) -> None:
         command = python_module("understudy.simulation.people")
         self.children = [
-            Child(f"{name} {at}", command, told=json.dumps(asdict(share)))
+            Child(f"{name} {at}", command, first_line=json.dumps(asdict(share)))
             for at, share in enumerate(shares)
         ]
 
@@ -363,13 +355,13 @@ class Groups:
         return sum(int(child.latest.get(name, 0)) for child in self.children)
 
     def check(self, fine: Sequence[int | None] = (None, 0)) -> None:
-        """Raise when a process ended with another exit code than a fine one."""
+        """Raise if a process ended with an exit code that is not in `fine`."""
         for child in self.children:
             if child.exit_code not in fine:
                 raise UnderstudyError(f"{child.name} failed: {child.errors.strip()}")
 
     def stop(self, timeout_s: float = 40.0, *, also: Sequence[Child] = ()) -> None:
-        """Let them finish what they recorded; a process that takes longer is killed."""
+        """Wait until the processes sent their frames; kill those that exceed the timeout."""
         children = [*self.children, *also]
         for child in children:
             child.stop()
@@ -385,33 +377,33 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateConfig:
-    """What to simulate."""
+    """Settings of a simulation."""
 
     env_id: str
     players: int = 4
     seconds: float = 10.0
     seed: int = 0
     rate: float = 0.0
-    """Steps a second and player; 0 means as fast as they go."""
+    """Steps per second and player; 0 means no limit."""
     linger_s: float = 1.0
     ingest: bool = True
     env_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.players <= 10_000:
-            raise ConfigError(f"--players is {self.players}; give a number from 1 to 10000")
+            raise ConfigError(f"--players is {self.players}; pass a number from 1 to 10000")
         if not 0 < self.seconds <= 7 * 86_400:
-            raise ConfigError(f"--seconds is {self.seconds}; give a number above 0, such as 10")
+            raise ConfigError(f"--seconds is {self.seconds}; pass a number above 0, such as 10")
         if self.seed < 0:
-            raise ConfigError(f"--seed is {self.seed}; give a number from 0")
+            raise ConfigError(f"--seed is {self.seed}; pass a number of at least 0")
         if not 0 <= self.rate < 1e9 or not 0 < self.linger_s < 1e9:
             raise ConfigError(
-                f"--rate {self.rate}, --linger {self.linger_s}: give a rate from 0 and a linger "
-                "above 0"
+                f"--rate {self.rate}, --linger {self.linger_s}: pass a rate of at least 0 and a "
+                "linger above 0"
             )
 
     def shares(self, data: DataFolder) -> Iterator[PeopleSettings]:
-        """What each process of players does."""
+        """Yield the settings of each process of players."""
         count = min(self.players, MAX_PROCESSES)
         names = [f"simulated-{self.seed}-{at}" for at in range(self.players)]
         for at in range(count):
@@ -429,7 +421,7 @@ class SimulateConfig:
 
 @dataclass(frozen=True, slots=True)
 class SimulationProgress:
-    """How a simulation stands."""
+    """Progress of a simulation."""
 
     elapsed_s: float
     recorded_steps: int
@@ -442,7 +434,7 @@ class SimulationProgress:
 
 @dataclass(frozen=True, slots=True)
 class SimulateResult:
-    """How a simulation ended."""
+    """Result of a simulation."""
 
     recorded_steps: int
     acked_steps: int
@@ -458,11 +450,10 @@ class SimulateResult:
 
 
 class Simulation:
-    """Testers, and ingest unless one runs already, in real processes; a context manager that
-    leaves none behind."""
+    """Context manager that runs testers, and ingest unless it runs already, in real processes."""
 
     def __init__(self, data: DataFolder, config: SimulateConfig) -> None:
-        # Made here once, so that a wrong id or keyword is refused before anything starts.
+        # Created here once, so that an invalid id or keyword fails before any process starts.
         env = make_env(config.env_id, config.env_kwargs)
         try:
             spec_from_gymnasium(env)
@@ -485,7 +476,7 @@ class Simulation:
         return Child("ingest", python_module("understudy.platform.ingest", str(self._data.root)))
 
     def progress(self) -> SimulationProgress:
-        """Numbers as the processes last reported them."""
+        """Return the figures that the processes last reported."""
         stored = self._ingest.latest if self._ingest else {}
         recorded = self._players.total("recorded")
         if not recorded:
@@ -503,13 +494,12 @@ class Simulation:
     def run(
         self, show: Callable[[SimulationProgress], None], *, every_s: float = 0.1
     ) -> SimulateResult:
-        """Wait for the players, restarting an ingest that ends meanwhile, then let ingest store
-        the rest."""
+        """Wait for the players, restarting ingest if it ends, then let ingest store the rest."""
         while any(child.exit_code is None for child in self._players.children):
             if self._ingest is not None and self._ingest.exit_code is not None:
                 if self._ingest_restarts >= 5:
                     raise UnderstudyError(
-                        f"the ingest process ends again and again:\n{self._ingest.errors}"
+                        f"the ingest process keeps exiting:\n{self._ingest.errors}"
                     )
                 self._stored_before += self._ingest.latest.get("stored", 0)
                 self._ingest_restarts += 1

@@ -1,17 +1,17 @@
-"""verify: finish what a kill left, then prove every promise in the ledger against the stored
-bytes; digests of them."""
+"""verify: sends unsent frames, then checks every ledger entry against the stored bytes; digests."""
 
 import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_link, register
+from understudy.backends.local import FORGOTTEN, STORED, Findings, Held, audit_store, summary
 from understudy.client.sender import send_unsent_frames
 from understudy.core.canonical import canonical_json
 from understudy.core.clock import SystemClock
@@ -25,18 +25,18 @@ from understudy.platform.ingest import open_own_ingest
 from understudy.platform.requests import ask
 from understudy.ports import Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
 from understudy.simulation.ledger import LedgerLink, Promise, read_ledger
-from understudy.stores.audit import Findings, Held, Key, audit, summary
-from understudy.stores.view import FORGOTTEN, STORED, StoreView
+
+if TYPE_CHECKING:
+    from understudy.stores.audit import Key
 
 TailOf = Callable[[Cursor | None], Tail]
-"""One page of a store's tail behind a cursor."""
+"""Returns a page of a store's tail after a cursor."""
 _ASK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What verify found; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger to prove
-    against)."""
+    """Result of verify; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger)."""
 
     steps: int
     sessions: int
@@ -46,8 +46,7 @@ class Verification:
     lost_chunks: int
     lost_steps: int
     set_aside_steps: int
-    """Acknowledged and not in learners' reach: quarantined, parked, forgotten or expired, by the
-    store's own record."""
+    """Acknowledged but not readable by learners: quarantined, parked, erased or expired steps."""
     duplicate_steps: int
     gap_steps: int
     gap_chunks: int
@@ -77,29 +76,26 @@ class Verification:
 
 
 def verify(data: DataFolder, *, config: Config | None = None, finish: bool = True) -> Verification:
-    """Everything recorded before this call is brought into the data folder's own store and checked.
+    """Store everything recorded before this call in the data folder's own store, and check it.
 
-    `config`: where stream and games are; by itself, in the data folder.
+    `config` locates the stream and the games; by default they are in the data folder.
     """
     config = config or Config()
     promises = list(read_ledger(data.ledger))
-    # Without a ledger there is nothing to prove, and what is finished here must not make it look
-    # otherwise.
-    recovered = finish_leftovers(data, config, with_ledger=bool(promises)) if finish else 0
+    # Without a ledger there is nothing to check, and frames sent here must not create one.
+    recovered = finish_unsent_frames(data, config, with_ledger=bool(promises)) if finish else 0
     promises = list(read_ledger(data.ledger)) if recovered else promises
     try:
         live = _settle(data, config) if finish else data.has_writer()
-        with StoreView(data.store) as view:
-            findings = audit(view, is_alone=not live)
+        findings = audit_store(data.store, is_alone=not live)
     except (Corrupt, Refused) as error:
         live = False
         findings = Findings(corrupt=[f"the store cannot be opened: {error}"])
-    return _judge(findings, promises, recovered, live)
+    return _compare(findings, promises, recovered, live)
 
 
 def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
-    """The same proof against a store on other machines, by its own audit and by its tail;
-    `live`: a process writes."""
+    """Check the ledger against a remote store, by its audit and tail; `live`: a process writes."""
     promises = list(read_ledger(data.ledger))
     stored: dict[Key, Held] = {}
     gone: set[Key] = set()
@@ -112,22 +108,22 @@ def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verif
         else:
             gone |= {(session.bytes, number) for session, number in item.chunks}
     quarantined: dict[Key, list[int]] = {}
-    found = store.audit()
+    totals = store.audit()
     after = 0
     while page := store.quarantined(after_id=after):
         after = page[-1].id
-        for one in page:
-            if one.session is not None and one.chunk_no is not None:
-                quarantined.setdefault((one.session.bytes, one.chunk_no), []).append(one.crc)
+        for entry in page:
+            if entry.session is not None and entry.chunk_no is not None:
+                quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
     findings = Findings(held=stored, quarantined=quarantined)
     for promise in promises:
         if (key := (promise.session, promise.chunk_no)) in gone and key not in stored:
             findings.held[key] = Held(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
-    return _judge(findings, promises, 0, live, found=found)
+    return _compare(findings, promises, 0, live, totals=totals)
 
 
-def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> int:
-    """Send what killed games left in the spool; how many frames were acknowledged."""
+def finish_unsent_frames(data: DataFolder, config: Config, *, with_ledger: bool) -> int:
+    """Send the frames that killed games left in the spool; return the number acknowledged."""
 
     def link_to(spec: GameSpec) -> Link:
         link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
@@ -143,8 +139,10 @@ def finish_leftovers(data: DataFolder, config: Config, *, with_ledger: bool) -> 
 
 
 def _settle(data: DataFolder, config: Config) -> bool:
-    """Store what is in the stream: by the process that has the store open, or here; whether
-    there is one."""
+    """Store all frames of the stream, here or in the process that has the store open.
+
+    Returns whether there is such a process.
+    """
     for _ in range(3):
         if data.has_writer():
             try:
@@ -160,18 +158,18 @@ def _settle(data: DataFolder, config: Config) -> bool:
             return False
         except Locked:
             time.sleep(0.2)
-    raise Locked("the store is opened and closed by others all the time; try again")
+    raise Locked("other processes keep opening and closing the store; try again")
 
 
-def _judge(
+def _compare(
     findings: Findings,
     promises: Iterable[Promise],
     recovered: int,
     live: bool,
     *,
-    found: Audit | None = None,
+    totals: Audit | None = None,
 ) -> Verification:
-    found = found or summary(findings)
+    totals = totals or summary(findings)
     seen = set()
     lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
     for promise in promises:
@@ -180,29 +178,29 @@ def _judge(
             continue  # acknowledged again after a retry
         seen.add(key)
         ledger_steps += promise.n_steps
-        if not _is_kept(findings, promise):
-            lost_chunks = lost_chunks + 1
-            lost_steps = lost_steps + promise.n_steps
+        if not _is_accounted_for(findings, promise):
+            lost_chunks += 1
+            lost_steps += promise.n_steps
         elif not _is_stored(findings, promise):
             set_aside_steps += promise.n_steps
     return Verification(
-        steps=found.steps,
-        sessions=found.sessions,
-        chunks=found.chunks,
+        steps=totals.steps,
+        sessions=totals.sessions,
+        chunks=totals.chunks,
         ledger_chunks=len(seen),
         ledger_steps=ledger_steps,
         lost_chunks=lost_chunks,
         lost_steps=lost_steps,
         set_aside_steps=set_aside_steps,
-        duplicate_steps=found.duplicate_steps,
-        gap_steps=found.gap_steps,
-        gap_chunks=found.gap_chunks,
-        dropped_steps=found.dropped_steps,
-        quarantined_chunks=found.quarantined,
-        parked_chunks=found.parked,
-        forgotten_chunks=found.forgotten_chunks,
-        expired_chunks=found.expired_chunks,
-        corrupt=tuple(found.corrupt),
+        duplicate_steps=totals.duplicate_steps,
+        gap_steps=totals.gap_steps,
+        gap_chunks=totals.gap_chunks,
+        dropped_steps=totals.dropped_steps,
+        quarantined_chunks=totals.quarantined,
+        parked_chunks=totals.parked,
+        forgotten_chunks=totals.forgotten_chunks,
+        expired_chunks=totals.expired_chunks,
+        corrupt=tuple(totals.corrupt),
         recovered_frames=recovered,
         live_writer=live,
     )
@@ -213,8 +211,8 @@ def _is_stored(findings: Findings, promise: Promise) -> bool:
     return held is not None and held.crc == promise.crc and held.fate == STORED
 
 
-def _is_kept(findings: Findings, promise: Promise) -> bool:
-    """Stored once with that checksum, or set aside by the store's own record of it."""
+def _is_accounted_for(findings: Findings, promise: Promise) -> bool:
+    """Return whether a frame is stored once with its checksum, or recorded as set aside."""
     held = findings.held.get((promise.session, promise.chunk_no))
     if held is not None and held.crc == promise.crc:
         return held.fate != STORED or held.kind != 0 or held.n_steps == promise.n_steps
@@ -225,11 +223,11 @@ def _is_kept(findings: Findings, promise: Promise) -> bool:
     return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s
 
 
-# --- Digests: what a store holds as one number per session, so that two stores can be compared ----
+# --- Digests: one hash per session, to compare the contents of two stores -------------------------
 
 
 def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
-    """Everything a store holds now, in the order of arrival."""
+    """Yield everything a store holds now, in the order of arrival."""
     cursor: Cursor | None = None
     while items := (page := page_behind(cursor)).items:
         yield from items
@@ -237,23 +235,22 @@ def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
 
 
 def digests(page_behind: TailOf) -> dict[str, str]:
-    """SHA-256 per session over chunk numbers, columns, dtypes and metadata, in the order of the
-    numbers."""
+    """Return a SHA-256 per session over chunk numbers, columns, dtypes and metadata, in order."""
     parts: dict[uuid.UUID, dict[int, list[bytes]]] = {}
     for item in items_of(page_behind):
         if isinstance(item, Stored):
             body = item.frame.body if item.chunk is None else _bytes_of(item.chunk)
             chunk = hashlib.sha256(bytes([item.frame.kind]) + body).digest()
-            # A number that is there twice must change the digest, so all of them are kept.
+            # A duplicate chunk number must change the digest, so all chunks are hashed.
             parts.setdefault(item.frame.session, {}).setdefault(item.frame.chunk_no, []).append(
                 chunk
             )
     return {str(session): _digest(numbers) for session, numbers in sorted(parts.items())}
 
 
-def whole(found: dict[str, str]) -> str:
-    """One digest over all sessions."""
-    return hashlib.sha256(canonical_json(found)).hexdigest()
+def whole(session_digests: dict[str, str]) -> str:
+    """Return one digest over all sessions."""
+    return hashlib.sha256(canonical_json(session_digests)).hexdigest()
 
 
 def _digest(numbers: dict[int, list[bytes]]) -> str:

@@ -9,13 +9,16 @@ A reader that starts or resumes later catches up first, and then shares the page
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from understudy.backends.local import open_view
 from understudy.core.errors import UnderstudyError
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.ports import Cursor, Forgotten, Stored, Tail
-from understudy.stores.local import LocalStore
-from understudy.stores.view import StoreView
+
+if TYPE_CHECKING:
+    from understudy.stores.local import LocalStore
+    from understudy.stores.view import StoreView
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class StoreFollower:
     """A view of a store and its readers; closed with the last reader. Not thread-safe."""
 
     def __init__(self, store: Path) -> None:
-        self.view = StoreView(store)
+        self.view = open_view(store)
         self._readers: list[Reader] = []
 
     def join(self, reader: Reader) -> None:
@@ -93,7 +96,7 @@ def _number(item: Stored | Forgotten) -> int:
     return item.last_no if isinstance(item, Forgotten) else item.arrival_no
 
 
-def stored_chunks(store: LocalStore | StoreView, ids: set[ChunkId]) -> dict[ChunkId, Chunk]:
+def stored_chunks(store: "LocalStore | StoreView", ids: set[ChunkId]) -> dict[ChunkId, Chunk]:
     """Chunks of a store by id, read from the oldest of them; missing ones are omitted."""
     chunks: dict[ChunkId, Chunk] = {}
     cursor = store.behind(ids)

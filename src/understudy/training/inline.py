@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.act.actor import Actor, Collected, ladder
+from understudy.backends.local import open_local_store
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, LearningFailed, Refused
 from understudy.core.tensors import Array, part
@@ -25,7 +26,6 @@ from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
 from understudy.nn.policy import Policy
 from understudy.ports import Candidate, Quarantined, WriteBatch
-from understudy.stores.local import LocalStore
 from understudy.training.events import Compiling, EpisodeEnded, Guarded, OnEvent, Update
 from understudy.training.follower import stored_chunks
 
@@ -56,7 +56,7 @@ class RunStore:
 
     def __init__(self, folder: Path, game: GameSpec, *, clock: Clock) -> None:
         self._clock = clock
-        self._store = LocalStore(folder, specs=_OneGame(game))
+        self._store = open_local_store(folder, specs=_OneGame(game))
         self._claim = self._store.claim(_PARTITION, owner="run", ttl_s=1e6)
         self._waiting: list[Chunk] = []
 

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.backends.local import has_store, open_view
 from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import game_name_of_env
@@ -23,8 +24,6 @@ from understudy.experience.game import GameSpec
 from understudy.learn.compile_cache import use_compile_cache
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
-from understudy.stores.database import has_store
-from understudy.stores.view import StoreView
 from understudy.training.env_info import EnvInfo, GameChoice, choice_of, look_at
 from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
 from understudy.training.events import InitFrom, OnEvent, Started
@@ -483,7 +482,7 @@ def store_folder(folder: Path) -> Path:
 
 def stored_spec(store: Path, game: str) -> GameSpec:
     """The newest spec of a game in a store."""
-    with StoreView(store) as view:
+    with open_view(store) as view:
         # An env id may start with the game's package, which recorders leave out.
         for name in dict.fromkeys((game, game.rpartition(":")[2])):
             if specs := view.specs(game_name_of_env(name)):
