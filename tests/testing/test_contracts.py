@@ -57,7 +57,7 @@ class Consuming(MemoryStream):
         self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
     ) -> Read:
         found = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
-        self._lanes[partition].clear()
+        self._records[partition].clear()
         return found
 
 
@@ -88,7 +88,7 @@ class Forgiving(MemoryStream):
     """Reads on from whatever is left instead of saying that a position is gone."""
 
     def trim(self, partition: str, keep_last: int) -> None:
-        del self._lanes[partition][: len(self._lanes[partition]) - keep_last]
+        del self._records[partition][: len(self._records[partition]) - keep_last]
 
 
 @pytest.mark.parametrize(
