@@ -113,8 +113,7 @@ def test_a_learner_cannot_release_after_another_took_over(tmp_path: Path):
 
 
 def test_a_release_signed_in_another_epoch_is_ignored(tmp_path: Path):
-    """What a paused process had already signed lies under a number that is taken, or is passed
-    over."""
+    """An entry that a paused process had signed has a used number, or is skipped."""
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="a")
     ours.release(policy(), LINEAGE, epoch=epoch)
@@ -191,8 +190,7 @@ def _release_many(folder: Path, owner: int, count: int) -> None:
 def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(
     tmp_path: Path, card: Card
 ):
-    """Readers look all the time; a model they see can be opened, and a number never changes its
-    bytes."""
+    """Readers look all the time: every visible model opens, and its bytes never change."""
     reader = registry(tmp_path)
     reader.takeover("pong", owner="all")
     context = multiprocessing.get_context("spawn")
