@@ -99,7 +99,7 @@ def test_an_old_pyspark_is_rejected(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules["pyspark"], "__version__", "3.5.1")
     with pytest.raises(
         MissingExtra,
-        match=r"needs PySpark 4, but this is 3\.5\.1; run pip install 'understudy\[spark\]'",
+        match=r"needs PySpark 4, but this is 3\.5\.1; pip install 'understudy\[spark\]'",
     ):
         require_spark()
 

@@ -397,11 +397,11 @@ def require_spark() -> None:
         import pyspark
     except ImportError as error:
         raise MissingExtra(
-            f"{needs} the package {error.name}; run pip install 'understudy[spark]'"
+            f"{needs} the package {error.name}; pip install 'understudy[spark]'"
         ) from error
     if int(pyspark.__version__.partition(".")[0]) < 4:
         raise MissingExtra(
-            f"{needs} PySpark 4, but this is {pyspark.__version__}; run pip install "
+            f"{needs} PySpark 4, but this is {pyspark.__version__}; pip install "
             "'understudy[spark]', or submit to a newer Spark"
         )
     home = os.environ.get("JAVA_HOME")

@@ -199,7 +199,7 @@ def kafka_library() -> Any:
         import confluent_kafka.admin
     except ImportError as error:
         raise MissingExtra(
-            f"a Kafka stream needs the package confluent-kafka ({error}); run pip install "
+            f"a Kafka stream needs the package confluent-kafka ({error}); pip install "
             "'understudy[kafka]'"
         ) from None
     return confluent_kafka
