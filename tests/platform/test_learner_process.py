@@ -98,7 +98,7 @@ def test_a_store_that_is_down_at_the_start_is_told_in_one_line(tmp_path: Path) -
         nobody.bind(("127.0.0.1", 0))
         credentials = tmp_path / "credentials.toml"
         credentials.write_text('username = "a"\npassword = "b"\n')
-        url = f"cassandra://127.0.0.1:{nobody.getsockname()[1]}/games?credentials={credentials}&patience_s=1"
+        url = f"cassandra://127.0.0.1:{nobody.getsockname()[1]}/games?credentials={credentials}&retry_s=1"
         config = tmp_path / "config.json"
         write_config(Config(data=str(tmp_path / "D"), store=StoreSection(url=url)), config)
         command = [
