@@ -1,4 +1,4 @@
-"""Readers in other processes follow a store while its writer writes, forgets, exits and restarts."""
+"""Readers in other processes follow a store while its writer writes, forgets, exits or restarts."""
 
 import subprocess
 import sys

@@ -95,7 +95,7 @@ def init(location: Location) -> None:
         keyspace = read_keyspace(wire)
         nodes = wire.nodes()
         if keyspace is None:
-            check_nodes(asked(options, nodes), nodes, fix="add nodes, or use ")
+            check_nodes(requested_copies(options, nodes), nodes, fix="add nodes, or use ")
             wire.define(
                 f'CREATE KEYSPACE IF NOT EXISTS "{options.keyspace}" WITH replication = '
                 f"{replication(options)}"
@@ -288,7 +288,7 @@ def columns_of(definition: str) -> dict[str, str]:
 # --- copies -------------------------------------------------------------------------------------
 
 
-def asked(options: Options, nodes: Mapping[str, int]) -> Copies:
+def requested_copies(options: Options, nodes: Mapping[str, int]) -> Copies:
     """The replication of an address."""
     copies = options.replication
     return {options.datacenter or _only(nodes): copies} if isinstance(copies, int) else copies
@@ -330,7 +330,7 @@ def check_nodes(copies: Copies, nodes: Mapping[str, int], *, fix: str) -> None:
 def check_copies(keyspace: Keyspace, options: Options, nodes: Mapping[str, int]) -> None:
     """Reject a replication that differs from that of an existing keyspace."""
     has = held(keyspace, nodes)
-    requested = asked(options, nodes)
+    requested = requested_copies(options, nodes)
     if has == requested:
         return
     shown = str(dict(keyspace.replication)) if has is None else f"replication={_written(has)}"
