@@ -161,14 +161,14 @@ def without_optional_columns(frame: Frame) -> Chunk:
 
 
 SABOTAGE: dict[str, tuple[object, str, object]] = {
-    "dedup off": (Draft, "_seen", store_anyway),
-    "epochs ignored": (LocalStore, "_take", lambda _, draft, batch: draft.take(batch)),
+    "dedup off": (Draft, "_decide_seen", store_anyway),
+    "epochs ignored": (LocalStore, "_add", lambda _, draft, batch: draft.add(batch)),
     "owners ignored": (
         LocalStore,
         "claim",
         lambda self, partition, **more: _claim(self, partition, **more | {"owner": "all"}),
     ),
-    "conflicts ignored": (Draft, "_seen", lambda *_: ("duplicate", "")),
+    "conflicts ignored": (Draft, "_decide_seen", lambda *_: ("duplicate", "")),
     "quarantine ignored": (Draft, "_quarantine", lambda *_, **__: None),
     "forgetting ignored": (LocalLookup, "is_forgotten", lambda *_: False),
     "nothing erased": (LocalStore, "_finish_erasures", lambda _: 0),
