@@ -23,7 +23,10 @@ from understudy.testing.samples import cart_spec, random_session, stamped
 
 SPEC = cart_spec()
 OTHER = game_spec("cart", obs=7, actions=3)
-REFUSALS: dict[Trouble, str] = {403: "check access", "proxy": "this server is not S3-compatible"}
+REFUSALS: dict[Trouble, str] = {
+    403: "check the permissions",
+    "proxy": "the endpoint is not S3-compatible",
+}
 """What ends ingest, for somebody to mend."""
 
 
@@ -109,7 +112,7 @@ def test_known_specs_stay_usable_while_the_registry_is_unreachable(desk: Desk):
     desk.service.drain()
     assert desk.store.audit().chunks == 5
     desk.send(1, spec=OTHER)
-    with pytest.raises(Unreachable, match="check that it runs"):
+    with pytest.raises(Unreachable, match="check that the server is running"):
         desk.service.drain()
     assert desk.store.audit().parked == 0
 

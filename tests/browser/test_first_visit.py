@@ -70,7 +70,7 @@ def test_a_key_that_is_no_good_is_said_and_nobody_is_asked_for_consent(browser: 
     with tab(browser, game.address[:-4] + "AAAA", viewport={"width": 1000, "height": 700}) as seen:
         seen.page.wait_for_selector("#state[data-state=refused]")
         assert seen.text("#sending") == (
-            "Nothing is recorded: this is no key of this deployment. Next: understudy play "
+            "Nothing is recorded: this is not a key of this deployment. Next: understudy play "
             f"{game.game} --web --data D"
         )
         assert (seen.text("#start"), seen.page.is_hidden("#quietly"), seen.text("#detail")) == (

@@ -246,7 +246,7 @@ def test_a_game_without_a_page_is_said_in_words(browser: Any, rally: Stage):
 def test_a_key_that_was_revoked_is_said_in_words(browser: Any, rally: Stage):
     with tab(browser, rally.address[:-4] + "AAAA") as seen:
         wait_for(lambda: seen.page.get_attribute("#state", "data-state") == "refused")
-        assert "no key of this deployment" in seen.text("#sending")
+        assert "not a key of this deployment" in seen.text("#sending")
         # The browser itself writes a line for the refused request; the page adds none.
         assert all("401" in error for error in seen.errors)
 

@@ -48,7 +48,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
     [
         (["--stream", "kinesis://x"], 2, "no AWS region"),
         (["--stream", "nosuch://x"], 2, "is no stream"),
-        (["--models", "nosuch://x"], 2, "is no place for models"),
+        (["--models", "nosuch://x"], 2, "cannot store models"),
         (["--game", "nosuch"], 2, "game 'nosuch' is unknown"),
         (["--players", "0"], 2, "--players is 0"),
     ],

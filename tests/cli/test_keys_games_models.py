@@ -173,7 +173,10 @@ def test_games_of_ones_own_are_added_by_their_numbers_and_names(ask: Asked):
     assert ask.json("games check my-game")["is_registered"]
     assert not ask.json("games check my-game --obs 7 --actions 3", code=1)["is_registered"]
     assert "both --obs and --actions" in ask("games add third --obs 6", code=2)[1]
-    assert "differs only in case" in ask("games add MY-game --obs 6 --actions 3", code=2)[1]
+    assert (
+        "differs from the registered game my-game only in case"
+        in ask("games add MY-game --obs 6 --actions 3", code=2)[1]
+    )
     assert "games add nobody" in ask("keys create --game nobody")[0]
     assert "not registered" not in ask("keys create --game my-game")[0]
 
@@ -196,7 +199,7 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     second = a_run(tmp_path / "two", seed=1)
     assert ask.json(f"models add {first}")["is_champion"]
     assert "models promote pong/2" in ask(f"models add {second}")[0]
-    assert "no other champion" in ask("models rollback pong", code=2)[1]
+    assert "no previous champion" in ask("models rollback pong", code=2)[1]
     assert ask.json("models promote pong/2 --why better") == {
         "game": "pong",
         "champion": 2,

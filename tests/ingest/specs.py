@@ -4,7 +4,7 @@ from understudy.experience.game import GameSpec
 
 
 class KnownSpecs:
-    """What has been registered so far."""
+    """The specs registered so far."""
 
     def __init__(self, *specs: GameSpec) -> None:
         self._specs = list(specs)

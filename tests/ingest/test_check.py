@@ -40,7 +40,7 @@ SPEC = game_spec(
         "card": Discrete(5, 1),
     },
     actions=Discrete(4),
-    has_legal=True,
+    has_action_mask=True,
 )
 ARM = game_spec(
     "arm",
@@ -103,7 +103,7 @@ def with_header(change: Callable[[bytes], bytes]) -> bytes:
 
 
 def patched(raw: bytes, at: int, new: bytes) -> bytes:
-    """A frame with header bytes replaced and the header's checksum made right again."""
+    """A frame with some header bytes replaced and a valid header checksum."""
     head = bytearray(raw[:64])
     head[at : at + len(new)] = new
     head[60:64] = crc32(bytes(head[:60])).to_bytes(4, "little")
@@ -264,10 +264,12 @@ TABLE = {
     "a raw action of whole numbers": Bad(
         "bad_columns", lambda: with_columns(swap("raw_action", np.int32))
     ),
-    "no mask": Bad("bad_columns", lambda: with_columns(lambda columns: columns.pop("legal"))),
+    "no mask": Bad("bad_columns", lambda: with_columns(lambda columns: columns.pop("action_mask"))),
     "a mask of another width": Bad(
         "bad_columns",
-        lambda: with_columns(lambda columns: columns.update(legal=columns["legal"][:, :3])),
+        lambda: with_columns(
+            lambda columns: columns.update(action_mask=columns["action_mask"][:, :3])
+        ),
     ),
     "NaN in an observation": Bad("not_finite", lambda: with_columns(put("obs.pos", np.nan))),
     "infinity in an observation": Bad(
@@ -279,7 +281,7 @@ TABLE = {
     "an observation out of its space": Bad("bad_obs", lambda: with_columns(put("obs.card", 0))),
     "an action out of its space": Bad("bad_action", lambda: with_columns(put("action", 4))),
     "a negative action": Bad("bad_action", lambda: with_columns(put("action", -1))),
-    "an illegal action": Bad("illegal_action", lambda: with_columns(put("legal", False))),
+    "an invalid action": Bad("invalid_action", lambda: with_columns(put("action_mask", False))),
     "a part of an action out of its space": Bad(
         "bad_action", lambda: with_columns(put("action.grip", (0, 3)), ARM)
     ),
@@ -321,7 +323,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_what_is_wrong_is_refused_by_its_reason(name: str):
+def test_an_invalid_frame_is_refused_with_its_reason(name: str):
     raw = TABLE[name].make()
     checked = judge(raw)
     assert checked.outcome == "refused", name
@@ -330,7 +332,7 @@ def test_what_is_wrong_is_refused_by_its_reason(name: str):
     assert checked.refusal.detail
 
 
-def test_what_is_right_passes():
+def test_a_valid_frame_passes():
     checked = judge(GOOD)
     assert checked.outcome == "candidate"
     assert checked.candidate is not None
@@ -345,7 +347,7 @@ def test_what_is_right_passes():
     ("days", "outcome"),
     [(-0.9, "candidate"), (14.9, "candidate"), (-1.1, "refused"), (15.1, "refused")],
 )
-def test_a_session_is_judged_by_its_age_when_the_frame_entered(days: float, outcome: str):
+def test_a_session_is_checked_by_its_age_when_the_frame_entered(days: float, outcome: str):
     assert judge(GOOD, received_s=START_S + days * DAY_S).outcome == outcome
 
 
@@ -354,7 +356,7 @@ def test_every_sample_of_every_game_passes():
     for _ in range(60):
         spec = random_spec(rng)
         chunks = random_session(
-            spec, rng, optional=("logp", "value", "by", "frames", "raw_action", "legal")
+            spec, rng, optional=("logp", "value", "by", "frames", "raw_action", "action_mask")
         )
         for frame in stamped(chunks):
             checked = judge(frame.encode(), specs=KnownSpecs(spec))
@@ -370,7 +372,7 @@ def test_an_unknown_schema_of_a_known_game_is_parked():
     assert (checked.refusal.reason, checked.refusal.game) == ("unknown_schema", "rally")
 
 
-def test_padding_behind_a_terminated_step_is_not_looked_at():
+def test_padding_after_a_terminated_step_is_not_checked():
     rng = np.random.default_rng(0)
     chunk = next(
         found
@@ -385,7 +387,7 @@ def test_padding_behind_a_terminated_step_is_not_looked_at():
     assert judge(Chunk(chunk.meta, columns).frame().encode()).outcome == "candidate"
 
 
-def test_a_mistake_in_a_check_refuses_the_frame_and_nothing_else(monkeypatch):
+def test_a_bug_in_a_check_refuses_only_that_frame(monkeypatch):
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 

@@ -20,7 +20,7 @@ def fail(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [StorageFull("why"), Unreachable("why"), ClaimLost("why")])
-def test_what_passes_by_itself_is_left_to_the_next_start_when_somebody_asked_to_stop(
+def test_a_temporary_error_during_a_stop_is_left_to_the_next_start(
     error: Exception,
 ):
     with capture_logs() as logs, leaving_the_rest():
@@ -32,7 +32,7 @@ def test_what_passes_by_itself_is_left_to_the_next_start_when_somebody_asked_to_
 
 
 @pytest.mark.parametrize("error", [StorageFailed("why"), ConfigError("why"), Corrupt("why")])
-def test_what_the_next_start_meets_again_is_raised_whoever_asked(error: Exception):
+def test_a_permanent_error_is_raised_even_during_a_stop(error: Exception):
     with capture_logs() as logs, pytest.raises(type(error), match="why"), leaving_the_rest():
         fail(error)
     assert logs == []

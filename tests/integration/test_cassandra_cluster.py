@@ -127,7 +127,7 @@ def test_one_node_of_three_dies_in_mid_write_and_nothing_is_lost_or_doubled(
 def test_two_of_three_away_is_told_and_passes(cluster: Cluster) -> None:
     keyspace = Keyspace(cluster, cluster.credentials_file, "few", replication=3)
     source = Source(1)
-    with keyspace.open(options="&patience_s=4&timeout_s=3") as store:
+    with keyspace.open(options="&retry_s=4&timeout_s=3") as store:
         claim = store.claim(source.name, owner="test", ttl_s=60.0)
         for node in cluster.nodes[1:]:
             node.kill()

@@ -297,7 +297,7 @@ def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
 
 def test_control_a_write_that_is_acknowledged_without_an_answer_is_lost(keyspace: Keyspace) -> None:
     source = Source(1)
-    store = keyspace.open(options="&patience_s=0.1", between=lambda send: _Deaf(send))
+    store = keyspace.open(options="&retry_s=0.1", between=lambda send: _Deaf(send))
     claim = store.claim(source.name, owner="test", ttl_s=60.0)
     store.wire.send.is_deaf = True  # type: ignore[attr-defined]
     with pytest.raises(Unreachable):

@@ -40,7 +40,7 @@ def told(
     """What a refusal says: one line, at once."""
     start_s = time.monotonic()
     with pytest.raises(kind) as caught:
-        call(f"{url}&patience_s={PATIENCE_S}")
+        call(f"{url}&retry_s={PATIENCE_S}")
     assert time.monotonic() - start_s < PATIENCE_S / 2
     assert "\n" not in str(caught.value)
     assert wanted in str(caught.value)
@@ -86,19 +86,19 @@ def test_init_says_what_a_keyspace_has_when_other_copies_are_asked_for(
     keyspace: Keyspace, scratch: str
 ) -> None:
     said = told(init_at, keyspace.url.replace("replication=1", "replication=3"))
-    assert "has replication=datacenter1:1 and the address asks for datacenter1:3" in said
-    assert "leave replication out, or name another keyspace, or use ALTER KEYSPACE" in said
+    assert "has replication=datacenter1:1, but the address has replication=datacenter1:3" in said
+    assert "omit replication, use another keyspace, or use ALTER KEYSPACE" in said
     keyspace.run(f"CREATE KEYSPACE {scratch} {ONE_COPY.replace('1', '2')}")
     said = told(init_at, elsewhere(keyspace.url, scratch))
-    assert "has replication=datacenter1:2 and the address asks for datacenter1:1" in said
+    assert "has replication=datacenter1:2, but the address has replication=datacenter1:1" in said
 
 
 def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(
     keyspace: Keyspace,
 ) -> None:
     said = told(init_at, keyspace.url + "&ttl_s=86400")
-    assert "has ttl_s=0 and the address asks for ttl_s=86400" in said
-    assert "run `understudy store migrate` with this address, or leave ttl_s out" in said
+    assert "has ttl_s=0, but the address has ttl_s=86400" in said
+    assert "run `understudy store migrate` with this address, or omit ttl_s" in said
     with started("store", "migrate", keyspace.url + "&ttl_s=86400") as process:
         said, _ = process.communicate(timeout=120)
     try:
@@ -117,7 +117,7 @@ def test_a_keyspace_with_more_copies_than_the_cluster_can_hold_is_told_at_once(
     keyspace.run(f"CREATE KEYSPACE {scratch} {ONE_COPY.replace('1', '3')}")
     url = elsewhere(keyspace.url, scratch).replace("&replication=1", "")
     assert (
-        "replication=3 needs 2 nodes at least and this cluster has 1; add nodes, or use ALTER "
+        "replication=3 needs at least 2 nodes, but this cluster has 1; add nodes, use ALTER "
         "KEYSPACE" in told(init_at, url)
     )
     assert columns(keyspace, scratch) == {}
@@ -127,13 +127,13 @@ def test_the_default_copies_on_one_node_are_told_with_the_next_step(
     keyspace: Keyspace, scratch: str
 ) -> None:
     url = elsewhere(keyspace.url, scratch).replace("&replication=1", "")
-    assert "this cluster has 1; add nodes, or give &replication=1" in told(init_at, url)
+    assert "this cluster has 1; add nodes, or use &replication=1" in told(init_at, url)
 
 
 def test_a_datacenter_that_is_not_there_is_told_with_those_that_are(keyspace: Keyspace) -> None:
     for call in EVERY_WAY:
         said = told(call, keyspace.url + "&datacenter=nowhere")
-        assert "no datacenter 'nowhere', its nodes are 1 in datacenter1; name one of those" in said
+        assert "no datacenter 'nowhere', its nodes are 1 in datacenter1; use one of those" in said
 
 
 def test_a_keyspace_may_be_called_as_a_word_of_cql(keyspace: Keyspace) -> None:
@@ -223,7 +223,7 @@ def test_a_store_that_lost_something_is_told_and_not_made_anew(
                 call,
                 url,
                 StorageFailed,
-                wanted=f"keyspace {scratch} has lost its {lost}; restore that from a backup",
+                wanted=f"keyspace {scratch} has lost its {lost}; restore it from a backup",
             )
 
 
@@ -236,7 +236,11 @@ def test_an_init_that_was_cut_off_goes_on_as_it_is_asked_now(
         patch.setattr(keyspaces, "TABLES", half)
         init_at(url)
     keyspace.run(f"DELETE FROM {scratch}.meta WHERE name = 'schema_version'")
-    told(Keyspace.open_at, url, wanted="holds no complete store; run `understudy store init")
+    told(
+        Keyspace.open_at,
+        url,
+        wanted="does not contain a complete store; run `understudy store init",
+    )
     init_at(url + "&ttl_s=3600")
     found = keyspace.run(f"SELECT * FROM system_schema.tables WHERE keyspace_name = '{scratch}'")
     compaction = {row.table_name: row.compaction["class"].rpartition(".")[2] for row in found}

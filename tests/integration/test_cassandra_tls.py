@@ -73,7 +73,7 @@ def refusal(
     port = server.address.rpartition(":")[2]
     with pytest.raises(kind) as caught:
         Keyspace.open_at(
-            f"cassandra://{host}:{port}/none?credentials={server.credentials_file}&patience_s=1{options}"
+            f"cassandra://{host}:{port}/none?credentials={server.credentials_file}&retry_s=1{options}"
         )
     assert "\n" not in str(caught.value)
     print(caught.value)
@@ -107,13 +107,16 @@ def test_a_certificate_for_another_name_is_refused_unless_that_is_asked_for(serv
     assert "certificate is not valid for 'localhost'" in told
     assert "check_hostname" in told
     told = refusal(server, ConfigError, f"{files(server)}&check_hostname=false", host="localhost")
-    assert "there is no keyspace none" in told, "it was let in"
+    assert "keyspace none does not exist" in told, "it was let in"
 
 
 def test_tls_or_a_certificate_of_ours_on_one_side_alone_names_the_options(
     server: Any, cassandra_server: Any
 ) -> None:
-    wanted = "check host and port, that it runs, and the options tls, ca, certificate and key"
+    wanted = (
+        "check host and port, that the server is running, and the options tls, ca, certificate "
+        "and key"
+    )
     assert wanted in refusal(server, Unreachable, f"&ca={server.place.folder}/ca.pem")
     assert wanted in refusal(server, Unreachable, "")
     told = refusal(cassandra_server, Unreachable, files(server))

@@ -66,7 +66,7 @@ def test_a_wrong_password_is_told_and_not_shown(keyspace: Keyspace, tmp_path: Pa
 
 def test_a_keyspace_that_is_not_there_is_told_with_the_next_step(keyspace: Keyspace) -> None:
     told = refusal(elsewhere(keyspace.url, "nowhere"))
-    assert "there is no keyspace nowhere" in told
+    assert "keyspace nowhere does not exist" in told
     assert "understudy store init" in told
 
 
@@ -81,7 +81,7 @@ def test_copies_that_the_cluster_cannot_hold_are_refused_before_anything_is_made
     keyspace: Keyspace,
 ) -> None:
     url = elsewhere(keyspace.url, "copies")
-    assert "needs 3 nodes at least and this cluster has 1" in refused_init(
+    assert "needs at least 3 nodes, but this cluster has 1" in refused_init(
         url.replace("ion=1", "ion=5")
     )
     assert "no datacenter 'moon'" in refused_init(url.replace("ion=1", "ion=moon:1"))
@@ -118,7 +118,7 @@ def test_a_user_without_rights_is_told_at_once(keyspace: Keyspace, tmp_path: Pat
     ("version", "kind", "told"),
     [
         (VERSION + 1, StorageFailed, "newer than this release's"),
-        (VERSION - 1, ConfigError, "name another keyspace"),
+        (VERSION - 1, ConfigError, "use another keyspace"),
     ],
 )
 def test_tables_of_another_version_are_told_with_the_next_step(
@@ -289,7 +289,7 @@ def test_a_partition_whose_row_is_lost_is_damage(
     (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
     keyspace.rows(f"DELETE FROM partitions WHERE partition = '{lane}' IF EXISTS")
     assert list(desk.store.audit().corrupt) == [
-        f"the row of partition {lane}, which was committed up to 1, is not there"
+        f"the row of partition {lane}, which was committed up to 1, is missing"
     ]
     desk.store.close()
 

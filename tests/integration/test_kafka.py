@@ -87,7 +87,7 @@ def test_a_topic_that_grew_is_refused_until_the_address_names_the_old_number(top
         )
     with pytest.raises(ConfigError) as raised:
         topic.open()
-    assert "used with 6 partitions, and sessions were spread over 3 before" in str(raised.value)
+    assert "used with 6 partitions, but its sessions are spread over 3, so" in str(raised.value)
     assert "partitions=3" in str(raised.value)
     with topic.open(partitions=3) as stream:
         assert [one.id for one in stream.partitions()] == list(before)
@@ -133,7 +133,7 @@ def test_a_topic_made_again_has_partitions_of_other_names(topic: Topic):
 
 def test_a_topic_is_made_once(topic: Topic):
     create_kafka(topic.location(), partitions=3)
-    with pytest.raises(ConfigError, match="is there with 3 partitions, and 5 were asked for"):
+    with pytest.raises(ConfigError, match="already exists with 3 partitions, but 5 were requested"):
         create_kafka(topic.location(), partitions=5)
 
 
@@ -146,7 +146,7 @@ def test_going_on_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(to
         (outcomes,) = {one.accepted for one in stream.append(frames * 500)}
         assert outcomes
         partition = next(name for name, records in read_all(stream).items() if records)
-        jumps = count_jumps(stream, partition)
+        seeks = count_seeks(stream, partition)
         position = None
         seen = 0
         while (
@@ -157,36 +157,36 @@ def test_going_on_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(to
             assert len(read.records) <= 20
             position = read.next
             seen = seen + len(read.records)
-        assert (seen, len(jumps)) == (500, 1)
+        assert (seen, len(seeks)) == (500, 1)
 
 
-def count_jumps(stream: Any, partition: str) -> list[object]:
+def count_seeks(stream: Any, partition: str) -> list[object]:
     """Where the consumer of a partition is sent, from now on."""
-    lane = stream._lanes[partition]
-    jumps = []
-    inner = lane._jump
+    reader = stream._readers[partition]
+    seeks = []
+    inner = reader._seek
 
     def jump(start: object, after: object) -> None:
-        jumps.append(start)
+        seeks.append(start)
         inner(start, after)
 
-    lane._jump = jump
-    return jumps
+    reader._seek = jump
+    return seeks
 
 
 def test_whoever_waits_at_the_start_of_an_empty_partition_jumps_once(topic: Topic):
     with topic.open() as stream:
         partition = stream.partitions()[0].id
-        jumps = count_jumps(stream, partition)
+        seeks = count_seeks(stream, partition)
         for _ in range(5):
             assert stream.read(partition, None, max_bytes=1, wait_s=0.0).next is None
-        assert len(jumps) == 1
+        assert len(seeks) == 1
 
 
 def test_a_position_behind_the_end_is_no_silence(topic: Topic):
     with (
         topic.open() as stream,
-        pytest.raises(StorageFailed, match="ends at 0, and was read up to 42"),
+        pytest.raises(StorageFailed, match="ends at offset 0, but was read up to 42"),
     ):
         stream.read(stream.partitions()[0].id, Position("41/3"), max_bytes=1, wait_s=0.0)
 
@@ -198,7 +198,7 @@ def test_what_is_trimmed_before_a_waiting_reader_is_gone(topic: Topic):
         partition, (first,) = next(
             (name, found) for name, found in read_all(stream).items() if found
         )
-        stream._lanes[partition].close()  # a reader that was away for long
+        stream._readers[partition].close()  # a reader that was away for long
         other.append(sample_frames(1) * 5)
         topic.trim(partition, read_all(other)[partition][-2].position)
         with pytest.raises(PositionGone) as raised:
@@ -209,7 +209,7 @@ def test_what_is_trimmed_before_a_waiting_reader_is_gone(topic: Topic):
 
 def test_a_closed_stream_reads_nothing_and_is_no_stranger_to_partitions(topic: Topic):
     stream = topic.open()
-    with pytest.raises(ConfigError, match="no partition of this stream"):
+    with pytest.raises(ConfigError, match="not a partition of this stream"):
         stream.read("elsewhere", None, max_bytes=1, wait_s=0.0)
     stream.close()
     with pytest.raises(Closed):
@@ -277,7 +277,7 @@ def test_a_wrong_password_is_said_so_at_once(stranger: str):
 def test_no_credentials_where_they_are_wanted_names_both_possibilities(kafka_server: Any):
     with pytest.raises(Unreachable) as raised:
         open_kafka(parse_location(f"kafka://{kafka_server.address}/plays?open_timeout_s=2"))
-    assert "check that a broker runs" in str(raised.value)
+    assert "check that a broker is running" in str(raised.value)
     assert "credentials=FILE" in str(raised.value)
 
 
@@ -287,7 +287,7 @@ def test_a_mechanism_that_the_broker_has_not_is_said_so(topic: Topic):
 
 
 def test_tls_with_a_listener_that_speaks_none_is_said_so(topic: Topic):
-    with pytest.raises(ConfigError, match="check that this listener speaks TLS"):
+    with pytest.raises(ConfigError, match="check that this listener uses TLS"):
         topic.open(tls="true", open_timeout_s=2)
 
 

@@ -165,7 +165,7 @@ def test_a_broker_away_is_one_clear_error_and_closing_is_quick(topic: Topic):
         topic.server.kill()
         (outcome,) = stream.append(sample_frames(1))
         assert "at 127.0.0.1" in str(outcome.error)
-        with pytest.raises(StorageFailed, match=r"check that a broker runs"):
+        with pytest.raises(StorageFailed, match=r"check that a broker is running"):
             stream.read(partition, None, max_bytes=1, wait_s=0.0)
         with pytest.raises(Unreachable, match="Connection refused"):
             topic.open(open_timeout_s=1)

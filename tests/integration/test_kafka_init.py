@@ -45,17 +45,17 @@ def test_a_topic_that_is_there_is_taken_as_it_is_unless_another_number_is_asked_
     assert (code, "is ready with 3 partitions" in line) == (0, True)
     code, line = said(capsys, url, "--partitions", "2")
     assert code == 2
-    assert "is there with 3 partitions, and 2 were asked for" in line
+    assert "already exists with 3 partitions, but 2 were requested" in line
     assert "add partitions=2 to the address to use the first 2" in line
     code, line = said(capsys, url, "--partitions", "5")
-    assert (code, "name no number to use it as it is, or take another topic" in line) == (2, True)
+    assert (code, "omit the number to use it as it is, or use another topic" in line) == (2, True)
 
 
 def test_an_address_that_names_the_first_partitions_means_them(topic: Topic, capsys):
     code, line = said(capsys, topic.location(partitions=2).url)
     assert (code, "is ready with 2 partitions" in line) == (0, True)
     code, line = said(capsys, topic.location(partitions=4).url)
-    assert (code, "is there with 3 partitions, and 4 were asked for" in line) == (2, True)
+    assert (code, "already exists with 3 partitions, but 4 were requested" in line) == (2, True)
 
 
 def test_two_numbers_that_contradict_each_other_make_nothing(kafka_server: Any, capsys):
@@ -63,7 +63,7 @@ def test_two_numbers_that_contradict_each_other_make_nothing(kafka_server: Any, 
     code, line = said(capsys, url, "--partitions", "5")
     assert (
         code,
-        "the address says partitions=3, and 5 were asked for besides; give one" in line,
+        "the address has partitions=3, but 5 were requested; use only one" in line,
     ) == (2, True)
     code, line = said(capsys, url, "--json")
     assert (code, '"partitions": 3}' in line) == (0, True)
@@ -90,7 +90,7 @@ def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any
     url = new_url(kafka_server, open_timeout_s=OPEN_S)
     began_s = time.monotonic()
     code, line = said(capsys, url.replace(kafka_server.address, s3_server.address))
-    assert (code, "this is a web server, no Kafka broker; correct host and port" in line) == (
+    assert (code, "this is a web server, not a Kafka broker; correct host and port" in line) == (
         2,
         True,
     )
@@ -99,7 +99,7 @@ def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any
 
 def test_tls_with_a_listener_that_speaks_none_is_told_soon(topic: Topic):
     began_s = time.monotonic()
-    with pytest.raises(ConfigError, match="check that this listener speaks TLS"):
+    with pytest.raises(ConfigError, match="check that this listener uses TLS"):
         topic.open(tls="true", open_timeout_s=OPEN_S)
     assert time.monotonic() - began_s < OPEN_S / 2
 

@@ -37,7 +37,8 @@ def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_s
     with desk(kinesis_server, shards=1) as table:
         assert create_kinesis(table.location()) == create_kinesis(table.location(), shards=1) == 1
         with pytest.raises(
-            ConfigError, match=r"is there with 1 open shards, and 3 were asked for; name no number"
+            ConfigError,
+            match=r"already exists with 1 open shards, but 3 were requested; omit the number",
         ):
             create_kinesis(table.location(), shards=3)
         assert len(table.open_shards()) == 1

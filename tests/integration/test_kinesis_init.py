@@ -42,7 +42,7 @@ def test_a_stream_that_is_there_says_how_many_shards_it_has(kinesis_server: Any,
         code, line = said(capsys, url, "--partitions", "4")
         assert code == 2
         assert (
-            "is there with 2 open shards, and 4 were asked for; name no number to use it as it is"
+            "already exists with 2 open shards, but 4 were requested; omit the number to use it"
             in line
         )
         assert f"update-shard-count --stream-name {table.name} --target-shard-count 4" in line
@@ -52,7 +52,7 @@ def test_a_stream_that_is_there_says_how_many_shards_it_has(kinesis_server: Any,
 
 def test_more_shards_than_there_may_be_are_refused_soon(kinesis_server: Any, capsys):
     code, line = said(capsys, new_url(kinesis_server), "--partitions", "9999")
-    assert (code, "makes no stream of 9999 shards" in line, "ask for fewer" in line) == (
+    assert (code, "rejects a stream of 9999 shards" in line, "use fewer shards" in line) == (
         2,
         True,
         True,
@@ -78,7 +78,7 @@ def test_tls_with_a_server_that_speaks_none_is_told_soon(kinesis_server: Any, ca
     assert (
         code,
         "at https://127" in line,
-        "give http:// where the server speaks no TLS" in line,
+        "use http:// if the server has no TLS" in line,
     ) == (2, True, True)
 
 

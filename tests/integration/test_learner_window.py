@@ -27,7 +27,7 @@ def learner(folder: Path, keyspace: Keyspace) -> Iterator[Child]:
     config = folder / "config.json"
     open_deployment(data).registry.register(SPEC)
     write_config(
-        Config(data=str(data.root), store=StoreSection(url=f"{keyspace.url}&patience_s=2")), config
+        Config(data=str(data.root), store=StoreSection(url=f"{keyspace.url}&retry_s=2")), config
     )
     child = Child(
         "learner", python_module("understudy.platform.learner_process", str(data.root), str(config))

@@ -55,7 +55,7 @@ def test_wrong_keys_a_missing_bucket_and_a_server_that_is_away_are_told(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(Unreachable, match="check that it runs"):
+        with pytest.raises(Unreachable, match="check that the server is running"):
             CloudObjects(f"s3://models/x?endpoint={gone}").create("a", b"b")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")

@@ -71,12 +71,12 @@ def test_a_wrong_secret_is_told_with_the_file_it_is_from(
 def test_another_region_is_told_with_that_of_the_bucket(bucket: str):
     line = told(bucket.replace("region=us-east-1", "region=eu-x-1"))
     assert "region eu-x-1): " in line
-    assert line.endswith("; give the region= of the bucket")
+    assert line.endswith("; set region= to the region of the bucket")
     assert "us-east-1" in line
 
 
 def test_tls_that_a_server_does_not_speak_is_told(bucket: str):
-    assert "it speaks no TLS; give http:// in endpoint=" in told(
+    assert "the endpoint does not use TLS; use http:// in endpoint=" in told(
         bucket.replace("http://", "https://")
     )
 
@@ -86,7 +86,7 @@ def test_a_web_server_is_told_as_one(bucket: str, s3_server: Any, doing: str):
     with web_page() as page:
         line = told(bucket.replace(s3_server.url, page), doing)
     assert f"({page}, region us-east-1): " in line
-    assert line.endswith("this server is not S3-compatible; correct endpoint=")
+    assert line.endswith("the endpoint is not S3-compatible; correct endpoint=")
 
 
 def test_servers_of_other_kinds_are_told(
@@ -94,6 +94,6 @@ def test_servers_of_other_kinds_are_told(
 ):
     line = told(bucket.replace(s3_server.url, kinesis_server.url), "create")
     assert "404 Not Found" in line
-    assert line.endswith("this server is not S3-compatible; correct endpoint=")
+    assert line.endswith("the endpoint is not S3-compatible; correct endpoint=")
     line = told(bucket.replace(s3_server.url, f"http://{kafka_server.address}"))
-    assert "(IncompleteMessage); check that it runs" in line
+    assert "(IncompleteMessage); check that the server is running" in line

@@ -147,7 +147,7 @@ def test_a_worker_that_cannot_take_tasks_is_told_before_anything_is_read(
     job = started([*command, *flags, "--until-empty"], mark)
     _, errors = job.communicate(timeout=300.0)
     assert job.returncode == 2, errors
-    assert f"a worker of {cluster.url} cannot take a task: " in errors
+    assert f"a worker of {cluster.url} cannot run a task: " in errors
     assert "No module named 'understudy'" in errors
 
 
@@ -174,4 +174,4 @@ def test_a_master_that_is_not_there_is_told_at_once(mark: str, flags: list[str])
     _, errors = job.communicate(timeout=60.0)
     assert job.returncode == 3
     (line,) = errors.strip().splitlines()
-    assert "no Spark master listens at 127.0.0.1:9: " in line
+    assert "no Spark master is listening at 127.0.0.1:9: " in line

@@ -90,7 +90,7 @@ def kill_sometime(process: Process, rng: np.random.Generator) -> None:
     elif jvm := process.jvm():
         os.kill(jvm, signal.SIGKILL)
         assert child.wait(60.0) == NOT_CARRIED_OUT, child.errors
-        assert child.errors.startswith(("Spark has ended", "Spark did not start")), child.errors
+        assert child.errors.startswith(("Spark has exited", "Spark did not start")), child.errors
         assert child.errors.count("\n") == 1, child.errors
         return
     else:
@@ -292,13 +292,13 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
 @pytest.mark.parametrize(
     ("master", "said"),
     [
-        ("here", "master is 'here', which Spark does not know"),
-        ("local[x]", "master is 'local[x]', which Spark does not know"),
+        ("here", "master is 'here', which Spark does not support"),
+        ("local[x]", "master is 'local[x]', which Spark does not support"),
         (
             "spark://127.0.0.1:9",
             (
                 "the stream is in the data folder (stream.url), "
-                "which workers of spark://127.0.0.1:9 have not"
+                "which workers of spark://127.0.0.1:9 cannot reach"
             ),
         ),
     ],

@@ -39,7 +39,7 @@ class SmallS3:
 
 @contextmanager
 def small_s3(patch: Any) -> Iterator[SmallS3]:
-    """A server, keys for it, and calls that give up soon."""
+    """A server, keys for it, and calls with short retries."""
     patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     patch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     patch.setattr("understudy.models.cloud._RETRY_S", 0.05)

@@ -1,4 +1,4 @@
-"""Objects behind a URL: what is away for now is told from what was refused, and no error shows a
+"""Objects at a URL: what is away for now is told from what was refused, and no error shows a
 secret."""
 
 import socket
@@ -30,14 +30,14 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallS3]:
 
 @pytest.mark.parametrize("doing", CALLS)
 @pytest.mark.parametrize("trouble", [500, 503, 429, "cut"])
-def test_a_server_that_cannot_now_is_unreachable_and_serves_again_later(
+def test_an_unavailable_server_is_unreachable_and_works_again_later(
     s3: SmallS3, doing: str, trouble: Trouble
 ):
     objects = CloudObjects(s3.url)
     objects.create("games/cart/1.json", b"one")
     s3.trouble = trouble
     with pytest.raises(
-        Unreachable, match=rf"cannot {doing} games.* \(http://127.*check that it runs"
+        Unreachable, match=rf"cannot {doing} games.* \(http://127.*check that the server is running"
     ):
         CALLS[doing](objects)
     s3.trouble = ""
@@ -45,7 +45,7 @@ def test_a_server_that_cannot_now_is_unreachable_and_serves_again_later(
     assert objects.get("games/cart/1.json") == b"one"
 
 
-def test_an_object_that_comes_half_is_none_at_all(s3: SmallS3):
+def test_a_truncated_object_is_an_error(s3: SmallS3):
     objects = CloudObjects(s3.url)
     s3.trouble = "half"
     with pytest.raises(Unreachable):
@@ -53,7 +53,7 @@ def test_an_object_that_comes_half_is_none_at_all(s3: SmallS3):
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_nobody_at_that_address_is_unreachable_with_the_address(
+def test_a_refused_connection_is_unreachable_with_the_address(
     monkeypatch: pytest.MonkeyPatch, s3: SmallS3, doing: str
 ):
     with socket.socket() as taken:
@@ -69,10 +69,10 @@ def test_nobody_at_that_address_is_unreachable_with_the_address(
 
 @pytest.mark.parametrize("doing", CALLS)
 @pytest.mark.parametrize("status", [400, 401, 403])
-def test_a_refusal_is_told_at_once_and_as_one(s3: SmallS3, doing: str, status: int):
+def test_a_rejected_call_is_reported_at_once_without_retries(s3: SmallS3, doing: str, status: int):
     objects = CloudObjects(s3.url)
     s3.trouble = status
-    with pytest.raises(StorageFailed, match=f"{status}.*check access") as caught:
+    with pytest.raises(StorageFailed, match=f"{status}.*check the permissions") as caught:
         CALLS[doing](objects)
     assert not isinstance(caught.value, Unreachable)
     assert len(s3.calls) == 1
@@ -80,7 +80,7 @@ def test_a_refusal_is_told_at_once_and_as_one(s3: SmallS3, doing: str, status: i
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_a_proxy_that_answers_for_it_makes_no_object_look_missing(s3: SmallS3, doing: str):
+def test_a_response_of_a_proxy_does_not_make_an_object_look_missing(s3: SmallS3, doing: str):
     objects = CloudObjects(s3.url)
     objects.create("games/cart/1.json", b"one")
     s3.trouble = "proxy"
@@ -93,7 +93,7 @@ def test_a_proxy_that_answers_for_it_makes_no_object_look_missing(s3: SmallS3, d
     assert objects.get("games/cart/9.json") is None
 
 
-def test_keys_that_are_found_nowhere_may_still_come(
+def test_missing_keys_are_unreachable_since_they_may_appear_later(
     s3: SmallS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -118,7 +118,7 @@ def test_keys_that_are_found_nowhere_may_still_come(
         "az://account/models?sig=hush-hush",
     ],
 )
-def test_no_error_shows_what_an_address_may_hide(url: str):
-    with pytest.raises(ConfigError, match="no place for models") as caught:
+def test_no_error_shows_secrets_of_an_address(url: str):
+    with pytest.raises(ConfigError, match="cannot store models") as caught:
         CloudObjects(url)
     assert "hush" not in str(caught.value)

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from understudy.core.errors import ConfigError
-from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck, looks, verdict
+from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck, decision, looks
 
 SOUND = (ModelCheck("finite", True), ModelCheck("golden", True))
 BOUNDS = Bounds()
 
 
 def judge(candidate: np.ndarray, champion: np.ndarray, bounds: Bounds = BOUNDS) -> GateDecision:
-    """Live play as it comes: looked at only when the bounds say so, until there is a decision."""
+    """Live play as it arrives: compared at the looks of the bounds until there is a decision."""
     for count in looks(bounds):
-        found = verdict(
+        found = decision(
             Evidence(
                 checks=SOUND,
                 has_champion=True,
@@ -27,9 +27,9 @@ def judge(candidate: np.ndarray, champion: np.ndarray, bounds: Bounds = BOUNDS) 
     raise AssertionError("the last look decides")
 
 
-def test_a_failed_check_rejects_whatever_the_returns():
+def test_a_failed_check_rejects_with_any_returns():
     checks = (*SOUND, ModelCheck("latency", False, "90 ms, at most 5 are allowed"))
-    found = verdict(
+    found = decision(
         Evidence(checks=checks, has_champion=True, candidate=[9e9] * 99, champion=[0.0] * 99),
         BOUNDS,
     )
@@ -37,27 +37,27 @@ def test_a_failed_check_rejects_whatever_the_returns():
 
 
 def test_the_first_bot_needs_only_the_checks():
-    assert verdict(Evidence(checks=SOUND, has_champion=False), BOUNDS).decision == "promote"
+    assert decision(Evidence(checks=SOUND, has_champion=False), BOUNDS).decision == "promote"
 
 
 def test_too_few_episodes_wait():
-    found = verdict(
+    found = decision(
         Evidence(checks=SOUND, has_champion=True, candidate=[1.0] * 29, champion=[0.0] * 500),
         BOUNDS,
     )
     assert (found.decision, found.why) == ("wait", "29 of 30 episodes of both")
 
 
-def test_returns_that_are_not_finite_reject():
+def test_returns_that_are_not_finite_are_rejected():
     for bad in (np.nan, np.inf):
-        found = verdict(
+        found = decision(
             Evidence(checks=SOUND, has_champion=True, candidate=[bad], champion=[1.0]), BOUNDS
         )
         assert found.decision == "reject"
 
 
 def test_of_a_thousand_worse_candidates_at_most_the_allowed_share_passes():
-    """Right at the bound, with every look: the hardest case, and the error that was promised."""
+    """Right at the bound, with every look: the hardest case must keep the allowed error."""
     rng = np.random.default_rng(0)
     promoted = 0
     for _ in range(1_000):
@@ -76,13 +76,13 @@ def test_of_a_hundred_truly_better_candidates_at_least_ninety_five_pass():
     assert passed >= 95
 
 
-def test_negative_returns_are_judged_alike():
+def test_negative_returns_are_compared_alike():
     rng = np.random.default_rng(2)
     assert judge(rng.normal(-80, 10, 480), rng.normal(-200, 10, 480)).decision == "promote"
     assert judge(rng.normal(-300, 10, 480), rng.normal(-200, 10, 480)).decision == "reject"
 
 
-def test_returns_that_never_vary_are_judged_too():
+def test_constant_returns_are_compared_too():
     assert judge(np.full(480, 500.0), np.full(480, 500.0)).decision == "promote"
     assert judge(np.full(480, 9.0), np.full(480, 500.0)).decision == "reject"
 
@@ -97,6 +97,6 @@ def test_returns_that_never_vary_are_judged_too():
         {"worse_by": -0.1},
     ],
 )
-def test_bounds_that_prove_nothing_are_refused(wrong: dict[str, float]):
+def test_bounds_that_prove_nothing_are_rejected(wrong: dict[str, float]):
     with pytest.raises(ConfigError):
         Bounds(**wrong)  # type: ignore[arg-type]

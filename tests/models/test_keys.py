@@ -25,7 +25,7 @@ def reason(ring: Keys, text: str | None) -> str:
     return refused.value.reason
 
 
-def test_a_key_is_known_by_its_text_and_lies_nowhere(tmp_path: Path):
+def test_a_key_is_checked_by_its_text_which_is_not_stored(tmp_path: Path):
     ours = keys(tmp_path)
     text, key = ours.create(["play"], game="pong", label="the shop's build")
     ours.follow()
@@ -38,7 +38,7 @@ def test_a_key_is_known_by_its_text_and_lies_nowhere(tmp_path: Path):
     assert not any(secret in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_an_admin_may_everything():
+def test_an_admin_key_has_every_scope():
     # Written out, since the matrix of routes relies on it.
     from understudy.models.keys import SCOPES, Key
 
@@ -46,7 +46,7 @@ def test_an_admin_may_everything():
     assert all(key.may(scope) for scope in SCOPES)
 
 
-def test_whatever_is_no_key_is_refused(tmp_path: Path):
+def test_an_invalid_key_is_refused(tmp_path: Path):
     clock = ManualClock()
     ours = keys(tmp_path, clock)
     text, _ = ours.create(["play"])
@@ -71,7 +71,7 @@ def test_whatever_is_no_key_is_refused(tmp_path: Path):
     assert reason(ours, short) == "expired_key"
 
 
-def test_what_one_gateway_revokes_the_others_obey(tmp_path: Path):
+def test_a_key_revoked_at_one_gateway_is_refused_by_the_others(tmp_path: Path):
     one = keys(tmp_path)
     other = keys(tmp_path)
     text, key = one.create(["play"])
@@ -81,13 +81,13 @@ def test_what_one_gateway_revokes_the_others_obey(tmp_path: Path):
     other.follow()
     assert reason(other, text) == "revoked_key"
     assert one.all() == []
-    with pytest.raises(ConfigError, match="0 keys begin with"):
+    with pytest.raises(ConfigError, match="0 keys start with"):
         one.revoke(key.id)
     with pytest.raises(ConfigError, match="0 keys"):
         one.revoke("")
 
 
-def test_origins_are_known_while_their_key_lives(tmp_path: Path):
+def test_origins_are_known_until_their_key_is_revoked(tmp_path: Path):
     ours = keys(tmp_path)
     _, key = ours.create(["play"], origins=("https://game.example",))
     ours.follow()
@@ -112,6 +112,6 @@ def test_origins_are_known_while_their_key_lives(tmp_path: Path):
         {"origins": ("https://a/b",)},
     ],
 )
-def test_facts_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, Any]):
+def test_invalid_facts_are_rejected(tmp_path: Path, wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
         keys(tmp_path).create(**{"scopes": ["play"]} | wrong)

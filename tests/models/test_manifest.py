@@ -49,8 +49,8 @@ def test_other_bytes_are_refused_before_they_are_parsed():
             open_policy(manifest, wrong)
 
 
-def test_a_policy_that_acts_differently_from_what_was_signed_is_refused():
-    """As when another build computes something else from the same weights."""
+def test_a_policy_with_other_outputs_than_signed_is_refused():
+    """For example when another version computes something else from the same weights."""
     _, raw, manifest = made()
     outputs = {name: (np.asarray(rows) + 0.01).tolist() for name, rows in manifest.golden.items()}
     with pytest.raises(Refused, match="bad_golden"):
@@ -80,6 +80,6 @@ def test_facts_of_the_wrong_shape_are_refused(change: dict[str, Any]):
 
 
 @pytest.mark.parametrize("facts", [None, [], "x", {}, {"lineage": None}])
-def test_anything_else_is_no_manifest(facts: Any):
+def test_anything_else_is_not_a_manifest(facts: Any):
     with pytest.raises(Refused, match="bad_manifest"):
         manifest_from_json(facts)

@@ -51,7 +51,7 @@ def test_models_are_numbered_and_aliases_point_to_them(tmp_path: Path):
 
 
 class FarObjects(FolderObjects):
-    """Objects where a look costs something, and is counted."""
+    """Objects where a look has a cost and is counted."""
 
     look_every_s = 0.5
     looks = 0
@@ -61,7 +61,7 @@ class FarObjects(FolderObjects):
         return super().get(name)
 
 
-def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_are_seen_at_once(
+def test_costly_looks_happen_at_intervals_and_own_writes_are_visible_at_once(
     tmp_path: Path,
 ):
     clock = ManualClock()
@@ -85,7 +85,7 @@ def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_ar
     assert ours.catalogue("pong").points_to("champion") == 1
 
 
-def test_a_look_that_failed_is_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_look_does_not_delay_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     registry(tmp_path).takeover("pong", owner="a")
     ours = Registry(FarObjects(tmp_path), trusted=TRUSTED, signer=SIGNER, clock=ManualClock())
     with monkeypatch.context() as broken:
@@ -98,7 +98,7 @@ def test_a_look_that_failed_is_no_look(tmp_path: Path, monkeypatch: pytest.Monke
     assert ours.catalogue("pong").epoch == 1
 
 
-def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path):
+def test_a_learner_cannot_release_after_another_took_over(tmp_path: Path):
     old = registry(tmp_path)
     new = registry(tmp_path)
     epoch = old.takeover("pong", owner="old")
@@ -112,9 +112,8 @@ def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path)
     assert new.release(policy(), LINEAGE, epoch=newer).model_no == 1
 
 
-def test_an_entry_signed_in_another_epoch_is_no_release(tmp_path: Path):
-    """What a paused process had already signed lies under a number that is taken, or is passed
-    over."""
+def test_a_release_signed_in_another_epoch_is_ignored(tmp_path: Path):
+    """An entry that a paused process had signed has a used number, or is skipped."""
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="a")
     ours.release(policy(), LINEAGE, epoch=epoch)
@@ -128,7 +127,7 @@ def test_an_entry_signed_in_another_epoch_is_no_release(tmp_path: Path):
     assert ours.release(policy(1), LINEAGE, epoch=2).model_no == 2
 
 
-def test_forged_and_broken_entries_are_passed_over(tmp_path: Path):
+def test_forged_and_broken_entries_are_skipped(tmp_path: Path):
     ours = registry(tmp_path)
     ours.release(policy(), LINEAGE, epoch=ours.takeover("pong", owner="a"))
     journal = Journal(FolderObjects(tmp_path), "registry/pong")
@@ -155,7 +154,7 @@ def test_forged_and_broken_entries_are_passed_over(tmp_path: Path):
     assert (seen.bad_entries, seen.points_to("champion"), seen.number) == (4, 1, 7)
 
 
-def test_a_missing_or_changed_policy_is_said_not_served(tmp_path: Path):
+def test_a_missing_or_changed_policy_is_an_error(tmp_path: Path):
     ours = registry(tmp_path)
     ours.release(policy(), LINEAGE, epoch=ours.takeover("pong", owner="a"))
     (blob,) = (tmp_path / "blobs").iterdir()
@@ -169,11 +168,11 @@ def test_a_missing_or_changed_policy_is_said_not_served(tmp_path: Path):
         ours.policy("pong", 1)
 
 
-def test_what_does_not_exist_is_said_with_what_does(tmp_path: Path):
+def test_an_unknown_model_or_alias_is_a_clear_error(tmp_path: Path):
     ours = registry(tmp_path)
     with pytest.raises(ConfigError, match="none yet"):
         ours.policy("pong", 3)
-    with pytest.raises(ConfigError, match="no other champion"):
+    with pytest.raises(ConfigError, match="no previous champion"):
         ours.rollback("pong", why="")
     with pytest.raises(ConfigError, match="not known"):
         ours.point("pong", "king", 0, why="")
@@ -191,8 +190,7 @@ def _release_many(folder: Path, owner: int, count: int) -> None:
 def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(
     tmp_path: Path, card: Card
 ):
-    """Readers look all the time; a model they see can be opened, and a number never changes its
-    bytes."""
+    """Readers look all the time: every visible model opens, and its bytes never change."""
     reader = registry(tmp_path)
     reader.takeover("pong", owner="all")
     context = multiprocessing.get_context("spawn")
@@ -237,7 +235,7 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
     card.line("models released by 8 learners, 8 of them killed", tried=len(seen), held=len(seen))
 
 
-def test_a_catalogue_that_was_handed_out_does_not_change(tmp_path: Path):
+def test_a_returned_catalogue_does_not_change(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="a")
     before = ours.catalogue("pong")
@@ -258,7 +256,7 @@ def test_a_catalogue_that_was_handed_out_does_not_change(tmp_path: Path):
 @pytest.mark.parametrize(
     "text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12]
 )
-def test_what_names_no_model_is_refused(text: str, tmp_path: Path):
+def test_an_invalid_model_name_is_rejected(text: str, tmp_path: Path):
     with pytest.raises(ConfigError, match="GAME/NUMBER"):
         registry(tmp_path).find(text)
 
@@ -278,7 +276,7 @@ def test_a_model_is_found_by_number_and_by_alias(tmp_path: Path):
         ours.find("pong/9")
 
 
-def test_a_lost_entry_is_damage_and_nothing_is_written_behind_it(tmp_path: Path):
+def test_a_lost_entry_is_reported_and_nothing_is_written_after_it(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="test")
     for seed in range(3):
@@ -302,7 +300,7 @@ def test_a_lost_entry_is_damage_and_nothing_is_written_behind_it(tmp_path: Path)
     assert (sorted(fresh.catalogue("pong").models), fresh.damage("pong")) == ([1, 2, 3], {})
 
 
-def test_every_model_is_looked_at_when_asked_and_forged_entries_are_told(tmp_path: Path):
+def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="test")
     old, new = (ours.release(policy(seed), LINEAGE, epoch=epoch) for seed in (1, 2))
@@ -311,4 +309,4 @@ def test_every_model_is_looked_at_when_asked_and_forged_entries_are_told(tmp_pat
     assert ours.damage("pong") == {}
     assert list(ours.damage("pong", every=True)) == ["pong/1"]
     (tmp_path / "registry" / "pong" / "0000000005.json").write_bytes(b"{}")
-    assert "not genuine" in registry(tmp_path).damage("pong")["journal"]
+    assert "entries are invalid" in registry(tmp_path).damage("pong")["journal"]

@@ -22,7 +22,7 @@ from understudy.testing.samples import cart_spec
 from understudy.testing.streams import sample_frames
 
 SPECS = KnownSpecs(cart_spec())
-NEXT = "it is in the stream, and stored at the next start"
+NEXT = "remaining frames stay in the stream and are stored at the next start"
 
 
 class Slow(MemoryStream):

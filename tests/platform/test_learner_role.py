@@ -114,7 +114,7 @@ def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: 
     assert (status["champion"], status["phase"]) == (1, "dqn")
     assert (
         made.registry().catalogue("cart").history[0].why
-        == "the first bot, and it passed every check"
+        == "the first bot, which passed every check"
     )
     lineage = made.registry().catalogue("cart").models[1].lineage
     assert (lineage.algorithm, lineage.parent, lineage.seed) == ("bc", 0, 0)

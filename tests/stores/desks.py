@@ -1,4 +1,4 @@
-"""Local stores on a desk, and what lies in their folders."""
+"""Local stores on a desk, and the contents of their folders."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ from understudy.testing.samples import random_session
 
 
 def local_desk(folder: Path, *, clock: ManualClock | None = None, **settings: Any) -> Desk:
-    """A desk over the local store in a folder, new or left by another one."""
+    """A desk over the local store in a folder, new or existing."""
     clock = clock or ManualClock()
     return Desk(
         LocalStore(folder, clock=clock, **settings),
@@ -51,7 +51,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*")):
 
 
 def files_with(folder: Path, *needles: bytes) -> list[str]:
-    """Files under a folder that hold any of these bytes, a line for each of them.
+    """Files under a folder that contain any of these bytes, one line for each.
 
     Looked for in another process: one that has a database open must not open its file by path.
     """
@@ -76,8 +76,7 @@ def fork() -> int:
 
 
 def dies_in_a_child(work: Callable[[], None], *, at: int) -> bool:
-    """Run `work` in a forked process that is gone at its `at`th step towards the disk; whether
-    it got that far."""
+    """Run `work` in a forked process that dies at its `at`th disk step; whether it got there."""
     child = fork()
     if child == 0:
         try:
@@ -93,8 +92,7 @@ def dies_in_a_child(work: Callable[[], None], *, at: int) -> bool:
 
 
 def _die_at(at: int) -> None:
-    """Count every SQL statement and every other call that touches the disk's state, and die
-    before the `at`th."""
+    """Count every SQL statement and every other disk call, and die before the `at`th."""
     count = 0
 
     def step(*_: object) -> None:

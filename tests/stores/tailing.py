@@ -1,5 +1,4 @@
-"""A reader in a process of its own: prints every item it tails, until the last number it is told
-to wait for."""
+"""A reader in its own process: prints every item it tails, up to a given last number."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""An audit sees whatever is done to the bytes of a store, and names it."""
+"""An audit detects and reports any change to the bytes of a store."""
 
 import contextlib
 import sqlite3
@@ -36,19 +36,19 @@ def recorded(tmp_path: Path) -> tuple[Path, list[Chunk]]:
 
 
 def audit_of(folder: Path) -> Audit:
-    """A fresh look at a store that nobody writes to."""
+    """An audit of a store without a writer."""
     with StoreView(folder) as view:
         return summary(audit(view, is_alone=True))
 
 
 def change(folder: Path, statement: str, *values: object) -> None:
-    """Edit the database behind the store's back."""
+    """Edit the database without the store."""
     with sqlite3.connect(folder / FILE_NAME) as db:
         assert db.execute(statement, values).rowcount > 0
     db.close()
 
 
-def test_a_flipped_byte_anywhere_is_seen_or_changes_nothing(recorded, tmp_path: Path):
+def test_a_flipped_byte_anywhere_is_detected_or_has_no_effect(recorded, tmp_path: Path):
     folder, chunks = recorded
     path = folder / FILE_NAME
     whole = path.read_bytes()
@@ -109,14 +109,14 @@ def test_a_flipped_byte_anywhere_is_seen_or_changes_nothing(recorded, tmp_path: 
         "UPDATE head SET next_arrival = next_arrival + 1",
     ],
 )
-def test_a_changed_value_is_seen(recorded, statement: str):
+def test_a_changed_value_is_detected(recorded, statement: str):
     folder, _ = recorded
     change(folder, statement)
     with contextlib.suppress(Corrupt):  # where it cannot be read at all
         assert audit_of(folder).corrupt
 
 
-def test_damage_names_the_chunk_and_spares_the_others(recorded):
+def test_damage_is_reported_by_chunk_and_does_not_affect_others(recorded):
     folder, chunks = recorded
     change(
         folder,
@@ -149,7 +149,7 @@ def test_damage_names_the_chunk_and_spares_the_others(recorded):
         "DELETE FROM bodies WHERE arrival = 5",
     ],
 )
-def test_a_damaged_chunk_is_not_quarantined_and_says_so(recorded, damage: str):
+def test_quarantining_a_damaged_chunk_is_an_error(recorded, damage: str):
     folder, chunks = recorded
     change(folder, damage)
     desk = local_desk(folder)
@@ -163,7 +163,7 @@ def test_a_damaged_chunk_is_not_quarantined_and_says_so(recorded, damage: str):
         desk.store.close()
 
 
-def test_a_frame_that_stands_twice_is_a_duplicate(recorded):
+def test_a_frame_stored_twice_is_a_duplicate(recorded):
     folder, chunks = recorded
     with sqlite3.connect(folder / FILE_NAME) as db:
         db.execute("DROP INDEX frames_by_key")
@@ -180,7 +180,7 @@ def test_a_frame_that_stands_twice_is_a_duplicate(recorded):
     assert (found.duplicate_chunks, found.duplicate_steps) == (1, chunks[4].meta.n_steps)
 
 
-def test_an_audit_while_others_write_and_erase_is_sound(tmp_path: Path):
+def test_an_audit_during_writes_and_erasures_finds_no_damage(tmp_path: Path):
     desk = local_desk(tmp_path)
     many = sessions(30, 2)
     stored = 0
@@ -195,7 +195,7 @@ def test_an_audit_while_others_write_and_erase_is_sound(tmp_path: Path):
     desk.store.close()
 
 
-def test_positions_alone_are_no_gap(tmp_path: Path):
+def test_positions_alone_are_not_a_gap(tmp_path: Path):
     desk = local_desk(tmp_path)
     desk.store.write(WriteBatch("p", desk.epoch, Position("5")))
     found = desk.store.audit()
@@ -203,7 +203,7 @@ def test_positions_alone_are_no_gap(tmp_path: Path):
     desk.store.close()
 
 
-def test_what_expired_long_ago_is_neither_a_gap_nor_damage(tmp_path: Path):
+def test_long_expired_chunks_are_neither_a_gap_nor_damage(tmp_path: Path):
     desk = local_desk(tmp_path)
     chunks = sessions(1, 6)[0]
     desk.put(*chunks[:3])

@@ -1,4 +1,4 @@
-"""Full and failing disks: nothing acknowledged is lost, and work goes on when it can."""
+"""Full and failing disks: nothing acknowledged is lost, and writing resumes when it can."""
 
 import contextlib
 import shutil
@@ -28,8 +28,7 @@ from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk
 
 
 class FailingCommit:
-    """A connection whose `at`th COMMIT fails: the disk refused a sync, and nobody knows what is
-    on it."""
+    """A connection whose `at`th COMMIT fails on sync, so the state on disk is unknown."""
 
     def __init__(self, db: sqlite3.Connection, at: int) -> None:
         self._db = db
@@ -49,7 +48,7 @@ class FailingCommit:
         return self._db.execute(query, *values)
 
 
-def test_after_a_failed_sync_the_store_wants_to_be_reopened(tmp_path: Path):
+def test_after_a_failed_sync_the_store_must_be_reopened(tmp_path: Path):
     (chunks,) = sessions(1, 6)
     for call in range(1, 5):
         desk = local_desk(tmp_path / str(call))
@@ -81,7 +80,7 @@ def test_after_a_failed_sync_the_store_wants_to_be_reopened(tmp_path: Path):
         again.store.close()
 
 
-def test_what_sqlite_raises_while_it_reads_is_an_error_of_the_store(tmp_path: Path):
+def test_a_read_error_of_sqlite_becomes_an_error_of_the_store(tmp_path: Path):
     ((chunk, other),) = sessions(1, 2)
     desk = local_desk(tmp_path)
     desk.put(chunk)
@@ -98,7 +97,7 @@ def test_what_sqlite_raises_while_it_reads_is_an_error_of_the_store(tmp_path: Pa
     store.close()
 
 
-def test_a_closed_store_says_so(tmp_path: Path):
+def test_a_closed_store_raises_closed(tmp_path: Path):
     store = local(local_desk(tmp_path))
     store.close()
     for call in (
@@ -127,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def write_until_full(desk: Desk, acked: list[Chunk], *, player: bytes = PLAYER) -> None:
-    """Chunks of one session until there is no room for the next one."""
+    """Chunks of one session until there is no space for the next one."""
     session = acked[0].meta.session if acked else new_session(START_S)
     rng = np.random.default_rng(len(acked))
     while len(acked) < 5_000:
@@ -144,7 +143,7 @@ def write_until_full(desk: Desk, acked: list[Chunk], *, player: bytes = PLAYER) 
     raise AssertionError("the disk never ran full")
 
 
-def test_a_full_disk_without_a_reserve_is_called_full(small_disk: Path):
+def test_a_full_disk_without_a_reserve_is_storage_full(small_disk: Path):
     desk = local_desk(small_disk / "store", reserve_bytes=64 << 20)
     desk.put(*sessions(1, 2)[0])
     folder = local(desk).folder
@@ -162,7 +161,7 @@ def test_a_full_disk_without_a_reserve_is_called_full(small_disk: Path):
     again.store.close()
 
 
-def test_a_disk_that_runs_full_loses_nothing_and_goes_on_with_space(small_disk: Path):
+def test_a_full_disk_loses_nothing_and_writing_resumes_with_space(small_disk: Path):
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(3_000_000))
     desk = local_desk(small_disk / "store", reserve_bytes=1 << 20)
@@ -224,7 +223,7 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def test_a_sound_store_is_read_from_a_disk_that_is_read_only(small_disk: Path):
+def test_a_closed_store_can_be_read_from_a_read_only_disk(small_disk: Path):
     folder = small_disk / "store"
     (chunks,) = sessions(1, 6)
     desk = local_desk(folder)
@@ -251,7 +250,7 @@ def tailed(folder: Path) -> list[object]:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[Path]:
-    """The same folder where nobody can write to it."""
+    """The same folder on a read-only mount."""
     seen = folder.with_name("seen")
     seen.mkdir(exist_ok=True)
     for mount in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
@@ -263,7 +262,7 @@ def read_only(folder: Path) -> Iterator[Path]:
 
 
 class SpecsElsewhere:
-    """Specs on other machines that are away for a while."""
+    """Remote specs that are unreachable for a while."""
 
     is_away = True
 
@@ -276,7 +275,7 @@ class SpecsElsewhere:
         return game == SPEC.game
 
 
-def test_specs_elsewhere_that_are_away_make_a_write_wait_and_no_reopening_is_needed(tmp_path: Path):
+def test_unreachable_specs_fail_a_write_and_the_store_need_not_be_reopened(tmp_path: Path):
     specs = SpecsElsewhere()
     desk = local_desk(tmp_path, specs=specs)
     (chunks,) = sessions(1, 4)

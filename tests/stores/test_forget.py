@@ -1,4 +1,4 @@
-"""A forgotten player's bytes are in no file of the store, wherever they were."""
+"""No file of the store contains bytes of a forgotten player."""
 
 from pathlib import Path
 from threading import Thread
@@ -33,7 +33,7 @@ def put(desk: Desk, chunks: list[Chunk]) -> None:
 
 
 def put_and_reopen(desk: Desk, chunks: list[Chunk]) -> None:
-    """From the write-ahead log into the database itself."""
+    """Checkpoint the write-ahead log into the database."""
     desk.put(*chunks)
     desk.reopen()
 
@@ -44,7 +44,7 @@ def put_and_close(desk: Desk, chunks: list[Chunk]) -> None:
 
 
 def put_and_expire_some(desk: Desk, chunks: list[Chunk]) -> None:
-    """What stays of an expired chunk names its session."""
+    """The record of an expired chunk contains its session."""
     desk.put(chunks[0])
     desk.clock.advance(100.0)
     desk.put(*chunks[1:])
@@ -124,7 +124,7 @@ def test_no_file_holds_a_byte_of_a_forgotten_player(tmp_path: Path, record):
     assert files_with(tmp_path, *theirs) == []
 
 
-def test_pages_and_indexes_are_clean_after_many_players_came_and_went(tmp_path: Path, rng):
+def test_pages_and_indexes_contain_nothing_of_many_forgotten_players(tmp_path: Path, rng):
     desk = local_desk(tmp_path)
     players = [bytes([number]) * 12 + b"name" for number in range(40)]
     lives: dict[bytes, list[bytes]] = {player: [] for player in players}
@@ -151,7 +151,7 @@ def test_pages_and_indexes_are_clean_after_many_players_came_and_went(tmp_path: 
     assert files_with(tmp_path, *gone) == []
 
 
-def test_a_forget_that_was_cut_short_is_finished_at_the_next_start(tmp_path: Path, monkeypatch):
+def test_an_interrupted_forget_is_finished_at_the_next_start(tmp_path: Path, monkeypatch):
     desk = local_desk(tmp_path)
     mine, others = sessions(2, 2)
     desk.put(*[with_canary(chunk) for chunk in mine])
@@ -176,7 +176,7 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_what_comes_while_a_player_is_being_forgotten_is_refused(tmp_path: Path, monkeypatch):
+def test_frames_that_arrive_during_a_forget_are_refused(tmp_path: Path, monkeypatch):
     (chunks,) = sessions(1, 1)
     desk = local_desk(tmp_path)
     store = local(desk)
@@ -197,7 +197,7 @@ def test_what_comes_while_a_player_is_being_forgotten_is_refused(tmp_path: Path,
     store.close()
 
 
-def test_a_reader_in_the_middle_of_a_look_only_delays_the_last_bytes(tmp_path: Path, monkeypatch):
+def test_an_open_read_transaction_delays_only_the_last_bytes(tmp_path: Path, monkeypatch):
     desk = local_desk(tmp_path)
     (mine,) = sessions(1, 2)
     desk.write(refused=[desk.refusal(with_canary(chunk)) for chunk in mine])

@@ -1,4 +1,4 @@
-"""What a killed, torn or damaged store is when it is opened again."""
+"""Reopening a store after kill -9, a torn write or damage."""
 
 import contextlib
 import json
@@ -34,8 +34,7 @@ def assert_sound(desk: Desk, *, chunks: int) -> None:
 
 
 def killed(folder: Path, batches: list[list[Chunk]]) -> list[int]:
-    """Write batches in a child that is killed with all of it in the write-ahead log; the log's
-    size behind each."""
+    """Write batches in a child killed before a checkpoint; return the log's size after each."""
     reader, writer = os.pipe()
     if fork() == 0:
         desk = local_desk(folder)
@@ -51,7 +50,7 @@ def killed(folder: Path, batches: list[list[Chunk]]) -> list[int]:
         return list(json.loads(file.read()))
 
 
-def test_a_log_that_is_cut_short_takes_data_and_position_back_together(tmp_path: Path):
+def test_a_truncated_log_rolls_back_data_and_position_together(tmp_path: Path):
     first, second = sessions(2, 2)
     sizes = killed(tmp_path / "store", [first, second])
     for cut in [sizes[1], sizes[1] + 24, (sizes[1] + sizes[2]) // 2, sizes[2] - 1]:
@@ -68,7 +67,7 @@ def test_a_log_that_is_cut_short_takes_data_and_position_back_together(tmp_path:
         shutil.rmtree(torn)
 
 
-def test_a_flipped_byte_in_the_log_rolls_back_or_changes_nothing(tmp_path: Path):
+def test_a_flipped_byte_in_the_log_rolls_back_or_has_no_effect(tmp_path: Path):
     batches = sessions(6, 2)
     sizes = killed(tmp_path / "store", batches)
     chunks = [chunk for batch in batches for chunk in batch]
@@ -90,7 +89,7 @@ def test_a_flipped_byte_in_the_log_rolls_back_or_changes_nothing(tmp_path: Path)
         shutil.rmtree(torn)
 
 
-def test_a_cursor_ahead_of_a_store_that_was_cut_back_is_refused(tmp_path: Path):
+def test_a_cursor_ahead_of_a_truncated_store_is_rejected(tmp_path: Path):
     first, second = sessions(2, 2)
     sizes = killed(tmp_path, [first, second])
     with StoreView(tmp_path) as view:
@@ -102,7 +101,7 @@ def test_a_cursor_ahead_of_a_store_that_was_cut_back_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_a_database_that_is_missing_or_empty_is_refused_and_not_made_anew(
+def test_a_missing_or_empty_database_is_rejected_and_not_recreated(
     tmp_path: Path, size: int | None
 ):
     desk = local_desk(tmp_path)
@@ -123,7 +122,7 @@ def test_a_database_that_is_missing_or_empty_is_refused_and_not_made_anew(
     again.store.close()
 
 
-def test_a_lost_store_json_is_written_again_and_a_strange_one_is_refused(tmp_path: Path):
+def test_a_missing_store_json_is_rewritten_and_a_foreign_one_is_rejected(tmp_path: Path):
     desk = local_desk(tmp_path)
     desk.put(*sessions(1, 2)[0])
     desk.store.close()
@@ -145,7 +144,7 @@ def test_a_lost_store_json_is_written_again_and_a_strange_one_is_refused(tmp_pat
         LocalStore(tmp_path)
 
 
-def test_whatever_lies_where_a_store_should_be_counts_as_one_and_is_refused_by_name(tmp_path: Path):
+def test_anything_in_the_place_of_a_store_counts_as_one_and_is_rejected(tmp_path: Path):
     def garbage(folder: Path) -> None:
         folder.mkdir()
         (folder / FILE_NAME).write_bytes(b"no database" * 100)
@@ -163,9 +162,9 @@ def test_whatever_lies_where_a_store_should_be_counts_as_one_and_is_refused_by_n
 
     refused: list[tuple[Callable[[Path], None], str]] = [
         (garbage, "not a database"),
-        (foreign, "is a database of another program"),
+        (foreign, "is the database of another program"),
         (old, "understudy-store/1"),
-        (a_file, "is a file where the folder of a store should be"),
+        (a_file, "is a file, but a store needs a folder"),
     ]
     for number, (make, said) in enumerate(refused):
         folder = tmp_path / str(number)
@@ -182,7 +181,7 @@ def test_whatever_lies_where_a_store_should_be_counts_as_one_and_is_refused_by_n
     assert has_store(tmp_path / "lost")
 
 
-def test_a_store_of_the_format_before_is_refused_and_left_alone(tmp_path: Path):
+def test_a_store_of_an_older_format_is_rejected_and_not_changed(tmp_path: Path):
     (tmp_path / "segments").mkdir()
     (tmp_path / "catalogue.sqlite").write_bytes(b"old")
     for opening in (LocalStore, StoreView):
@@ -192,9 +191,7 @@ def test_a_store_of_the_format_before_is_refused_and_left_alone(tmp_path: Path):
     assert not (tmp_path / FILE_NAME).exists()
 
 
-def test_network_file_systems_are_told_from_local_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_network_file_systems_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mounts = (
         "21 1 254:0 / / rw - ext4 /dev/vda rw\n"
         "30 21 0:40 / /srv rw shared:1 - nfs4 server:/ rw\n"
@@ -209,8 +206,7 @@ def test_network_file_systems_are_told_from_local_ones(
 
 
 def write_and_erase(folder: Path) -> None:
-    """One of everything that moves bytes; what it leaves is checked by whoever opens the folder
-    next."""
+    """Every operation that moves bytes, once; the next process to open the folder checks them."""
     clock = ManualClock()
     desk = local_desk(folder, clock=clock)
     mine, others = sessions(2, 3, seed=5)
@@ -227,8 +223,8 @@ def write_and_erase(folder: Path) -> None:
     desk.store.close()
 
 
-def test_dying_at_any_step_of_writing_and_erasing_leaves_a_sound_store(quick_path: Path):
-    """May take more than 20 seconds: a process is started, killed and looked after for each of
+def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(quick_path: Path):
+    """May take more than 20 seconds: a process is started, killed and recovered for each of
     some 200 steps."""
     mine, others = sessions(2, 3, seed=5)
     theirs = (mine[0].columns["obs"].tobytes(), mine[0].meta.session.bytes, PLAYER)
@@ -252,7 +248,7 @@ def test_dying_at_any_step_of_writing_and_erasing_leaves_a_sound_store(quick_pat
     assert step > 100, "the whole way was walked"
 
 
-def test_an_acknowledged_write_survives_dying_anywhere_behind_it(quick_path: Path):
+def test_an_acknowledged_write_survives_dying_at_any_later_step(quick_path: Path):
     chunks = sessions(1, 4, seed=9)[0]
     step = 1
 
@@ -278,7 +274,7 @@ def test_an_acknowledged_write_survives_dying_anywhere_behind_it(quick_path: Pat
     assert step > 30
 
 
-def test_a_store_is_open_in_one_place_only(tmp_path: Path):
+def test_only_one_process_can_open_a_store(tmp_path: Path):
     desk = local_desk(tmp_path)
     with pytest.raises(Locked):
         LocalStore(tmp_path)
@@ -286,7 +282,7 @@ def test_a_store_is_open_in_one_place_only(tmp_path: Path):
     LocalStore(tmp_path).close()
 
 
-def test_a_copy_is_made_while_others_write_and_has_what_they_wrote(tmp_path: Path):
+def test_a_copy_includes_what_was_written_during_the_copy(tmp_path: Path):
     desk = local_desk(tmp_path / "store")
     first, more = sessions(2, 3)
     desk.put(*first)

@@ -1,4 +1,4 @@
-"""Many sessions: what is known of them stays bounded in memory and right on disk."""
+"""Many sessions: their state stays bounded in memory and correct on disk."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from understudy.testing.samples import PLAYER, random_chunk
 N_SESSIONS = 20_000
 
 
-def test_twenty_thousand_sessions_are_told_apart_in_bounded_memory(quick_path: Path):
+def test_twenty_thousand_sessions_need_bounded_memory(quick_path: Path):
     desk = local_desk(quick_path)
     rng = np.random.default_rng(0)
     template = random_chunk(SPEC, rng, session=new_session(START_S), n_steps=1)

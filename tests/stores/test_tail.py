@@ -1,4 +1,4 @@
-"""Readers in other processes follow a store while its writer writes, forgets and comes and goes."""
+"""Readers in other processes follow a store while its writer writes, forgets, exits or restarts."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def start_reader(folder: Path, last: int) -> "subprocess.Popen[str]":
     return reader
 
 
-def test_a_reader_elsewhere_sees_every_number_once_and_in_order(tmp_path: Path):
+def test_a_reader_in_another_process_gets_every_number_once_and_in_order(tmp_path: Path):
     desk = local_desk(tmp_path)
     many = sessions(60, 3)
     stay = {(str(one.meta.session), one.meta.chunk_no) for chunks in many[1::2] for one in chunks}
@@ -57,7 +57,7 @@ def test_a_reader_elsewhere_sees_every_number_once_and_in_order(tmp_path: Path):
     desk.store.close()
 
 
-def test_a_view_sees_what_is_written_at_once_and_after_the_writer_is_gone(tmp_path: Path):
+def test_a_view_shows_writes_at_once_and_after_the_writer_has_exited(tmp_path: Path):
     desk = local_desk(tmp_path)
     (chunks,) = sessions(1, 4)
     with StoreView(tmp_path) as view:
@@ -99,11 +99,11 @@ def test_a_player_is_hidden_from_open_views_as_soon_as_the_tombstone_is_durable(
     desk.store.close()
 
 
-def test_cursors_and_folders_that_are_none_are_refused(tmp_path: Path):
+def test_invalid_cursors_and_folders_are_rejected(tmp_path: Path):
     with pytest.raises(ConfigError, match="no store"):
         StoreView(tmp_path)
     desk = local_desk(tmp_path)
-    with pytest.raises(ConfigError, match="no cursor"):
+    with pytest.raises(ConfigError, match="not a cursor of a local store"):
         desk.store.tail(Cursor("p0:17"), max_items=1, wait_s=0.0)
     with pytest.raises(Corrupt, match="cursor 1 is ahead of the store"):
         desk.store.tail(Cursor("1"), max_items=1, wait_s=0.0)

@@ -1,5 +1,4 @@
-"""A window is a local copy of another store: whole, without repeats, and without what was taken
-away there."""
+"""A window is a complete local copy of another store, without repeated or removed chunks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +41,7 @@ def session(rng: np.random.Generator, count: int) -> list[Chunk]:
     return random_session(SPEC, rng, n_chunks=count)
 
 
-def test_a_window_holds_what_the_remote_store_holds(
+def test_a_window_has_the_same_chunks_as_the_remote_store(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     chunks = session(rng, 5)
@@ -64,7 +63,7 @@ def test_a_window_holds_what_the_remote_store_holds(
         )
 
 
-def test_a_window_goes_on_where_it_was(
+def test_a_window_resumes_at_its_cursor(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     sent: list[Chunk] = []
@@ -83,8 +82,7 @@ class _Dies(Exception):
 
 
 class _Torn:
-    """A remote store whose reader dies with a page in hand, after what it tells of was done in
-    part."""
+    """A remote store whose reader dies with a page that is partly applied."""
 
     def __init__(self, store: LocalStore, page: int) -> None:
         self._store = store
@@ -111,7 +109,7 @@ class _Tearing(Sequence[Any]):
         return self._items[index]
 
 
-def test_a_window_that_dies_over_a_page_takes_it_again(
+def test_a_window_that_dies_during_a_page_copies_it_again(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     mine = session(rng, 3)
@@ -130,7 +128,7 @@ def test_a_window_that_dies_over_a_page_takes_it_again(
         assert window.local.audit().duplicate_chunks == 0
 
 
-def test_what_is_taken_away_there_is_taken_away_here(
+def test_chunks_removed_from_the_remote_are_removed_from_the_window(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     mine = session(rng, 3)
@@ -152,7 +150,7 @@ def test_what_is_taken_away_there_is_taken_away_here(
         )
 
 
-def test_what_comes_back_there_comes_back_here_although_the_window_dies_over_it(
+def test_chunks_replayed_at_the_remote_return_even_if_the_window_dies_meanwhile(
     desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = session(rng, 3)
@@ -176,7 +174,7 @@ def test_what_comes_back_there_comes_back_here_although_the_window_dies_over_it(
         assert chunks_in(window.local) == [chunks[0], chunks[2], chunks[1]]
 
 
-def test_a_window_may_hold_only_what_is_wanted(
+def test_a_window_may_copy_only_selected_chunks(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     mine = session(rng, 3)
@@ -195,7 +193,7 @@ def test_a_window_may_hold_only_what_is_wanted(
         assert window.items == 7
 
 
-def test_a_player_who_comes_back_is_not_forgotten_again(
+def test_a_returning_player_is_not_forgotten_again(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     desk.put(*session(rng, 2))
@@ -209,7 +207,7 @@ def test_a_player_who_comes_back_is_not_forgotten_again(
         assert chunks_in(window.local) == fresh
 
 
-def test_a_session_goes_on_behind_chunks_that_ran_out(
+def test_a_session_continues_after_expired_chunks(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     chunks = session(rng, 1100)
@@ -245,7 +243,7 @@ def test_a_window_keeps_the_newest_steps(
 
 
 class _Away:
-    """A remote store that answers every other time."""
+    """A remote store that fails every other call."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -261,7 +259,7 @@ class _Away:
         return self._store.tail(cursor, max_items=2, wait_s=0.0)
 
 
-def test_a_window_waits_for_a_remote_store_that_is_away(
+def test_a_window_waits_for_an_unreachable_remote_store(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     chunks = session(rng, 9)
@@ -269,7 +267,7 @@ def test_a_window_waits_for_a_remote_store_that_is_away(
     desk.put(*chunks)
 
     class Until:
-        """Is set once everything is here."""
+        """Set once everything is copied."""
 
         def is_set(self) -> bool:
             troubles.add(window.trouble)
@@ -282,12 +280,12 @@ def test_a_window_waits_for_a_remote_store_that_is_away(
         assert not window.trouble
 
 
-def test_a_bound_of_nothing_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_a_limit_of_zero_is_rejected(desk: Desk, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_steps of a window is 0"):
         opened(desk, tmp_path, max_steps=0)
 
 
-def test_a_window_of_another_store_is_refused(
+def test_a_window_of_another_store_is_rejected(
     desk: Desk, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     class Other:

@@ -1,5 +1,4 @@
-"""A Kinesis in memory that keeps to its published limits, with a clock that tests move: what no
-local server does."""
+"""A Kinesis in memory with the published limits of AWS and a clock that tests control."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ _ITERATOR_S = 300.0
 _FIRST = 49_600_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000_000
 
 
-def refusal(code: str, operation: str = "Call", *, status: int = 400) -> ClientError:
+def client_error(code: str, operation: str = "Call", *, status: int = 400) -> ClientError:
     said = {
         "Error": {"Code": code, "Message": f"{code} by the test"},
         "ResponseMetadata": {"HTTPStatusCode": status},
@@ -26,8 +25,7 @@ def refusal(code: str, operation: str = "Call", *, status: int = 400) -> ClientE
 
 
 class MemoryKinesis:
-    """What boto3's client does for one stream; a trimmed place is silently the oldest kept, as
-    with AWS."""
+    """boto3's client for one stream; a trimmed position becomes the oldest one, as with AWS."""
 
     def __init__(self, clock: Clock, *, shards: int = 1, page: int = 100) -> None:
         self._clock = clock
@@ -36,15 +34,15 @@ class MemoryKinesis:
         self.records: dict[str, list[tuple[int, float, bytes]]] = {}
         self.calls: Counter[str] = Counter()
         self.puts: list[int] = []
-        """How many records each PutRecords carried."""
+        """Number of records in each PutRecords call."""
         self.trouble: dict[str, list[Exception]] = {}
         """Errors that the next calls of an operation raise."""
         self.fail_records: list[set[int]] = []
-        """Which records the next PutRecords do not take."""
+        """Which records the next PutRecords calls reject."""
         self.most = 10_000
-        """How many records one answer holds."""
+        """Limit of records per response."""
         self.early: list[str] = []
-        """Shards that were read more often than is allowed."""
+        """Shards that were read more often than allowed."""
         self._reads: dict[str, list[float]] = {}
         self._next = _FIRST
         for number in range(shards):
@@ -99,10 +97,10 @@ class MemoryKinesis:
     def list_shards(self, **asked: Any) -> Mapping[str, Any]:
         self._count("list_shards")
         assert set(asked) in ({"StreamName"}, {"NextToken"}), (
-            "a page is asked for by its token only"
+            "a page is requested by its token only"
         )
         start = int(asked.get("NextToken", 0))
-        # Youngest first: an order that nobody promised must not matter.
+        # Newest first: an undocumented order must not matter.
         found = list(reversed(self.shards.values()))
         more = {"NextToken": str(start + self._page)} if start + self._page < len(found) else {}
         return {"Shards": found[start : start + self._page], **more}
@@ -121,12 +119,12 @@ class MemoryKinesis:
         answers = [
             {"ErrorCode": "InternalFailure", "ErrorMessage": "by the test"}
             if number in failing
-            else self._take(one)
+            else self._accept(one)
             for number, one in enumerate(Records)
         ]
         return {"FailedRecordCount": len(failing), "Records": answers}
 
-    def _take(self, record: Mapping[str, Any]) -> dict[str, str]:
+    def _accept(self, record: Mapping[str, Any]) -> dict[str, str]:
         key = int.from_bytes(md5(record["PartitionKey"].encode()).digest(), "big")
         for name, shard in self.shards.items():
             keys = shard["HashKeyRange"]
@@ -135,37 +133,39 @@ class MemoryKinesis:
                 self._next += 7
                 self.records[name].append((self._next, self._clock.now(), record["Data"]))
                 return {"ShardId": name, "SequenceNumber": str(self._next)}
-        raise AssertionError("a key that no shard takes")
+        raise AssertionError("no shard accepts this key")
 
     def get_shard_iterator(self, **asked: Any) -> Mapping[str, Any]:
         self._count("get_shard_iterator")
         shard = asked["ShardId"]
         if shard not in self.shards:
-            raise refusal("ResourceNotFoundException")
+            raise client_error("ResourceNotFoundException")
         kind = asked["ShardIteratorType"]
-        given = int(asked.get("StartingSequenceNumber", 0))
+        number = int(asked.get("StartingSequenceNumber", 0))
         start = {
             "TRIM_HORIZON": 0,
-            "AT_SEQUENCE_NUMBER": given,
-            "AFTER_SEQUENCE_NUMBER": given + 1,
+            "AT_SEQUENCE_NUMBER": number,
+            "AFTER_SEQUENCE_NUMBER": number + 1,
         }[kind]
         return {"ShardIterator": f"{shard}|{start}|{self._clock.now()}"}
 
     def get_records(self, *, ShardIterator: str) -> Mapping[str, Any]:  # noqa: N803
         self._count("get_records")
-        shard, start, made_s = ShardIterator.split("|")
+        shard, start, created_s = ShardIterator.split("|")
         now_s = self._clock.now()
         recent = [at_s for at_s in self._reads.get(shard, []) if at_s > now_s - 1.0]
         self._reads[shard] = [*recent, now_s]
         if len(recent) >= _READS_A_SECOND:
             self.early.append(shard)
-        if now_s - float(made_s) > _ITERATOR_S:
-            raise refusal("ExpiredIteratorException")
+        if now_s - float(created_s) > _ITERATOR_S:
+            raise client_error("ExpiredIteratorException")
         found = [one for one in self.records[shard] if one[0] >= int(start)]
         is_open = "EndingSequenceNumber" not in self.shards[shard]["SequenceNumberRange"]
         found, left = found[: self.most], found[self.most :]
         following = left[0][0] if left else self._next + 1
-        going_on = {"NextShardIterator": f"{shard}|{following}|{now_s}"} if is_open or left else {}
+        next_iterator = (
+            {"NextShardIterator": f"{shard}|{following}|{now_s}"} if is_open or left else {}
+        )
         behind_ms = (
             max(1, round((now_s - found[-1][1]) * 1000)) if left and found else 1 if left else 0
         )
@@ -177,7 +177,7 @@ class MemoryKinesis:
             }
             for number, at_s, data in found
         ]
-        return {"Records": records, "MillisBehindLatest": behind_ms, **going_on}
+        return {"Records": records, "MillisBehindLatest": behind_ms, **next_iterator}
 
     def close(self) -> None:
         self.calls["close"] += 1

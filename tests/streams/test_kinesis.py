@@ -1,5 +1,5 @@
-"""The Kinesis stream against its published limits: pace, sizes, partial failures, trimmed
-places."""
+"""The Kinesis stream against its published limits: rate, sizes, partial failures, trimmed
+positions."""
 
 import random
 import threading
@@ -15,7 +15,7 @@ pytest.importorskip("boto3", reason="the extra aws is not installed")
 
 from botocore.exceptions import EndpointConnectionError
 
-from tests.streams.memory_kinesis import MemoryKinesis, refusal
+from tests.streams.memory_kinesis import MemoryKinesis, client_error
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, Unreachable
 from understudy.experience.frame import MAX_BODY_BYTES, Frame, decode_frame
@@ -27,7 +27,7 @@ from understudy.testing.streams import StreamContract, read_all, sample_frames
 
 
 class Table:
-    """A stream over a Kinesis in memory, on a clock that stands still unless another is given."""
+    """A stream over a Kinesis in memory, on a manual clock by default."""
 
     def __init__(self, *, shards: int = 1, page: int = 100, clock: Clock | None = None) -> None:
         self.still = ManualClock()
@@ -79,7 +79,7 @@ class TestKinesisInMemory(StreamContract):
 # --- append ---------------------------------------------------------------------------------------
 
 
-def test_only_the_records_that_failed_are_sent_again_and_as_the_same_bytes():
+def test_only_failed_records_are_retried_with_the_same_bytes():
     table = Table()
     frames = sample_frames(6)
     table.kinesis.fail_records = [{1, 4}, {0}]
@@ -88,7 +88,7 @@ def test_only_the_records_that_failed_are_sent_again_and_as_the_same_bytes():
     assert Counter(raws(table.read())) == Counter(frame.encode() for frame in frames)
 
 
-def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
+def test_a_record_that_always_fails_is_reported_alone_within_a_time_limit():
     table = Table()
     frames = sample_frames(3)
     table.kinesis.fail_records = [{1}] + [{0}] * 10_000
@@ -103,13 +103,13 @@ def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
 @pytest.mark.parametrize(
     "error",
     [
-        refusal("ProvisionedThroughputExceededException"),
-        refusal("ThrottlingException"),
-        refusal("Anything", status=500),
+        client_error("ProvisionedThroughputExceededException"),
+        client_error("ThrottlingException"),
+        client_error("Anything", status=500),
         EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
     ],
 )
-def test_a_call_that_came_to_nothing_is_tried_again(error: Exception):
+def test_a_failed_call_is_retried(error: Exception):
     table = Table()
     frames = sample_frames(3)
     table.kinesis.trouble["put_records"] = [error, error]
@@ -120,10 +120,10 @@ def test_a_call_that_came_to_nothing_is_tried_again(error: Exception):
 @pytest.mark.parametrize(
     "code", ["AccessDeniedException", "ResourceNotFoundException", "ExpiredTokenException"]
 )
-def test_what_a_retry_does_not_mend_is_told_at_once_and_the_sender_keeps_its_frames(code: str):
+def test_a_permanent_error_is_reported_at_once_and_the_sender_keeps_its_frames(code: str):
     table = Table()
     frames = sample_frames(3)
-    table.kinesis.trouble["put_records"] = [refusal(code)]
+    table.kinesis.trouble["put_records"] = [client_error(code)]
     outcomes = table.stream.append(frames)
     assert not any(outcome.accepted for outcome in outcomes)
     assert all(
@@ -147,7 +147,7 @@ def test_a_call_carries_at_most_5_mib():
     assert table.kinesis.puts == [9, 9, 7]
 
 
-def test_an_answer_that_does_not_name_every_record_promises_nothing(monkeypatch):
+def test_a_response_that_omits_records_acknowledges_nothing(monkeypatch):
     table = Table()
     frames = sample_frames(3)
     monkeypatch.setattr(
@@ -193,7 +193,7 @@ def test_an_idle_shard_is_read_five_times_a_second_and_no_more():
     assert table.clock.monotonic() - START_S == pytest.approx(39 * 0.2)
 
 
-def test_a_read_that_waits_keeps_to_the_pace_too():
+def test_a_waiting_read_also_keeps_the_rate_limit():
     table = Table()
     assert table.read(wait_s=10.0).records == []
     assert 10.0 <= table.clock.monotonic() - START_S <= 10.2
@@ -201,7 +201,7 @@ def test_a_read_that_waits_keeps_to_the_pace_too():
     assert table.kinesis.early == []
 
 
-def test_positions_that_follow_one_another_need_one_iterator():
+def test_consecutive_positions_need_one_iterator():
     table = Table()
     position: Position | None = None
     for frame in sample_frames(10):
@@ -212,7 +212,7 @@ def test_positions_that_follow_one_another_need_one_iterator():
     assert table.kinesis.calls["get_shard_iterator"] == 1
 
 
-def test_what_one_answer_brought_is_handed_out_without_another_call():
+def test_records_of_one_response_are_returned_without_another_call():
     table = Table()
     frames = sample_frames(9)
     table.stream.append(frames)
@@ -224,40 +224,45 @@ def test_what_one_answer_brought_is_handed_out_without_another_call():
     assert table.kinesis.calls["get_records"] == 1
 
 
-def test_a_throttled_read_waits_and_goes_on():
+def test_a_throttled_read_waits_and_resumes():
     table = Table()
     frames = sample_frames(3)
     table.stream.append(frames)
-    table.kinesis.trouble["get_records"] = [refusal("ProvisionedThroughputExceededException")] * 4
+    table.kinesis.trouble["get_records"] = [
+        client_error("ProvisionedThroughputExceededException")
+    ] * 4
     assert len(table.read().records) == 3
 
 
-THROTTLED = refusal("ProvisionedThroughputExceededException")
+THROTTLED = client_error("ProvisionedThroughputExceededException")
 
 
-def test_a_shard_that_others_read_empty_for_long_is_told_and_never_taken_for_an_empty_one():
+def test_a_shard_throttled_for_long_is_an_error_and_not_an_empty_read():
     table = Table()
     table.stream.append(sample_frames(1))
     table.kinesis.trouble["get_records"] = [THROTTLED] * 10_000
-    with pytest.raises(Unreachable, match=r"ProvisionedThroughputExceeded.*; add shards, or wait"):
+    with pytest.raises(
+        Unreachable,
+        match=r"ProvisionedThroughputExceeded.*; Kinesis is throttling: add shards, or wait",
+    ):
         table.read()
     assert 8.0 <= table.clock.monotonic() - START_S <= 12.0
     table.kinesis.trouble.clear()
     assert len(table.read().records) == 1
 
 
-def test_empty_answers_of_a_shard_that_has_records_are_no_end():
+def test_empty_responses_of_a_shard_with_records_are_not_its_end():
     table = Table()
     frames = sample_frames(2)
     table.stream.append(frames)
     table.kinesis.most = 0
-    with pytest.raises(Unreachable, match="gave none of its records for 8 s"):
+    with pytest.raises(Unreachable, match="returned no records for 8 s"):
         table.read()
     table.kinesis.most = 10
     assert len(table.read().records) == 2
 
 
-def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_nothing_came():
+def test_a_reader_at_the_tip_that_is_throttled_later_returns_no_records():
     table = Table()
     real = table.kinesis.get_records
     late_s = table.clock.monotonic() + 9.5
@@ -271,7 +276,7 @@ def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_
     assert table.read(wait_s=10.0).records == []
 
 
-def test_a_read_says_up_to_when_all_was_read_by_our_clock_and_durations_of_the_server_alone():
+def test_a_read_reports_how_current_it_is_by_our_clock_and_server_durations_only():
     table = Table()
     frames = sample_frames(6)
     skew_s = 3600.0
@@ -305,7 +310,7 @@ class Ahead(ManualClock):
         return self._ours.now() + self._by_s
 
 
-def test_reading_after_close_is_refused():
+def test_reading_after_close_is_rejected():
     table = Table()
     partition = table.only
     table.stream.close()
@@ -313,7 +318,7 @@ def test_reading_after_close_is_refused():
         table.stream.read(partition, None, max_bytes=1, wait_s=0.0)
 
 
-def test_an_iterator_that_expired_is_renewed_where_it_stood():
+def test_an_expired_iterator_is_renewed_at_its_position():
     table = Table()
     frames = sample_frames(4)
     table.stream.append(frames[:2])
@@ -324,7 +329,7 @@ def test_an_iterator_that_expired_is_renewed_where_it_stood():
     assert table.kinesis.calls["get_shard_iterator"] == 2
 
 
-def test_a_server_that_is_away_for_a_while_costs_time_only():
+def test_a_short_outage_costs_time_only():
     table = Table()
     frames = sample_frames(4)
     table.stream.append(frames)
@@ -334,7 +339,7 @@ def test_a_server_that_is_away_for_a_while_costs_time_only():
     assert len(table.read().records) == 4
 
 
-def test_a_server_that_stays_away_is_told_in_one_line_and_reading_goes_on_when_it_is_back():
+def test_a_long_outage_is_one_error_and_reading_resumes_afterwards():
     table = Table()
     frames = sample_frames(4)
     table.stream.append(frames)
@@ -361,7 +366,7 @@ def test_records_carry_the_time_of_their_arrival():
     assert table.read().records[0].time_s == START_S
 
 
-def test_a_record_of_the_kpl_comes_as_one_record_that_no_check_passes():
+def test_a_record_of_the_kpl_is_returned_as_one_invalid_record():
     table = Table()
     frames = sample_frames(2)
     table.stream.append(frames[:1])
@@ -375,10 +380,10 @@ def test_a_record_of_the_kpl_comes_as_one_record_that_no_check_passes():
         decode_frame(aggregated)
 
 
-# --- places that are gone -------------------------------------------------------------------------
+# --- positions that are gone ----------------------------------------------------------------------
 
 
-def test_a_trimmed_place_is_noticed_though_kinesis_says_nothing():
+def test_a_trimmed_position_is_detected_although_kinesis_does_not_report_it():
     table = Table()
     frames = sample_frames(5)
     table.stream.append(frames)
@@ -391,7 +396,7 @@ def test_a_trimmed_place_is_noticed_though_kinesis_says_nothing():
     assert raws(table.read(None)) == [frame.encode() for frame in frames[3:]]
 
 
-def test_a_trimmed_place_with_nothing_behind_it_is_told_after_a_restart_since_nobody_knows():
+def test_a_trimmed_position_without_later_records_is_reported_after_a_restart():
     table = Table()
     table.stream.append(sample_frames(2))
     last = table.read().next
@@ -414,31 +419,31 @@ def test_a_reader_that_was_at_the_tip_has_missed_nothing_whatever_was_trimmed():
 
 
 @pytest.mark.parametrize("code", ["InvalidArgumentException", "ResourceNotFoundException"])
-def test_a_place_that_the_server_refuses_is_gone(code: str):
+def test_a_position_that_the_server_rejects_is_gone(code: str):
     table = Table()
     frames = sample_frames(2)
     table.stream.append(frames)
     first = table.read(max_bytes=1).next
     table = _reopened(table)
-    table.kinesis.trouble["get_shard_iterator"] = [refusal(code)]
+    table.kinesis.trouble["get_shard_iterator"] = [client_error(code)]
     with pytest.raises(PositionGone):
         table.read(first)
 
 
-def test_a_position_of_another_kind_of_stream_is_refused():
-    with pytest.raises(ConfigError, match="no position of a Kinesis stream"):
+def test_a_position_of_another_kind_of_stream_is_rejected():
+    with pytest.raises(ConfigError, match="not a position of a Kinesis stream"):
         Table().read(Position("1:2:3"))
 
 
-def test_a_partition_of_another_stream_is_refused():
-    with pytest.raises(ConfigError, match="begin with play@1700000000/"):
+def test_a_partition_of_another_stream_is_rejected():
+    with pytest.raises(ConfigError, match="start with play@1700000000/"):
         Table().stream.read("other@1/shardId-000000000000", None, max_bytes=1, wait_s=0.0)
 
 
 # --- shards ---------------------------------------------------------------------------------------
 
 
-def test_shards_come_in_pages_parents_first_and_always_the_same():
+def test_paged_shards_are_listed_parents_first_in_a_stable_order():
     table = Table(shards=4, page=3)
     for shard in list(table.kinesis.shards):
         table.kinesis.split(shard)
@@ -453,14 +458,14 @@ def test_shards_come_in_pages_parents_first_and_always_the_same():
     assert [parent[-2:] for parent in found[-1].parents] == ["05", "06"]
 
 
-def test_parents_past_retention_are_left_out():
+def test_parents_past_retention_are_omitted():
     table = Table()
     table.kinesis.split("shardId-000000000000")
     table.kinesis.forget("shardId-000000000000")
     assert [one.parents for one in table.open().partitions()] == [(), ()]
 
 
-def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
+def test_the_shard_list_is_cached_and_refreshed_by_an_ended_or_unknown_shard():
     table = Table()
     frames = sample_frames(2)
     for _ in range(50):
@@ -478,15 +483,15 @@ def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
     assert len(table.stream.partitions()) == 5, "a shard ended"
 
 
-def test_a_change_that_is_seen_while_the_list_is_asked_for_makes_it_asked_for_again():
+def test_a_change_during_a_list_request_causes_another_request():
     """A list that was made before a shard ended lacks its children, whenever it arrives."""
     table = Table()
     asked = threading.Event()
     go_on = threading.Event()
     real = table.kinesis.list_shards
 
-    def slow(**given: Any) -> Any:
-        answer = real(**given)
+    def slow(**arguments: Any) -> Any:
+        answer = real(**arguments)
         asked.set()
         assert go_on.wait(10.0)
         return answer
@@ -496,7 +501,7 @@ def test_a_change_that_is_seen_while_the_list_is_asked_for_makes_it_asked_for_ag
         early = pool.submit(table.stream.partitions)
         assert asked.wait(10.0)
         table.kinesis.split("shardId-000000000000")
-        table.stream._shards.renew()
+        table.stream._shards.invalidate()
         go_on.set()
         assert len(early.result()) == 1
     assert len(table.stream.partitions()) == 3
@@ -523,7 +528,7 @@ def _order(found: dict[str, Any], frame: Frame) -> list[int]:
     return [one.chunk_no for one in decoded if one.session == frame.session]
 
 
-def test_a_shard_that_went_past_retention_has_ended():
+def test_a_shard_past_retention_has_ended():
     table = Table()
     table.stream.append(sample_frames(2))
     table.kinesis.split("shardId-000000000000")
@@ -540,16 +545,16 @@ def test_a_shard_that_went_past_retention_has_ended():
     ("error", "kind", "words"),
     [
         (
-            refusal("ResourceNotFoundException"),
+            client_error("ResourceNotFoundException"),
             ConfigError,
             "ResourceNotFoundException.*; create it",
         ),
         (
-            refusal("UnrecognizedClientException"),
+            client_error("UnrecognizedClientException"),
             ConfigError,
             "UnrecognizedClientException.*; check AWS_ACCESS_KEY_ID",
         ),
-        (refusal("AccessDeniedException"), ConfigError, "docs/kinesis.md"),
+        (client_error("AccessDeniedException"), ConfigError, "docs/kinesis.md"),
         (
             EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
             Unreachable,
@@ -557,7 +562,7 @@ def test_a_shard_that_went_past_retention_has_ended():
         ),
     ],
 )
-def test_a_stream_that_cannot_be_opened_says_why_and_what_to_do(
+def test_an_open_error_states_the_reason_and_the_next_step(
     error: Exception, kind: type[Exception], words: str
 ):
     table = Table()
@@ -566,7 +571,7 @@ def test_a_stream_that_cannot_be_opened_says_why_and_what_to_do(
         table.open()
 
 
-def test_close_lets_go_of_the_connections():
+def test_close_closes_the_connections():
     table = Table()
     table.stream.close()
     assert table.kinesis.calls["close"] == 1

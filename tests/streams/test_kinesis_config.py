@@ -1,4 +1,4 @@
-"""Addresses of Kinesis streams: what they mean, and what is refused before anything is sent."""
+"""Addresses of Kinesis streams: what they mean, and what is rejected before any request."""
 
 import importlib.util
 import sys
@@ -38,9 +38,9 @@ def test_an_address_names_stream_region_and_endpoint():
         ("kinesis://play?regoin=eu-west-1", "did you mean region"),
         ("kinesis://play:80", "no port or path"),
         ("kinesis://play/more", "no port or path"),
-        ("kinesis://", "names one stream"),
-        ("kinesis://a,b", "names one stream"),
-        ("kinesis://pl%20ay", "no name of a Kinesis stream"),
+        ("kinesis://", "has one stream name"),
+        ("kinesis://a,b", "has one stream name"),
+        ("kinesis://pl%20ay", "not a valid name of a Kinesis stream"),
         ("kinesis://play?poll_s=-1", "poll_s"),
         ("kinesis://play?timeout_s=0", "timeout_s"),
         ("kinesis://play?insecure=perhaps", "true or false"),
@@ -52,7 +52,7 @@ def test_an_address_names_stream_region_and_endpoint():
         ("kinesis://play?endpoint=http://kinesis.example:4567", "insecure=true"),
     ],
 )
-def test_an_address_that_cannot_work_is_refused_with_what_to_write(address: str, words: str):
+def test_an_invalid_address_is_rejected_with_a_correction(address: str, words: str):
     with pytest.raises(ConfigError, match=words):
         config_of(address)
 
@@ -65,11 +65,11 @@ def test_plain_http_stays_on_this_machine(endpoint: str):
     assert config_of(f"kinesis://play?endpoint={endpoint}").endpoint == endpoint
 
 
-def test_plain_http_leaves_the_machine_only_when_asked_to():
+def test_plain_http_leaves_the_machine_only_with_insecure():
     assert config_of("kinesis://play?endpoint=http://10.0.0.7:4567&insecure=true").insecure
 
 
-def test_without_boto3_the_install_command_is_told(monkeypatch):
+def test_without_boto3_the_error_shows_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(MissingExtra, match=r"pip install 'understudy\[aws\]'"):
         open_kinesis(parse_location("kinesis://play?region=eu-west-1"))
@@ -77,7 +77,7 @@ def test_without_boto3_the_install_command_is_told(monkeypatch):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """No settings of AWS from outside."""
+    """No AWS settings in the environment."""
     for name in (
         "AWS_PROFILE",
         "AWS_REGION",
@@ -102,7 +102,7 @@ def bare(monkeypatch, tmp_path):
         ),
         (
             "kinesis://play?region=eu west&endpoint=http://127.0.0.1:1",
-            "is 'eu west'; give one such as eu-west-1",
+            "is 'eu west'; use a region such as eu-west-1",
         ),
         (
             "kinesis://play?region=eu-west-1&profile=nobody",
@@ -114,6 +114,6 @@ def bare(monkeypatch, tmp_path):
         ),
     ],
 )
-def test_settings_of_aws_that_do_not_go_together_are_told(bare, address: str, words: str):
+def test_invalid_aws_settings_are_reported(bare, address: str, words: str):
     with pytest.raises(ConfigError, match=words):
         open_kinesis(parse_location(address))

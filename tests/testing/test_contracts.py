@@ -56,7 +56,7 @@ class Consuming(MemoryStream):
         self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
     ) -> Read:
         read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
-        self._lanes[partition].clear()
+        self._records[partition].clear()
         return read
 
 
@@ -87,7 +87,7 @@ class Forgiving(MemoryStream):
     """Continues with the remaining records instead of raising PositionGone."""
 
     def trim(self, partition: str, keep_last: int) -> None:
-        del self._lanes[partition][: len(self._lanes[partition]) - keep_last]
+        del self._records[partition][: len(self._records[partition]) - keep_last]
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,14 @@ def without_optional_columns(frame: Frame) -> Chunk:
 
 
 SABOTAGE: dict[str, tuple[object, str, object]] = {
-    "dedup off": (Draft, "_seen", store_anyway),
-    "epochs ignored": (LocalStore, "_take", lambda _, draft, batch: draft.take(batch)),
+    "dedup off": (Draft, "_decide_seen", store_anyway),
+    "epochs ignored": (LocalStore, "_add", lambda _, draft, batch: draft.add(batch)),
     "owners ignored": (
         LocalStore,
         "claim",
         lambda self, partition, **more: _claim(self, partition, **more | {"owner": "all"}),
     ),
-    "conflicts ignored": (Draft, "_seen", lambda *_: ("duplicate", "")),
+    "conflicts ignored": (Draft, "_decide_seen", lambda *_: ("duplicate", "")),
     "quarantine ignored": (Draft, "_quarantine", lambda *_, **__: None),
     "forgetting ignored": (LocalLookup, "is_forgotten", lambda *_: False),
     "nothing erased": (LocalStore, "_finish_erasures", lambda _: 0),

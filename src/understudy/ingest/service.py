@@ -1,10 +1,9 @@
-"""The ingest service: advances every partition of a stream, commit by commit, in this process or in
-many.
+"""The ingest service: stores every partition of a stream, in this process or in many.
 
-The service decides which partitions may be read now and keeps count. A turn is one partition:
-`PartitionIngest.advance` claims it, reads, checks and writes. The store alone knows how far a
-partition is stored; a turn that is taken twice, by whichever processes, is fenced by the epoch of
-the later claim.
+The service decides which partitions may be read now and keeps statistics. A turn is one partition:
+`PartitionIngest.advance` claims it, reads, checks and writes. Only the store knows how far a
+partition is stored. If two processes run the same turn, the epoch of the later claim fences the
+earlier one.
 """
 
 import contextlib
@@ -43,24 +42,24 @@ class IngestConfig:
     """How ingest reads."""
 
     max_read_bytes: int = 8 * 1024 * 1024
-    """How much one commit covers at most."""
+    """Most bytes in one commit."""
     claim_ttl_s: float = 30.0
-    """How long a partition stays ours after we fall silent."""
+    """How long a claim lasts without being renewed."""
     full_pause_s: float = 1.0
-    """How long to wait when the disk is full, or a server does not answer."""
+    """Pause when the disk is full or a server does not respond."""
 
     def __post_init__(self) -> None:
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if not 0 < value < math.inf:
                 raise ConfigError(
-                    f"{field_.name} is {value}; give a number above 0, such as {field_.default}"
+                    f"{field_.name} is {value}; use a number above 0, such as {field_.default}"
                 )
 
 
 @dataclass(slots=True)
 class IngestStats:
-    """What ingest has done since it started, or in one turn."""
+    """Counts since ingest started, or of one turn."""
 
     frames: int = 0
     steps: int = 0
@@ -68,7 +67,7 @@ class IngestStats:
     refusals: Counter[str] = field(default_factory=Counter)
     lag_s: float = 0.0
     trouble: str = ""
-    """Why nothing can be read or stored just now; empty while it can."""
+    """Why reading or storing fails now; empty while both work."""
 
     def add(self, turn: "IngestStats") -> None:
         self.frames += turn.frames
@@ -80,34 +79,33 @@ class IngestStats:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A partition that is to be read and stored once."""
+    """A partition to read and store once."""
 
     partition: str
     claim: Claim | None = None
-    """The claim of this owner by which it was stored last, and the position since; None: nothing
-    is known yet."""
+    """This owner's last claim of it, with the position stored since; None: not known yet."""
     draining_s: float = 0.0
-    """How long ago draining began."""
+    """Time since draining began."""
 
 
 @dataclass(slots=True)
 class IngestProgress:
-    """What a turn did; it holds no bytes of any frame."""
+    """The result of a turn, without any frame bytes."""
 
     partition: str
     claim: Claim | None = None
-    """The claim, at the position behind what is stored; None: another owner holds the partition."""
+    """The claim, at the position that is stored; None: another owner claims the partition."""
     records: int = 0
     size_bytes: int = 0
     ended: bool = False
     is_past: bool = False
-    """Whether everything is stored that was in the partition when draining began."""
+    """Whether all that was in the partition when draining began is stored."""
     stats: IngestStats = field(default_factory=IngestStats)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """What the log should say of it."""
+    """Events for the log."""
 
     def add(self, later: "IngestProgress") -> None:
-        """Go on with a later turn of the same partition."""
+        """Add a later turn of the same partition."""
         self.claim = later.claim
         self.records += later.records
         self.size_bytes += later.size_bytes
@@ -118,8 +116,7 @@ class IngestProgress:
 
 
 Spread = Callable[[Iterable[Turn]], Iterable[IngestProgress]]
-"""Takes the turns of a round in other processes, and raises what went wrong after all that went
-well."""
+"""Runs the turns of a round in other processes; raises errors after yielding all progress."""
 
 
 class PartitionIngest:
@@ -142,10 +139,10 @@ class PartitionIngest:
         self._config = config
         self._clock = clock
         self._epochs: dict[str, int] = {}
-        """Claims that were made here; another process of this owner may have newer ones."""
+        """Claims of this process; another process of this owner may have newer ones."""
 
     def advance(self, turn: Turn) -> IngestProgress:
-        """Store what one read gives. Where nothing comes, nothing is claimed anew."""
+        """Store the records of one read; without records, the claim is not renewed."""
         progress = IngestProgress(turn.partition)
         began_s = self._clock.monotonic() - turn.draining_s
         began_at_s = self._clock.now() - turn.draining_s
@@ -230,7 +227,7 @@ def _count(batch: WriteBatch, receipt: Receipt, stats: IngestStats) -> None:
 
 
 class IngestService:
-    """Moves a stream into a store; may be killed at any moment and started again."""
+    """Copies a stream into a store; may be killed and restarted at any time."""
 
     def __init__(
         self,
@@ -243,7 +240,7 @@ class IngestService:
         clock: Clock | None = None,
         spread: Spread | None = None,
     ) -> None:
-        """`spread` takes the turns elsewhere; without it they are taken here, one after another."""
+        """`spread` runs the turns elsewhere; without it they run here, one after another."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
@@ -253,12 +250,12 @@ class IngestService:
         self._spread: Spread = spread or self._one_by_one
         self._claims: dict[str, Claim] = {}
         self._ended: set[str] = set()
-        self._silent = ""
-        """The partition that could not be read or stored last."""
+        self._unreachable = ""
+        """The last partition that could not be read or stored."""
         self.stats = IngestStats()
 
     def step(self) -> int:
-        """Advance each partition once; how many records were stored."""
+        """Advance each partition once; return the number of records stored."""
         try:
             moved = sum(progress.records for progress in self._round(without=()))
         except (StorageFull, Unreachable) as error:
@@ -268,8 +265,7 @@ class IngestService:
         return moved
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop, waiting a little when nothing comes and longer while
-        nothing works."""
+        """Repeat `step` until `stop` is set, with a pause when idle and a longer one on errors."""
         while not stop.is_set():
             try:
                 moved = self.step()
@@ -282,11 +278,10 @@ class IngestService:
                 self._clock.wait(stop, _IDLE_S)
 
     def drain(self, *, within_s: float = math.inf) -> bool:
-        """Store everything that was in the stream when this was called; it ends however fast more
-        comes.
+        """Store all that was in the stream at the time of the call, even while more arrives.
 
-        Whether there was time for that; it is looked at between two turns. Partitions that another
-        owner holds are left to them.
+        Returns False when `within_s` was not enough; the time is checked between two turns.
+        Partitions claimed by another owner are skipped.
         """
         began_s = self._clock.monotonic()
         caught_up: set[str] = set()
@@ -294,7 +289,7 @@ class IngestService:
         while moved:
             moved = False
             for progress in self._round(without=caught_up, draining_since_s=began_s):
-                # Also an empty read is news: it may have ended a parent, whose children come next.
+                # An empty read counts too: it may have ended a parent, whose children come next.
                 moved = True
                 if progress.is_past:
                     caught_up.add(progress.partition)
@@ -303,16 +298,16 @@ class IngestService:
         return True
 
     def positions(self) -> dict[str, Position | None]:
-        """How far each partition that is ours is stored."""
+        """The stored position of each partition that we claim."""
         return {name: claim.position for name, claim in self._claims.items()}
 
     def _round(
         self, *, without: Container[str], draining_since_s: float | None = None
     ) -> Iterator[IngestProgress]:
-        """Each readable partition that is ours, advanced once."""
+        """Advance each readable partition once; yield those that we claim."""
         for progress in self._spread(self._turns(without, draining_since_s)):
-            for event, said in progress.events:
-                (_log.error if event == "position_gone" else _log.warning)(event, **said)
+            for event, details in progress.events:
+                (_log.error if event == "position_gone" else _log.warning)(event, **details)
             if progress.claim is None:
                 self._claims.pop(progress.partition, None)
                 continue
@@ -327,10 +322,10 @@ class IngestService:
         names = {partition.id for partition in partitions}
         self._claims = {name: claim for name, claim in self._claims.items() if name in names}
         self._ended &= names
-        # The one that did not answer comes last, so that the others need not wait for it.
-        places = (number for number, one in enumerate(partitions) if one.id == self._silent)
-        last = next(places, -1) + 1
-        for partition in [*partitions[last:], *partitions[:last]]:
+        # The one that failed comes last, so that the others need not wait for it.
+        ids = [partition.id for partition in partitions]
+        first = ids.index(self._unreachable) + 1 if self._unreachable in ids else 0
+        for partition in [*partitions[first:], *partitions[:first]]:
             is_readable = all(
                 parent not in names or parent in self._ended for parent in partition.parents
             )
@@ -344,13 +339,12 @@ class IngestService:
             try:
                 yield self._partitions.advance(turn)
             except Unreachable:
-                self._silent = turn.partition
+                self._unreachable = turn.partition
                 raise
 
 
 def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
-    """Whether all was read that was there when our monotonic clock and this machine's clock
-    stood so."""
+    """Whether everything was read that existed at this monotonic and this wall-clock time."""
     if not read.records:
         return True
     if read.complete_to_s is not None:
@@ -359,19 +353,19 @@ def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
 
 
 def tell_not_drained(error: object) -> None:
-    """Say why something is left, and that nothing of it is lost."""
+    """Log why frames are left in the stream, and that none of them is lost."""
     _log.warning(
-        "not_drained", error=str(error), next="it is in the stream, and stored at the next start"
+        "not_drained",
+        error=str(error),
+        next="remaining frames stay in the stream and are stored at the next start",
     )
 
 
 @contextlib.contextmanager
 def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """End well, and say what is left, where nothing can be read or stored now and a stop was asked
-    for.
+    """Log instead of raising when frames cannot be read or stored now and a stop is requested.
 
-    Whatever the next start would not mend by itself is raised: a disk that refuses, a setting that
-    cannot work.
+    Errors that a restart would not fix are raised, such as a failing disk or an invalid setting.
     """
     try:
         yield

@@ -1,5 +1,4 @@
-"""Where ingest finds game specs on local disk: GAMES/<game>/<schema>.json, the layout of the
-models store."""
+"""Game specs on local disk, for ingest: GAMES/<game>/<schema>.json, as in the models store."""
 
 from pathlib import Path
 
@@ -9,8 +8,7 @@ from understudy.experience.game import GameSpec, spec_from_json
 
 
 class SpecFolder:
-    """Registered specs by game and schema; found ones are remembered, since a schema never
-    changes."""
+    """Registered specs by game and schema; cached, since a schema never changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,5 +1,4 @@
-"""Catalogue: what a game's journal says, folded into one state: its models, its champion, who
-may release."""
+"""Catalogue: the state of a game's journal: its models, its champion and the learner in charge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,36 +14,35 @@ MAX_WHY = 300
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Which model an alias means, since which entry; model 0: none."""
+    """The model that an alias points to, and the entry that set it; model 0: none."""
 
     model_no: int
     number: int
     at_s: float
     why: str
     signed: bytes = b""
-    """The entry itself, as it was read: what a client checks."""
+    """The signed entry as it was read, for clients to verify."""
 
 
 @dataclass(slots=True)
 class Catalogue:
-    """The state of one game's journal up to `number`; entries that are not genuine are passed
-    over and counted."""
+    """The state of one game's journal up to `number`; invalid entries are skipped and counted."""
 
     game: str
     number: int = 0
     epoch: int = 0
     owner: str = ""
-    """Whoever took over last; only their releases are taken."""
+    """The owner of the newest takeover; only its releases are valid."""
     models: dict[int, Manifest] = field(default_factory=dict)
     aliases: dict[str, Alias] = field(default_factory=dict)
     history: list[Alias] = field(default_factory=list)
-    """Every champion there was, oldest first."""
+    """Every champion so far, oldest first."""
     signed: dict[str, bytes] = field(default_factory=dict)
-    """Releases as they were read, by model name: what a client checks for itself."""
+    """Signed releases as they were read, by model name, for clients to verify."""
     bad_entries: int = 0
 
     def copy(self) -> "Catalogue":
-        """The same state, which later entries leave alone."""
+        """A copy that later entries do not change."""
         return replace(
             self,
             models=dict(self.models),
@@ -58,22 +56,22 @@ class Catalogue:
         return max(self.models, default=0) + 1
 
     def points_to(self, alias: str) -> int:
-        """The model of an alias; 0 when there is none."""
+        """The model number of an alias; 0 when it has none."""
         pointer = self.aliases.get(alias)
         return pointer.model_no if pointer else 0
 
     def previous_champion(self) -> int:
-        """The champion before this one; 0 when there was none."""
+        """The champion before the current one; 0 when there was none."""
         now = self.points_to("champion")
         return next(
             (old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0
         )
 
-    def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        """Fold in the next entry; Refused when it cannot follow what is there."""
+    def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        """Apply the next entry; Refused when it is invalid in this state."""
         match entry.get("kind"):
             case "takeover":
-                self.epoch = self.epoch + 1
+                self.epoch += 1
                 self.owner = str(entry["owner"])
             case "release":
                 self._release(entry, raw)
@@ -81,7 +79,8 @@ class Catalogue:
                 self._point(entry, raw)
             case kind:
                 raise Refused(
-                    "bad_entry", f"this build knows no entry {kind!r}; install a newer one"
+                    "bad_entry",
+                    f"this version does not know entry kind {kind!r}; install a newer one",
                 )
 
     def _release(self, entry: Mapping[str, Any], raw: bytes) -> None:
@@ -91,7 +90,7 @@ class Catalogue:
         ) != self.epoch:
             raise Refused(
                 "bad_entry",
-                f"{manifest.name} was released out of turn, by epoch {entry.get('epoch')!r}",
+                f"{manifest.name} was released out of order, by epoch {entry.get('epoch')!r}",
             )
         self.models[manifest.model_no] = manifest
         self.signed[manifest.name] = raw
@@ -111,7 +110,7 @@ class Catalogue:
 CANARY_SHARE = 0.2
 
 
-def casting(
+def live_models(
     now: Catalogue,
     champion: Alias | None,
     canary: Alias | None,
@@ -119,7 +118,7 @@ def casting(
     trust: Sequence[str],
     canary_share: float = CANARY_SHARE,
 ) -> LiveModels:
-    """These two with their signed entries; a client checks those for itself."""
+    """Champion and canary with their signed entries, which each client verifies."""
 
     def release(pointer: Alias | None) -> str | None:
         return (

@@ -1,9 +1,9 @@
-"""Objects of S3, Google Cloud, Azure and whatever else obstore reaches by a URL.
+"""Objects in S3, Google Cloud, Azure and other stores that obstore opens by URL.
 
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
-Keys of S3 come from botocore (`core/location.py`), those of other vendors from where their tools
-look; they are never part of the URL.
+S3 keys are read by botocore (`core/location.py`), those of other vendors from the default locations
+of their tools. They are never part of the URL.
 """
 
 import functools
@@ -34,22 +34,21 @@ if TYPE_CHECKING:
 
 _CALL_S = 30.0
 _RETRY_S = 15.0
-"""How long a call that fails is tried again; whoever called decides what then."""
+"""How long a failed call is retried before it raises."""
 _KEYS_FOR = timedelta(minutes=5)
-"""How long keys are used before botocore is asked for them again, which renews those that
-expire."""
+"""How long keys are cached before botocore is called again, which renews expiring ones."""
 _LOOK_EVERY_S = 0.5
-"""A look costs a request, and a vendor counts them: at two a second and game, some cents a day."""
-_NEAR = ("file://", "memory://")
+"""Each look is a billed request: at two per second and game, some cents a day."""
+_LOCAL = ("file://", "memory://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-"""More than AWS allows today: buckets of old, and other servers, have such names."""
+"""More than AWS allows today: old buckets and other servers have such names."""
 _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectLocation:
-    """Where objects lie, for people; what only S3 has is empty elsewhere."""
+    """Where objects are stored, for messages; the fields of S3 are empty for other stores."""
 
     url: str
     """Without secrets."""
@@ -67,16 +66,15 @@ class ObjectLocation:
 
 
 class CloudObjects:
-    """Objects behind a URL; credentials come from where the vendors' tools look, never from the
-    URL.
+    """Objects at a URL, which never contains credentials.
 
-    Every call is tried again for a bounded time. Unreachable when nobody answered, or only that
-    they cannot now; StorageFailed when they refused.
+    Every call is retried for a limited time. Unreachable when the server did not respond or is
+    temporarily unavailable; StorageFailed when it rejected the call.
     """
 
     def __init__(self, url: str) -> None:
         self._where = ObjectLocation(_without_secrets(url))
-        self.look_every_s = 0.0 if url.startswith(_NEAR) else _LOOK_EVERY_S
+        self.look_every_s = 0.0 if url.startswith(_LOCAL) else _LOOK_EVERY_S
         self._store: ObjectStore
         try:
             if url.startswith("s3://"):
@@ -89,22 +87,22 @@ class CloudObjects:
                 )
         except (BaseError, ValueError) as error:
             raise ConfigError(
-                f"{self._where.url!r} is no place for models: {_said(error)}; try s3://BUCKET/PATH"
+                f"{self._where.url!r} cannot store models: {_message(error)}; use s3://BUCKET/PATH"
             ) from None
 
     def get(self, name: str) -> bytes | None:
         try:
-            found = obstore.get(self._store, check_object_name(name))
-            raw = bytes(found.bytes())
+            result = obstore.get(self._store, check_object_name(name))
+            raw = bytes(result.bytes())
         except FileNotFoundError as error:
             if _is_missing(error, self._where):
                 return None
             raise _explained(f"read {name}", error, self._where) from error
         except (BaseError, OSError) as error:
             raise _explained(f"read {name}", error, self._where) from error
-        if self._where.bucket and not found.meta.get("e_tag"):
+        if self._where.bucket and not result.meta.get("e_tag"):
             raise StorageFailed(
-                f"cannot read {name} at {self._where}: its answer has no ETag; {_HINTS['not S3']}"
+                f"cannot read {name} at {self._where}: the response has no ETag; {_HINTS['not S3']}"
             )
         return raw
 
@@ -114,7 +112,7 @@ class CloudObjects:
                 self._store, check_object_name(name), raw, mode="create", use_multipart=False
             )
         except AlreadyExistsError:
-            # After a timeout the first attempt may have arrived: then it is ours all the same.
+            # After a timeout the first attempt may have succeeded: then it holds our bytes anyway.
             return False
         except (BaseError, OSError) as error:
             raise _explained(f"create {name}", error, self._where) from error
@@ -123,7 +121,7 @@ class CloudObjects:
     def list(self, prefix: str) -> Sequence[str]:
         try:
             pages = obstore.list(self._store, check_object_name(prefix) + "/")
-            return sorted(found["path"] for page in pages for found in page)
+            return sorted(meta["path"] for page in pages for meta in page)
         except (BaseError, OSError) as error:
             raise _explained(f"list {prefix}", error, self._where) from error
 
@@ -137,11 +135,11 @@ class CloudObjects:
             raise _explained(f"delete {name}", error, self._where) from error
 
     def signed_url(self, name: str, *, for_s: float) -> str:
-        """An address that gives anybody who has it this one object, until the time is over."""
+        """A signed URL that grants read access to one object for a limited time."""
         if not isinstance(self._store, S3Store | GCSStore | AzureStore):
             raise ConfigError(
-                f"{self._where.url} gives no signed addresses; models in S3, Google Cloud or Azure "
-                "have them"
+                f"{self._where.url} does not support signed URLs; store models in S3, Google Cloud "
+                "or Azure"
             )
         try:
             return obstore.sign(
@@ -149,7 +147,7 @@ class CloudObjects:
             )
         except (BaseError, ValueError) as error:
             raise ConfigError(
-                f"{self._where.url} gives no signed address: {_said(error)}; check its keys"
+                f"{self._where.url} cannot sign a URL: {_message(error)}; check its keys"
             ) from None
 
 
@@ -158,16 +156,17 @@ def _retries() -> "RetryConfig":
 
 
 def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
-    """The store of a bucket, and where it is; nothing is asked of the network yet."""
+    """Open a bucket, without a network request; return it and its location."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     location.refuse_others(_OPTIONS)
     if len(location.hosts) != 1:
-        raise ConfigError("s3:// names no bucket; write s3://BUCKET/PATH")
+        raise ConfigError("s3:// has no bucket; write s3://BUCKET/PATH")
     bucket, port = location.hosts[0]
     if port is not None or not _BUCKET.fullmatch(bucket):
         raise ConfigError(
-            f"{bucket[:80]!r} is no name of a bucket; write s3://BUCKET/PATH, BUCKET of a-z 0-9 . -"
+            f"{bucket[:80]!r} is not a valid bucket name; write s3://BUCKET/PATH, with a BUCKET of "
+            "a-z 0-9 . -"
         )
     endpoint = (
         location.text("endpoint")
@@ -183,7 +182,9 @@ def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
     )
     region = session.get_config_variable("region") or "us-east-1"
     if not _REGION.fullmatch(region):
-        raise ConfigError(f"region of s3://{bucket} is {region[:40]!r}; give one such as eu-west-1")
+        raise ConfigError(
+            f"region of s3://{bucket} is {region[:40]!r}; use a region such as eu-west-1"
+        )
     where = ObjectLocation(
         f"s3://{bucket}{'/' * bool(location.path)}{location.path}",
         bucket=bucket,
@@ -191,7 +192,7 @@ def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
         endpoint=endpoint or "",
         keys_from=source_of_keys(credentials=credentials, profile=profile),
     )
-    # Made with the first request: the role of a machine is asked for over the network.
+    # Created with the first request: the role of a machine is read over the network.
     provider = functools.cache(lambda: Boto3CredentialProvider(session, ttl=_KEYS_FOR))
     store = S3Store(
         bucket,
@@ -211,26 +212,26 @@ def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
 # --- Errors ---------------------------------------------------------------------------------------
 
 _HINTS = {
-    "no keys": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give ?credentials=FILE or "
+    "no keys": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or add ?credentials=FILE or "
     "?profile=NAME",
     "no bucket": "create the bucket, or correct the address",
-    "region": "give the region= of the bucket",
+    "region": "set region= to the region of the bucket",
     "refused": "check {keys}, and the permissions in docs/s3.md",
-    "not S3": "this server is not S3-compatible; correct endpoint=",
-    "no TLS": "it speaks no TLS; give http:// in endpoint=",
-    "away": "check that it runs and that the network leads there",
-    "": "check access, its name and its region",
+    "not S3": "the endpoint is not S3-compatible; correct endpoint=",
+    "no TLS": "the endpoint does not use TLS; use http:// in endpoint=",
+    "away": "check that the server is running and reachable over the network",
+    "": "check the permissions, the name and the region",
 }
-"""What to do about each condition; after "no keys" and "away" a retry may help."""
+"""The next step for each condition; after "no keys" and "away" a retry may help."""
 _SECRETS = re.compile(r"(?<=://)[^/\s@]*@|\?[^\s)'\"]*")
-"""A user in an address, and its options: either may hold what nobody should read in an error."""
+"""The user and the options of a URL: either may hold a secret, so errors omit them."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MARKUP = re.compile(r"<(RequestId|HostId|Resource|BucketName)>[^<]*</\1>|<[^>]*>")
 _INNER = re.compile(r'(?:message|error): "([^"]+)"|(InvalidCertificate|IncompleteMessage)')
-"""What a connection said, deep inside the library's own text."""
+"""The message of the connection, nested in the library's own text."""
 _KEY_SERVERS = ("External AWS credential provider", "169.254.169.254", "metadata.google.internal")
-"""Whom the library asks for keys that are not in files or the environment."""
+"""Where the library requests keys that are not in files or the environment."""
 _NETWORK = ("HTTP error", "error sending request", "response body", "connection", "timed out")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _NO_OBJECT = ("NoSuchKey", "BlobNotFound")
@@ -246,19 +247,17 @@ _NO_ACCESS = (
 
 
 def _explained(doing: str, error: Exception, where: ObjectLocation) -> StorageFailed:
-    """The error to raise: the library's text and the next step; Unreachable where a retry may
-    help."""
+    """The error to raise: the library's message and the next step; Unreachable if a retry helps."""
     condition = _condition(str(error), where)
     kind = Unreachable if condition in ("no keys", "away") else StorageFailed
     return kind(
-        f"cannot {doing} at {where}: {_said(error)}; "
+        f"cannot {doing} at {where}: {_message(error)}; "
         f"{_HINTS[condition].format(keys=where.keys_from)}"
     )
 
 
 def _condition(text: str, where: ObjectLocation) -> str:
-    """A key of `_HINTS`. A server that answers without a code of S3 is another one, or a proxy
-    in front of it."""
+    """A key of `_HINTS`; a response without an S3 error code is from another server or a proxy."""
     code = _first(_CODE, text)
     status = _first(_STATUS, text)
     if any(server in text for server in _KEY_SERVERS):
@@ -282,18 +281,17 @@ def _condition(text: str, where: ObjectLocation) -> str:
 
 
 def _is_missing(error: Exception, where: ObjectLocation) -> bool:
-    """Whether an object is not there; a bucket, or a key to it, that is not there is told by the
-    same status.
+    """Whether the object does not exist; a missing bucket or key has the same status.
 
-    S3 says so with a code of its own. A proxy before it that answers for it has none, and knows
-    nothing of objects.
+    S3 responds with an error code of its own. A proxy that responds for it has none, and cannot
+    know whether the object exists.
     """
     code = _first(_CODE, str(error))
     return code in _NO_OBJECT or not (code or where.bucket)
 
 
-def _said(error: Exception) -> str:
-    """The library's own text in a line, without what only it wants to know, and without secrets."""
+def _message(error: Exception) -> str:
+    """The library's message in one line, without its debug output and without secrets."""
     text, _, debug = str(error).partition("\n\nDebug source")
     text = text.partition(" - ")[2] or text
     inner = "" if _STATUS.search(text) else _first(_INNER, debug)
@@ -302,10 +300,10 @@ def _said(error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """A text in which addresses lost their users and options."""
+    """The text without the users and options of its URLs."""
     return _SECRETS.sub("", text)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
-    return next(filter(None, found.groups()), "") if found else ""
+    match = pattern.search(text)
+    return next(filter(None, match.groups()), "") if match else ""

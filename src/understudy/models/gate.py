@@ -1,8 +1,8 @@
-"""The gate: what must be true of a model before players meet it, decided by one pure function.
+"""The gate: decides with one pure function whether players may get a model.
 
-    evidence (checks, returns of candidate and champion) ─► verdict: promote, wait or reject
+    evidence (checks, returns of candidate and champion) ─► decision: promote, wait or reject
 
-Whoever calls gathers the evidence: from a simulator all at once, or from live play as it comes.
+The caller collects the evidence: from a simulator all at once, or from live play as it arrives.
 """
 
 import math
@@ -22,7 +22,7 @@ Decision = Literal["promote", "wait", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """One thing that was looked at in the model itself, without playing."""
+    """The result of one check of the model itself, without playing."""
 
     name: str
     passed: bool
@@ -31,63 +31,64 @@ class ModelCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How good a candidate must be, and how sure."""
+    """How good a candidate must be, and with what certainty."""
 
     min_episodes: int = 30
-    """Of candidate and champion each, before anything is said about their returns."""
+    """Episodes of candidate and champion each, before their returns are compared."""
     max_episodes: int = 480
-    """Of the candidate; undecided by then, it is rejected."""
+    """Episodes of the candidate after which it is rejected if still undecided."""
     worse_by: float = 0.05
-    """How much lower the candidate's mean return may be, as a share of the champion's size."""
+    """How much lower the candidate's mean return may be, relative to the champion's size."""
     error: float = 0.01
-    """How often a candidate that is worse than that may pass, over all looks together."""
+    """Probability that a candidate worse than that is promoted, over all looks together."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
             raise ConfigError(
-                f"episodes from {self.min_episodes} to {self.max_episodes}; give 2 or more, rising"
+                f"min_episodes is {self.min_episodes} and max_episodes {self.max_episodes}; use 2 "
+                "or more, with min_episodes not above max_episodes"
             )
         if not 0 <= self.worse_by < 1 or not 0 < self.error < 0.5:
             raise ConfigError(
-                f"worse_by {self.worse_by}, error {self.error}; give shares below 1 and below 0.5"
+                f"worse_by is {self.worse_by} and error {self.error}; use a worse_by from 0 to "
+                "below 1 and an error above 0 and below 0.5"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known about a candidate, and about the champion it would replace."""
+    """Checks and returns of a candidate, and returns of the champion it would replace."""
 
     checks: Sequence[ModelCheck]
     has_champion: bool
     candidate: Sample = ()
-    """Returns of its episodes."""
+    """Returns of the candidate's episodes."""
     champion: Sample = ()
-    """Returns of the champion's, played in the same time or on the same seeds."""
+    """Returns of the champion's episodes, from the same period or the same seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """What becomes of a candidate, and why, in words for people."""
+    """The decision about a candidate, and the reason as text."""
 
     decision: Decision
     why: str
 
 
-def verdict(evidence: Evidence, bounds: Bounds) -> GateDecision:
-    """Promote what is proven not to be worse, reject what fails a check or cannot be proven,
-    wait in between."""
+def decision(evidence: Evidence, bounds: Bounds) -> GateDecision:
+    """Promote a candidate proven not worse, reject a failed or unproven one, else wait."""
     for check in evidence.checks:
         if not check.passed:
             return GateDecision("reject", f"{check.name}: {check.detail}")
     if not evidence.has_champion:
-        return GateDecision("promote", "the first bot, and it passed every check")
+        return GateDecision("promote", "the first bot, which passed every check")
     ours = np.asarray(evidence.candidate, float)
     theirs = np.asarray(evidence.champion, float)
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         return GateDecision("reject", "a return is not finite")
-    n_looked = min(len(ours), len(theirs))
-    if n_looked < bounds.min_episodes:
-        return GateDecision("wait", f"{n_looked} of {bounds.min_episodes} episodes of both")
+    n_episodes = min(len(ours), len(theirs))
+    if n_episodes < bounds.min_episodes:
+        return GateDecision("wait", f"{n_episodes} of {bounds.min_episodes} episodes of both")
     return _compare(ours, theirs, bounds)
 
 
@@ -99,23 +100,21 @@ def _compare(
         ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs)
     )
     allowed = bounds.worse_by * max(abs(float(theirs.mean())), float(theirs.std()))
-    says = (
+    why = (
         f"mean return {ours.mean():.4g} over {len(ours)} episodes, the champion's "
-        f"{theirs.mean():.4g} over "
-        f"{len(theirs)}; the difference is {gain:.3g} ± {half:.2g}"
+        f"{theirs.mean():.4g} over {len(theirs)}; the difference is {gain:.3g} ± {half:.2g}"
     )
     if gain - half >= -allowed:
-        return GateDecision("promote", says)
+        return GateDecision("promote", why)
     if gain + half < -allowed:
-        return GateDecision("reject", f"{says}, more than {allowed:.2g} worse")
+        return GateDecision("reject", f"{why}, more than {allowed:.2g} worse")
     if len(ours) >= bounds.max_episodes:
-        return GateDecision("reject", f"{says}, not proven within {bounds.max_episodes} episodes")
-    return GateDecision("wait", says)
+        return GateDecision("reject", f"{why}, not proven within {bounds.max_episodes} episodes")
+    return GateDecision("wait", why)
 
 
 def looks(bounds: Bounds) -> list[int]:
-    """Numbers of episodes at which returns may be compared; each look costs some of the allowed
-    error."""
+    """Episode counts at which returns are compared; each look uses part of the allowed error."""
     counts = [bounds.min_episodes]
     while counts[-1] < bounds.max_episodes:
         counts.append(min(counts[-1] * 2, bounds.max_episodes))
@@ -123,5 +122,5 @@ def looks(bounds: Bounds) -> list[int]:
 
 
 def _confidence(bounds: Bounds) -> float:
-    """Standard errors on each side: the allowed error is shared out over all looks."""
+    """Standard errors on each side, with the allowed error divided among all looks."""
     return NormalDist().inv_cdf(1 - bounds.error / len(looks(bounds)))

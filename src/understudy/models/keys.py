@@ -1,6 +1,6 @@
-"""Keys: who may do what, shared by every gateway of a deployment; only hashes are kept.
+"""API keys and their permissions, shared by all gateways of a deployment; only hashes are stored.
 
-uk_<id>_<secret>      the id names the key; the secret is 256 random bits, so a plain SHA-256
+uk_<id>_<secret>      the id identifies the key; the secret is 256 random bits, so a plain SHA-256
                       of it is enough
 """
 
@@ -20,7 +20,7 @@ from understudy.models.shared import Entry, Shared
 from understudy.ports import Objects
 
 Scope = Literal["play", "work", "read", "admin"]
-"""Send frames and fetch bots / join a learner / look at the dashboard / change things. `admin`
+"""Send frames and fetch bots / join a learner / view the dashboard / change things. `admin`
 includes the others."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -34,49 +34,51 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What is known about a key: everything but the key itself."""
+    """The facts of a key, without its secret."""
 
     id: str
     hash: str
     scopes: tuple[Scope, ...]
     game: str = EVERY_GAME
-    """The one game it is for, or `*`."""
+    """The game it is valid for, or `*` for all."""
     origins: tuple[str, ...] = ()
-    """Web pages that may use it; a request without an Origin is never from a page."""
+    """Origins of web pages that may use it; a request without an Origin is not from a page."""
     requests_s: float = 200.0
-    """Requests a second, on average."""
+    """Average requests per second."""
     bytes_s: float = 8e6
-    """Bytes sent a second, on average."""
+    """Average bytes sent per second."""
     expires_s: float = 0.0
-    """When it ends, in seconds since 1970; 0: never."""
+    """When it expires, in seconds since 1970; 0: never."""
     label: str = ""
     registers: bool = False
-    """Whether an unknown game registers itself; the development key does."""
+    """Whether it may register unknown games, as the development key does."""
     created_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.scopes or not set(self.scopes) <= set(SCOPES):
-            raise ConfigError(f"scopes are {list(self.scopes)}; give one or more of {list(SCOPES)}")
+            raise ConfigError(f"scopes are {list(self.scopes)}; use one or more of {list(SCOPES)}")
         if self.game != EVERY_GAME:
             game_name(self.game)
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"origin {origin[:60]!r} is none that a key can name; give scheme and host, "
-                    "such as "
+                    f"{origin[:60]!r} is not a valid origin; use scheme and host, such as "
                     "https://game.example"
                 )
         for name, most in (("requests_s", MAX_REQUESTS_S), ("bytes_s", MAX_BYTES_S)):
             if not 0 < getattr(self, name) < most:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}; give a number above 0 and below {most:.0e}"
+                    f"{name} is {getattr(self, name)}; use a number above 0 and below {most:.0e}"
                 )
         if not 0 <= self.expires_s < 1e12:
             raise ConfigError(
-                f"expires_s is {self.expires_s}; give a time in seconds since 1970, or 0 for never"
+                f"expires_s is {self.expires_s}; use a time in seconds since 1970, or 0 for never"
             )
         if len(self.label) > 100 or not self.label.isprintable():
-            raise ConfigError("a label has at most 100 printable letters")
+            raise ConfigError(
+                f"label {self.label[:20]!r} is too long or not printable; use at most 100 "
+                "printable characters"
+            )
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -87,30 +89,30 @@ class Key:
 
 @dataclass(slots=True)
 class KeyRing:
-    """Every key that was made, folded from the journal of keys."""
+    """Every key ever created, as the state of the journal of keys."""
 
     number: int = 0
     bad_entries: int = 0
     keys: dict[str, Key] = field(default_factory=dict)
     revoked_s: dict[str, float] = field(default_factory=dict)
 
-    def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        """Fold in an entry."""
+    def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        """Apply an entry; Refused when it is invalid."""
         match entry.get("kind"):
             case "key":
                 key = _key(entry["key"])
                 if key.id in self.keys:
-                    raise Refused("bad_entry", f"key {key.id} was made before")
+                    raise Refused("bad_entry", f"key {key.id} already exists")
                 self.keys[key.id] = key
             case "revoke":
                 self.revoked_s[str(entry["id"])] = float(entry["at_s"])
             case kind:
-                raise Refused("bad_entry", f"this build knows no entry {kind!r} of keys")
+                raise Refused("bad_entry", f"this version does not know key entry kind {kind!r}")
 
 
 def _key(facts: Any) -> Key:
-    if not isinstance(facts, dict) or facts.keys() != {one.name for one in fields(Key)}:
-        raise Refused("bad_entry", "a key with missing or unknown facts")
+    if not isinstance(facts, dict) or facts.keys() != {key_field.name for key_field in fields(Key)}:
+        raise Refused("bad_entry", "the key has missing or unknown fields")
     try:
         return Key(**facts | {"scopes": tuple(facts["scopes"]), "origins": tuple(facts["origins"])})
     except (ConfigError, TypeError) as error:
@@ -118,7 +120,7 @@ def _key(facts: Any) -> Key:
 
 
 class Keys:
-    """The keys of a deployment; what one gateway revokes, every other obeys when it next looks."""
+    """The keys of a deployment; a revocation applies to all gateways at their next look."""
 
     def __init__(
         self, objects: Objects, *, trusted: Trusted, signer: Signer | None, clock: Clock
@@ -130,7 +132,7 @@ class Keys:
         self._clock = clock
 
     def create(self, scopes: Sequence[Scope], **facts: Any) -> tuple[str, Key]:
-        """A new key: its text, which is kept nowhere, and what is known about it."""
+        """Create a key; return its text, which is not stored anywhere, and its facts."""
         secret = secrets.token_urlsafe(32)
         key = Key(
             id=secrets.token_hex(6),
@@ -143,60 +145,58 @@ class Keys:
         return f"uk_{key.id}_{secret}", key
 
     def revoke(self, key_id: str) -> Key:
-        """End a key; ConfigError when there is none of that id, or several that begin so."""
-        found = [key for key in self.all() if key.id.startswith(key_id)] if key_id else []
-        if len(found) != 1:
+        """Revoke the key whose id starts with `key_id`; ConfigError unless there is exactly one."""
+        matches = [key for key in self.all() if key.id.startswith(key_id)] if key_id else []
+        if len(matches) != 1:
             raise ConfigError(
-                f"{len(found)} keys begin with {key_id[:20]!r}; give an id from 'understudy keys "
+                f"{len(matches)} keys start with {key_id[:20]!r}; use an id from 'understudy keys "
                 "list'"
             )
 
         def entry(_: KeyRing) -> Entry:
-            return {"kind": "revoke", "id": found[0].id}
+            return {"kind": "revoke", "id": matches[0].id}
 
         self._shared.write(entry)
-        return found[0]
+        return matches[0]
 
     def all(self) -> list[Key]:
-        """Every key that is not revoked, oldest first; expired ones are among them."""
+        """Every key that is not revoked, oldest first, including expired ones."""
         ring = self._shared.now()
         return [key for key in ring.keys.values() if key.id not in ring.revoked_s]
 
     def follow(self) -> None:
-        """Read on what others wrote; `check` knows it from then on. It touches the disk or the
-        network."""
+        """Load new entries, from disk or network, for later calls of `check`."""
         self._ring = self._shared.now()
 
     def check(self, text: str | None) -> Key:
-        """The key of such a text, from memory; Refused when it is none, or no longer."""
+        """Return the key for a text, from memory; Refused when it is not a valid key."""
         if not text:
             raise Refused("no_key", NO_KEY)
-        found = _TEXT.fullmatch(text)
-        key = self._ring.keys.get(found.group(1)) if found else None
-        # Compared also where there is no such key, so that time tells nothing.
+        match = _TEXT.fullmatch(text)
+        key = self._ring.keys.get(match.group(1)) if match else None
+        # Compared even without such a key, so that the response time reveals nothing.
         is_right = hmac.compare_digest(
-            _hash(found.group(2) if found else ""), key.hash if key else ""
+            _hash(match.group(2) if match else ""), key.hash if key else ""
         )
         if key is None or not is_right:
             raise Refused(
                 "wrong_key",
-                "this is no key of this deployment; make one with 'understudy keys create'",
+                "this is not a key of this deployment; create one with 'understudy keys create'",
             )
         if key.id in self._ring.revoked_s:
             raise Refused(
                 "revoked_key",
-                f"key {key.id} was revoked; make another with 'understudy keys create'",
+                f"key {key.id} was revoked; create another with 'understudy keys create'",
             )
         if key.expires_s and self._clock.now() >= key.expires_s:
             raise Refused(
                 "expired_key",
-                f"key {key.id} has expired; make another with 'understudy keys create'",
+                f"key {key.id} has expired; create another with 'understudy keys create'",
             )
         return key
 
     def knows_origin(self, origin: str) -> bool:
-        """Whether any living key may be used by a page from there; a browser asks before it
-        sends the key."""
+        """Whether a page of this origin may use any key, for the browser's preflight request."""
         ring = self._ring
         return any(
             origin in key.origins

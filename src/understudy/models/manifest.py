@@ -1,4 +1,4 @@
-"""Manifest: a model's facts, and the proof that the bytes one holds are that model."""
+"""Manifest: a model's facts, and the check that some bytes are that model."""
 
 import hashlib
 from collections.abc import Mapping
@@ -14,18 +14,17 @@ from understudy.nn.policy import Policy, decode_policy
 
 MAX_POLICY_BYTES = 256 * 1024 * 1024
 GOLDEN_ERROR = 1e-4
-"""How far outputs may be off those that were signed, absolute and relative: another processor
-rounds differently."""
+"""Absolute and relative tolerance of golden outputs, since other processors round differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Where a model comes from."""
+    """How a model was trained."""
 
     algorithm: str
     seed: int = 0
     parent: int = 0
-    """The model it started from; 0: none."""
+    """The model that training started from; 0: none."""
     code_version: str = ""
     cursor_from: str = ""
     cursor_to: str = ""
@@ -38,7 +37,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The facts of one model, as they are signed; its policy lies elsewhere, under its hash."""
+    """The signed facts of one model; its policy is stored separately, under its hash."""
 
     game: str
     schema: str
@@ -47,7 +46,7 @@ class Manifest:
     policy_bytes: int
     lineage: Lineage
     golden: Mapping[str, Any]
-    """A few observations and what the network made of them."""
+    """The network's outputs for a few fixed observations."""
 
     def to_json(self) -> dict[str, Any]:
         """As a plain object, for a signed entry."""
@@ -59,12 +58,12 @@ class Manifest:
 
 
 def model_name(game: str, model_no: int) -> str:
-    """How people and episodes call a model: `my-game/7`."""
+    """The model's name for people and in episodes: `my-game/7`."""
     return f"{game}/{model_no}"
 
 
 def manifest_from_json(facts: Any) -> Manifest:
-    """The manifest of such an object; Refused unless it is exactly one."""
+    """Parse a manifest; Refused unless all fields are present and valid."""
     try:
         lineage = Lineage(**_typed(facts["lineage"], Lineage))
         manifest = Manifest(**_typed(facts, Manifest) | {"lineage": lineage})
@@ -77,24 +76,25 @@ def manifest_from_json(facts: Any) -> Manifest:
     if manifest.model_no < 1 or not is_hash or not 0 < manifest.policy_bytes <= MAX_POLICY_BYTES:
         raise Refused(
             "bad_manifest",
-            f"model {manifest.model_no} of {manifest.policy_bytes} bytes, or its hash",
+            f"model {manifest.model_no} of {manifest.policy_bytes} bytes has an invalid number, "
+            "size or hash",
         )
     return manifest
 
 
 def _typed(facts: Any, kind: type) -> dict[str, Any]:
-    wanted = {one.name: one.type for one in fields(kind)}
-    if not isinstance(facts, dict) or facts.keys() != wanted.keys():
-        raise ValueError(f"the fields of a {kind.__name__} are {sorted(wanted)}")
+    expected = {kind_field.name: kind_field.type for kind_field in fields(kind)}
+    if not isinstance(facts, dict) or facts.keys() != expected.keys():
+        raise ValueError(f"the fields of a {kind.__name__} are {sorted(expected)}")
     for name, value in facts.items():
-        types = (dict,) if name in ("lineage", "golden", "config", "metrics") else (wanted[name],)
+        types = (dict,) if name in ("lineage", "golden", "config", "metrics") else (expected[name],)
         if type(value) not in types:
             raise ValueError(f"{name} is a {type(value).__name__}")
     return facts
 
 
 def make_manifest(policy: Policy, raw: bytes, *, model_no: int, lineage: Lineage) -> Manifest:
-    """The facts of a policy whose bytes are `raw`."""
+    """Create the manifest of a policy whose bytes are `raw`."""
     outputs = policy.outputs(_golden_obs(policy))
     golden = {
         name: np.asarray(array, np.float64).tolist() for name, array in sorted(outputs.items())
@@ -111,18 +111,17 @@ def make_manifest(policy: Policy, raw: bytes, *, model_no: int, lineage: Lineage
 
 
 def open_policy(manifest: Manifest, raw: bytes) -> Policy:
-    """The policy of these bytes; Refused unless they are what was signed and act as they did
-    then."""
+    """Decode a policy; Refused unless its hash and its outputs match the manifest."""
     if (
         len(raw) != manifest.policy_bytes
         or hashlib.sha256(raw).hexdigest() != manifest.policy_sha256
     ):
         raise Refused(
-            "bad_hash", f"the {len(raw)} bytes of {manifest.name} are not the ones that were signed"
+            "bad_hash", f"the {len(raw)} bytes of {manifest.name} do not match the signed hash"
         )
     policy = decode_policy(raw)
     if (policy.game.game, policy.game.schema) != (manifest.game, manifest.schema):
-        raise Refused("bad_policy", f"{manifest.name} holds a policy of {policy.game.game}")
+        raise Refused("bad_policy", f"{manifest.name} contains a policy of {policy.game.game}")
     for name, array in policy.outputs(_golden_obs(policy)).items():
         try:
             expected = np.asarray(manifest.golden[name], np.float64)
@@ -132,24 +131,23 @@ def open_policy(manifest: Manifest, raw: bytes) -> Policy:
         except (KeyError, TypeError, ValueError):
             is_close = False
         if not is_close:
-            # Other code, or other weights.
+            # The code or the weights differ.
             raise Refused(
-                "bad_golden", f"output {name!r} differs from what was signed with the model"
+                "bad_golden", f"output {name!r} of {manifest.name} differs from the signed one"
             )
     return policy
 
 
 def _golden_obs(policy: Policy) -> dict[str, Array]:
-    """A few observations from a fixed seed: what the network gives for them is small enough to
-    be signed."""
+    """A few observations from a fixed seed; the outputs for them are small enough to sign."""
     rng = np.random.default_rng(20_061)
     columns = {}
-    for name, one in policy.network.inputs.items():
-        shape = (2, *one.shape)
-        if one.dtype == np.bool_:
+    for name, column in policy.network.inputs.items():
+        shape = (2, *column.shape)
+        if column.dtype == np.bool_:
             columns[name] = rng.random(shape) < 0.5
-        elif np.issubdtype(one.dtype, np.integer):
-            columns[name] = rng.integers(0, 2, shape).astype(one.dtype)
+        elif np.issubdtype(column.dtype, np.integer):
+            columns[name] = rng.integers(0, 2, shape).astype(column.dtype)
         else:
-            columns[name] = rng.standard_normal(shape).astype(one.dtype)
+            columns[name] = rng.standard_normal(shape).astype(column.dtype)
     return columns

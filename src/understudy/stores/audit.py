@@ -1,7 +1,7 @@
-"""A full check of a store: what is really there, once, whole, and without unexplained gaps.
+"""A full check of a store: every frame is there once, undamaged, and every gap is explained.
 
 `Findings` and `summary` serve every store; `audit` reads the embedded one, page by page, while
-others may write.
+other processes may write.
 """
 
 import uuid
@@ -30,7 +30,7 @@ Key = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A frame that is there, whole, or whose absence the store itself recorded."""
+    """A frame that is stored undamaged, or whose removal the store recorded."""
 
     crc: int
     kind: int
@@ -41,23 +41,22 @@ class Held:
 
 @dataclass(slots=True)
 class Findings:
-    """Everything an audit saw; `summary` is the short form."""
+    """All results of an audit; `summary` is the short form."""
 
     held: dict[Key, Held] = field(default_factory=dict)
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
-    """Tombstones of them."""
+    """Their tombstones."""
     pruned_before_s: int = 0
-    """Sessions that began before this may have expired so long ago that nothing is known of them
-    any more."""
+    """The store may have pruned all records of sessions that began before this time."""
     dropped: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     dropped_steps: int = 0
     closes: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     duplicate_chunks: int = 0
     duplicate_steps: int = 0
     n_forgotten: int = 0
-    """Forgotten chunks of which nothing but their place is known."""
+    """Forgotten chunks of which only the arrival number is left."""
     n_quarantined: int = 0
     n_parked: int = 0
     corrupt: list[str] = field(default_factory=list)
@@ -68,7 +67,7 @@ class Findings:
             self.duplicate_chunks += 1
             self.duplicate_steps += held.n_steps
         elif known is None or held.fate == STORED:
-            # What was taken out and came back by replay is there once.
+            # A chunk that was quarantined and replayed counts once.
             self.held[key] = held
 
     def control(self, session: bytes, number: int, kind: FrameKind, raw: bytes) -> None:
@@ -84,21 +83,19 @@ class Findings:
 def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
     """Read every stored byte once and compare it with its checksums and with the tables.
 
-    `is_alone`: nobody writes, so that SQLite's own check, one long transaction, may run as well.
+    With `is_alone` no process writes, so SQLite's own check, one long transaction, runs as well.
     """
     findings = Findings()
     try:
         if is_alone:
             with view.looking() as db:
-                found = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
+                problems = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
                 (unknown,) = db.execute(
                     "SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)"
                 )
-            findings.corrupt += [] if found == ["ok"] else found
+            findings.corrupt += [] if problems == ["ok"] else problems
             if unknown[0]:
-                findings.corrupt.append(
-                    f"the bytes of {unknown[0]} frames belong to no frame that is known"
-                )
+                findings.corrupt.append(f"{unknown[0]} frame bodies belong to no known frame")
         _audit_frames(view, findings)
         _audit_quarantine(view, findings)
         _audit_tables(view, findings)
@@ -116,9 +113,9 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
     findings.pruned_before_s = head.pruned_before_s
     being_erased = dict(erasures)
     query = (
-        f"SELECT {COLUMNS}, s.player, s.session, b.raw FROM frames f LEFT JOIN sessions s ON s.id "
-        "= f.session "
-        "LEFT JOIN bodies b USING (arrival) WHERE f.arrival > ? ORDER BY f.arrival LIMIT ?"
+        f"SELECT {COLUMNS}, s.player, s.session, b.raw FROM frames f "
+        "LEFT JOIN sessions s ON s.id = f.session LEFT JOIN bodies b USING (arrival) "
+        "WHERE f.arrival > ? ORDER BY f.arrival LIMIT ?"
     )
     number = head.pruned_below
     for *columns, player, session, raw in view.rows(query, start=head.pruned_below - 1):
@@ -127,7 +124,7 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
         number = row.arrival + 1
         if not row.is_sound:
             findings.corrupt.append(
-                f"what is known of arrival {row.arrival} does not match its checksum"
+                f"the record of arrival {row.arrival} does not match its checksum"
             )
         elif row.fate == FORGOTTEN or (
             player in being_erased and (row.session or 0) < being_erased[player]
@@ -144,7 +141,7 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
 
 
 def _audit_missing(view: StoreView, first: int, following: int, findings: Findings) -> None:
-    """Numbers that no frame has: an event took each of them, or they were stored and are lost."""
+    """Check arrival numbers without a frame: each belongs to an event, or its frame is lost."""
     if first >= following:
         return
     with view.looking() as db:
@@ -152,7 +149,7 @@ def _audit_missing(view: StoreView, first: int, following: int, findings: Findin
         (events,) = db.execute(query, (first, following)).fetchone()
     if lost := following - first - events:
         findings.corrupt.append(
-            f"{lost} arrivals from {first} on were stored and can no longer be read"
+            f"{lost} arrivals from number {first} on were stored but can no longer be read"
         )
 
 
@@ -164,8 +161,8 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
     except Refused as error:
         findings.corrupt.append(f"{_name(session, number)}: {error}")
         return
-    said = (row.kind, session, number, row.body_crc, row.body_len, row.received, player)
-    found = (
+    recorded = (row.kind, session, number, row.body_crc, row.body_len, row.received, player)
+    actual = (
         int(frame.kind),
         frame.session.bytes,
         frame.chunk_no,
@@ -175,8 +172,8 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
         frame.player,
     )
     steps = (-1, 0) if chunk is None else (chunk.meta.first_step, chunk.meta.n_steps)
-    if said != found or steps != (row.first_step, row.n_steps):
-        findings.corrupt.append(f"{_name(session, number)} is not what the store says of it")
+    if recorded != actual or steps != (row.first_step, row.n_steps):
+        findings.corrupt.append(f"{_name(session, number)} does not match its record in the store")
         return
     findings.hold(key, Held(frame.body_crc, int(frame.kind), *steps))
     if chunk is None:
@@ -201,7 +198,7 @@ def _audit_quarantine(view: StoreView, findings: Findings) -> None:
 
 
 def _audit_tables(view: StoreView, findings: Findings) -> None:
-    """Rows that carry a checksum and are not looked at elsewhere."""
+    """Check the rows with a checksum that no other check reads."""
     for table, key, start in (
         ("sessions", "id", 0),
         ("events", "arrival", 0),
@@ -224,7 +221,7 @@ def _audit_tables(view: StoreView, findings: Findings) -> None:
 
 
 def summary(findings: Findings) -> Audit:
-    """Counts of what an audit found."""
+    """The counts of an audit."""
     gap_chunks, gap_steps = _gaps(findings)
     data = [held for held in findings.held.values() if held.kind == FrameKind.DATA]
     stored = [held for held in data if held.fate == STORED]
@@ -246,7 +243,7 @@ def summary(findings: Findings) -> Audit:
 
 
 def _gaps(findings: Findings) -> tuple[int, int]:
-    """Numbers and steps that are missing and that nobody reported."""
+    """Missing chunk numbers and steps that no drop report explains."""
     sessions: dict[bytes, list[tuple[int, int, Held | None]]] = {}
     for (session, number), held in findings.held.items():
         sessions.setdefault(session, []).append((number, number, held))
@@ -254,26 +251,27 @@ def _gaps(findings: Findings) -> tuple[int, int]:
         sessions.setdefault(session, []).append((number, number, None))
     for session, ranges in findings.dropped.items():
         sessions.setdefault(session, []).extend((first, last, None) for first, last in ranges)
-    chunks = steps = 0
-    for session, seen in sessions.items():
+    chunks = 0
+    steps = 0
+    for session, ranges_of_session in sessions.items():
         if any(session) and tombstone_of(session) not in findings.forgotten_sessions:
             is_pruned = session_time_s(uuid.UUID(bytes=session)) < findings.pruned_before_s
-            missing, lost = _session_gaps(
-                seen, start=min(one[0] for one in seen) if is_pruned else 0
-            )
-            chunks = chunks + missing
-            steps = steps + lost
+            start = min(first for first, _, _ in ranges_of_session) if is_pruned else 0
+            missing, lost = _session_gaps(ranges_of_session, start=start)
+            chunks += missing
+            steps += lost
     return chunks, steps
 
 
-def _session_gaps(seen: list[tuple[int, int, Held | None]], *, start: int) -> tuple[int, int]:
-    """Numbers from `start` on that are in no range, and the steps between the data frames around
-    them."""
-    missing = lost = end_step = 0
+def _session_gaps(ranges: list[tuple[int, int, Held | None]], *, start: int) -> tuple[int, int]:
+    """Count numbers from `start` on that are in no range, and the steps lost with them."""
+    missing = 0
+    lost = 0
+    end_step = 0
     at = start
     is_exact = True
-    # A number's frame comes before whatever else is known of the number.
-    for first, last, held in sorted(seen, key=lambda one: (one[0], one[2] is None)):
+    # The frame of a number precedes other facts about the number.
+    for first, last, held in sorted(ranges, key=lambda known: (known[0], known[2] is None)):
         gap = max(0, first - at)
         missing += gap
         if held is not None and held.kind == FrameKind.DATA:

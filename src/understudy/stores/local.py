@@ -1,8 +1,7 @@
-"""The embedded store: whole frames in one SQLite database, one durable transaction for each batch.
+"""The embedded store: whole frames in one SQLite database, one durable transaction per batch.
 
-One process writes; its `FileLock` says so. Frames, positions, sessions, quarantine and what was
-erased change together in that transaction, so a crash leaves either all of a batch or nothing of
-it.
+Only one process writes, guarded by a `FileLock`. Frames, positions, sessions, quarantine and
+erasures change together in that transaction, so a crash leaves either all of a batch or none of it.
 """
 
 import sqlite3
@@ -50,8 +49,8 @@ from understudy.stores.database import (
     RESERVE_BYTES,
     Database,
     Synchronous,
+    check_folder,
     check_of,
-    check_place,
     checked,
     disk,
     quarantine_check,
@@ -75,16 +74,16 @@ _GROUP_BYTES = 32 * 1024 * 1024
 _SLICE_ROWS = 256
 _SLICE_BYTES = 1024 * 1024
 _SLICE_REFUSED = 4
-"""Frames in quarantine, of up to 512 KiB each, that one transaction erases."""
+"""Quarantined frames, of up to 512 KiB each, that one transaction erases."""
 QUARANTINE_BYTES = 256 * 1024 * 1024
-"""How much of refused frames is kept."""
+"""Most bytes kept in quarantine."""
 
 _COMPACT_PAGES = 8
 
 
 @dataclass(slots=True)
-class _Holder:
-    """Who may write a partition."""
+class _Ownership:
+    """The owner that may write a partition."""
 
     owner: str
     epoch: int
@@ -104,27 +103,28 @@ class LocalStore:
         synchronous: Synchronous = "FULL",
         reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
-        """`specs`: where a game's spec is found when its first chunk comes; the store keeps a
-        copy."""
+        """`specs` returns a game's spec when its first chunk arrives; the store keeps a copy."""
         if sys.platform == "win32":
-            raise ConfigError("the local store runs on Linux and macOS only")
-        check_place(folder)
+            raise ConfigError(
+                "the local store runs on Linux and macOS only; on Windows connect to a gateway "
+                "instead"
+            )
+        check_folder(folder)
         make_folder(folder)
         self.folder = folder
         self._specs = specs
         self._clock = clock or SystemClock()
         self._closed = False
         self.is_erasing = True
-        """Whether erased bytes may still be in SQLite's log, because a reader was in the way;
-        `erase` tries again.
+        """Whether erased bytes may still be in SQLite's log because of a reader; `erase` retries.
 
-        After a crash nobody knows, so opening begins with it.
+        True at first, since that is unknown after a crash.
         """
         self._group = GroupCommit[WriteBatch, Receipt | UnderstudyError](
             self._commit, size=_batch_bytes, most=_GROUP_BYTES
         )
         with ExitStack() as opened:
-            opened.enter_context(FileLock(folder / ".lock", what="the store", patience_s=0.3))
+            opened.enter_context(FileLock(folder / ".lock", what="the store", timeout_s=0.3))
             database = Database(folder, synchronous=synchronous, reserve_bytes=reserve_bytes)
             self._database = opened.enter_context(closing(database))
             self._db = database.db
@@ -141,7 +141,7 @@ class LocalStore:
         positions = (checked("positions", row) for row in db.execute("SELECT * FROM positions"))
         self._positions: dict[str, str | None] = dict(positions)
         claims = (checked("claims", row) for row in db.execute("SELECT * FROM claims"))
-        self._holders = {partition: _Holder("", epoch, 0.0, 0.0) for partition, epoch in claims}
+        self._owners = {partition: _Ownership("", epoch, 0.0, 0.0) for partition, epoch in claims}
         schemas = [checked("schemas", row) for row in db.execute("SELECT * FROM schemas")]
         self._schemas: dict[str, int] = {schema: number for number, _, schema, _ in schemas}
         self._without_spec = {schema for _, _, schema, spec in schemas if spec is None}
@@ -154,18 +154,19 @@ class LocalStore:
         with self._state:
             self._check_open()
             now_s = self._clock.now()
-            holder = self._holders.get(partition) or _Holder("", 0, 0.0, 0.0)
-            if holder.owner != owner and holder.expires_s > now_s:
-                left_s = holder.expires_s - now_s
+            ownership = self._owners.get(partition) or _Ownership("", 0, 0.0, 0.0)
+            if ownership.owner != owner and ownership.expires_s > now_s:
+                left_s = ownership.expires_s - now_s
                 raise ClaimLost(
-                    f"partition {partition} is claimed by {holder.owner} for {left_s:.1f} s more",
+                    f"partition {partition} is claimed by {ownership.owner} for another "
+                    f"{left_s:.1f} s",
                     retry_after_s=left_s,
                 )
-            epoch = holder.epoch + 1
+            epoch = ownership.epoch + 1
             with self._changing("a claim"):
                 row = (partition, epoch, check_of(partition, epoch))
                 self._db.execute("REPLACE INTO claims VALUES (?, ?, ?)", row)
-            self._holders[partition] = _Holder(owner, epoch, ttl_s, now_s + ttl_s)
+            self._owners[partition] = _Ownership(owner, epoch, ttl_s, now_s + ttl_s)
             position = self._positions.get(partition)
         return Claim(partition, epoch, None if position is None else Position(position))
 
@@ -181,20 +182,19 @@ class LocalStore:
         return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
 
     def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
-        """A cursor behind which all of these chunks lie, of those that are stored."""
+        """A cursor before all of these chunks that are stored."""
         self._check_not_closed()
         return self._view.behind(chunks)
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         self._check_not_closed()
-        return self._view.sessions(wanted)
+        return self._view.sessions(session_filter)
 
     def forget(self, player: bytes, *, at_s: float | None = None) -> int:
-        """Erase a player: refused and hidden from the next moment on, off the disk unless
-        `is_erasing` says not yet.
+        """Erase a player: hidden and refused at once, off the disk unless `is_erasing`.
 
-        `at_s`: when it was decided, where that was earlier and elsewhere; what they played since
-        then is theirs anew.
+        `at_s` is the time of the decision if it was made earlier elsewhere; later sessions of the
+        player are kept.
         """
         at_s = self._clock.now() if at_s is None else at_s
 
@@ -205,22 +205,20 @@ class LocalStore:
             return 0
 
         with self._state:
-            # No commit in between: it would keep a new session of the player, which no erasure
-            # covers.
+            # No commit in between: it would store a new session that no erasure covers.
             self._erasing("forgetting a player", promise)
             self.known.forget(tombstone_of(player), at_s)
         return self.erase()
 
     def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
-        """Erase the player with this tombstone, for a copy of a store whose tail tells no more
-        than that."""
+        """Erase the player with this tombstone, for a copy that knows only the tombstone."""
         self._check_open()
         players = self._database.rows(
             "SELECT player FROM sessions UNION SELECT player FROM quarantine"
         )
-        found = [player for (player,) in players if tombstone_of(player) == tombstone]
-        if found:
-            return sum(self.forget(player, at_s=at_s) for player in found)
+        matches = [player for (player,) in players if tombstone_of(player) == tombstone]
+        if matches:
+            return sum(self.forget(player, at_s=at_s) for player in matches)
         at_s = self._clock.now() if at_s is None else at_s
         with self._state:
             with self._changing("forgetting a player"):
@@ -239,7 +237,7 @@ class LocalStore:
         return self._view.quarantined(after_id=after_id, limit=limit)
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Take stored chunks out of learners' sight; how many were there."""
+        """Withdraw stored chunks from learners; return how many were stored."""
         keys = sorted(set(chunks))
         return sum(
             self._quarantine(keys[at : at + _SLICE_ROWS], reason)
@@ -250,8 +248,8 @@ class LocalStore:
         with self._state:
             self._check_open()
             with disk("reading the store"):
-                found = [self.known.frame(*key) for key in chunks]
-            rows = [row for row in found if row is not None and row.gone == 0]
+                frames = [self.known.frame(*key) for key in chunks]
+            rows = [row for row in frames if row is not None and row.gone == 0]
             if not rows:
                 return 0
             sessions: Sessions = {}
@@ -267,8 +265,7 @@ class LocalStore:
                     except Refused as error:
                         raise Corrupt(
                             f"arrival {row.arrival} of the store is damaged and cannot be "
-                            "quarantined; "
-                            "`understudy data verify` names its chunk"
+                            "quarantined; run `understudy data verify` to see its chunk"
                         ) from error
                     game, state = sessions.get(frame.session) or self.known.must_know(frame.session)
                     sessions[frame.session] = (game, withdraw(state, row.n_steps))
@@ -286,7 +283,7 @@ class LocalStore:
                         0,
                     )
                     self._put_quarantined(columns, raw)
-                    self._take_out(row, QUARANTINED, event=event)
+                    self._remove_bytes(row, QUARANTINED, event=event)
                 self._save_sessions(sessions)
                 self._save_head(next_quarantine=self._head.next_quarantine + len(rows))
                 quarantine_bytes = self._bound_quarantine(sum(row.body_len for row in rows))
@@ -308,17 +305,15 @@ class LocalStore:
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks received before a time, and the bytes of quarantined frames; how many chunks
-        went.
+        """Drop chunks and quarantined bytes received before a time; return the number of chunks.
 
-        What is known of them stays until their sessions are too old to be sent again; then that
-        goes too. Drop reports are kept that long, since they explain gaps.
+        Their records stay until their sessions are too old to be sent again. Drop reports are kept
+        that long too, since they explain gaps.
         """
         self._check_open()
         query = (
-            f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} AND kind <> "
-            f"{int(FrameKind.DROP)} AND received < ? "
-            "ORDER BY received LIMIT ?"
+            f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} "
+            f"AND kind <> {int(FrameKind.DROP)} AND received < ? ORDER BY received LIMIT ?"
         )
         gone = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
         refused = "SELECT * FROM quarantine WHERE received < ? AND raw <> x'' LIMIT ?"
@@ -353,7 +348,7 @@ class LocalStore:
     # --- for the process that owns it -------------------------------------------------------------
 
     def release(self, partitions: Iterable[str]) -> None:
-        """Forget the positions and claims of partitions that are gone from the stream."""
+        """Delete the positions and claims of partitions that left the stream."""
         names = list(partitions)
         with self._state:
             with self._changing("positions"):
@@ -363,7 +358,7 @@ class LocalStore:
                     )
             for name in names:
                 self._positions.pop(name, None)
-                self._holders.pop(name, None)
+                self._owners.pop(name, None)
 
     def positions(self) -> dict[str, Position | None]:
         """Every partition's durable position."""
@@ -379,19 +374,18 @@ class LocalStore:
         return self._head.next_arrival
 
     def sizes(self) -> list[tuple[int, int, int]]:
-        """What is stored of each second of arrival, the newest first: (second, steps, bytes)."""
+        """Stored steps and bytes per second of arrival, newest first: (second, steps, bytes)."""
         query = (
-            f"SELECT received, sum(n_steps), sum(body_len) FROM frames WHERE fate = {STORED} GROUP "
-            "BY received "
-            "ORDER BY received DESC"
+            "SELECT received, sum(n_steps), sum(body_len) FROM frames "
+            f"WHERE fate = {STORED} GROUP BY received ORDER BY received DESC"
         )
         return self._database.rows(query)
 
     def back_up(self, target: Path, *, between: Callable[[], object] | None = None) -> None:
-        """Make `target`, a new folder, a store that holds what this one does when the copy is done.
+        """Copy the store to `target`, a new folder, as it is when the copy is done.
 
-        The copy is made in steps; `between` them the caller may write to the store, and the copy
-        gets that too.
+        The copy runs in steps. The caller may write to the store in `between`, and the copy
+        includes that too.
         """
         self._check_open()
         make_folder(target)
@@ -401,14 +395,12 @@ class LocalStore:
                 self._db.backup(
                     copy, pages=256, progress=lambda *_: between() if between is not None else None
                 )
-                copy.execute(
-                    "PRAGMA journal_mode = DELETE"
-                )  # one file, which can be read from a read-only disk
+                # One file, which can be read from a read-only disk.
+                copy.execute("PRAGMA journal_mode = DELETE")
             write_file(target / "store.json", (self.folder / "store.json").read_bytes())
 
     def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
-        """Return free pages to the file system in transactions of about `slice_s`; how many
-        bytes the file shrank."""
+        """Return free pages to the file system in slices of `slice_s`; return the bytes freed."""
         self._check_open()
         before = self._database.pragma("page_count")
         while self._database.pragma("freelist_count"):
@@ -427,8 +419,7 @@ class LocalStore:
         return (before - self._database.pragma("page_count")) * PAGE_BYTES
 
     def erase(self) -> int:
-        """Carry out every erasure that was promised; how many chunks went. Safe to repeat, also
-        after a crash."""
+        """Finish pending erasures, also after a crash; return the number of chunks erased."""
         with self._state:
             self._check_open()
             return self._finish_erasures()
@@ -440,20 +431,22 @@ class LocalStore:
             self._check_open()
             with disk("reading the store"):
                 draft = Draft(self.known, self._head.next_quarantine)
-                results = [self._take(draft, batch) for batch in batches]
+                results = [self._add(draft, batch) for batch in batches]
             if draft.is_worth_writing:
                 self._save(draft)
             return results
 
-    def _take(self, draft: Draft, batch: WriteBatch) -> Receipt | ClaimLost:
-        holder = self._holders.get(batch.partition)
-        if holder is None or holder.epoch != batch.epoch:
-            return ClaimLost(f"epoch {batch.epoch} of partition {batch.partition} is stale")
-        holder.expires_s = self._clock.now() + holder.ttl_s
-        return draft.take(batch)
+    def _add(self, draft: Draft, batch: WriteBatch) -> Receipt | ClaimLost:
+        ownership = self._owners.get(batch.partition)
+        if ownership is None or ownership.epoch != batch.epoch:
+            return ClaimLost(
+                f"epoch {batch.epoch} of partition {batch.partition} is stale; claim it again"
+            )
+        ownership.expires_s = self._clock.now() + ownership.ttl_s
+        return draft.add(batch)
 
     def _save(self, draft: Draft) -> None:
-        """Everything a draft decided, in one durable transaction."""
+        """Write a draft in one durable transaction."""
         fresh = self._fresh_schemas(draft.stored)
         schemas = {**self._schemas, **{schema: number for number, _, schema, _ in fresh}}
         with disk("reading the store"):
@@ -490,18 +483,18 @@ class LocalStore:
             self._db.executemany(
                 "INSERT INTO bodies VALUES (?, ?)", enumerate(draft.stored_raws, arrival)
             )
-            for one, raw in zip(draft.quarantined, draft.quarantined_raws, strict=True):
+            for refused, raw in zip(draft.quarantined, draft.quarantined_raws, strict=True):
                 columns = [
-                    one.id,
-                    one.reason,
-                    one.detail,
-                    int(one.parked),
-                    one.received_s,
-                    one.game,
-                    one.session,
-                    one.chunk_no,
-                    one.crc,
-                    one.player,
+                    refused.id,
+                    refused.reason,
+                    refused.detail,
+                    int(refused.parked),
+                    refused.received_s,
+                    refused.game,
+                    refused.session,
+                    refused.chunk_no,
+                    refused.crc,
+                    refused.player,
                     0,
                 ]
                 self._put_quarantined(columns, raw)
@@ -527,9 +520,8 @@ class LocalStore:
     def _fresh_schemas(
         self, stored: Sequence[StoredFrame]
     ) -> list[tuple[int, str, str, bytes | None]]:
-        """Rows of schemas that come for the first time or lack a spec until now; specs may have
-        to be fetched."""
-        games = {one.schema: str(one.game) for one in stored if one.frame.kind is FrameKind.DATA}
+        """Rows of schemas that are new or lacked a spec until now; may have to fetch specs."""
+        games = {new.schema: str(new.game) for new in stored if new.frame.kind is FrameKind.DATA}
         rows: list[tuple[int, str, str, bytes | None]] = []
         following = max(self._schemas.values(), default=0) + 1
         for schema, game in games.items():
@@ -542,7 +534,7 @@ class LocalStore:
         return rows
 
     def _save_sessions(self, sessions: Sessions) -> dict[uuid.UUID, int]:
-        """Store sessions as they are now; the number of each."""
+        """Store the current state of sessions; return the id of each."""
         ids: dict[uuid.UUID, int] = {}
         rows: list[tuple[Any, ...]] = []
         for session, (game, state) in sessions.items():
@@ -558,7 +550,7 @@ class LocalStore:
         return ids
 
     def _event(self, reason: str, at_s: float, *, player: bytes | None = None) -> int:
-        """Something other than a frame that takes an arrival number."""
+        """Add an event, which uses an arrival number like a frame."""
         number = self._head.next_arrival
         row = (number, reason, at_s, player)
         self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", (*row, check_of(*row)))
@@ -574,8 +566,7 @@ class LocalStore:
         self._db.execute(_PUT_QUARANTINED, (*columns, quarantine_check(columns, raw), raw))
 
     def _bound_quarantine(self, added_bytes: int) -> int:
-        """Let go of the oldest refused bytes beyond the limit, since bad clients must not fill a
-        disk; what is left."""
+        """Drop the oldest bytes beyond the limit, so that bad clients cannot fill the disk."""
         total = self._quarantine_bytes + added_bytes
         while total > QUARANTINE_BYTES:
             row = self._db.execute(
@@ -597,35 +588,34 @@ class LocalStore:
         rows = [(digest, check_of(digest)) for digest in digests]
         self._db.executemany("INSERT OR IGNORE INTO forgotten_sessions VALUES (?, ?)", rows)
 
-    # --- taking away ------------------------------------------------------------------------------
+    # --- erasing ----------------------------------------------------------------------------------
 
-    def _take_out(self, row: FrameRow, fate: int, *, event: int = 0) -> None:
-        """A frame's bytes go; what stays is a trace of it, or of a forgotten one only its place."""
+    def _remove_bytes(self, row: FrameRow, fate: int, *, event: int = 0) -> None:
+        """Delete a frame's bytes; keep its record, or only the arrival number if forgotten."""
         self._db.execute("DELETE FROM bodies WHERE arrival = ?", (row.arrival,))
-        trace = row.changed(gone=row.arrival, fate=fate, event=event)
+        removed = row.changed(gone=row.arrival, fate=fate, event=event)
         if fate == FORGOTTEN:
             now_s = int(self._clock.now())
-            trace = trace.changed(session=None, chunk_no=None, received=now_s, schema=0)
-            trace = trace.changed(first_step=-1, n_steps=0, body_crc=0, body_len=0)
-        self._db.execute(_PUT_FRAME, trace)
+            removed = removed.changed(session=None, chunk_no=None, received=now_s, schema=0)
+            removed = removed.changed(first_step=-1, n_steps=0, body_crc=0, body_len=0)
+        self._db.execute(_PUT_FRAME, removed)
 
     def _erase_frames(self, query: str, values: tuple[Any, ...], fate: int, doing: str) -> int:
-        """Take out every frame that a query finds, some at a time; how many chunks could be read
-        until now."""
+        """Remove the bytes of a query's frames in slices; return how many chunks were readable."""
         total = 0
-        while found := self._database.rows(query, (*values, _SLICE_ROWS)):
-            rows = [FrameRow(*row) for row in found]
+        while page := self._database.rows(query, (*values, _SLICE_ROWS)):
+            rows = [FrameRow(*row) for row in page]
             sizes = list(accumulate(row.body_len for row in rows))
             rows = [
                 row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES
             ] or rows[:1]
 
-            def take_out(rows: list[FrameRow] = rows) -> int:
+            def remove_bytes(rows: list[FrameRow] = rows) -> int:
                 for row in rows:
-                    self._take_out(row, fate)
+                    self._remove_bytes(row, fate)
                 return sum(row.body_len for row in rows)
 
-            self._erasing(doing, take_out)
+            self._erasing(doing, remove_bytes)
             total += sum(row.kind == FrameKind.DATA and row.fate == STORED for row in rows)
         return total
 
@@ -633,23 +623,22 @@ class LocalStore:
         pending = self._database.rows("SELECT * FROM erasures")
         total = sum(self._erase_player(*checked("erasures", row)) for row in pending)
         if pending or self.is_erasing:
-            # An erasure is done when no old page is left in the write-ahead log either.
+            # An erasure is complete only when no old page is left in the write-ahead log.
             self.is_erasing = not self._database.truncate_log()
             self._database.keep_reserve()
         return total
 
     def _erase_player(self, arrival: int, player: bytes, sessions_below: int) -> int:
-        """Take out all that a player left until they were forgotten; how many chunks went."""
+        """Erase a player's data up to the time of forgetting; return the number of chunks."""
         doing = "forgetting a player"
         mine = "SELECT id FROM sessions WHERE player = ? AND id < ?"
         frames = f"SELECT {COLUMNS} FROM frames f WHERE session IN ({mine}) LIMIT ?"
         total = self._erase_frames(frames, (player, sessions_below), FORGOTTEN, doing)
         ((at_s,),) = self._database.rows("SELECT at FROM events WHERE arrival = ?", (arrival,))
-        # Frames with a damaged header name no player, but carry the pseudonym somewhere.
+        # Frames with a damaged header have no player, but may contain the pseudonym anywhere.
         refused = (
             "SELECT id FROM quarantine WHERE received <= ?1 AND (player = ?2 OR instr(raw, ?2) > 0 "
-            "OR session IN "
-            "(SELECT session FROM sessions WHERE player = ?2 AND id < ?3)) LIMIT ?4"
+            "OR session IN (SELECT session FROM sessions WHERE player = ?2 AND id < ?3)) LIMIT ?4"
         )
         while ids := self._database.rows(refused, (at_s, player, sessions_below, _SLICE_REFUSED)):
 
@@ -680,7 +669,7 @@ class LocalStore:
         return total
 
     def _prune(self, before_s: float) -> None:
-        """Delete the oldest traces of frames whose sessions can no longer come back."""
+        """Delete the oldest records of removed frames whose sessions can no longer return."""
         kept = (
             "SELECT arrival, received FROM frames WHERE (fate = ? AND kind = ?) OR received >= ? "
             "ORDER BY arrival LIMIT 1"
@@ -706,8 +695,8 @@ class LocalStore:
                 with self._state:
                     self._check_open()
                     with self._changing("pruning"):
-                        # In the first of these transactions already, so that a crash leaves no
-                        # number unexplained.
+                        # Already in the first transaction, so that a crash leaves no gap
+                        # unexplained.
                         self._save_head(pruned_below=below, pruned_before_s=int(before_s))
                         gone = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
                     self._database.wrote(0)
@@ -723,7 +712,7 @@ class LocalStore:
 
     @contextmanager
     def _changing(self, doing: str) -> Iterator[None]:
-        """A durable transaction; where it fails, what is at hand is as it was before."""
+        """A durable transaction; if it fails, the state in memory is restored."""
         head = self._head
         try:
             with self._database.changing(doing):
@@ -734,8 +723,7 @@ class LocalStore:
             raise
 
     def _erasing(self, doing: str, change: Callable[[], int]) -> None:
-        """A bounded transaction of an erasure, which may use the reserve; `change` tells how
-        many bytes it wrote."""
+        """Run a transaction that may use the reserve; `change` returns the bytes written."""
         with self._state:
             self._check_open()
             try:
@@ -758,12 +746,12 @@ _PUT_FRAME = f"REPLACE INTO frames VALUES ({_marks(len(FrameRow._fields))})"
 _PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(StoreCounters._fields) + 2)})"
 _PUT_QUARANTINED = f"REPLACE INTO quarantine VALUES ({_marks(13)})"
 _PUT_SESSION = (
-    f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET game = "
-    "excluded.game, "
-    "last_received = excluded.last_received, state = excluded.state, crc = excluded.crc"
+    f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET "
+    "game = excluded.game, last_received = excluded.last_received, state = excluded.state, "
+    "crc = excluded.crc"
 )
 
 
 def _batch_bytes(batch: WriteBatch) -> int:
-    refused = sum(len(one.raw) for one in (*batch.refused, *batch.parked))
+    refused = sum(len(frame.raw) for frame in (*batch.refused, *batch.parked))
     return refused + sum(candidate.frame.size_bytes for candidate in batch.candidates)

@@ -1,18 +1,16 @@
-"""The store on Cassandra: chunks, commits and sessions in tables, each commit made to count by one
-compare-and-set.
+"""The store on Cassandra: chunks, commits and sessions in tables; a compare-and-set per commit.
 
-A batch is written as bytes and facts that are not seen yet, the compare-and-set that makes them
-count, then the rest:
+A batch is written in three steps. Readers see it after the second:
 
 1. frames, and the commit's row             keyed so that a crash or a late write
                                             leaves nothing to undo
-2. the partition: commit number, position   only under the claim's epoch
-3. sessions, numbers, players, quarantine   derived from the commit; the next claim
-                                            repeats it after a crash
+2. the partition: commit number, position   compare-and-set, only in the claim's epoch
+3. sessions, numbers, players, quarantine   derived from the commit; repeated by the
+                                            next claim after a crash
 
-What comes from no stream (forgetting, quarantine by hand, replays) is decided by admin commits.
-Writers are held still while one is made (`AdminLock`): no batch counts that was decided without it.
-What follows from it is carried out behind it, and finished by the next claim after a crash.
+Changes without a stream (forgetting, manual quarantine, replays) are admin commits. Writers are
+blocked during an admin commit (`AdminLock`), and batches decided without it are invalid. Its
+effects are applied after it, or by the next claim after a crash.
 """
 
 import threading
@@ -83,21 +81,20 @@ from understudy.stores.draft import Draft, QuarantinedFrame
 from understudy.stores.view import EXPIRED, FORGOTTEN, QUARANTINED, STORED, info_of
 
 _AT_ONCE = 256
-_TAKEN_OUT = 64
-"""Chunks that are withdrawn at once: writers wait meanwhile."""
+_WITHDRAWN_AT_ONCE = 64
+"""Chunks withdrawn at once, while writers wait."""
 _PAGE = 64
 _POLL_S = 0.05
 _TRIES = 20
 
 Decide = Callable[[], tuple[CommitFacts, Sequence[Statement]]]
-"""What becomes true, and rows that are written before it counts."""
+"""Returns the facts of an admin commit, and rows to write before it."""
 _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quarantined": QUARANTINED}
 
 
 @dataclass(slots=True, kw_only=True)
 class AdminLock:
-    """One admin commit at a time, over all processes, with every writer held still while it is
-    decided."""
+    """Allows one admin commit at a time over all processes, and blocks all writers during it."""
 
     wire: Wire
     partitions: Partitions
@@ -105,18 +102,20 @@ class AdminLock:
     clock: Clock
     keep_s: int
     grace_s: float = 15.0
-    """How long a decision may take before others presume that its process died."""
+    """How long an admin commit may take before its process is presumed dead."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def commit(self, decide: Decide, *, grace_s: float | None = None) -> None:
-        """Hold all writers, decide, commit."""
+        """Block all writers, decide and commit."""
         with self._lock:
             for _ in range(_TRIES):
                 try:
                     return self._commit(decide, self.grace_s if grace_s is None else grace_s)
                 except ClaimLost:
                     self.wire.wait(_POLL_S)  # another process took over: decide again
-        raise Unreachable("other processes decide about this store all the time; try again")
+        raise Unreachable(
+            "other processes kept making admin commits in this store; try again later"
+        )
 
     def _commit(self, decide: Decide, grace_s: float) -> None:
         lease = self.partitions.begin_admin(self._await_end(grace_s))
@@ -155,8 +154,7 @@ class AdminLock:
         self.journal.read_to(number)
 
     def _await_end(self, grace_s: float) -> Row:
-        """The admin partition once no decision is under way, or one that takes too long to be
-        alive."""
+        """The row of the admin partition once no admin commit is in progress, or after grace_s."""
         deadline = time.monotonic() + grace_s
         while True:
             row = self.partitions.row(ADMIN)
@@ -165,7 +163,7 @@ class AdminLock:
             self.wire.wait(_POLL_S)
 
     def await_number(self, number: int) -> None:
-        """Wait until an admin commit is known; one whose process died is ended without effect."""
+        """Wait until an admin commit is known; replace that of a dead process by an empty one."""
         if self.journal.head >= number:
             return
         deadline = time.monotonic() + self.grace_s
@@ -178,10 +176,9 @@ class AdminLock:
 def open_cassandra(
     location: Location, *, specs: Specs, clock: Clock | None = None
 ) -> "CassandraStore":
-    """The store of an address; ConfigError or Unreachable in one line when there is none.
+    """Open the store at a `cassandra://` address; ConfigError or Unreachable on failure.
 
-    `specs` is what every store is opened with; this one keeps chunks as they came and asks for
-    none.
+    `specs` is a common parameter of all stores; this one does not use it.
     """
     wire = Wire(read_options(location))
     try:
@@ -193,15 +190,14 @@ def open_cassandra(
 
 
 class CassandraStore:
-    """Stores each step exactly once; open it in as many processes as you like, each writes what
-    it claimed."""
+    """Stores each step exactly once; many processes may open it, each writes what it claimed."""
 
     def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
         facts = numbers(wire)
         keep_s = facts.get("ttl_s", 0)
         self.wire = wire
-        """The way to the servers."""
+        """The connection to the servers."""
         self._clock = clock
         self._keep_s = keep_s
         self._journal = AdminJournal(wire)
@@ -220,11 +216,11 @@ class CassandraStore:
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         claim = self._partitions.claim(partition, owner=owner, ttl_s=ttl_s)
-        self._finish()  # what a crash left of an erasure
+        self._finish()  # an erasure that a crash interrupted
         return claim
 
     def write(self, batch: WriteBatch) -> Receipt:
-        """Store a batch with its position; decided anew when an admin commit came in between."""
+        """Store a batch with its position; retried when an admin commit happened meanwhile."""
         if self.wire.is_closed:
             raise Closed("the store was closed")
         lease = self._partitions.held(batch.partition, batch.epoch)
@@ -239,11 +235,11 @@ class CassandraStore:
     def _attempt(self, lease: Lease, batch: WriteBatch) -> Receipt:
         known = CassandraLookup(self.wire, self._journal, lease.states)
         withheld = [
-            (one.raw, identity_of(one.raw), one.received_s)
-            for one in (*batch.refused, *batch.parked)
+            (refused.raw, identity_of(refused.raw), refused.received_s)
+            for refused in (*batch.refused, *batch.parked)
         ]
         known.look_up(
-            [(one.frame.session, one.frame.chunk_no) for one in batch.candidates],
+            [(candidate.frame.session, candidate.frame.chunk_no) for candidate in batch.candidates],
             [
                 (uuid.UUID(bytes=session), number)
                 for _, (session, number, _), _ in withheld
@@ -251,11 +247,11 @@ class CassandraStore:
             ],
         )
         draft = Draft(known, 0)
-        receipt = draft.take(batch)
-        # Also what an attempt left that had not heard of the erasure, or a process that died.
+        receipt = draft.add(batch)
+        # Delete bytes that an attempt before the erasure, or a dead process, may have written.
         forgotten = [
-            (one.frame.session.bytes, one.frame.chunk_no, one.frame.encode())
-            for one, reason in zip(batch.candidates, receipt.reasons, strict=True)
+            (candidate.frame.session.bytes, candidate.frame.chunk_no, candidate.frame.encode())
+            for candidate, reason in zip(batch.candidates, receipt.reasons, strict=True)
             if reason == "forgotten"
         ] + [
             (session, number, raw)
@@ -285,8 +281,10 @@ class CassandraStore:
             facts=facts,
             states=[_record(session, after, known) for session, after in states.items()],
         )
-        keys = [one.frame_key for one in facts.stored]
-        keys += [frame_key(one.session, one.chunk_no, one.digest) for one in facts.quarantined]
+        keys = [arrived.frame_key for arrived in facts.stored]
+        keys += [
+            frame_key(frame.session, frame.chunk_no, frame.digest) for frame in facts.quarantined
+        ]
         raws = draft.stored_raws + draft.quarantined_raws
         rows = [
             frame_row(self.wire, key, raw, self._keep_s)
@@ -305,32 +303,30 @@ class CassandraStore:
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         return self._tailer.tail(cursor, max_items=max_items, wait_s=wait_s)
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         self._journal.refresh()
-        return self._sessions(wanted)
+        return self._sessions(session_filter)
 
-    def _sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        for row in self._session_rows(wanted):
-            found = self._journal.up_to_date(row.session, stated(row))
-            if (
-                found is None
-                or found.state.forgotten
-                or found.state.last_received_s < int(wanted.since_s)
-            ):
+    def _sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        for row in self._session_rows(session_filter.player):
+            current = self._journal.up_to_date(row.session, stated(row))
+            if current is None or current.state.forgotten:
                 continue
-            if wanted.game in (None, found.game) and wanted.player in (None, found.state.player):
-                yield info_of(row.session, found.game, found.state)
+            if (
+                current.state.last_received_s >= int(session_filter.since_s)
+                and session_filter.game in (None, current.game)
+                and session_filter.player in (None, current.state.player)
+            ):
+                yield info_of(row.session, current.game, current.state)
 
-    def _session_rows(self, wanted: SessionFilter) -> Iterator[Row]:
+    def _session_rows(self, player: bytes | None) -> Iterator[Row]:
         bind = self.wire.bind
-        if wanted.player is None:
+        if player is None:
             yield from self.wire.scan(bind(f"SELECT DISTINCT {STATE} FROM sessions"))
             return
-        for one in self.wire.scan(
-            bind("SELECT session FROM players WHERE player = ?", wanted.player)
-        ):
+        for played in self.wire.scan(bind("SELECT session FROM players WHERE player = ?", player)):
             row = self.wire.one(
-                bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", one.session)
+                bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", played.session)
             )
             if row is not None:
                 yield row
@@ -341,18 +337,19 @@ class CassandraStore:
         return summary(self.findings())
 
     def findings(self) -> Findings:
-        """Everything a full check saw: every committed frame is read, compared with its
-        checksums, and counted."""
+        """A full check: read, verify and count every committed frame."""
         findings = Findings()
         heads = self._tailer.heads(look=True)
         rows = self._partitions.rows(heads)
         findings.corrupt += [
-            f"the row of partition {name}, which was committed up to {head}, is not there"
+            f"the row of partition {name}, which was committed up to {head}, is missing"
             for name, head in sorted(heads.items())
             if head and name not in rows
         ]
         self._journal.refresh()
-        arrivals = (one for _, row in sorted(rows.items()) for one in self._arrivals(row, findings))
+        arrivals = (
+            arrival for _, row in sorted(rows.items()) for arrival in self._arrivals(row, findings)
+        )
         while page := list(islice(arrivals, _AT_ONCE)):
             self._audit_page(page, findings)
         for row in (
@@ -363,63 +360,64 @@ class CassandraStore:
         return findings
 
     def _arrivals(self, row: Row, findings: Findings) -> Iterator[tuple[Commit, Arrived]]:
-        """Every arrival of a partition; what else its commits tell is noted on the way."""
+        """Every arrival of a partition; also notes the other facts of its commits."""
         name = row.partition
-        seen = 0
+        arrivals = 0
         last: Commit | None = None
         for commit in commits_between(self.wire, name, 0, row.commit_no):
-            if commit.before > seen and not self._tailer.may_have_run_out(last):
-                lost = commit.before - seen
+            if commit.before > arrivals and not self._tailer.may_have_expired(last):
+                lost = commit.before - arrivals
                 findings.corrupt.append(
-                    f"{lost} arrivals before commit {commit.number} of {name} are not there"
+                    f"{lost} arrivals before commit {commit.number} of {name} are missing"
                 )
-            seen = commit.before + commit.facts.n_arrivals
+            arrivals = commit.before + commit.facts.n_arrivals
             last = commit
-            for one in commit.facts.quarantined:
-                if commit.events >= self._journal.forgets.get(one.player, (0, 0.0))[0] and any(
-                    one.session
-                ):
-                    findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
+            for frame in commit.facts.quarantined:
+                is_kept = commit.events >= self._journal.forgets.get(frame.player, (0, 0.0))[0]
+                if is_kept and any(frame.session):
+                    key = (frame.session, frame.chunk_no)
+                    findings.quarantined.setdefault(key, []).append(frame.crc)
             findings.forgotten_sessions.update(
                 tombstone_of(session) for session, _ in commit.facts.forgotten
             )
-            yield from ((commit, one) for one in commit.facts.stored)
+            yield from ((commit, arrived) for arrived in commit.facts.stored)
         last_no = 0 if last is None else last.number
         if last_no < row.commit_no and not self._tailer.is_past(row.at_s, lasting_s(row.keep_s)):
             findings.corrupt.append(
-                f"commits {last_no + 1} to {row.commit_no} of {name} are not there"
+                f"commits {last_no + 1} to {row.commit_no} of {name} are missing"
             )
 
     def _audit_page(self, page: Sequence[tuple[Commit, Arrived]], findings: Findings) -> None:
-        there = [
-            one for commit, one in page if self._journal.arrival_gone(one, commit.events) is None
+        readable = [
+            arrived
+            for commit, arrived in page
+            if self._journal.arrival_gone(arrived, commit.events) is None
         ]
-        frames = self._tailer.frames(there)
-        if any(one.frame_key not in frames for one in there):
+        frames = self._tailer.frames(readable)
+        if any(arrived.frame_key not in frames for arrived in readable):
             self._journal.refresh()
             self._tailer.heads()
-        for commit, one in page:
-            gone = self._journal.arrival_gone(one, commit.events)
-            frame = frames.get(one.frame_key)
+        for commit, arrived in page:
+            gone = self._journal.arrival_gone(arrived, commit.events)
+            frame = frames.get(arrived.frame_key)
             if gone is None and frame is None:
                 gone = self._tailer.lost(commit)
             if gone == "damaged":
-                findings.corrupt.append(f"{_name(one)} is not there, or not whole")
+                findings.corrupt.append(f"{_name(arrived)} is missing or damaged")
             elif gone is not None:
-                findings.hold(
-                    one.key, Held(one.crc, one.kind, one.first_step, one.n_steps, _FATES[gone])
-                )
+                steps = (arrived.first_step, arrived.n_steps)
+                findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, _FATES[gone]))
                 if gone == "forgotten":
-                    findings.forgotten_sessions.add(tombstone_of(one.session))
+                    findings.forgotten_sessions.add(tombstone_of(arrived.session))
             elif frame is not None:
-                _audit_frame(one, frame, findings)
+                _audit_frame(arrived, frame, findings)
 
     def _known(self) -> CassandraLookup:
         return CassandraLookup(self.wire, self._journal, {})
 
     def _decide(self, decide: Decide) -> None:
         def decided() -> tuple[CommitFacts, Sequence[Statement]]:
-            self._finish()  # what another process decided and did not carry out
+            self._finish()  # admin commits that another process did not apply
             return decide()
 
         self.admin_lock.commit(decided)
@@ -428,8 +426,7 @@ class CassandraStore:
     # --- forgetting -----------------------------------------------------------------------------
 
     def forget(self, player: bytes) -> int:
-        """Erase a player: rejected and hidden from now on, deleted when this returns; how many
-        chunks went."""
+        """Erase a player: hidden and refused at once, deleted on return; return the chunks."""
         self._journal.refresh()
         counted = 0
         for session in self._sessions_of(player):
@@ -451,20 +448,19 @@ class CassandraStore:
         return [row for row in self.wire.scan(self.wire.bind(cql, session)) if row.what is not None]
 
     def _erase(self, event: Event) -> None:
-        """Delete a forgotten player's bytes: whole sessions, to which nothing can be added any
-        more."""
+        """Delete a forgotten player's bytes, in whole sessions, which cannot grow any more."""
         for session in self._sessions_of(event.player):
             row = self.wire.one(
                 self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session)
             )
-            found = None if row is None else self._journal.up_to_date(session, stated(row))
-            if found is not None and not found.state.forgotten:
-                continue  # it began since then
+            current = None if row is None else self._journal.up_to_date(session, stated(row))
+            if current is not None and not current.state.forgotten:
+                continue  # it began after the player was forgotten
             cql = f"DELETE FROM chunks USING TIMESTAMP {FOREVER} WHERE session = ? AND bucket = ?"
             buckets = {row.chunk_no >> CHUNK_BUCKET for row in self._numbers(session)}
             self.wire.all([self.wire.bind(cql, session, bucket) for bucket in buckets])
         for rows in self._quarantine_pages():
-            # Also frames whose damaged header names no player, but that carry the pseudonym.
+            # Includes frames with a damaged header that contain the pseudonym elsewhere.
             raws = raws_of(self.wire, rows)
             theirs = [
                 row
@@ -486,23 +482,22 @@ class CassandraStore:
     # --- quarantine -----------------------------------------------------------------------------
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
-        """Frames in quarantine by id, without those that were stored since or whose bytes are
-        gone."""
+        """Quarantined frames by id, without replayed and expired ones."""
         self._journal.refresh()
-        found: list[Quarantined] = []
+        frames: list[Quarantined] = []
         for rows in self._quarantine_pages(after_id):
             waiting = [row for row in rows if self._is_waiting(row)]
-            found += [
+            frames += [
                 _quarantined(row, raw)
                 for row, raw in zip(waiting, raws_of(self.wire, waiting), strict=True)
                 if raw is not None
             ]
-            if len(found) >= limit:
+            if len(frames) >= limit:
                 break
-        return found[:limit]
+        return frames[:limit]
 
     def _is_waiting(self, row: Row) -> bool:
-        """Whether a frame was not stored since, and its player was not forgotten."""
+        """Whether a frame was not replayed, and its player was not forgotten."""
         is_forgotten = row.events < self._journal.forgets.get(row.player, (0, 0.0))[0]
         return not is_forgotten and row.id not in self._journal.replayed
 
@@ -519,56 +514,59 @@ class CassandraStore:
                 at = rows[-1].id
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Take stored chunks out of readers' sight and keep their bytes; how many were there."""
-        wanted = sorted(set(chunks))
+        """Withdraw stored chunks from readers but keep their bytes; return how many."""
+        keys = sorted(set(chunks))
         return sum(
-            self._withdraw(wanted[at : at + _TAKEN_OUT], reason)
-            for at in range(0, len(wanted), _TAKEN_OUT)
+            self._withdraw(keys[at : at + _WITHDRAWN_AT_ONCE], reason)
+            for at in range(0, len(keys), _WITHDRAWN_AT_ONCE)
         )
 
-    def _withdraw(self, wanted: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
+    def _withdraw(self, keys: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         self._journal.refresh()
-        if not self._there(self._known(), wanted):
+        if not self._readable(self._known(), keys):
             return 0
-        taken: list[int] = []
+        withdrawn = 0
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
+            nonlocal withdrawn
             known = self._known()
-            there = self._there(known, wanted)
-            frames = [_withdrawn(row, known, reason) for row in there]
-            gone = [(row.session.bytes, row.chunk_no, row.n_steps) for row in there]
+            rows = self._readable(known, keys)
+            frames = [_withdrawn(row, known, reason) for row in rows]
+            gone = [(row.session.bytes, row.chunk_no, row.n_steps) for row in rows]
             event = Event("quarantine", self._clock.now(), b"", gone)
-            taken[:] = [len(there)]
+            withdrawn = len(rows)
             return numbered(self.wire, CommitFacts(quarantined=frames, event=event)), []
 
         self._decide(decide)
-        return taken[0]
+        return withdrawn
 
-    def _there(self, known: CassandraLookup, wanted: Sequence[tuple[uuid.UUID, int]]) -> list[Row]:
-        known.look_up([], wanted)
-        return [row for key in wanted for row in known.data_rows(*key)]
+    def _readable(self, known: CassandraLookup, keys: Sequence[tuple[uuid.UUID, int]]) -> list[Row]:
+        known.look_up([], keys)
+        return [row for key in keys for row in known.data_rows(*key)]
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
-        """Store frames from quarantine after all, each at most once."""
+        """Store frames from quarantine, each at most once."""
         if not candidates:
             return Receipt([], [])
         receipts: list[Receipt] = []
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
             known = self._known()
-            known.look_up([], [(one.frame.session, one.frame.chunk_no) for one in candidates])
+            frames = [candidate.frame for candidate in candidates]
+            known.look_up([], [(frame.session, frame.chunk_no) for frame in frames])
             draft = Draft(known, 0)
             decided = [
-                draft.replay(one, number) for number, one in zip(ids, candidates, strict=True)
+                draft.replay(candidate, number)
+                for number, candidate in zip(ids, candidates, strict=True)
             ]
             receipts[:] = [
                 Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
             ]
             facts = facts_of(draft)
-            # The bytes are there already; this lets them last as long as those of other new chunks.
+            # The bytes exist already; this renews their time to live.
             pairs = zip(facts.stored, draft.stored_raws, strict=True)
             return facts, [
-                frame_row(self.wire, one.frame_key, raw, self._keep_s) for one, raw in pairs
+                frame_row(self.wire, arrived.frame_key, raw, self._keep_s) for arrived, raw in pairs
             ]
 
         self._decide(decide)
@@ -577,8 +575,7 @@ class CassandraStore:
     # --- expiry ---------------------------------------------------------------------------------
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks received before a time, and the bytes of quarantined frames; how many
-        chunks went."""
+        """Drop chunks and quarantined bytes received before a time; return the chunks."""
         heads = self._tailer.heads(look=True)
         self._journal.refresh()
         old = self._journal.expired_before_s
@@ -606,14 +603,15 @@ class CassandraStore:
         gone = 0
         is_swept = True
         for commit in commits_between(self.wire, name, swept, head):
-            data = [one for one in commit.facts.stored if one.kind == FrameKind.DATA]
-            out = [one for one in data if one.received_s < new]
-            self.wire.all([erased_frame(self.wire, one.frame_key) for one in out])
+            data = [arrived for arrived in commit.facts.stored if arrived.kind == FrameKind.DATA]
+            expired = [arrived for arrived in data if arrived.received_s < new]
+            self.wire.all([erased_frame(self.wire, arrived.frame_key) for arrived in expired])
             gone += sum(
-                one.received_s >= old and self._journal.arrival_gone(one, commit.events) is None
-                for one in out
+                arrived.received_s >= old
+                and self._journal.arrival_gone(arrived, commit.events) is None
+                for arrived in expired
             )
-            is_swept = is_swept and len(out) == len(data)
+            is_swept = is_swept and len(expired) == len(data)
             if is_swept:
                 swept = commit.number
         self.wire.one(registered(self.wire, "swept", name, swept))
@@ -623,12 +621,11 @@ class CassandraStore:
 
     @property
     def is_erasing(self) -> bool:
-        """Whether something that was erased may still have bytes here, after a crash; the next
-        claim ends it."""
+        """Whether erased bytes may still be stored after a crash, until the next claim."""
         return self._applied() < self._journal.refresh()
 
     def _finish(self) -> None:
-        """Carry out every admin commit; may be repeated."""
+        """Apply all pending admin commits; idempotent."""
         head = self._journal.refresh()
         applied = self._applied()
         if applied >= head:
@@ -645,11 +642,11 @@ class CassandraStore:
         row = self.wire.one(self.wire.bind(cql, ADMIN))
         return 0 if row is None else int(row.number)
 
-    # --- what tells it from others, and the end ---------------------------------------------------
+    # --- identity and closing ---------------------------------------------------------------------
 
     @property
     def identity(self) -> str:
-        """What tells this store from every other one."""
+        """The unique id of this store."""
         return identity(self.wire)
 
     def close(self) -> None:
@@ -669,7 +666,7 @@ class CassandraStore:
 def _states_after(
     draft: Draft, known: CassandraLookup, *, events: int, now_us: int
 ) -> dict[uuid.UUID, Stated]:
-    """The sessions that a commit changes, as they are then."""
+    """The changed sessions after a commit."""
     sessions = draft.sessions()
     for session, player in draft.forgotten.items():
         if session not in sessions and known.state_of(session) is None:
@@ -681,8 +678,7 @@ def _states_after(
 
 
 def version_after(before: Stated | None, now_us: int) -> int:
-    """Above the version before; near the time, so that it also beats a state that ran out
-    unseen."""
+    """A higher version, near the current time so that it also beats an expired state."""
     return now_us if before is None else max(before.version + 1, now_us)
 
 
@@ -731,25 +727,22 @@ def _quarantined(row: Row, raw: bytes) -> Quarantined:
     )
 
 
-def _audit_frame(one: Arrived, frame: Frame, findings: Findings) -> None:
+def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     try:
         if frame.kind is not FrameKind.DATA:
-            findings.hold(one.key, Held(one.crc, one.kind, -1, 0))
-            findings.control(one.session, one.chunk_no, frame.kind, frame.encode())
+            findings.hold(arrived.key, Held(arrived.crc, arrived.kind, -1, 0))
+            findings.control(arrived.session, arrived.chunk_no, frame.kind, frame.encode())
             return
         meta = chunk_of(frame).meta
     except Refused as error:
-        findings.corrupt.append(f"{_name(one)}: {error}")
+        findings.corrupt.append(f"{_name(arrived)}: {error}")
         return
-    if (meta.first_step, meta.n_steps, meta.game, frame.player) != (
-        one.first_step,
-        one.n_steps,
-        one.game,
-        one.player,
-    ):
-        findings.corrupt.append(f"its commit tells of {_name(one)} what its metadata does not")
-    findings.hold(one.key, Held(one.crc, one.kind, meta.first_step, meta.n_steps, STORED))
+    actual = (meta.first_step, meta.n_steps, meta.game, frame.player)
+    if actual != (arrived.first_step, arrived.n_steps, arrived.game, arrived.player):
+        findings.corrupt.append(f"{_name(arrived)} does not match its commit")
+    steps = (meta.first_step, meta.n_steps)
+    findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, STORED))
 
 
-def _name(one: Arrived) -> str:
-    return f"chunk {one.chunk_no} of session {uuid.UUID(bytes=one.session)}"
+def _name(arrived: Arrived) -> str:
+    return f"chunk {arrived.chunk_no} of session {uuid.UUID(bytes=arrived.session)}"

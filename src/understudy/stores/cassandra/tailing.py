@@ -1,5 +1,4 @@
-"""The tail: commits of all partitions merged, each arrival once. It never passes what is
-committed."""
+"""The tail: merges the commits of all partitions, each arrival once; only committed ones."""
 
 import json
 import threading
@@ -32,30 +31,28 @@ from understudy.stores.cassandra.wire import Wire
 
 POLL_S = 0.05
 LOOK_S = 60.0
-"""How often partitions themselves are asked, for heads that a writer which died could not
-register."""
+"""How often the partitions are read for commits that a writer did not register before it died."""
 SLACK_S = 3600.0
-"""How much clocks may differ before what ran out looks like what was lost."""
+"""Tolerated clock difference before expired data is reported as damaged."""
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TailPosition:
-    """A place in one partition: a commit that was shown whole, and how much of the one behind
-    it."""
+    """A position in one partition: the last completed commit, and the index in the next one."""
 
     commit_no: int = 0
     index: int = 0
     arrivals: int = 0
-    """Arrivals of the partition that were shown, or passed over because nothing is left of them."""
+    """Arrivals of the partition that were returned, or skipped because they expired."""
 
 
 @dataclass(slots=True)
 class Places:
-    """Where a tail is."""
+    """The position of a tail in all partitions."""
 
     shown: int = 0
-    """The last arrival number along this tail."""
+    """The last arrival number of this tail."""
     at: dict[str, TailPosition] = field(default_factory=dict)
 
     def text(self) -> Cursor:
@@ -70,7 +67,7 @@ class Places:
 
 
 def read_cursor(cursor: Cursor | None) -> Places:
-    """The places that a cursor stands for; ConfigError when it is none of this store."""
+    """Parse a cursor; ConfigError when it is not one of this store."""
     if cursor is None:
         return Places()
     try:
@@ -80,13 +77,13 @@ def read_cursor(cursor: Cursor | None) -> Places:
         )
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
-            f"{cursor[:40]!r} is no cursor of a Cassandra store; begin without one"
+            f"{cursor[:40]!r} is not a cursor of a Cassandra store; start without one"
         ) from None
 
 
 @dataclass(slots=True)
 class _ReadAhead:
-    """What is at hand of one partition behind a place."""
+    """Commits of one partition that were read ahead."""
 
     head: int
     commits: list[Commit] = field(default_factory=list)
@@ -94,7 +91,7 @@ class _ReadAhead:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One item to be: an arrival or an event of a commit, or arrivals of which nothing is left."""
+    """A future item: an arrival or event of a commit, or arrivals that no longer exist."""
 
     commit: Commit | None
     arrived: Arrived | None = None
@@ -103,29 +100,29 @@ class Shown:
 
 @dataclass(slots=True, kw_only=True)
 class Tailer:
-    """Reads pages of the tail; many threads may ask at once."""
+    """Reads pages of the tail; thread-safe."""
 
     wire: Wire
     partitions: Partitions
     journal: AdminJournal
     clock: Clock
     has_ttl: bool
-    """Whether the store has let anything run out by itself, now or before."""
+    """Whether the store has, or ever had, a time to live for chunks."""
     _heads: dict[str, int] = field(default_factory=dict)
-    _looked_s: float = float("-inf")
+    _refreshed_s: float = float("-inf")
     _ahead: dict[str, list[Commit]] = field(default_factory=dict)
-    """Commits that were read and did not fit the last page; they never change."""
+    """Commits that did not fit into the last page; they never change."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
-        """The next items behind a cursor; empty when nothing came within `wait_s`."""
+        """The next items after a cursor; empty when none arrive within `wait_s`."""
         places = read_cursor(cursor)
         deadline = time.monotonic() + wait_s
         while True:
             shown, after = self._next(places, max_items)
             if shown:
                 return Tail(self._items(places.shown, shown), after.text())
-            # Commits without an item (positions, quarantine) are passed all the same.
+            # Commits without an item (positions, quarantine) advance the position too.
             places = after
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -135,30 +132,29 @@ class Tailer:
     # --- heads ----------------------------------------------------------------------------------
 
     def heads(self, *, look: bool = False) -> dict[str, int]:
-        """How far every partition may be read; with `look`, exactly as far as it is committed
-        now."""
+        """The last readable commit of every partition; with `look`, exactly the last one now."""
         rows = self.wire.scan(
             self.wire.bind("SELECT name, number FROM registry WHERE kind = 'head'")
         )
-        found = {row.name: row.number for row in rows}
-        self.journal.expired_before_s = max(self.journal.expired_before_s, found.pop("~expired", 0))
-        if look or time.monotonic() - self._looked_s > LOOK_S:
-            self._looked_s = time.monotonic()
-            for name, row in self.partitions.rows({*found, ADMIN}).items():
-                found[name] = max(found.get(name, 0), row.commit_no)
-        for heads in (self._heads, self.partitions.own_heads()):
-            for name, number in heads.items():
-                found[name] = max(found.get(name, 0), number)
-        self._heads = found
-        return dict(found)
+        heads = {row.name: row.number for row in rows}
+        self.journal.expired_before_s = max(self.journal.expired_before_s, heads.pop("~expired", 0))
+        if look or time.monotonic() - self._refreshed_s > LOOK_S:
+            self._refreshed_s = time.monotonic()
+            for name, row in self.partitions.rows({*heads, ADMIN}).items():
+                heads[name] = max(heads.get(name, 0), row.commit_no)
+        for known in (self._heads, self.partitions.own_heads()):
+            for name, number in known.items():
+                heads[name] = max(heads.get(name, 0), number)
+        self._heads = heads
+        return dict(heads)
 
     # --- merging --------------------------------------------------------------------------------
 
     def _next(self, places: Places, max_items: int) -> tuple[list[Shown], Places]:
-        """What comes behind these places, in the order of arrival as far as that is known."""
+        """The next items after these places, in order of arrival as far as it is known."""
         heads = self.heads()
         places = places.copy()
-        sources = self._begun(heads, places)
+        sources = self._sources(heads, places)
         shown: list[Shown] = []
         while len(shown) < max_items:
             self._fill(sources, places)
@@ -170,9 +166,9 @@ class Tailer:
             if not ready:
                 break
             name = min(ready)[2]
-            wanted = sources[name].commits[0].events
-            if name != ADMIN and wanted > places.at.get(ADMIN, TailPosition()).commit_no:
-                # What was decided before this commit is shown before it.
+            events = sources[name].commits[0].events
+            if name != ADMIN and events > places.at.get(ADMIN, TailPosition()).commit_no:
+                # Admin commits that this commit includes are returned before it.
                 if ADMIN not in sources:
                     sources[ADMIN] = _ReadAhead(self.heads(look=True).get(ADMIN, 0))
                     continue
@@ -187,11 +183,11 @@ class Tailer:
                 {name: source.commits for name, source in sources.items() if source.commits}
             )
         self.journal.read_to(self._heads.get(ADMIN, 0))
-        places.shown += sum(one.n_lost or 1 for one in shown)
+        places.shown += sum(item.n_lost or 1 for item in shown)
         return shown, places
 
-    def _begun(self, heads: Mapping[str, int], places: Places) -> dict[str, _ReadAhead]:
-        """Partitions with something behind these places, and what is at hand of it."""
+    def _sources(self, heads: Mapping[str, int], places: Places) -> dict[str, _ReadAhead]:
+        """Partitions with commits after these places, and the commits read ahead."""
         sources: dict[str, _ReadAhead] = {}
         for name, head in heads.items():
             at = places.at.get(name, TailPosition()).commit_no
@@ -204,13 +200,13 @@ class Tailer:
         return sources
 
     def _fill(self, sources: Mapping[str, _ReadAhead], places: Places) -> None:
-        """Read ahead in every partition of which nothing is at hand."""
+        """Read ahead in every partition without commits in memory."""
         empty = [
             (name, source)
             for name, source in sources.items()
             if not source.commits and places.at.get(name, TailPosition()).commit_no < source.head
         ]
-        found = self.wire.all(
+        results = self.wire.all(
             [
                 commits_after(
                     self.wire, name, places.at.get(name, TailPosition()).commit_no, source.head
@@ -218,13 +214,13 @@ class Tailer:
                 for name, source in empty
             ]
         )
-        for (name, source), rows in zip(empty, found, strict=True):
+        for (name, source), rows in zip(empty, results, strict=True):
             source.commits = [commit_of(row) for row in rows]
             if not rows:
                 places.at[name] = self._skip(name, source, places.at.get(name, TailPosition()))
 
     def _skip(self, name: str, source: _ReadAhead, place: TailPosition) -> TailPosition:
-        """Commits of a whole bucket have run out: go on at the next one that is there."""
+        """Skip a bucket whose commits have all expired, to the next existing commit."""
         bucket = (place.commit_no + 1) >> COMMIT_BUCKET
         for later in range(bucket + 1, (source.head >> COMMIT_BUCKET) + 1):
             rows = self.wire.all(
@@ -238,20 +234,19 @@ class Tailer:
     def _show(
         self, source: _ReadAhead, place: TailPosition, shown: list[Shown], max_items: int
     ) -> TailPosition:
-        """Add a partition's first commit to the page, as much of it as fits; the place behind
-        it."""
+        """Add as much of a partition's next commit as fits the page; return the new position."""
         commit = source.commits[0]
         n_lost = commit.before - (place.arrivals - place.index)
         if n_lost > 0:
             shown.append(Shown(None, None, n_lost))
             place = TailPosition(commit.number - 1, 0, commit.before)
-        whole = [Shown(commit, one) for one in commit.facts.stored]
+        items = [Shown(commit, arrived) for arrived in commit.facts.stored]
         if commit.facts.event is not None:
-            whole.append(Shown(commit))
-        fits = whole[place.index : place.index + max_items - len(shown)]
+            items.append(Shown(commit))
+        fits = items[place.index : place.index + max_items - len(shown)]
         shown += fits
         index = place.index + len(fits)
-        if index < len(whole):
+        if index < len(items):
             return TailPosition(commit.number - 1, index, place.arrivals + len(fits))
         source.commits.pop(0)
         return TailPosition(commit.number, 0, place.arrivals + len(fits))
@@ -259,40 +254,40 @@ class Tailer:
     # --- items ----------------------------------------------------------------------------------
 
     def _items(self, before: int, shown: Sequence[Shown]) -> list[Stored | Forgotten]:
-        wanted = [
-            one.arrived
-            for one in shown
-            if one.commit
-            and one.arrived
-            and not self.journal.arrival_gone(one.arrived, one.commit.events)
+        readable = [
+            item.arrived
+            for item in shown
+            if item.commit
+            and item.arrived
+            and not self.journal.arrival_gone(item.arrived, item.commit.events)
         ]
-        frames = self.frames(wanted)
-        if any(one.frame_key not in frames for one in wanted):
-            # Taken away while this page was read: by now there is a reason.
+        frames = self.frames(readable)
+        if any(arrived.frame_key not in frames for arrived in readable):
+            # Removed while this page was read: the reason is known by now.
             self.journal.refresh()
             self.heads()
         items: list[Stored | Forgotten] = []
         number = before
-        for one in shown:
-            items.append(self._item(number + 1, one, frames))
-            number += one.n_lost or 1
+        for item in shown:
+            items.append(self._item(number + 1, item, frames))
+            number += item.n_lost or 1
         return items
 
     def _item(
-        self, number: int, one: Shown, frames: Mapping[FrameKey, Frame]
+        self, number: int, item: Shown, frames: Mapping[FrameKey, Frame]
     ) -> Stored | Forgotten:
-        if one.commit is None:
+        if item.commit is None:
             return Forgotten(
-                number, number + one.n_lost - 1, "expired" if self.has_ttl else "damaged"
+                number, number + item.n_lost - 1, "expired" if self.has_ttl else "damaged"
             )
-        if one.arrived is None:
-            assert one.commit.facts.event is not None
-            return _event(number, one.commit.facts.event)
-        arrived = one.arrived
+        if item.arrived is None:
+            assert item.commit.facts.event is not None
+            return _event(number, item.commit.facts.event)
+        arrived = item.arrived
         frame = frames.get(arrived.frame_key)
-        gone = self.journal.arrival_gone(arrived, one.commit.events)
+        gone = self.journal.arrival_gone(arrived, item.commit.events)
         if gone is None and frame is None:
-            gone = self.lost(one.commit)
+            gone = self.lost(item.commit)
         if gone is None and frame is not None:
             try:
                 return Stored(
@@ -304,42 +299,42 @@ class Tailer:
         return Forgotten(number, number, gone or "damaged", arrived.player, chunks)
 
     def lost(self, commit: Commit) -> Gone:
-        """Why a frame's bytes are missing although nothing erased them."""
+        """Why a frame's bytes are missing although no event erased them."""
         return "expired" if self.is_past(commit.at_s, commit.keep_s) else "damaged"
 
-    def may_have_run_out(self, before: Commit | None) -> bool:
-        """Whether commits behind this one may be gone by themselves."""
+    def may_have_expired(self, before: Commit | None) -> bool:
+        """Whether commits after this one may have expired."""
         if before is None or not before.keep_s:
             return self.has_ttl
         return self.is_past(before.at_s, lasting_s(before.keep_s))
 
     def is_past(self, at_s: float, keep_s: int) -> bool:
-        """Whether what was written at a time to last this long (0: for ever) may have run out."""
+        """Whether data written at a time with this time to live (0: forever) may have expired."""
         return bool(keep_s) and at_s + keep_s < self.clock.now() + SLACK_S
 
-    def frames(self, wanted: Iterable[Arrived]) -> dict[FrameKey, Frame]:
-        """The frames of these arrivals that are there and whole."""
-        crcs = {one.frame_key: one.crc for one in wanted}
-        beside: dict[tuple[uuid.UUID, int], list[tuple[int, bytes]]] = {}
+    def frames(self, arrivals: Iterable[Arrived]) -> dict[FrameKey, Frame]:
+        """The existing, undamaged frames of these arrivals."""
+        crcs = {arrived.frame_key: arrived.crc for arrived in arrivals}
+        by_bucket: dict[tuple[uuid.UUID, int], list[tuple[int, bytes]]] = {}
         for session, bucket, chunk_no, digest in crcs:
-            beside.setdefault((session, bucket), []).append((chunk_no, digest))
+            by_bucket.setdefault((session, bucket), []).append((chunk_no, digest))
         cql = (
             "SELECT session, bucket, chunk_no, digest, frame FROM chunks "
             "WHERE session = ? AND bucket = ? AND (chunk_no, digest) IN ?"
         )
         statements = [
             self.wire.bind(cql, session, bucket, keys[at : at + _AT_ONCE])
-            for (session, bucket), keys in beside.items()
+            for (session, bucket), keys in by_bucket.items()
             for at in range(0, len(keys), _AT_ONCE)
         ]
-        found: dict[FrameKey, Frame] = {}
+        frames: dict[FrameKey, Frame] = {}
         for row in (row for rows in self.wire.all(statements) for row in rows):
             key = (row.session, row.bucket, row.chunk_no, row.digest)
             with suppress(Refused):
                 frame = decode_frame(row.frame or b"")
                 if frame.body_crc == crcs[key]:
-                    found[key] = frame
-        return found
+                    frames[key] = frame
+        return frames
 
 
 def _event(number: int, event: Event) -> Forgotten:
