@@ -230,11 +230,11 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     assert "bad_hash" in row["damage"]
     assert "(damaged)" in ask("models list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
-    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["found"]) == (
+    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["result"]) == (
         "red",
         True,
     )
-    assert "restore the models" in checks["models"]["found"]
+    assert "restore the models" in checks["models"]["result"]
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):

@@ -41,7 +41,7 @@ def test_a_start_without_flags_goes_on_with_the_same_servers(
     assert say(data, "data", "verify")["steps"] == steps
     found = {one["name"]: one for one in say(data, "doctor")["checks"]}
     assert {found[name]["colour"] for name in ("stream", "store", "models")} == {"green"}
-    assert "2 partitions at kinesis://" in found["stream"]["found"]
+    assert "2 partitions at kinesis://" in found["stream"]["result"]
     assert not any((data / name).exists() for name in ("stream", "store", "models"))
 
 

@@ -1,4 +1,4 @@
-"""understudy stream and understudy store: create streams and stores on external servers."""
+"""understudy stream and understudy store: create streams and stores on remote servers."""
 
 import click
 

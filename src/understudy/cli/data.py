@@ -11,7 +11,7 @@ from rich.table import Table
 
 from understudy.backends.data import data_folder, stats_elsewhere
 from understudy.backends.data import stats as count_stats
-from understudy.cli.deployed import config_of, external_store, released_models
+from understudy.cli.deployed import config_of, released_models, remote_store
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
     common_options,
@@ -57,25 +57,25 @@ data.add_command(import_data)
 def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     """Count steps, sessions, quarantined frames and bytes.
 
-    An external store is scanned completely; its size is reported by its own tools.
+    A remote store is scanned completely; its size is reported by its own tools.
     """
-    with external_store(data_text, store_url) as external:
+    with remote_store(data_text, store_url) as remote:
         fields = (
-            stats_elsewhere(external.data, external.store)
-            if external
+            stats_elsewhere(remote.data, remote.store)
+            if remote
             else count_stats(data_folder(data_text).must_exist())
         )
     out = results(as_json=as_json)
     steps, chunks, sessions = (count(fields[name]) for name in ("steps", "chunks", "sessions"))
     line = f"{steps} steps in {chunks} chunks of {sessions} sessions"
-    if external is None and fields["free_bytes"]:
+    if remote is None and fields["free_bytes"]:
         line += f"; {size(fields['free_bytes'])} free inside the database (understudy data compact)"
     out.print(line)
     for game, game_steps in fields["games"].items():
         out.print(f"  {game}: {count(game_steps)} steps")
     out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
     used = ", ".join(f"{name} {size(used_bytes)}" for name, used_bytes in fields["bytes"].items())
-    if external is not None:
+    if remote is not None:
         used = f"in the data folder: {used or 'nothing'}; its servers report the store's size"
     out.print(used, soft_wrap=True)
     return finish(fields, as_json=as_json)
@@ -103,10 +103,10 @@ def sessions(
     """List sessions with their steps, missing chunks and dropped steps."""
     rows: list[dict[str, Any]] = []
     with ExitStack() as opened:
-        external = opened.enter_context(external_store(data_text, store_url))
+        remote = opened.enter_context(remote_store(data_text, store_url))
         store = (
-            external.store
-            if external
+            remote.store
+            if remote
             else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
         )
         for info in store.sessions(SessionFilter(game=game)):
@@ -156,25 +156,25 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
     """Finish interrupted work, then verify every acknowledged step against the stored bytes.
 
     Exits 0 if every step is stored exactly once; 1 on any loss, duplicate or damage; 2 if there is
-    no ledger to verify against (the bytes are still audited). For an external store, only what
+    no ledger to verify against (the bytes are still audited). For a remote store, only what
     ingest has stored so far is checked.
     """
     began_s = time.monotonic()
     by_session = {}
     with ExitStack() as opened:
-        external = opened.enter_context(external_store(data_text, store_url))
-        folder = external.data if external else data_folder(data_text).must_exist()
+        remote = opened.enter_context(remote_store(data_text, store_url))
+        folder = remote.data if remote else data_folder(data_text).must_exist()
         verification = (
-            verify_elsewhere(folder, external.store, live=is_locked(folder.root / "ingest.lock"))
-            if external
+            verify_elsewhere(folder, remote.store, live=is_locked(folder.root / "ingest.lock"))
+            if remote
             else verify_data(folder, config=config_of(data_text, store_url=store_url))
         )
         if digest:
-            store = external.store if external else opened.enter_context(StoreView(folder.store))
+            store = remote.store if remote else opened.enter_context(StoreView(folder.store))
             by_session = digests(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0))
     out = results(as_json=as_json)
     took_s = time.monotonic() - began_s
-    _print_verification(out, verification, took_s, is_external=external is not None)
+    _print_verification(out, verification, took_s, is_remote=remote is not None)
     for session, text in by_session.items():
         out.print(f"{session} {text}")
     fields = verification.to_json()
@@ -184,7 +184,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
 
 
 def _print_verification(
-    out: Console, verification: Verification, took_s: float, *, is_external: bool
+    out: Console, verification: Verification, took_s: float, *, is_remote: bool
 ) -> None:
     if verification.recovered_frames:
         out.print(f"sent {count(verification.recovered_frames)} frames spooled by a killed game")
@@ -207,7 +207,7 @@ def _print_verification(
             "no ledger here, so no acknowledged step to verify; checksums, gaps and duplicates are "
             "fine"
         )
-    elif is_external and verification.lost_steps and is_sound:
+    elif is_remote and verification.lost_steps and is_sound:
         out.print(
             "[red]FAILED[/red], unless these steps are still in the stream: store them with "
             "'understudy ingest --until-empty', then verify again"
@@ -250,10 +250,10 @@ def forget(
     timeout_s: float,
 ) -> int:
     """Permanently erase everything PLAYER (the name that the game uses) has recorded."""
-    with external_store(data_text, store_url) as external:
-        if external:
+    with remote_store(data_text, store_url) as remote:
+        if remote:
             fields = forget_elsewhere(
-                external.data, external.store, player, known=external.games, game=game
+                remote.data, remote.store, player, known=remote.games, game=game
             )
         else:
             folder = data_folder(data_text).must_exist()
@@ -272,9 +272,9 @@ def forget(
     out.print("frames recorded before now are rejected if they arrive later")
     if fields["models"]:
         out.print(f"models released earlier keep what they learned: {', '.join(fields['models'])}")
-    if external:
+    if remote:
         out.print(
-            "[dim]an external stream keeps the frames until its retention ends, and database files "
+            "[dim]a remote stream keeps the frames until its retention ends, and database files "
             "until they are compacted: see the page of each in docs/[/]"
         )
     if not fields["is_finished"]:
@@ -332,10 +332,10 @@ def quarantine() -> None:
 def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: int) -> int:
     """List quarantined and parked frames with their reasons."""
     with ExitStack() as opened:
-        external = opened.enter_context(external_store(data_text, store_url))
+        remote = opened.enter_context(remote_store(data_text, store_url))
         store = (
-            external.store
-            if external
+            remote.store
+            if remote
             else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
         )
         rows = [
@@ -380,10 +380,10 @@ def replay(
     timeout_s: float,
 ) -> int:
     """Check quarantined frames again (all, or IDS) and store those that now pass, each once."""
-    with external_store(data_text, store_url) as external:
+    with remote_store(data_text, store_url) as remote:
         chosen = list(ids) or None
-        if external:
-            fields = replay_frames(external.store, external.specs, chosen)
+        if remote:
+            fields = replay_frames(remote.store, remote.specs, chosen)
         else:
             folder = data_folder(data_text).must_exist()
             config = config_of(data_text, store_url=store_url)

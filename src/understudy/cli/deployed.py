@@ -1,4 +1,4 @@
-"""The deployment that a command works on, and its store if that is an external database."""
+"""The deployment that a command works on, and its store if that is a remote database."""
 
 import contextlib
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def released_models(text: str | None, games: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """An external store, opened for one command."""
+    """A remote store, opened for one command."""
 
     data: DataFolder
     store: FullStore
@@ -51,7 +51,7 @@ class OpenedStore:
 
 
 @contextlib.contextmanager
-def external_store(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
+def remote_store(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
     """The store that a flag or the config names; None if it is in the data folder."""
     config = config_of(data_text, store_url=store_url)
     check_backends(stream="", store=config.store.url)

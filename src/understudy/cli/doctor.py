@@ -47,7 +47,7 @@ class DoctorCheck:
 
     name: str
     colour: Colour
-    found: str
+    result: str
     next: str = ""
 
 
@@ -61,7 +61,7 @@ def doctor(data_text: str | None, as_json: bool) -> int:
     for check in _checks(data, data_text):
         checks.append(check)
         advice = f"  → {check.next}" if check.next else ""
-        out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.found}{advice}", soft_wrap=True)
+        out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.result}{advice}", soft_wrap=True)
     code = 1 if any(check.colour == "red" for check in checks) else 0
     return finish(
         {"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code

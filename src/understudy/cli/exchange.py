@@ -14,7 +14,7 @@ from rich.progress import Progress
 from understudy.backends.addresses import check_backends
 from understudy.backends.data import data_folder
 from understudy.backends.specs import registered_specs
-from understudy.cli.deployed import config_of, external_store
+from understudy.cli.deployed import config_of, remote_store
 from understudy.cli.options import (
     PATH,
     common_options,
@@ -97,11 +97,11 @@ def export_data(
     must_be_free(out)
     more: dict[str, Any] = {}
     with ExitStack() as opened:
-        external = opened.enter_context(external_store(data_text, store_url))
-        data = external.data if external else data_folder(data_text).must_exist()
-        if external:
-            specs = external.specs
-            view = opened.enter_context(copied(external.store, specs, export_filter, beside=out))
+        remote = opened.enter_context(remote_store(data_text, store_url))
+        data = remote.data if remote else data_folder(data_text).must_exist()
+        if remote:
+            specs = remote.specs
+            view = opened.enter_context(copied(remote.store, specs, export_filter, beside=out))
         else:
             view = opened.enter_context(StoreView(data.store))
             specs = registered_specs(data, models=config_of(data_text).models.url)
@@ -221,7 +221,7 @@ def export_data(
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="With an external store: seconds to wait for ingest without progress.",
+    help="With a remote store: seconds to wait for ingest without progress.",
 )
 @common_options
 def import_data(

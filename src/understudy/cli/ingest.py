@@ -125,7 +125,7 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
         )
     if flags["retention_s"] is not None and config.stream.url:
         raise ConfigError(
-            "--retention applies to a stream in the data folder only; omit it: for an external "
+            "--retention applies to a stream in the data folder only; omit it: for a remote "
             "stream, see docs/kinesis.md and docs/kafka.md"
         )
     return config
