@@ -103,7 +103,7 @@ def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(
         said, _ = process.communicate(timeout=120)
     try:
         assert said.endswith(
-            f"were at version {VERSION} already; new chunks are kept for 86400 s\n"
+            f"are already at version {VERSION}; new chunks are kept for 86400 s\n"
         )
         init_at(keyspace.url + "&ttl_s=86400")
         init_at(keyspace.url)

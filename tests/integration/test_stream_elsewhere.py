@@ -60,6 +60,6 @@ def test_verify_of_a_store_elsewhere_names_ingest_while_steps_may_wait_in_the_to
     assert run_command(["data", "verify", "--data", str(tmp_path)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "lost 50" in said
-    assert "let ingest store them (understudy ingest --until-empty), then verify again" in said
+    assert "store them with 'understudy ingest --until-empty', then verify again" in said
     assert run_command(["ingest", "--data", str(tmp_path), "--until-empty"]) == 0
     assert run_command(["data", "verify", "--data", str(tmp_path)]) == 0
