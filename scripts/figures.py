@@ -1,7 +1,8 @@
-"""Puts the figures of bench/results into the README, so that no number there is typed by hand.
+"""Writes the figures of bench/results into the README, so that no number is typed by hand.
 
-Run as `python scripts/figures.py`; with `--check` it only says whether the README is up to date. Of
-the learner the README has goals, losses and whole times; every row is in bench/results/learner.md.
+Run as `python scripts/figures.py`; with `--check` it only reports whether the README is up to date.
+For the learner, the README has goals, losses and total times; all rows are in
+bench/results/learner.md.
 """
 
 import argparse
@@ -24,7 +25,7 @@ NOT_LEARNED = (
     "Learning over ten seeds (`bench/learning.py`) has no result file yet; `make test` "
     "learns two seeds a task."
 )
-_MADE = (("date", 10), ("commit", 7))
+_ORIGIN = (("date", 10), ("commit", 7))
 RESULTS = ROOT / "bench" / "results"
 LEARNER = RESULTS / "learner.md"
 PEERS = (
@@ -39,25 +40,22 @@ PEERS = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="exit 1 when the README differs from the results"
+        "--check", action="store_true", help="exit 1 if the README differs from the results"
     )
     arguments = parser.parse_args()
     readme = ROOT / "README.md"
     pages = {LEARNER: _page(_results("learner-*.json"))}
     pages[readme] = with_figures(readme.read_text())
     if arguments.check:
-        return (
-            0
-            if all(path.exists() and path.read_text() == text for path, text in pages.items())
-            else 1
-        )
+        is_current = all(path.exists() and path.read_text() == text for path, text in pages.items())
+        return 0 if is_current else 1
     for path, text in pages.items():
         path.write_text(text)
     return 0
 
 
 def with_figures(readme: str) -> str:
-    """The README with the block between its marks made anew."""
+    """The README with a new block between its marks."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{block()}\n{END}{after}"
@@ -71,13 +69,13 @@ def block() -> str:
     parts = [_about(bench), _goals(bench), _peers(bench)]
     shared = "gateway, ingest, learner and the players share two cores"
     parts += [
-        _measured_with(found, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
-        for found in _results("gateway.json")
+        _measured_with(result, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
+        for result in _results("gateway.json")
     ]
     shared = "one local server each, on the same two cores"
     parts += [
-        _measured_with(found, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
-        for found in _results("backends.json")
+        _measured_with(result, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
+        for result in _results("backends.json")
     ]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
@@ -93,10 +91,8 @@ def _about(bench: dict[str, Any]) -> str:
     machine = bench["machine"]
     return (
         f"`make bench` ({bench['date'][:10]}, {machine['cores']} cores of a shared "
-        f"{machine['cpu']}, load "
-        f"{bench['load_average_before'][0]:.1f}; medians with the lowest and highest round, per "
-        "core in processor "
-        "time; all of it, with what bounds each miss: "
+        f"{machine['cpu']}, load {bench['load_average_before'][0]:.1f}; medians with the lowest "
+        "and highest round, per core in processor time; all of it, with what bounds each miss: "
         "[bench/results/experience.md](bench/results/experience.md)):"
     )
 
@@ -117,14 +113,16 @@ def _goals(bench: dict[str, Any]) -> str:
 
 def _figures(bench: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
     return {
-        figure["name"]: figure for one in _measurements(bench, name) for figure in one["figures"]
+        figure["name"]: figure
+        for measurement in _measurements(bench, name)
+        for figure in measurement["figures"]
     }
 
 
 def _measurements(bench: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """What a pass found, without measurements that are made no more."""
-    found = bench["passes"][name]["measurements"]
-    return [found[measurement] for measurement in MEASUREMENTS if measurement in found]
+    """The measurements of a pass, without those that no longer exist."""
+    results = bench["passes"][name]["measurements"]
+    return [results[measurement] for measurement in MEASUREMENTS if measurement in results]
 
 
 def _measured(figure: dict[str, Any] | None) -> str:
@@ -144,8 +142,8 @@ def _peers(bench: dict[str, Any]) -> str:
         "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |",
         "| --- | --- | --- |",
     ]
-    for one in _measurements(bench, "native"):
-        for ratio in one["ratios"]:
+    for measurement in _measurements(bench, "native"):
+        for ratio in measurement["ratios"]:
             if ratio["name"].startswith(PEERS):
                 spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
                 rows.append(
@@ -164,13 +162,13 @@ def _peers(bench: dict[str, Any]) -> str:
 
 def _measured_with(bench: dict[str, Any], name: str, title: str) -> str:
     """Figures and ratios of one measurement, with its notes."""
-    found = bench["passes"]["native"]["measurements"][name]
+    measurement = bench["passes"]["native"]["measurements"][name]
     about = (
         f"{bench['date'][:10]}, commit {bench['commit'][:7]}, load "
         f"{bench['load_average_before'][0]:.1f}"
     )
     rows = [title.format(about=about), "", "| figure | goal | measured |", "| --- | --- | --- |"]
-    for figure in found["figures"]:
+    for figure in measurement["figures"]:
         sign = "≥" if figure["more_is_better"] else "≤"
         goal = "" if figure["goal"] is None else f"{sign} {_short(figure['goal'])} {figure['unit']}"
         unit = "" if goal else f" {figure['unit']}"
@@ -180,18 +178,18 @@ def _measured_with(bench: dict[str, Any], name: str, title: str) -> str:
         "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |",
         "| --- | --- | --- |",
     ]
-    for ratio in found["ratios"]:
+    for ratio in measurement["ratios"]:
         spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
         rows.append(
             f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |"
         )
-    return "\n".join([*rows, "", *(f"* {note}" for note in found["notes"])])
+    return "\n".join([*rows, "", *(f"* {note}" for note in measurement["notes"])])
 
 
-def _learning(found: dict[str, Any]) -> str:
+def _learning(result: dict[str, Any]) -> str:
     rows = [
         (
-            f"Learning (`bench/learning.py`, {found['date']}; greedy return over 100 held-out "
+            f"Learning (`bench/learning.py`, {result['date']}; greedy return over 100 held-out "
             "episodes, IQM over seeds"
         ),
         (
@@ -203,7 +201,7 @@ def _learning(found: dict[str, Any]) -> str:
         "| task | goal | solved | return, IQM | env steps, median | updates, median |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in found["tasks"]:
+    for row in result["tasks"]:
         goal = (
             f"{row['goal']:.0%} of the player" if row["is_share_of_player"] else f"{row['goal']:g}"
         )
@@ -218,7 +216,7 @@ def _learning(found: dict[str, Any]) -> str:
 
 def _learner(results: list[dict[str, Any]]) -> str:
     days, commits = (
-        ", ".join(sorted({result[of][:size] for result in results})) for of, size in _MADE
+        ", ".join(sorted({result[key][:size] for result in results})) for key, size in _ORIGIN
     )
     rows = [
         f"The learner beside its peers (`bench/run.py`, {days}, commits {commits}; medians of",
@@ -234,12 +232,12 @@ def _learner(results: list[dict[str, Any]]) -> str:
         "",
         *_ratios(results, is_short=True),
     ]
-    told = [
+    remarks = [
         f"* {result['title']}: {line}"
         for result in results
         for line in [*_left_out(result), *result["remarks"]]
     ]
-    return "\n".join([*rows, "", *told]).rstrip()
+    return "\n".join([*rows, "", *remarks]).rstrip()
 
 
 def _page(results: list[dict[str, Any]]) -> str:
@@ -250,8 +248,8 @@ def _page(results: list[dict[str, Any]]) -> str:
         "Made by `scripts/figures.py` from `learner-*.json` beside it.",
     ]
     for result in results:
-        made = f"{result['date'][:10]}, commit {result['commit'][:7]}, {result['seconds']:.0f} s"
-        lines += ["", f"## {result['title']}", "", f"{made}. Gate: {result['gate']['says']}.", ""]
+        origin = f"{result['date'][:10]}, commit {result['commit'][:7]}, {result['seconds']:.0f} s"
+        lines += ["", f"## {result['title']}", "", f"{origin}. Gate: {result['gate']['says']}.", ""]
         lines += [*_ratios([result], is_short=False), ""]
         lines += [
             f"* {line}" for line in [*_left_out(result), *result["remarks"], *result["notes"]]
@@ -266,8 +264,8 @@ def _ratios(results: list[dict[str, Any]], *, is_short: bool) -> list[str]:
     ]
     for result in results:
         for row in result["rows"]:
-            told = [ratio for ratio in row["ratios"] if not is_short or _matters(row, ratio)]
-            rows += [_ratio_line(result, row, ratio) for ratio in told]
+            shown = [ratio for ratio in row["ratios"] if not is_short or _matters(row, ratio)]
+            rows += [_ratio_line(result, row, ratio) for ratio in shown]
     return rows
 
 
@@ -277,15 +275,16 @@ def _matters(row: dict[str, Any], ratio: dict[str, Any]) -> bool:
 
 
 def _left_out(result: dict[str, Any]) -> list[str]:
-    """Every contestant of the measure that did not run, or not to the end, by the reason."""
-    ran = {who for row in result["rows"] for who in row["values"]} - result["skipped"].keys()
-    reasons: dict[str, list[str]] = {}
-    for who in MEASURES[result["measure"]].contestants:
-        if who.name not in ran:
-            reasons.setdefault(result["skipped"].get(who.name, "not asked for"), []).append(
-                who.name
-            )
-    return [f"**left out**: {'; '.join(names)} ({why})" for why, names in reasons.items()]
+    """Every contestant of the measure that did not run to the end, grouped by reason."""
+    ran = {name for row in result["rows"] for name in row["values"]} - result["skipped"].keys()
+    names_by_reason: dict[str, list[str]] = {}
+    for contestant in MEASURES[result["measure"]].contestants:
+        if contestant.name not in ran:
+            reason = result["skipped"].get(contestant.name, "not asked for")
+            names_by_reason.setdefault(reason, []).append(contestant.name)
+    return [
+        f"**left out**: {'; '.join(names)} ({reason})" for reason, names in names_by_reason.items()
+    ]
 
 
 def _ratio_line(result: dict[str, Any], row: dict[str, Any], ratio: dict[str, Any]) -> str:
@@ -298,8 +297,8 @@ def _ratio_line(result: dict[str, Any], row: dict[str, Any], ratio: dict[str, An
 
 
 def _middle(values: list[float | None], unit: str) -> str:
-    found = statistics.median(math.inf if value is None else value for value in values)
-    return "never" if math.isinf(found) else f"{_short(found)} {unit}"
+    median = statistics.median(math.inf if value is None else value for value in values)
+    return "never" if math.isinf(median) else f"{_short(median)} {unit}"
 
 
 def _times(value: float | None) -> str:
