@@ -66,7 +66,7 @@ def cycles(
     first: int,
     count: int,
 ) -> tuple[dict[str, float], Any]:
-    """Median µs of each part and of a cycle, over `count` cycles on a full replay; the last draw."""
+    """Median µs of each part and of a cycle, over `count` cycles on a full replay, and a draw."""
     took: list[tuple[float, float, float]] = []
     drawn: Any = None
     for at in range(count):

@@ -93,7 +93,7 @@ class Poisoner:
         )
 
     def raw(self, chunk: Chunk) -> bytes:
-        """A chunk's frame as the door lets it in, whatever is in its columns."""
+        """A chunk's frame as the intake accepts it, with any columns."""
         return self.stamp(data_frame(chunk.meta.session, chunk.meta.chunk_no, chunk.encode()))
 
     def stamp(self, frame: Frame, player: bytes | None = None) -> bytes:

@@ -207,9 +207,9 @@ def test_bad_numbers_in_the_replays_ring(
     draw = ReplaySource.draw
     met: set[Any] = set()
 
-    def poisoned_draw(source: ReplaySource, call_no: int, *, importance: float) -> Any:
+    def poisoned_draw(source: ReplaySource, call_no: int, *, importance_exponent: float) -> Any:
         bad.ring(source.replay)
-        batches = draw(source, call_no, importance=importance)
+        batches = draw(source, call_no, importance_exponent=importance_exponent)
         assert source._drawn is not None
         # 1e30 in an observation may fall on deaf units; whatever else is bad spoils its update for
         # sure.
@@ -240,8 +240,8 @@ def test_bad_numbers_in_rollouts(
         RolloutQueue.draw,
     )  # so that ten in a row are no worry
 
-    def poisoned_draw(source: RolloutQueue, call_no: int, *, importance: float) -> Any:
-        rollout = draw(source, call_no, importance=importance)
+    def poisoned_draw(source: RolloutQueue, call_no: int, *, importance_exponent: float) -> Any:
+        rollout = draw(source, call_no, importance_exponent=importance_exponent)
         return bad.rollout(rollout, source._played)
 
     monkeypatch.setattr(RolloutQueue, "draw", poisoned_draw)
@@ -259,8 +259,8 @@ def test_bad_gradients_are_skipped_and_no_chunk_is_blamed(
     draw = ReplaySource.draw
     expected = []
 
-    def counted_draw(source: ReplaySource, call_no: int, *, importance: float) -> Any:
-        batches = draw(source, call_no, importance=importance)
+    def counted_draw(source: ReplaySource, call_no: int, *, importance_exponent: float) -> Any:
+        batches = draw(source, call_no, importance_exponent=importance_exponent)
         expected.append(int((lot(batches.reward, batches.action) % 11 == 0).sum()))
         return batches
 

@@ -52,8 +52,8 @@ def main(settings: WriterSettings) -> None:
     key = deployment_key(data.root)
     specs = SpecFolder(data.games)
     stream = FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
-    door = Intake(key, cart().game, SystemClock())
-    link = LedgerLink(LocalLink(stream, door=door, specs_folder=data.games), outside / "ledger")
+    intake = Intake(key, cart().game, SystemClock())
+    link = LedgerLink(LocalLink(stream, intake=intake, specs_folder=data.games), outside / "ledger")
     config = ClientConfig(background=False, spool=data.spool)
     with LocalStore(data.store, specs=specs, synchronous=settings.synchronous) as store:
         service = IngestService(stream, store, specs, owner="writer")
