@@ -1,5 +1,4 @@
-"""The bench itself: a run with tiny sizes gives every figure with its gate, and leaves nothing
-behind."""
+"""The benchmark itself: a tiny run reports every figure with its gate, and leaves no files."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""From a real recorder to a learner's batch: what is drawn is what happened, bit for bit, and
-nothing else is.
+"""From a real recorder to a learner's batch: drawn rows equal the recorded steps, bit for bit.
 
     recorder ─► spool ─► link ─► stream ─► ingest ─► store
         ─► StoreView.tail ─► FromStore ─► replay ─► batch
@@ -493,7 +492,7 @@ def check(
     prioritised=st.booleans(),
     order=st.sampled_from(["as sent", "swapped", "shuffled"]),
 )
-def test_drawn_transitions_are_the_true_ones(
+def test_drawn_transitions_match_the_recorded_ones(
     seed: int, n_step: int, stack: int, prioritised: bool, order: str
 ) -> None:
     rng = np.random.default_rng(seed)

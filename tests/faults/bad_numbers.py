@@ -1,5 +1,4 @@
-"""Ways for NaN, infinities and 1e30 into a training: a game, its chunks, the replay's ring, the
-gradient."""
+"""Injects NaN, infinities and 1e30 into a training: by game, chunks, replay ring or gradient."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Trainings by our command line, each in a process of its own that dies where a test says.
+"""Trainings by our command line, each in its own process that dies where a test requests.
 
 Run as `python -m tests.faults.forker`. It imports once and forks a process for each job it reads
 from standard input, a line of JSON each; JAX starts no thread before its first computation, so that

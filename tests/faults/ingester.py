@@ -1,5 +1,4 @@
-"""The real ingest process with small thresholds: it checkpoints and trims so often that kills meet
-every stage of it.
+"""The real ingest process with small thresholds, so that kills hit every stage of its work.
 
 Run as `python -m tests.faults.ingester DATA`; it reports and stops like
 `understudy.platform.ingest`.

@@ -1,4 +1,4 @@
-"""How much memory this process uses."""
+"""The memory use of this process."""
 
 import gc
 import re

@@ -1,5 +1,4 @@
-"""Frames that must not be stored: every way we could think of to be wrong, by accident or on
-purpose."""
+"""Frames that must not be stored: invalid in every known way, by accident or on purpose."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""A file system that forgets what was not synced: what a disk holds after the power was cut.
+"""A file system that loses what was not synced: the state of a disk after a power cut.
 
 `Disk` is the model, without any FUSE: files and folders as programs see them (live), as the platter
 has them (durable), and every change in between. A cut keeps an arbitrary subset of what is in

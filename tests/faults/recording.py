@@ -1,5 +1,4 @@
-"""Recording without processes: the simulator's testers at a small game, as much and as fast as a
-test asks for."""
+"""Recording without processes: simulated players of a small game, at any amount and speed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

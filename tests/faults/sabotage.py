@@ -1,4 +1,4 @@
-"""Ways to damage a recorded data folder, as thoroughly as somebody who knows the formats could."""
+"""Ways to damage a recorded data folder, with full knowledge of the formats."""
 
 import os
 import sqlite3

@@ -1,5 +1,4 @@
-"""NaN, infinities and 1e30 in a training: it finishes, its weights stay finite, and the chunks
-to blame are named."""
+"""NaN, infinities and 1e30 in a training: it finishes with finite weights and names bad chunks."""
 
 import contextlib
 from collections.abc import Iterator
@@ -253,7 +252,7 @@ def test_bad_numbers_in_rollouts(
     )
 
 
-def test_bad_gradients_are_skipped_and_no_chunk_is_blamed(
+def test_bad_gradients_are_skipped_without_blaming_a_chunk(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:
     draw = ReplaySource.draw
@@ -277,7 +276,7 @@ def test_bad_gradients_are_skipped_and_no_chunk_is_blamed(
 # --- Going back -----------------------------------------------------------------------------------
 
 
-def test_ten_skips_in_a_row_bring_back_the_last_checkpoint_and_half_the_rate(
+def test_ten_skips_in_a_row_restore_the_last_checkpoint_and_halve_the_rate(
     watch: Watch, tmp_path: Path
 ) -> None:
     run = train_watched(watch, tmp_path / "run", bad_numbers.SpoiledWhileFast, steps=1536)

@@ -1,5 +1,4 @@
-"""A full or failing disk under the real processes: no acknowledgement, no loss, and work
-resumes."""
+"""A full or failing disk under the real processes: no acknowledgement, no loss, work resumes."""
 
 import contextlib
 import itertools

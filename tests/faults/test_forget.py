@@ -1,4 +1,4 @@
-"""A forgotten player is in no file, whatever is sent again; nobody else is touched."""
+"""A forgotten player is in no file, whatever is sent again; other players are unaffected."""
 
 import shutil
 import uuid
@@ -149,7 +149,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
     assert all(held)
 
 
-def test_a_live_store_forgets_while_others_go_on_playing(
+def test_a_live_store_forgets_while_others_keep_playing(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
     ingest = start("understudy.platform.ingest", str(data.root))

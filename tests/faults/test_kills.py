@@ -83,7 +83,7 @@ class Troupe:
 
 
 @sizes("kills", short=20, full=220)
-def test_every_acknowledged_step_is_stored_once_whatever_is_killed(
+def test_every_acknowledged_step_is_stored_once_whichever_process_is_killed(
     tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
     rng = random.Random(seed)

@@ -1,5 +1,4 @@
-"""Trainings that are killed and go on: the same bits as if nothing had happened, from files that
-always read."""
+"""Killed and resumed trainings: the same bits as without a kill, from files that are readable."""
 
 import contextlib
 import functools
@@ -141,7 +140,7 @@ def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
 
 
 @sizes("kills", short=len(SHORT), full=20)
-def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
+def test_a_training_killed_repeatedly_ends_with_the_same_bits(
     forker: Forker,
     data: DataFolder,
     wholes: Callable[[str], Path],
@@ -201,7 +200,7 @@ def killed(
 
 
 @sizes("kills", short=1, full=5)
-def test_asynchronous_training_goes_on_from_its_checkpoint_and_counts_nothing_twice(
+def test_asynchronous_training_resumes_from_its_checkpoint_and_counts_nothing_twice(
     forker: Forker, data: DataFolder, tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
     rng = random.Random(seed)
@@ -262,7 +261,7 @@ def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]
     return found
 
 
-def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_that_goes_on(
+def test_a_second_process_on_the_same_run_is_rejected_and_ctrl_c_leaves_a_resumable_run(
     forker: Forker, data: DataFolder, tmp_path: Path, card: Card
 ) -> None:
     case = CASES["ppo with stacks and norms"]
@@ -288,7 +287,7 @@ def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_tha
     card.line("a second process on a run is refused", tried=1, held=1)
 
 
-def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
+def test_a_full_disk_during_a_checkpoint_is_reported_and_the_run_resumes_from_the_previous_one(
     forker: Forker, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, card: Card
 ) -> None:
     name = "ppo with stacks and norms"
@@ -305,7 +304,7 @@ def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_on
     card.line("disk full under a checkpoint, resumed to the same bits", tried=1, held=1)
 
 
-def test_a_player_who_is_forgotten_meanwhile_is_gone_from_the_training_that_goes_on(
+def test_a_player_forgotten_during_training_is_removed_from_the_resumed_training(
     data: DataFolder, tmp_path: Path
 ) -> None:
     own = DataFolder(tmp_path / "data")
@@ -394,7 +393,7 @@ def without_a_thing(patch: pytest.MonkeyPatch) -> None:
     """The control of the controls."""
 
 
-def test_whatever_a_resume_leaves_out_shows_in_the_comparison(tmp_path: Path, card: Card) -> None:
+def test_any_omission_of_a_resume_fails_the_comparison(tmp_path: Path, card: Card) -> None:
     settings = {
         **DQN,
         "prioritised": True,

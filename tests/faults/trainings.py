@@ -1,5 +1,4 @@
-"""Trainings under faults, from outside: processes that are started and waited for, and what they
-leave behind."""
+"""Trainings under faults, from outside: start processes, wait for them, inspect their files."""
 
 import contextlib
 import csv

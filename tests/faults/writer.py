@@ -1,8 +1,7 @@
-"""A whole platform in one process, on a disk that may lose its power: players, stream, ingest,
-store, and forgetting.
+"""A whole platform in one process, on a disk whose power may be cut.
 
-Run as `python -m tests.faults.writer SETTINGS`. What it was promised goes to a folder on another
-disk: the ledger, the players that were forgotten, and the deployment's key.
+Players, stream, ingest, store and erasure. Run as `python -m tests.faults.writer SETTINGS`. The
+ledger of acks, the forgotten players and the deployment's key are written to another disk.
 """
 
 import json

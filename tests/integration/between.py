@@ -1,5 +1,4 @@
-"""What stands between a store and its Cassandra in fault tests: requests that are cut off,
-delayed or held back."""
+"""Proxies between a store and its Cassandra: requests are cut off, delayed or held back."""
 
 import threading
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""Certificates for servers that want TLS: an authority of our own, whom it signed, and one that
-signed nothing."""
+"""Certificates for servers with TLS: our own authority, what it signed, and an unrelated one."""
 
 import datetime
 import ipaddress

@@ -1,5 +1,4 @@
-"""Commands of ours as processes of their own; none outlives the block that started it, whatever
-fails there."""
+"""Our commands as processes; none outlives the block that started it."""
 
 import subprocess
 import sys

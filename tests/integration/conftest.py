@@ -1,8 +1,7 @@
-"""Real servers for the tests of this folder: each is started when the first test asks for it, and
-stopped at the end.
+"""Real servers for the tests of this folder: each starts with the first test that needs it.
 
-A server that cannot be had here skips its tests by name and reason. Instead of one of ours, another
-may be given:
+Servers are stopped at the end. Tests of a server that cannot run here are skipped with the reason.
+Another server can be used instead:
 
     UNDERSTUDY_TEST_CASSANDRA=host:port   UNDERSTUDY_TEST_CASSANDRA_CREDENTIALS=file
     (also _KAFKA, _KINESIS, _S3)

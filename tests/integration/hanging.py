@@ -1,4 +1,4 @@
-"""What a test does to a server that is to hang."""
+"""Makes a server hang."""
 
 import os
 import signal

@@ -1,5 +1,4 @@
-"""Players who send into a topic while its brokers have trouble, ingest that stores it, and what
-is left of it."""
+"""Players that send to a topic while its brokers fail, ingest that stores it, and the result."""
 
 import threading
 import time

@@ -1,5 +1,4 @@
-"""Stores on a real Cassandra for tests: few keyspaces, emptied for every store, since making
-tables is slow."""
+"""Stores on a real Cassandra: few keyspaces, emptied for every store, as creating them is slow."""
 
 import time
 from collections.abc import Callable

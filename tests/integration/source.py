@@ -1,5 +1,4 @@
-"""Partitions of a stream for tests of the Cassandra store, and a look at what became of their
-chunks."""
+"""Partitions of a stream for tests of the Cassandra store, and checks of their stored chunks."""
 
 import threading
 import uuid

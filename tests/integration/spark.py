@@ -1,5 +1,4 @@
-"""Spark jobs of the tests: between any stream and a store on a real Cassandra, with faults
-inside of the tasks."""
+"""Spark jobs for tests: from any stream to a real Cassandra, with faults inside the tasks."""
 
 import contextlib
 import json

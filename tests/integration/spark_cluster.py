@@ -1,4 +1,4 @@
-"""A real Spark cluster on loopback: a standalone master and workers, each a process of its own."""
+"""A real Spark cluster on loopback: a standalone master and workers, each in its own process."""
 
 import json
 import os

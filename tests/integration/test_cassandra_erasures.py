@@ -1,5 +1,4 @@
-"""Erasures in a store on Cassandra beside writers and after crashes: no byte of a forgotten
-player comes back."""
+"""Erasures on Cassandra during writes and after crashes: no byte of a forgotten player returns."""
 
 import threading
 from dataclasses import replace
@@ -27,7 +26,7 @@ def played(keyspace: Keyspace) -> list[Any]:
     return [row.session for row in keyspace.rows("SELECT session FROM chunks") if row.session.int]
 
 
-def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keyspace) -> None:
+def test_a_write_in_flight_does_not_restore_a_forgotten_player(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     writer = keyspace.open(clock)
@@ -50,7 +49,7 @@ def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keys
     writer.close()
 
 
-def test_a_writer_that_has_not_heard_of_an_erasure_brings_no_byte_back(keyspace: Keyspace) -> None:
+def test_a_writer_unaware_of_an_erasure_restores_no_byte(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     with keyspace.open(clock) as writer, keyspace.open(clock) as other:
@@ -65,7 +64,7 @@ def test_a_writer_that_has_not_heard_of_an_erasure_brings_no_byte_back(keyspace:
         assert played(keyspace) == [], "no byte is left"
 
 
-def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte(
+def test_a_session_that_arrives_while_its_player_is_forgotten_leaves_no_byte(
     keyspace: Keyspace,
 ) -> None:
     """The erasure has looked for the player's sessions before this one was written."""
@@ -90,7 +89,7 @@ def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte
         assert SPEC.game not in [row.game for row in keyspace.rows("SELECT game FROM quarantine")]
 
 
-def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Keyspace) -> None:
+def test_a_decision_taken_over_by_another_writes_nothing_newer(keyspace: Keyspace) -> None:
     """A process that was held while it decided finds itself replaced, and brings back no byte of
     a forgotten player."""
     clock = ManualClock()
@@ -117,7 +116,7 @@ def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Key
         assert played(keyspace) == [], "no byte is left"
 
 
-def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
+def test_writers_continue_after_the_deciding_process_died(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     with keyspace.open(clock) as writer:
@@ -135,7 +134,7 @@ def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
         assert faults_in(writer, source) == []
 
 
-def test_an_erasure_that_was_cut_off_is_ended_by_the_next_claim(keyspace: Keyspace) -> None:
+def test_an_interrupted_erasure_is_completed_by_the_next_claim(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     other = Source(2)
@@ -176,7 +175,7 @@ def forgotten_behind_a_crash(keyspace: Keyspace) -> list[Any]:
     return played(keyspace)
 
 
-def test_what_a_dead_writer_committed_is_forgotten_too(keyspace: Keyspace) -> None:
+def test_commits_of_a_dead_writer_are_forgotten_too(keyspace: Keyspace) -> None:
     assert forgotten_behind_a_crash(keyspace) == []
 
 
@@ -224,7 +223,7 @@ def replayed_beside_a_write(keyspace: Keyspace) -> int:
         return shown.count(early.meta.id)
 
 
-def test_a_frame_that_is_replayed_beside_a_write_of_it_is_stored_once(keyspace: Keyspace) -> None:
+def test_a_frame_replayed_during_its_write_is_stored_once(keyspace: Keyspace) -> None:
     assert replayed_beside_a_write(keyspace) == 1
 
 

@@ -1,7 +1,6 @@
-"""The store on Cassandra under faults: nothing that was acknowledged is lost, nothing is there
-twice.
+"""The store on Cassandra under faults: nothing acknowledged is lost, nothing is stored twice.
 
-Each has a control that goes red: the same faults with one rule of the store taken out.
+Each test has a control that must fail: the same faults without one rule of the store.
 """
 
 import threading
@@ -63,7 +62,7 @@ def crash_after(keyspace: Keyspace, counts: Iterable[int]) -> tuple[list[str], i
         return wrong + faults_in(last, *sources), n_died
 
 
-def test_a_crash_between_any_two_writes_loses_and_doubles_nothing(keyspace: Keyspace) -> None:
+def test_a_crash_between_any_two_writes_loses_and_duplicates_nothing(keyspace: Keyspace) -> None:
     wrong, n_died = crash_after(keyspace, range(100))
     assert 10 <= n_died < 100, "once for every write of a batch"
     assert wrong == []
@@ -159,7 +158,7 @@ def tail_under_delays(keyspace: Keyspace, clock: ManualClock) -> tuple[list[str]
     return wrong, delayed
 
 
-def test_a_tail_beside_late_writes_shows_everything_once(keyspace: Keyspace) -> None:
+def test_a_tail_during_late_writes_shows_everything_once(keyspace: Keyspace) -> None:
     wrong, delayed = tail_under_delays(keyspace, ManualClock())
     assert delayed > 50
     assert wrong == []
@@ -265,7 +264,7 @@ def test_control_commits_that_do_not_follow_claims_let_a_zombie_do_harm(
 # --- the server dies ------------------------------------------------------------------------------
 
 
-def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
+def test_cassandra_killed_mid_write_loses_and_duplicates_nothing(
     cassandra_server: Any,
 ) -> None:
     if not cassandra_server.pid:

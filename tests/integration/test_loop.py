@@ -1,4 +1,4 @@
-"""The closed loop on real servers, in one command: people play, and the bots get better."""
+"""The closed loop on real servers, in one command: people play, and the bots improve."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The seed's pipeline as an example, and the bench of backends: both run as they stand."""
+"""The seed's pipeline as an example, and the backends benchmark: both run unchanged."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_pa
 
 
 @pytest.mark.timeout(600)
-def test_the_bench_of_backends_passes_its_gates(tmp_path: Path):
+def test_the_backends_benchmark_passes_its_gates(tmp_path: Path):
     """Takes more than 20 seconds: servers start, and each of them is measured beside its peer."""
     must_have("kinesalite", "cassandra", "kafka")
     out = tmp_path / "backends.json"

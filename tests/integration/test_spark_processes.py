@@ -1,5 +1,4 @@
-"""Spark ingest as processes: killed again and again, asked to finish, and called from the
-command line."""
+"""Spark ingest as processes: killed repeatedly, stopped, and run from the command line."""
 
 import json
 import os
@@ -100,7 +99,7 @@ def kill_sometime(process: Process, rng: np.random.Generator) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
+def test_a_job_killed_repeatedly_loses_and_duplicates_nothing(
     process: Process, keyspace: Keyspace, kills: int, tmp_path: Path
 ):
     rng = np.random.default_rng(kills)
@@ -127,7 +126,7 @@ def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
     )
 
 
-def test_a_role_interrupted_beside_its_parent_while_spark_starts_hears_and_leaves_nothing(
+def test_a_role_interrupted_with_its_parent_while_spark_starts_stops_and_leaves_nothing(
     process: Process,
 ):
     """As Ctrl-C in a terminal, which reaches every process; the parent then asks its roles to
@@ -195,9 +194,7 @@ def command_for(
 
 
 @pytest.mark.timeout(600)
-def test_the_command_stores_the_stream_and_says_no_more_than_it_must(
-    process: Process, keyspace: Keyspace
-):
+def test_the_command_stores_the_stream_with_minimal_output(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(5)))
     command = command_for(process, keyspace, "--until-empty")
     done = subprocess.run(
@@ -212,7 +209,7 @@ def test_the_command_stores_the_stream_and_says_no_more_than_it_must(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_that_is_asked_to_stop_stores_what_is_there_and_leaves_nothing_running(
+def test_a_stopped_command_drains_and_leaves_nothing_running(
     process: Process, keyspace: Keyspace, number: int
 ):
     rng = np.random.default_rng(8)
@@ -232,7 +229,7 @@ def test_the_command_that_is_asked_to_stop_stores_what_is_there_and_leaves_nothi
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 3.0)])
-def test_the_command_that_is_asked_to_stop_while_spark_starts_ends_well(
+def test_a_command_stopped_while_spark_starts_exits_normally(
     process: Process, keyspace: Keyspace, number: int, after_s: float
 ):
     append(process.stream, some_frames(np.random.default_rng(9)))
@@ -247,7 +244,7 @@ def test_the_command_that_is_asked_to_stop_while_spark_starts_ends_well(
 
 
 @pytest.mark.timeout(600)
-def test_the_command_that_is_asked_twice_ends_at_once_and_leaves_nothing_running(
+def test_a_second_stop_ends_the_command_immediately_and_leaves_nothing_running(
     process: Process, keyspace: Keyspace
 ):
     append(process.stream, some_frames(np.random.default_rng(11)))
@@ -303,7 +300,7 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
         ),
     ],
 )
-def test_a_master_that_cannot_be_is_told_in_one_line(
+def test_an_invalid_master_is_reported_in_one_line(
     process: Process, keyspace: Keyspace, master: str, said: str
 ):
     command = command_for(process, keyspace, "--until-empty", master=master)
@@ -316,7 +313,7 @@ def test_a_master_that_cannot_be_is_told_in_one_line(
 
 
 @pytest.mark.timeout(600)
-def test_speculation_is_refused_wherever_it_was_set(
+def test_speculation_is_rejected_wherever_it_is_set(
     process: Process, keyspace: Keyspace, tmp_path: Path
 ):
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")

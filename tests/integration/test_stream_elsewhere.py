@@ -1,4 +1,4 @@
-"""Commands on a data folder whose steps wait in a real topic."""
+"""Commands on a data folder whose steps are still in a real topic."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def record(folder: Path, topic: Topic, *, store: str = "") -> None:
     link.close()
 
 
-def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
+def test_verify_counts_acknowledged_steps_in_the_topic(
     kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     record(tmp_path, Topic(kafka_server))
@@ -53,7 +53,7 @@ def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
     assert (found["steps"], found["ledger_steps"], found["lost_steps"]) == (50, 50, 0)
 
 
-def test_verify_of_a_store_elsewhere_names_ingest_while_steps_may_wait_in_the_topic(
+def test_verify_of_a_remote_store_names_ingest_while_steps_may_be_in_the_topic(
     kafka_server: Any, keyspace: Keyspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     record(tmp_path, Topic(kafka_server), store=keyspace.url)
