@@ -1,4 +1,4 @@
-"""data export and data import as a user types them; the page about them is run as it stands."""
+"""data export and data import as a user types them; the commands of their page are run."""
 
 import json
 import os

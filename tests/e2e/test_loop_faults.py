@@ -184,8 +184,7 @@ def damage(path: Path) -> bytes:
 def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_no_player_is_without_a_bot(
     tmp_path: Path, card: Card, bar: Callable[[float], float]
 ) -> None:
-    """Takes more than 20 seconds: one platform goes through five faults and has to learn a bot
-    before the first."""
+    """Takes over 20 seconds: one platform learns a bot, then survives five faults."""
     with staged(tmp_path) as stage:
         deployment = stage.deployment
         key, known = deployment.keys.create(["play"], registers=True, label="revoked later")

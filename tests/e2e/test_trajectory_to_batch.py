@@ -188,7 +188,7 @@ class Player:
         )
 
     def _look(self) -> int:
-        """A new moment, which nobody saw before."""
+        """A new moment."""
         moment = len(self._seen) + 1
         action_mask = None
         if self._spec.has_action_mask and self._spec.discrete is not None:
@@ -400,8 +400,7 @@ def window_of(one: Played, at: int, n: int) -> list[Step] | None:
 
 
 def stack_of(one: Played, at: int, ahead: int, k: int) -> list[int] | None:
-    """The last k moments that lead to the one `ahead` steps behind step `at`; None when some of
-    them were lost."""
+    """The last k moments up to `ahead` steps after step `at`; None if some were lost."""
     moments = [one.steps[at].moment, *(step.after for step in one.steps[at : at + ahead])]
     while goes_on(one, at - 1):
         at -= 1

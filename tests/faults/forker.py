@@ -61,7 +61,7 @@ class Sabotage:
         self._is_armed = False
 
     def hear(self, event: Any) -> None:
-        """Every event of the training passes here, before anybody else hears it."""
+        """Receives every event of the training first."""
         self._step = event.env_steps
         if self._is_armed or self._step < self._fault.step:
             return

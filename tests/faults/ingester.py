@@ -18,8 +18,7 @@ RETENTION_S = 1.0
 
 
 def make_hasty() -> None:
-    """From now on stores of this process checkpoint every few commits, and stored parts of the
-    stream go at once."""
+    """Make stores of this process checkpoint every few commits, and trim the stream at once."""
     database.CHECKPOINT_BYTES = CHECKPOINT_BYTES
     role_defaults = ingest.IngestRole.__init__.__kwdefaults__
     assert role_defaults is not None

@@ -409,7 +409,7 @@ def _p_header_length_that_lies(p: Poisoner) -> bytes:
 
 
 def _p_zlib_bomb(p: Poisoner) -> bytes:
-    """A column of a few kilobytes that says, or does not say, that it inflates to very much."""
+    """A column of a few kilobytes that inflates to very much, declared or not."""
     chunk = p.chunk()
     says = p.rng.choice([4 * chunk.n_rows, 1 << 20, 1 << 28, 1 << 33])
     bomb = np.frombuffer(_BOMB, np.uint8)

@@ -77,7 +77,7 @@ def playing(
 
 
 class Table:
-    """Testers whose steps leave when a test says so."""
+    """Simulated players whose steps are sent when a test requests it."""
 
     def __init__(
         self, game: Game, players: Sequence[str], rng: np.random.Generator, canary: bytes = b""

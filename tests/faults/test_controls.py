@@ -106,8 +106,7 @@ def test_without_dedup_and_a_unique_key_verify_detects_duplicates(
 
 
 class PositionFirst:
-    """Commits where it is before what it read, as many a consumer does, and dies in between
-    once."""
+    """Commits its position before the data, as many consumers do, and dies in between once."""
 
     def __init__(self, store: LocalStore, *, dies_at: int) -> None:
         self._store = store
@@ -125,8 +124,7 @@ class PositionFirst:
 
 
 class DataFirst(PositionFirst):
-    """The real order, with the death where it hurts most: after the commit, before anybody knows
-    of it."""
+    """The real order, with a death right after the commit, before it is acknowledged."""
 
     def write(self, batch: WriteBatch) -> Receipt:
         receipt = self._store.write(batch)

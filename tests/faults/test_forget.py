@@ -38,8 +38,7 @@ def rng(seed: int) -> np.random.Generator:
 
 
 def record_everywhere(data: DataFolder, rng: np.random.Generator, aside: Path) -> list[Frame]:
-    """Leave ada's canary in the store, its quarantine, the stream and the spool; give back her
-    frames."""
+    """Leave ada's canary in store, quarantine, stream and spool; returns her frames."""
     with IngestRole(data) as role:
         for _ in range(2):
             with playing(data, ["ada", "bob"], rng, canary=CANARY) as table:
@@ -91,7 +90,7 @@ def places(data: DataFolder) -> set[str]:
 
 
 def others(data: DataFolder) -> set[tuple[uuid.UUID, int, int]]:
-    """Stored frames of everybody but ada."""
+    """Stored frames of all players but ada."""
     ada = pseudonym(deployment_key(data.root), GAME, "ada")
     with StoreView(data.store) as view:
         items = view.tail(None, max_items=100_000, wait_s=0.0).items

@@ -18,8 +18,7 @@ SMALL_SPOOL = 96 * 1024
 
 
 class Troupe:
-    """Three recorders (the last with almost no network and a small spool) and one ingest on a
-    folder."""
+    """Three recorders (the last with a bad network and a small spool) and one ingest."""
 
     def __init__(self, root: Path, rng: random.Random) -> None:
         self._root = root

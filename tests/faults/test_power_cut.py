@@ -210,8 +210,7 @@ class Machine:
         self.cuts += 1
 
     def problems(self) -> list[str]:
-        """What a new start of the platform finds amiss; it looks at a copy, the next cut meets
-        the original."""
+        """The errors that a new start finds in a copy; the next cut affects the original."""
         copy = DataFolder(self._folder / "copy" / "data")
         shutil.copytree(self.state, copy.root.parent)
         if (self.outside / "ledger").exists():
@@ -232,7 +231,7 @@ class Machine:
         return found
 
     def _remembered(self, copy: DataFolder) -> Iterator[str]:
-        """Frames of players who were forgotten before the cut."""
+        """Frames of players that were forgotten before the cut."""
         path = self.outside / "forgotten"
         lines = (
             [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -127,8 +127,7 @@ def wholes(
 
 
 def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
-    """Kills between 5 % and 95 % of the steps, one after the other; a third of them inside a
-    checkpoint."""
+    """Kills between 5 % and 95 % of the steps, one after the other; a third in a checkpoint."""
     steps = sorted(rng.sample(range(case.steps // 20, case.steps * 19 // 20), count))
     ways = [
         lambda step: Fault(step=step, how="checkpoint", calls=rng.randrange(4)),
@@ -180,8 +179,7 @@ def test_a_training_killed_repeatedly_ends_with_the_same_bits(
 def killed(
     forker: Forker, words: Sequence[str | Path], case: Case, plan: Sequence[Fault]
 ) -> list[str]:
-    """Where a run was when it was killed, for each fault; after each, it goes on from its newest
-    checkpoint."""
+    """Where each fault killed the run, which then resumes from its newest checkpoint."""
     places = []
     run = Path(words[-1])
     for fault in plan:
@@ -217,8 +215,7 @@ def test_asynchronous_training_resumes_from_its_checkpoint_and_counts_nothing_tw
 
 
 def counted_once(run: Path, env_steps: int) -> int:
-    """Checks the run's store and its newest checkpoint; how many steps were played and lost by
-    the kills."""
+    """Check the run's store and newest checkpoint; returns the played and lost steps."""
     newest = every_file_reads(run)[-1]
     audit = store_audit(run)
     facts = newest.facts
@@ -235,8 +232,7 @@ def counted_once(run: Path, env_steps: int) -> int:
 
 
 def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]]:
-    """(saved, saved again right after it was restored) of everything in the newest checkpoint of
-    a killed run."""
+    """(saved, saved again right after restoring) for all parts of the newest checkpoint."""
     shutil.copytree(run, copy)
     before = every_file_reads(copy)[-1]
     found: dict[str, tuple[Any, Any]] = {}

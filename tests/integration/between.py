@@ -110,7 +110,7 @@ def is_row(statement: Any) -> bool:
 
 
 def is_data(statement: Any) -> bool:
-    """Whether a request writes a frame, or what a commit says."""
+    """Whether a request writes a frame or a commit."""
     return _text(statement).startswith("INSERT") and any(
         name in _text(statement) for name in (".chunks ", ".commits ")
     )

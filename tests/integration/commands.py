@@ -11,7 +11,7 @@ _END_S = 200.0
 
 @contextmanager
 def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    """A command at work; all that it says comes on one pipe."""
+    """A running command; its whole output is on one pipe."""
     command = [sys.executable, "-m", "understudy.cli.main", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 
 class External:
-    """A server that somebody else runs; what would kill it skips the test."""
+    """A server that is not ours; tests that would kill it are skipped."""
 
     pid = 0
     is_alive = True
@@ -102,8 +102,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | Ext
 
 @pytest.fixture
 def bucket(s3_server: Server | External, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a folder in a bucket of its own; the keys are where AWS's own tools find
-    them."""
+    """The URL of a folder in a new bucket; the keys are where AWS tools look for them."""
     boto3 = pytest.importorskip("boto3")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(s3_server.credentials_file))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
@@ -163,7 +162,7 @@ def spark(with_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def job(spark: Spark, keyspace: Keyspace, tmp_path: Path) -> Iterator[Job]:
-    """Between a stream in a folder of its own and the emptied keyspace."""
+    """From a stream in its own folder to the emptied keyspace."""
     job = Job(spark, keyspace, DataFolder(tmp_path / "D"))
     yield job
     job.store.close()

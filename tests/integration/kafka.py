@@ -17,7 +17,7 @@ WAIT_TIMEOUT_S = 20.0
 
 
 class Topic:
-    """A topic of its own for one test."""
+    """A topic for one test."""
 
     def __init__(self, server: Any, *, partitions: int = 3, replication: int = 1) -> None:
         self.server = server

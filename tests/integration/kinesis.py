@@ -97,7 +97,7 @@ def _client(server: Any) -> Any:
 
 @contextmanager
 def desk(server: Any, *, shards: int = 2, url: str = "") -> Iterator[Desk]:
-    """A stream of its own for one test, deleted at the end."""
+    """A stream for one test, deleted at the end."""
     one = Desk(server, shards=shards, url=url)
     try:
         yield one

@@ -23,8 +23,7 @@ _TOGETHER_S = 60.0
 
 
 def prepare(place: ServerFolder, *, seed: int) -> None:
-    """One of three, which the first one tells of each other; without passwords, whose table has
-    one copy."""
+    """One of three nodes with the first as seed; without passwords, whose table has one replica."""
     prepare_cassandra(place)
     settings = place.folder / "cassandra.yaml"
     text = settings.read_text().replace(f"{HOST}:{place.ports['peers']}", f"{HOST}:{seed}")

@@ -90,8 +90,7 @@ def test_a_session_that_arrives_while_its_player_is_forgotten_leaves_no_byte(
 
 
 def test_a_decision_taken_over_by_another_writes_nothing_newer(keyspace: Keyspace) -> None:
-    """A process that was held while it decided finds itself replaced, and brings back no byte of
-    a forgotten player."""
+    """A process held during a decision is replaced, and restores no byte of the player."""
     clock = ManualClock()
     (chunk, *_) = Source(1).chunks
     raw = candidate(chunk).frame.encode()
@@ -160,8 +159,7 @@ def test_an_interrupted_erasure_is_completed_by_the_next_claim(keyspace: Keyspac
 
 
 def forgotten_behind_a_crash(keyspace: Keyspace) -> list[Any]:
-    """A writer dies right behind its commit, and its player is forgotten before any claim: what
-    is left of them."""
+    """A writer dies after its commit, then its player is forgotten; returns what remains."""
     clock = ManualClock()
     source = Source(1, n_sessions=2, n_chunks=3)
     writer = keyspace.open(clock)
@@ -187,8 +185,7 @@ def test_control_an_erasure_that_does_not_apply_the_last_commits_leaves_bytes(
 
 
 def replayed_beside_a_write(keyspace: Keyspace) -> int:
-    """A frame came too early, fits by now, and is stored from quarantine and from the stream at
-    once: how often."""
+    """A frame that was too early is stored from quarantine and stream at once: how often."""
     rng = np.random.default_rng(5)
     chunks = random_session(
         SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=10

@@ -28,8 +28,7 @@ IS_QUICK = True
 
 
 def crash_after(keyspace: Keyspace, counts: Iterable[int]) -> tuple[list[str], int]:
-    """Writers that die after so many writes, each followed by one that goes on: faults, and how
-    many died."""
+    """Writers that die after some writes, each followed by another; faults and deaths."""
     clock = ManualClock()
     sources: list[Source] = []
     wrong: list[str] = []
@@ -117,8 +116,7 @@ def test_control_a_position_before_the_data_loses_it(
 
 
 def tail_under_delays(keyspace: Keyspace, clock: ManualClock) -> tuple[list[str], int]:
-    """Two writers whose writes take up to half a second, and a reader beside them: faults, and
-    how many were late."""
+    """Two writers with writes of up to half a second, and a reader; faults and late writes."""
     sources = [Source(one, n_sessions=4, n_chunks=3) for one in (1, 2)]
     writers = [
         keyspace.open(clock, between=lambda send: Delay(send, most_s=0.5, seed=5)) for _ in sources
@@ -198,8 +196,7 @@ def late_write(store: Any, batch: WriteBatch) -> tuple[threading.Thread, list[bo
 
 
 def zombie(keyspace: Keyspace, clock: ManualClock) -> list[str]:
-    """A writer is held in the middle of a batch; another takes over and goes on; then the first
-    one's writes land."""
+    """A writer is held mid-batch; another takes over; then the first one's writes land."""
     source = Source(1, n_sessions=2, n_chunks=6)
     first = keyspace.open(clock)
     claim = first.claim(source.name, owner="test", ttl_s=60.0)
@@ -224,8 +221,7 @@ def test_late_writes_of_a_stale_owner_change_nothing(keyspace: Keyspace) -> None
 
 
 def test_an_attempt_made_while_another_claims_stays_below_its_claim(keyspace: Keyspace) -> None:
-    """The first owner decides after the second one began to claim, and its writes land behind
-    the second one's."""
+    """The first owner decides after the second began to claim; its writes land later."""
     clock = ManualClock()
     source = Source(1, n_sessions=2, n_chunks=6)
     first = keyspace.open(clock)
@@ -256,7 +252,7 @@ def test_an_attempt_made_while_another_claims_stays_below_its_claim(keyspace: Ke
 def test_control_commits_that_do_not_follow_claims_let_a_zombie_do_harm(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timestamps that fall from one epoch to the next: whoever claimed first wins."""
+    """Timestamps that fall from one epoch to the next: the first claim wins."""
     monkeypatch.setattr(Lease, "next_attempt", lambda self: (1 << 60) - self.epoch)
     assert zombie(keyspace, ManualClock()) != []
 

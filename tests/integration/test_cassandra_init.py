@@ -36,7 +36,7 @@ def told(
     *,
     wanted: str = "",
 ) -> str:
-    """What a refusal says: one line, at once."""
+    """The error of a rejected call: one line, immediately."""
     start_s = time.monotonic()
     with pytest.raises(kind) as caught:
         call(f"{url}&patience_s={WAIT_TIMEOUT_S}")

@@ -32,8 +32,7 @@ class Counting:
 
 
 def idle_requests(keyspace: Keyspace) -> tuple[Counter[str], list[str]]:
-    """What a reader asks while nothing comes, beside partitions that were left; and what it
-    shows wrongly."""
+    """The requests of an idle reader with released partitions, and what it shows wrongly."""
     clock = ManualClock()
     sources = [Source(one, n_sessions=1) for one in range(N_OLD)]
     with keyspace.open(clock) as store:

@@ -366,7 +366,7 @@ def test_a_window_follows_a_cassandra_store(
 
 
 def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[list[str], int]:
-    """A session that moves to another partition: fates when all comes again, and what it counts."""
+    """A session that moves to another partition: fates on redelivery, and its counts."""
     clock = ManualClock()
     chunks = random_session(SPEC, rng, n_chunks=4)
     other = random_session(SPEC, rng, n_chunks=1)

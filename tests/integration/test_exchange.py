@@ -69,7 +69,7 @@ def file_of_records(folder: Path) -> tuple[Path, int]:
 
 @contextmanager
 def ingest(data: DataFolder, *flags: str) -> Iterator[None]:
-    """Ingest as flags and config say, in a process of its own."""
+    """Ingest with the flags and config, in its own process."""
     command = [*COMMAND, "ingest", "--data", str(data.root), *flags]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

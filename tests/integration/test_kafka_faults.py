@@ -45,8 +45,7 @@ def topic(kafka_server: Any) -> Iterator[Topic]:
 
 
 def kill_and_hang(server: Any, table: Table) -> None:
-    """Dies twice in the middle of appends, and hangs once: then what was sent arrives after its
-    time is over."""
+    """The broker dies twice during appends and hangs once, so that frames arrive late."""
     for _ in range(2):
         table.wait_for(60)
         server.kill()

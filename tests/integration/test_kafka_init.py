@@ -29,7 +29,7 @@ def new_url(server: Any, **options: object) -> str:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """A command's exit code, and the only line it says."""
+    """A command's exit code and its only line."""
     code = run(["stream", "init", *words])
     out, err = capsys.readouterr()
     (line,) = (out + err).strip().splitlines()

@@ -107,7 +107,7 @@ RIGHTS = [
     ("TOPIC", TOPIC, "WRITE"),
     ("GROUP", f"understudy-{TOPIC}", "DESCRIBE"),
 ]
-"""Describe comes with Read."""
+"""Read implies Describe."""
 
 
 def test_tls_scram_and_the_rights_of_the_docs_are_enough(server: Any):

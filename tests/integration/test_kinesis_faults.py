@@ -97,8 +97,7 @@ def steps_of(frames: Sequence[Frame]) -> int:
 
 
 def play(stream: Stream, lots: Sequence[Sequence[Frame]], *, acked: Callable[[], None]) -> None:
-    """Send frame by frame as a client does: what is not durable is kept and sent again, the same
-    bytes."""
+    """Send frame by frame like a client; what is not durable is sent again unchanged."""
 
     def one_player(mine: Sequence[Sequence[Frame]]) -> None:
         for frames in mine:
@@ -121,8 +120,7 @@ def carry(
     reading: Callable[[Stream], Stream] = lambda stream: stream,
     ingest_at_once: bool = True,
 ) -> Told:
-    """Players write while ingest reads; something happens when half is written; then everything
-    is stored."""
+    """Players write while ingest reads; a fault happens halfway; then all is stored."""
     writer = open_stream()
     reader = open_stream()
     store = CountingStore(folder)

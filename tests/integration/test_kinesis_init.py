@@ -24,7 +24,7 @@ def new_url(server: Any, *, endpoint: str = "") -> str:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """A command's exit code, and the only line it says; soon."""
+    """A command's exit code and its only line, within a time limit."""
     began_s = time.monotonic()
     code = run(["stream", "init", *words])
     assert time.monotonic() - began_s < RETRY_S / 2

@@ -53,7 +53,7 @@ class Deployed:
         append(self.stream, some_frames(np.random.default_rng(6)))
 
     def carry(self, server, run: Callable[[threading.Event], None]) -> Audit:
-        """What is stored when ingest runs, the server is away at first and then comes back."""
+        """What ingest stores when the server is down at first and then restarts."""
         self.registry.register(SPEC)
         server.kill()
         stop = threading.Event()

@@ -12,8 +12,7 @@ from understudy.core.errors import StorageFailed
 from understudy.models.cloud import CloudObjects
 
 SOON_S = 30.0
-"""A call that nobody answers takes longer than this; one that is refused is tried again for half
-of it at most."""
+"""A call without an answer takes longer; a rejected one is retried for half of it."""
 CALLS: dict[str, Callable[[CloudObjects], Any]] = {
     "read": lambda objects: objects.get("a"),
     "list": lambda objects: objects.list("a"),
@@ -22,7 +21,7 @@ CALLS: dict[str, Callable[[CloudObjects], Any]] = {
 
 
 def told(url: str, doing: str = "read") -> str:
-    """The error of a call, which is one line and comes soon."""
+    """The error of a call: one line, quickly."""
     began_s = time.monotonic()
     with pytest.raises(StorageFailed) as caught:
         CALLS[doing](CloudObjects(url))

@@ -47,8 +47,7 @@ def file_stream(job: Job) -> FileStream:
 
 
 def of_every_kind(rng: np.random.Generator) -> list[Frame]:
-    """Frames of which some come twice, some are another player's, and some are of a game nobody
-    knows."""
+    """Frames with duplicates, frames of another player, and frames of an unknown game."""
     good = some_frames(rng)
     stolen = good[-1].stamped(OTHER_PLAYER, int(time.time()))
     old = next(iter(stamped(random_session(SPEC, rng, n_chunks=1))))
@@ -78,8 +77,7 @@ def test_native_and_spark_ingest_store_the_same_from_one_stream(
 
 
 def test_no_byte_of_a_frame_reaches_the_driver(job: Job, rng: np.random.Generator):
-    """Its stream and store would raise if they were asked for one; what tasks report is counted
-    here."""
+    """The driver's stream and store would raise if asked for a frame; task reports are counted."""
     frames: list[Frame] = []
     for _ in range(3):
         with closing(file_stream(job)) as stream:
@@ -120,8 +118,7 @@ def test_a_task_whose_worker_dies_is_retried_under_its_own_claim(
 
 
 def test_a_running_attempt_is_fenced_by_a_later_one(job: Job, rng: np.random.Generator):
-    """Two worker processes of one owner, each with a store of its own: the first hangs between
-    reading and writing."""
+    """Two workers of one owner with separate stores; the first hangs before writing."""
     stream = file_stream(job)
     append(stream, some_frames(rng))
     (turn,) = [Turn(one.id) for one in stream.partitions()]

@@ -58,8 +58,7 @@ def topic(kafka_server: Any) -> Topic:
 def flags(
     topic: Topic, keyspace: Keyspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    """What any ingest between these is called with; games are registered where workers can reach
-    them."""
+    """The options of an ingest between these; workers can reach the registry."""
     data = DataFolder(tmp_path / "D")
     models = f"file://{tmp_path}/models"
     open_deployment(data, models=models).registry.register(SPEC)

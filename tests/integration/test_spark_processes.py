@@ -36,7 +36,7 @@ from understudy.streams.file import FileStream
 
 ROOT = Path(__file__).parents[2]
 STEPS_S = 0.2
-"""Time between two sessions of the player who never stops."""
+"""Time between two sessions of the player that never stops."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def process(with_spark: None, keyspace: Keyspace, tmp_path: Path) -> Iterator[Pr
 
 
 class Player(Thread):
-    """Somebody who plays on whatever happens to ingest."""
+    """A player that keeps playing whatever happens to ingest."""
 
     def __init__(self, stream: FileStream) -> None:
         super().__init__()
@@ -73,8 +73,7 @@ class Player(Thread):
 
 
 def kill_sometime(process: Process, rng: np.random.Generator) -> None:
-    """Start a job and kill it: while it starts, or while it stores; the driver, all of it at
-    once, or its JVM alone."""
+    """Start a job and kill it during startup or storing: driver, whole group, or JVM only."""
     child = process.start()
     if rng.random() < 0.25:
         time.sleep(rng.uniform(0.0, 8.0))
@@ -129,8 +128,7 @@ def test_a_job_killed_repeatedly_loses_and_duplicates_nothing(
 def test_a_role_interrupted_with_its_parent_while_spark_starts_stops_and_leaves_nothing(
     process: Process,
 ):
-    """As Ctrl-C in a terminal, which reaches every process; the parent then asks its roles to
-    finish."""
+    """Like Ctrl-C in a terminal, which reaches all processes; the parent drains its roles."""
     child = process.start()
     deadline_s = time.monotonic() + 120.0
     while process.jvm() is None and time.monotonic() < deadline_s:
@@ -147,7 +145,7 @@ def test_a_role_interrupted_with_its_parent_while_spark_starts_stops_and_leaves_
 
 @contextmanager
 def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A command in a session of its own, as a terminal starts it."""
+    """A command in its own session, as a terminal starts it."""
     environment = {**os.environ, MARK: process.mark}
     child = subprocess.Popen(
         command,
@@ -167,7 +165,7 @@ def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Pop
 def asked_to_stop(
     command: subprocess.Popen[str], number: int, *, within_s: float
 ) -> tuple[str, str]:
-    """What a command says when it and all it started are asked to stop, as a terminal does."""
+    """The output of a command whose process group gets a stop signal, as from a terminal."""
     os.killpg(command.pid, number)
     return command.communicate(timeout=within_s)
 

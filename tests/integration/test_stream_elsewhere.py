@@ -20,8 +20,7 @@ from understudy.testing.samples import cart_spec
 
 
 def record(folder: Path, topic: Topic, *, store: str = "") -> None:
-    """50 steps, acknowledged by the topic and noted in the folder's ledger; nobody has stored
-    them."""
+    """Record 50 steps that the topic acknowledged and the ledger lists; none is stored."""
     data = DataFolder(folder)
     spec = cart_spec()
     config = Config(
