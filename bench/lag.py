@@ -23,7 +23,8 @@ from bench.figures import Figure, Findings, Gate, all_of, percentiles
 from bench.scale import Scale
 from understudy.algorithm import Transitions
 from understudy.backends.data import DataFolder
-from understudy.client.connect import connect
+from understudy.client.connect import ClientConfig, connect
+from understudy.client.sender import SenderConfig
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import DTYPES
 from understudy.experience.chunk import Chunk, RowKind
@@ -165,7 +166,8 @@ def _ingest(folder: Path) -> None:
 
 def _play_steps(folder: Path, seconds: float) -> None:
     """Four players at 60 steps per second; an observation is player, number and time."""
-    game = connect(spec=_SPEC, data=folder, consent="granted", linger_s=_LINGER_S)
+    config = ClientConfig(sender=SenderConfig(linger_s=_LINGER_S))
+    game = connect(spec=_SPEC, data=folder, consent="granted", config=config)
     recorders = [game.recorder(f"p-{player}") for player in range(_PLAYERS)]
     for player, recorder in enumerate(recorders):
         recorder.reset(np.array([player, 0, time.monotonic(), 0.0]))

@@ -63,7 +63,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
                 algorithm=request["do"].removeprefix("solve-"),
                 seed=request["seed"],
                 until=475.0,
-                eval_every=EVERY_STEPS,
+                settings={"eval_every": EVERY_STEPS},
                 out=Path(folder) / "run",
                 on_event=hear,
             )

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,18 @@ class Task:
     def train(self, folder: Path, seed: int) -> Mapping[str, Any]:
         """The result of a run with this seed; `solved` if it reached the goal."""
         goal = self.goal
-        more = dict[str, Any]()
+        options = understudy.TrainOptions(network=self.network)
         if self.store is not None:
             goal *= self.store(folder / "data", seed)
-            more = {"from_store": folder / "data"}
+            options = replace(options, from_store=folder / "data")
         run = understudy.train(
             self.game,
             algorithm=self.algorithm,
             seed=seed,
             until=goal,
             settings=dict(self.settings),
-            network=self.network,
             out=folder / "run",
-            **more,
+            options=options,
         )
         return run.result
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from understudy.backends.data import data_folder, stats_elsewhere
 from understudy.backends.data import stats as count_stats
+from understudy.backends.local import open_view
 from understudy.cli.deployed import config_of, released_models, remote_store
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
@@ -33,7 +34,6 @@ from understudy.platform.ingest import replay as replay_frames
 from understudy.ports import SessionFilter
 from understudy.simulation.verify import Verification, digests, verify_elsewhere, whole
 from understudy.simulation.verify import verify as verify_data
-from understudy.stores.view import StoreView
 
 
 @click.group(
@@ -107,7 +107,7 @@ def sessions(
         store = (
             remote.store
             if remote
-            else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
+            else opened.enter_context(open_view(data_folder(data_text).must_exist().store))
         )
         for info in store.sessions(SessionFilter(game=game)):
             if len(rows) == limit:
@@ -170,7 +170,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
             else verify_data(folder, config=config_of(data_text, store_url=store_url))
         )
         if digest:
-            store = remote.store if remote else opened.enter_context(StoreView(folder.store))
+            store = remote.store if remote else opened.enter_context(open_view(folder.store))
             by_session = digests(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0))
     out = results(as_json=as_json)
     took_s = time.monotonic() - began_s
@@ -336,7 +336,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
         store = (
             remote.store
             if remote
-            else opened.enter_context(StoreView(data_folder(data_text).must_exist().store))
+            else opened.enter_context(open_view(data_folder(data_text).must_exist().store))
         )
         rows = [
             {

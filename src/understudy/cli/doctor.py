@@ -18,12 +18,12 @@ import click
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder, data_folder
 from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.local import open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
 from understudy.platform.config import Config, hidden, resolve
-from understudy.stores.view import StoreView
 
 Colour = Literal["green", "yellow", "red"]
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
@@ -153,7 +153,7 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
         "a process has the store open" if data.has_writer() else "no process has the store open",
     )
     try:
-        with StoreView(data.store) as view:
+        with open_view(data.store) as view:
             damage = view.damage()
             arrivals = view.next_arrival - 1
     except StorageFailed as error:

@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from understudy.backends.addresses import check_backends
 from understudy.backends.data import data_folder
+from understudy.backends.local import open_view
 from understudy.backends.specs import registered_specs
 from understudy.cli.deployed import config_of, remote_store
 from understudy.cli.options import (
@@ -31,7 +32,6 @@ from understudy.core.names import game_name, player_name
 from understudy.exchange.exporting import ExportFilter, OnSteps, copied, must_be_free, open_history
 from understudy.experience.chunk import CONSENTS
 from understudy.platform.config import resolve
-from understudy.stores.view import StoreView
 
 if TYPE_CHECKING:
     from understudy.exchange.destination import Destination
@@ -103,7 +103,7 @@ def export_data(
             specs = remote.specs
             view = opened.enter_context(copied(remote.store, specs, export_filter, beside=out))
         else:
-            view = opened.enter_context(StoreView(data.store))
+            view = opened.enter_context(open_view(data.store))
             specs = registered_specs(data, models=config_of(data_text).models.url)
         history = open_history(data, view, export_filter, specs=specs)
         with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:

@@ -180,8 +180,8 @@ def _trained(
     began_s = time.perf_counter() - process_age_s()
     with watching_run(out, progress) as hear:
         # Imported late: importing JAX takes seconds.
+        from understudy.training.train import TrainOptions, train_seeds
         from understudy.training.train import train as train_one
-        from understudy.training.train import train_seeds
 
         def on_event(event: Event) -> None:
             hear(event)
@@ -190,8 +190,15 @@ def _trained(
         def warn(text: str) -> None:
             out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
 
-        common = {**options, "on_event": on_event, "on_complaint": warn, "began_s": began_s}
+        common = {**options, "on_event": on_event}
         seeds = common.pop("seeds")
+        eval_every = common.pop("eval_every")
+        if eval_every is not None:
+            common["settings"] = {**common["settings"], "eval_every": eval_every}
+        names = [field.name for field in dataclasses.fields(TrainOptions) if field.name in common]
+        common["options"] = TrainOptions(
+            on_warning=warn, started_s=began_s, **{name: common.pop(name) for name in names}
+        )
         return (
             train_one(game, **common).result
             if seeds is None
