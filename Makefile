@@ -42,7 +42,7 @@ check:  ## check format, lint, types and imports
 	$(BIN)/mypy --num-workers 2 || { test $$? -ne 1 && $(BIN)/mypy; }
 	$(BIN)/lint-imports --no-logo
 
-bench:  ## measure every figure of the README, and its peers
+bench:  ## measure every figure of docs/figures.md, and its peers
 	@$(SETUP) $(TESTED) bench servers spark
 	$(BIN)/python bench/experience.py
 	$(BIN)/python bench/gateway.py
