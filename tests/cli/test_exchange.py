@@ -215,7 +215,7 @@ def test_rejected_episodes_are_named_and_the_exit_code_is_1(
     how = ["--format", "seed-a", "--repair-shift", "--consent", "granted"]
     assert run_command(["data", "import", "a.jsonl", "--data", "D", *how]) == 1
     found = capsys.readouterr().out
-    assert "rejected episode 0: step 1 comes with different contents" in found
+    assert "rejected episode 0: step 1 has two different records" in found
     assert "lost 1 first steps" in found
     assert "3 steps of CartPole-v0 in 1 sessions: stored 3" in found
 

@@ -53,11 +53,11 @@ def main(settings: WriterSettings) -> None:
     stream = FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
     intake = Intake(key, cart().game, SystemClock())
     link = LedgerLink(LocalLink(stream, intake=intake, specs_folder=data.games), outside / "ledger")
-    config = ClientConfig(background=False, spool=data.spool)
+    config = ClientConfig(link=link, background=False, spool=data.spool)
     with LocalStore(data.store, specs=specs, synchronous=settings.synchronous) as store:
         service = IngestService(stream, store, specs, owner="writer")
         threading.Thread(target=_follow, args=(service,), daemon=True).start()
-        with connect(spec=cart(), link=link, consent="granted", config=config) as game:
+        with connect(spec=cart(), consent="granted", config=config) as game:
             (outside / "key").write_bytes(key)
             table = Table(game, [f"player-{settings.seed}-{n}" for n in range(3)], rng)
             for turn in range(1_000_000):

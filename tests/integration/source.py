@@ -63,7 +63,7 @@ class Source:
 
 def insist(source: Source, keyspace: Keyspace, acked: list[Key], begun: threading.Event) -> None:
     """Store a whole source despite outages; records acks, and when 8 chunks were stored."""
-    store = keyspace.open(options="&patience_s=5&timeout_s=3")
+    store = keyspace.open(options="&retry_s=5&timeout_s=3")
     position: Position | None = None
     epoch: int | None = None
     while int(position or 0) < len(source.chunks):

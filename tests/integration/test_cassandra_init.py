@@ -39,7 +39,7 @@ def told(
     """The error of a rejected call: one line, immediately."""
     start_s = time.monotonic()
     with pytest.raises(kind) as caught:
-        call(f"{url}&patience_s={WAIT_TIMEOUT_S}")
+        call(f"{url}&retry_s={WAIT_TIMEOUT_S}")
     assert time.monotonic() - start_s < WAIT_TIMEOUT_S / 2
     assert "\n" not in str(caught.value)
     assert wanted in str(caught.value)
