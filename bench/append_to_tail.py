@@ -1,5 +1,4 @@
-"""How long a chunk takes from an append to a tail of a store elsewhere, by our own service and
-by a Spark job."""
+"""The time from an append to a remote store's tail, with our own service and a Spark job."""
 
 import contextlib
 import itertools
@@ -29,7 +28,7 @@ STEPS = 512
 
 
 def candidates(count: int, seed: int) -> list[Candidate]:
-    """Chunks of one session, ready to be written; the same seed gives the same ones."""
+    """Chunks of one session, ready to be written; deterministic by seed."""
     frames = [
         frame.stamped(PLAYER, int(time.time()))
         for frame in person_frames(count, steps=STEPS, seed=seed)
@@ -38,13 +37,13 @@ def candidates(count: int, seed: int) -> list[Candidate]:
 
 
 def lags_of(
-    wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None], reader: FullStore
+    chunks: Sequence[Candidate], send: Callable[[Candidate], None], reader: FullStore
 ) -> list[float]:
-    """Seconds from before a chunk is handed over until a reader elsewhere has it."""
-    begun_s = dict[int, float]()
-    seen_s = dict[int, float]()
-    session = wanted[0].frame.session
-    count = len(wanted)
+    """Seconds from before a chunk is sent until another reader has it."""
+    sent_s = dict[int, float]()
+    read_s = dict[int, float]()
+    session = chunks[0].frame.session
+    count = len(chunks)
     cursor: Cursor | None = None
     while (page := reader.tail(cursor, max_items=1_024, wait_s=0.0)).items:
         cursor = page.cursor
@@ -52,33 +51,32 @@ def lags_of(
     def follow() -> None:
         at = cursor
         give_up_s = time.monotonic() + 180
-        while len(seen_s) < count and time.monotonic() < give_up_s:
-            found = reader.tail(at, max_items=64, wait_s=1.0)
-            at = found.cursor
-            for item in found.items:
+        while len(read_s) < count and time.monotonic() < give_up_s:
+            page = reader.tail(at, max_items=64, wait_s=1.0)
+            at = page.cursor
+            for item in page.items:
                 if isinstance(item, Stored) and item.frame.session == session:
-                    seen_s[item.frame.chunk_no] = time.monotonic()
+                    read_s[item.frame.chunk_no] = time.monotonic()
 
     follower = threading.Thread(target=follow)
     follower.start()
-    for candidate in wanted:
-        begun_s[candidate.frame.chunk_no] = time.monotonic()
-        hand_over(candidate)
+    for candidate in chunks:
+        sent_s[candidate.frame.chunk_no] = time.monotonic()
+        send(candidate)
         time.sleep(0.02)
     follower.join()
-    assert seen_s.keys() == begun_s.keys(), (
-        f"{len(begun_s) - len(seen_s)} chunks never came into the tail"
+    assert read_s.keys() == sent_s.keys(), (
+        f"{len(sent_s) - len(read_s)} chunks never appeared in the tail"
     )
-    return [seen_s[number] - begun_s[number] for number in begun_s]
+    return [read_s[number] - sent_s[number] for number in sent_s]
 
 
 def append_to_tail(
-    server: Server, folder: Path, found: Findings, *, rounds: int, arrivals: int
+    server: Server, folder: Path, findings: Findings, *, rounds: int, arrivals: int
 ) -> None:
-    """From an append to a tail, by our own service and by a Spark job, from a file stream into
-    the same Cassandra."""
+    """From a file stream to a tail of the same Cassandra, with our service and a Spark job."""
     if reason := why_no_spark():
-        found.skipped.append(reason)
+        findings.skipped.append(reason)
         return
     with contextlib.ExitStack() as open_:
         ways = {
@@ -104,7 +102,7 @@ def append_to_tail(
             engine: [float(np.percentile(round_, part)) * 1e3 for round_ in lags[engine]]
             for engine in ways
         }
-        found.figures += [
+        findings.figures += [
             Figure(
                 name=f"{name}, by {by[engine]}: p{part}",
                 unit="ms",
@@ -115,7 +113,7 @@ def append_to_tail(
             )
             for engine in ways
         ]
-        found.ratios.append(
+        findings.ratios.append(
             Ratio(
                 name=f"{name}, our own service: p{part}",
                 peer="our Spark job",
@@ -126,7 +124,7 @@ def append_to_tail(
                 more_is_better=False,
             )
         )
-    found.figures.append(
+    findings.figures.append(
         Figure(
             name="a batch of the Spark job",
             unit="s",
@@ -139,7 +137,7 @@ def append_to_tail(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A stream, an ingest process and a store that somebody else tails."""
+    """A stream, an ingest process and a store with another reader."""
 
     stream: Stream
     child: Child
@@ -147,7 +145,7 @@ class _Way:
     seeds: Iterator[int]
 
     def lags(self, count: int) -> list[float]:
-        """Seconds that each of so many chunks takes."""
+        """Seconds that each of this many chunks takes."""
         return lags_of(candidates(count, next(self.seeds)), _into(self.stream), self.reader)
 
 
@@ -167,7 +165,7 @@ def _way(server: Server, folder: Path, engine: str) -> Iterator[_Way]:
 
 @contextlib.contextmanager
 def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
-    """An ingest process of one kind between a folder's stream and a store."""
+    """An ingest process with one engine, from a folder's stream to a store."""
     make_folder(data.root)
     open_deployment(data).registry.register(CART)
     config = Config(

@@ -1,5 +1,4 @@
-"""The games that are measured: a CartPole-like one whose rows say where they belong, and 84x84
-images."""
+"""The games of the benchmarks: a CartPole-like one with identifiable rows, and 84x84 images."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ EPISODE_STEPS = 190
 SESSIONS = 16
 
 CART = game_spec("bench-cart", obs=4, actions=2)
-"""Four floats: session, step within it, and two that look like measurements."""
+"""Four floats: session, step within it, and two random values."""
 
 SCREEN = game_spec("bench-screen", obs=Box((84, 84), DTYPES["U8"]), actions=6)
 """One unstacked Atari frame per step."""
@@ -29,7 +28,7 @@ SCREEN = game_spec("bench-screen", obs=Box((84, 84), DTYPES["U8"]), actions=6)
 
 @dataclass(frozen=True, slots=True)
 class OneGame:
-    """Specs of a single game, kept in memory."""
+    """Specs of a single game, in memory."""
 
     only: GameSpec
 
@@ -49,7 +48,7 @@ def cart_obs(n: int, *, session: int = 0, seed: int = 0) -> Array:
 
 
 def screens(n: int, *, seed: int = 0) -> Array:
-    """uint8[n, 84, 84] as an Atari game draws them: flat areas, a score, a few moving boxes."""
+    """uint8[n, 84, 84] like an Atari game: flat areas, a score, a few moving boxes."""
     rng = np.random.default_rng(seed)
     background = np.zeros((84, 84), np.uint8)
     background[:10] = 0
@@ -74,13 +73,12 @@ def screens(n: int, *, seed: int = 0) -> Array:
 
 
 def noise(n: int, *, seed: int = 0) -> Array:
-    """uint8[n, 84, 84] that no codec can shrink: the worst case."""
+    """Incompressible uint8[n, 84, 84]: the worst case."""
     return np.random.default_rng(seed).integers(0, 256, (n, 84, 84), np.uint8)
 
 
 def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterator[None]:
-    """Play through the observations, 190 steps an episode; yields whenever a block is full and
-    must be taken."""
+    """Record the observations, 190 steps per episode; yields when a block is full, to be taken."""
     builder.begin(EpisodeNote(row=0), consent="granted")
     for at, obs in enumerate(observations):
         if at and at % EPISODE_STEPS == 0:
@@ -97,11 +95,12 @@ def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterat
 def client_frames(
     spec: GameSpec, observations: Array, *, max_steps: int, by: int = 3
 ) -> Iterator[Frame]:
-    """One session as its client encodes it; the last frame may be a short one."""
+    """One session as its client encodes it; the last frame may be shorter."""
     builder = ChunkBuilder(
         spec, session=new_session(time.time()), max_steps=max_steps, client="bench"
     )
-    chunk_no = first_step = 0
+    chunk_no = 0
+    first_step = 0
 
     def blocks() -> Iterator[None]:
         yield from record(builder, observations, by=by)
@@ -119,14 +118,13 @@ def client_frames(
 
 
 def session_frames(spec: GameSpec, observations: Array, *, max_steps: int = 512) -> list[Frame]:
-    """One session as it leaves the door."""
+    """One session as the intake stamps it."""
     frames = client_frames(spec, observations, max_steps=max_steps)
     return [frame.stamped(PLAYER, int(time.time())) for frame in frames]
 
 
 def person_frames(count: int, *, steps: int, seed: int) -> list[Frame]:
-    """A person's first frames of the cart game, each of this many steps, as a client encodes
-    them."""
+    """The first frames of a person's cart game, encoded by a client, with this many steps each."""
     obs = (
         np.random.default_rng(seed)
         .normal(0, 0.5, (_n_observations(count, steps), 4))
@@ -136,7 +134,7 @@ def person_frames(count: int, *, steps: int, seed: int) -> list[Frame]:
 
 
 def cart_frames(n_chunks: int, *, steps: int = 512, sessions: int = SESSIONS) -> list[Frame]:
-    """Chunks of many sessions, in the order in which players who play at once would send them."""
+    """Chunks of many sessions, in the order in which concurrent players would send them."""
     each = -(-n_chunks // sessions)
     n = _n_observations(each, steps)
     played = [
@@ -149,10 +147,10 @@ def cart_frames(n_chunks: int, *, steps: int = 512, sessions: int = SESSIONS) ->
 
 
 def _n_observations(chunks: int, steps: int) -> int:
-    """Enough for so many whole chunks: final rows take observations too."""
+    """Enough for this many full chunks: final rows need observations too."""
     return (chunks * steps * (EPISODE_STEPS + 1)) // EPISODE_STEPS + 2 * EPISODE_STEPS
 
 
 def n_steps(frames: Sequence[Frame]) -> int:
-    """Steps in these data frames, by decoding them."""
+    """Steps in these frames, by decoding them."""
     return sum(decode_chunk(frame.body).meta.n_steps for frame in frames)

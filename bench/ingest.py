@@ -1,4 +1,4 @@
-"""Ingest: from a file stream through every check into the local store, durable and deduplicated."""
+"""Ingest: from a file stream through every check to the local store, durable and deduplicated."""
 
 import shutil
 import time
@@ -28,12 +28,12 @@ class Moved:
     wall_s: float
     audit: Audit
     is_idempotent: bool
-    """Whether the same frames sent again changed nothing."""
+    """Whether sending the same frames again changed nothing."""
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
     """Small observations in long and short chunks, then images."""
-    found = Findings()
+    findings = Findings()
     for steps, count, goal in ((512, scale.chunks, 300e3), (64, scale.short_chunks, None)):
         frames = cart_frames(count, steps=steps)
         total = n_steps(frames)
@@ -41,7 +41,7 @@ def measure(folder: Path, scale: Scale) -> Findings:
         gate = _gate(rounds, total)
         what = f"ingest, {steps}-step chunks"
         bound = "one core of Python: decode, checks and dedup per chunk"
-        found.figures += _rates(what, "steps/s", rounds, total, gate, goal=goal, bound_by=bound)
+        findings.figures += _rates(what, "steps/s", rounds, total, gate, goal=goal, bound_by=bound)
     for name, make in (("Atari-like", screens), ("noise", noise)):
         observations = make(min(scale.frames, _PER_SESSION))
         sessions = max(1, scale.frames // _PER_SESSION)
@@ -51,8 +51,8 @@ def measure(folder: Path, scale: Scale) -> Findings:
         gate = _gate(rounds, total)
         sent = sum(len(frame.body) for frame in frames)
         what = f"ingest, 84x84 {name} frames"
-        found.notes.append(
-            f"ingest: 84x84 {name} frames travel {total * _FRAME_BYTES / sent:.1f}x smaller than "
+        findings.notes.append(
+            f"ingest: 84x84 {name} frames are sent {total * _FRAME_BYTES / sent:.1f}x smaller than "
             "decoded"
         )
         bound = (
@@ -60,8 +60,10 @@ def measure(folder: Path, scale: Scale) -> Findings:
             "log and the database"
         )
         megabytes = total * _FRAME_BYTES / 1e6
-        found.figures += _rates(what, "MB/s", rounds, megabytes, gate, goal=150.0, bound_by=bound)
-    return found
+        findings.figures += _rates(
+            what, "MB/s", rounds, megabytes, gate, goal=150.0, bound_by=bound
+        )
+    return findings
 
 
 def _rounds(folder: Path, spec: GameSpec, frames: Sequence[Frame], rounds: int) -> list[Moved]:
@@ -71,7 +73,7 @@ def _rounds(folder: Path, spec: GameSpec, frames: Sequence[Frame], rounds: int) 
 
 
 def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool = False) -> Moved:
-    """Append frames to a new stream, then time how a service brings them into a new store."""
+    """Append frames to a new stream, then time how a service moves them to a new store."""
     stream = FileStream(folder / "stream")
     specs = OneGame(spec)
     append(stream, frames)
@@ -101,15 +103,18 @@ def append(stream: FileStream, frames: Sequence[Frame], *, at_once: int = 64) ->
 
 
 def _gate(rounds: Sequence[Moved], total: int) -> Gate:
-    audits = [one.audit for one in rounds]
+    audits = [moved.audit for moved in rounds]
     return all_of(
         (
             f"{total} steps stored once by audit, every round",
             all(audit.steps == total for audit in audits),
         ),
-        ("sent again: all duplicates, nothing changed", all(one.is_idempotent for one in rounds)),
         (
-            "no gap, refusal or damage",
+            "sent again: all duplicates, nothing changed",
+            all(moved.is_idempotent for moved in rounds),
+        ),
+        (
+            "no gap, rejection or damage",
             not any(
                 audit.gap_chunks or audit.quarantined or audit.parked or audit.corrupt
                 for audit in audits
@@ -128,8 +133,8 @@ def _rates(
     goal: float | None,
     bound_by: str,
 ) -> list[Figure]:
-    per_core = [amount / one.cpu_s for one in rounds]
-    wall = [amount / one.wall_s for one in rounds]
+    per_core = [amount / moved.cpu_s for moved in rounds]
+    wall = [amount / moved.wall_s for moved in rounds]
     return [
         Figure(
             name=what, unit=f"{unit}/core", values=per_core, goal=goal, gate=gate, bound_by=bound_by

@@ -1,10 +1,9 @@
-"""From a step to where another process can sample it: a game, ingest and a reader, each a process
-of its own.
+"""The time from a step until another process can sample it; game, ingest and reader are processes.
 
-A step is complete when the game has said what came of it; that moment is written into the
-observation that follows. The reader does what a learner does: it tails the store, decodes each
-chunk and inserts it into a replay. It compares the moment with the one in which the replay may
-first draw the step. The clock is the machine's monotonic one, which its processes share.
+A step is complete when the game has reported its result; that time is written into the next
+observation. The reader acts like a learner: it tails the store, decodes each chunk and inserts it
+into a replay. It compares that time with the time when the replay can first draw the step. The
+clock is the machine's monotonic one, which its processes share.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ _GOAL_MS = 150.0
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """p50 and p99 of several plays, each in a store of its own."""
+    """p50 and p99 of several plays, each with its own store."""
     rounds = 1 if scale.lag_s < 4 else _ROUNDS
     lags = []
     gates = []
@@ -60,14 +59,14 @@ def measure(folder: Path, scale: Scale) -> Findings:
         lags.append(lag_ms)
         gates.append(gate)
     gate = Gate(
-        all(one.passed for one in gates),
-        next((one.says for one in gates if not one.passed), gates[0].says),
+        all(each.passed for each in gates),
+        next((each.says for each in gates if not each.passed), gates[0].says),
     )
-    found = [percentiles(lag_ms) for lag_ms in lags]
+    by_round = [percentiles(lag_ms) for lag_ms in lags]
     name = f"step to sampleable in another process, {_LINGER_S * 1000:.0f} ms linger"
     bound = (
         "linger, two syncs (stream, store), the polls of ingest and reader, three processes on "
-        "the cores there are"
+        "the available cores"
     )
     figures = [
         Figure(
@@ -80,9 +79,9 @@ def measure(folder: Path, scale: Scale) -> Findings:
             bound_by=bound if label == "p99" else "",
         )
         for label, values in (
-            ("p50", [one.p50 for one in found]),
-            ("p99", [one.p99 for one in found]),
-            ("worst", [one.max for one in found]),
+            ("p50", [each.p50 for each in by_round]),
+            ("p99", [each.p99 for each in by_round]),
+            ("worst", [each.max for each in by_round]),
         )
     ]
     return Findings(figures=figures)
@@ -118,7 +117,7 @@ def _play(folder: Path, seconds: float) -> tuple[np.ndarray[Any, Any], Gate]:
 
 @contextlib.contextmanager
 def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs a module of this package, and ends with its standard input."""
+    """A process that runs a module of this package and ends when its standard input closes."""
     command = [sys.executable, "-m", module, *map(str, words)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -126,7 +125,7 @@ def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        # A role ends when its standard input does; whoever does not is killed.
+        # A role ends when its standard input closes; otherwise it is killed.
         with contextlib.suppress(OSError):
             assert process.stdin is not None
             process.stdin.close()
@@ -138,17 +137,17 @@ def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a process reports next."""
+    """The next report of a process."""
     assert process.stdout is not None
     text = process.stdout.readline()
     if not text:
-        raise RuntimeError("a process of a measurement ended without an answer")
-    found: dict[str, Any] = json.loads(text)
-    return found
+        raise RuntimeError("a process of a measurement ended without a report")
+    fields: dict[str, Any] = json.loads(text)
+    return fields
 
 
 def close(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Ask a process to end; what it reports then."""
+    """Close the standard input of a process and return its last report."""
     assert process.stdin is not None
     process.stdin.close()
     return line(process)
@@ -166,8 +165,7 @@ def _ingest(folder: Path) -> None:
 
 
 def _play_steps(folder: Path, seconds: float) -> None:
-    """Four players at 60 steps a second; each observation carries the player, its number and the
-    time."""
+    """Four players at 60 steps per second; an observation is player, number and time."""
     config = ClientConfig(sender=SenderConfig(linger_s=_LINGER_S))
     game = connect(spec=_SPEC, data=folder, consent="granted", config=config)
     recorders = [game.recorder(f"p-{player}") for player in range(_PLAYERS)]
@@ -185,7 +183,7 @@ def _play_steps(folder: Path, seconds: float) -> None:
 
 
 def _watch(folder: Path) -> None:
-    """Follow the store into a replay; note when each step may be drawn for the first time."""
+    """Follow the store into a replay; record when each step can first be drawn."""
     stop = stop_with_parent()
     replay = HostReplay(_SPEC, Transitions(batch=1))
     cursor: Cursor | None = None
@@ -208,8 +206,7 @@ def _watch(folder: Path) -> None:
 
 
 def _lags(chunk: Chunk, count_from_s: float) -> list[float]:
-    """How long ago each step of a chunk was complete; imports and first files of the warm-up are
-    not counted."""
+    """Seconds since each step of a chunk was complete, without those of the warm-up."""
     now_s = time.monotonic()
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     complete_s = chunk.columns["obs"][steps + 1, 2]

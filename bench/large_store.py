@@ -1,15 +1,14 @@
-"""Fills a large store with image chunks and measures what its size could spoil; not part of `make
-bench`.
+"""Fills a large store with image chunks and measures how size affects it; not in `make bench`.
 
     python bench/large_store.py            20 GB and a million sessions; writes
                                            bench/results/large_store.json
     python bench/large_store.py --quick    1 GB and 50,000 sessions; writes nothing
                                            unless --out is given
 
-Opening after a clean close and after kill -9; how soon another process sees what is written, while
-checkpoints run; the write-ahead log under ten readers; giving room back to the file system; the
-writer's memory with many sessions. Every process is a process of its own. The temporary folder
-(TMPDIR) needs room for one and a half times the store.
+Measures: opening after a clean close and after kill -9; how soon another process reads a write,
+while checkpoints run; the write-ahead log under ten readers; returning space to the file system;
+the writer's memory with many sessions. Writers and readers are separate processes. The temporary
+folder (TMPDIR) needs space for one and a half times the store.
 """
 
 import contextlib
@@ -22,8 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds
-    # the package.
+    # Run as a file, sys.path starts with bench/; replace it with the folder that contains bench/.
     sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
@@ -46,11 +44,11 @@ from understudy.stores.view import StoreView  # noqa: E402
 
 _MODULE = "bench.large_store"
 _PROBE = game_spec("bench-probe", obs=Box((1,), DTYPES["F64"]), actions=2)
-"""A step whose observation is the time at which it was handed to the store."""
+"""A step whose observation is the time at which it was passed to the store."""
 _CHUNKS_A_COMMIT = 8
 _READERS = 10
 _OLD_S = 10_000
-"""How much longer ago than the rest the first tenth of a store was received."""
+"""How much earlier than the rest the first tenth of a store was received."""
 _SESSIONS_A_COMMIT = 512
 _GOAL_MS = 150.0
 _GOAL_LOG_MB = 256.0
@@ -75,7 +73,7 @@ SIZES = {
 
 
 def main() -> int:
-    """Measure all of it; 0 when every gate passed."""
+    """Run both measurements; 0 if every gate passed."""
     return run_once(
         "large_store",
         about=__doc__,
@@ -84,18 +82,23 @@ def main() -> int:
     )
 
 
-def measure(folder: Path, size: Size, found: Findings) -> None:
-    """One store from its first commit to a smaller file."""
-    wanted_bytes = int(size.gigabytes * 1e9)
-    with child(_MODULE, "write", folder, wanted_bytes) as writer:
+def measure(folder: Path, size: Size, findings: Findings) -> None:
+    """One store from its first commit to its compaction."""
+    target_bytes = int(size.gigabytes * 1e9)
+    with child(_MODULE, "write", folder, target_bytes) as writer:
         wrote = line(writer)
     opened = _open(folder)
-    stored = all_of(("every commit is there", opened["next_arrival"] == wrote["next_arrival"]))
+    stored = all_of(("every commit is stored", opened["next_arrival"] == wrote["next_arrival"]))
     _add(
-        found, "fill", "MB/s", wrote["bytes"] / 1e6 / wrote["seconds"], stored, more_is_better=True
+        findings,
+        "fill",
+        "MB/s",
+        wrote["bytes"] / 1e6 / wrote["seconds"],
+        stored,
+        more_is_better=True,
     )
     large = f"a store of {_file(folder).stat().st_size / 1e9:.1f} GB"
-    _add(found, f"open {large} after a clean close", "s", opened["seconds"], stored)
+    _add(findings, f"open {large} after a clean close", "s", opened["seconds"], stored)
 
     with child(_MODULE, "write", folder, 0) as writer:
         for _ in range(20):
@@ -103,12 +106,12 @@ def measure(folder: Path, size: Size, found: Findings) -> None:
         writer.kill()
     log_mb = _log_mb(folder)
     opened = _open(folder)
-    kept = all_of(("every acknowledged commit is there", opened["next_arrival"] >= acknowledged))
+    gate = all_of(("every acknowledged commit is stored", opened["next_arrival"] >= acknowledged))
     what = f"open {large} after kill -9, {log_mb:.0f} MB of log"
-    _add(found, what, "s", opened["seconds"], kept)
+    _add(findings, what, "s", opened["seconds"], gate)
 
-    _measure_visibility(found, folder, size)
-    _measure_log(found, folder, size)
+    _measure_visibility(findings, folder, size)
+    _measure_log(findings, folder, size)
     with child(_MODULE, "compact", folder) as compacting:
         facts = line(compacting)
     gate = all_of(
@@ -118,7 +121,7 @@ def measure(folder: Path, size: Size, found: Findings) -> None:
         )
     )
     _add(
-        found,
+        findings,
         "expire the oldest tenth",
         "MB/s",
         facts["expired_mb"] / facts["expire_s"],
@@ -126,10 +129,10 @@ def measure(folder: Path, size: Size, found: Findings) -> None:
         more_is_better=True,
     )
     what = f"compact, {facts['bytes'] / 1e6:.0f} MB in {facts['slices']} slices: longest slice"
-    _add(found, what, "ms", facts["longest_ms"], gate)
+    _add(findings, what, "ms", facts["longest_ms"], gate)
 
 
-def _measure_visibility(found: Findings, folder: Path, size: Size) -> None:
+def _measure_visibility(findings: Findings, folder: Path, size: Size) -> None:
     with child(_MODULE, "watch", folder) as reader, child(_MODULE, "write", folder, 0) as writer:
         line(reader)
         end_s = time.monotonic() + size.watched_s
@@ -142,12 +145,12 @@ def _measure_visibility(found: Findings, folder: Path, size: Size) -> None:
     gate = all_of((f"{n_commits} acknowledged commits seen", len(lag_ms) >= n_commits))
     lag = percentiles(lag_ms)
     name = "write to visible in another process, checkpoints included"
-    _add(found, f"{name}: p50", "ms", lag.p50, gate)
+    _add(findings, f"{name}: p50", "ms", lag.p50, gate)
     bound = "one sync, the copy of a page, the reader's poll"
-    _add(found, f"{name}: p99", "ms", lag.p99, gate, goal=_GOAL_MS, bound_by=bound)
+    _add(findings, f"{name}: p99", "ms", lag.p99, gate, goal=_GOAL_MS, bound_by=bound)
 
 
-def _measure_log(found: Findings, folder: Path, size: Size) -> None:
+def _measure_log(findings: Findings, folder: Path, size: Size) -> None:
     largest_mb = 0.0
     with contextlib.ExitStack() as running:
         readers = [running.enter_context(child(_MODULE, "tail", folder)) for _ in range(_READERS)]
@@ -163,25 +166,27 @@ def _measure_log(found: Findings, folder: Path, size: Size) -> None:
     gate = all_of((f"each of {_READERS} readers read", min(read) > 0))
     what = f"largest write-ahead log under {_READERS} readers"
     bound = "the longest page that a reader holds"
-    _add(found, what, "MB", largest_mb, gate, goal=_GOAL_LOG_MB, bound_by=bound)
+    _add(findings, what, "MB", largest_mb, gate, goal=_GOAL_LOG_MB, bound_by=bound)
 
 
-def measure_sessions(folder: Path, size: Size, found: Findings) -> None:
-    """The writer's memory must not follow the number of sessions."""
+def measure_sessions(folder: Path, size: Size, findings: Findings) -> None:
+    """The writer's memory must not grow with the number of sessions."""
     with child(_MODULE, "sessions", folder, size.sessions) as writer:
         facts = line(writer)
     gate = all_of((f"{size.sessions:,} sessions stored", facts["sessions"] == size.sessions))
     what = f"the writer's memory, after a tenth of {size.sessions:,} sessions"
-    _add(found, what, "MB", facts["before_mb"], gate)
+    _add(findings, what, "MB", facts["before_mb"], gate)
     grown_mb = max(0.0, facts["after_mb"] - facts["before_mb"])
     what = "the writer's memory, growth since then"
-    bound = "what the store keeps at hand"
-    _add(found, what, "MB", grown_mb, gate, goal=_GOAL_GROWTH_MB, bound_by=bound)
-    _add(found, f"open a store of {size.sessions:,} sessions", "s", _open(folder)["seconds"], gate)
+    bound = "the store's caches"
+    _add(findings, what, "MB", grown_mb, gate, goal=_GOAL_GROWTH_MB, bound_by=bound)
+    _add(
+        findings, f"open a store of {size.sessions:,} sessions", "s", _open(folder)["seconds"], gate
+    )
 
 
 def _add(
-    found: Findings,
+    findings: Findings,
     name: str,
     unit: str,
     value: float,
@@ -191,7 +196,7 @@ def _add(
     goal: float | None = None,
     bound_by: str = "",
 ) -> None:
-    found.figures.append(
+    findings.figures.append(
         Figure(
             name=name,
             unit=unit,
@@ -220,16 +225,15 @@ def _log_mb(folder: Path) -> float:
 # --- The processes --------------------------------------------------------------------------------
 
 
-def _write(folder: Path, wanted_bytes: int) -> None:
-    """Commits of eight image chunks and a probe, until there is enough; reports the sum, or each
-    commit for ever."""
+def _write(folder: Path, target_bytes: int) -> None:
+    """Commit eight image chunks and a probe until the target; 0: forever, reporting each commit."""
     probe = _template(_PROBE, np.zeros((2, 1)))
     began_s = time.monotonic()
     written = 0
     with LocalStore(folder) as store:
         epoch = store.claim("bench", owner="bench", ttl_s=60.0).epoch
         for number in itertools.count():
-            is_old = written < wanted_bytes / 10
+            is_old = written < target_bytes / 10
             received_s = int(time.time()) - (_OLD_S if is_old else 0)
             images = session_frames(
                 SCREEN, noise(_CHUNKS_A_COMMIT * IMAGE_STEPS, seed=number), max_steps=IMAGE_STEPS
@@ -240,22 +244,21 @@ def _write(folder: Path, wanted_bytes: int) -> None:
             candidates.append(_probe(probe, number, received_s))
             store.write(WriteBatch("bench", epoch, Position(str(number)), candidates))
             written += sum(candidate.frame.size_bytes for candidate in candidates)
-            if not wanted_bytes:
+            if not target_bytes:
                 report({"next_arrival": store.next_arrival})
-            elif written >= wanted_bytes:
+            elif written >= target_bytes:
                 break
         seconds = time.monotonic() - began_s
         report({"next_arrival": store.next_arrival, "bytes": written, "seconds": seconds})
 
 
 def _template(spec: GameSpec, observations: Array) -> Chunk:
-    """The first chunk of a session that sees these."""
+    """The first chunk of a session with these observations."""
     return chunk_of(session_frames(spec, observations)[0])
 
 
 def _probe(template: Chunk, number: int, received_s: int) -> Candidate:
-    """The next chunk of the template's session; what it sees is the time by the machine's
-    monotonic clock."""
+    """The next chunk of the template's session; its observation is the monotonic time."""
     n_steps = template.meta.n_steps
     meta = replace(template.meta, chunk_no=number, first_step=number * n_steps)
     obs = np.full_like(template.columns["obs"], time.monotonic())
@@ -264,7 +267,7 @@ def _probe(template: Chunk, number: int, received_s: int) -> Candidate:
 
 
 def _watch(folder: Path) -> None:
-    """Tail a store from its end; how long ago each probe was handed over when it came."""
+    """Tail a store from its end; reports how long each probe took to arrive."""
     stop = stop_with_parent()
     lag_ms: list[float] = []
     with StoreView(folder) as view:
@@ -331,7 +334,7 @@ def _compact(folder: Path) -> None:
 
 
 def _sessions(folder: Path, count: int) -> None:
-    """One chunk of each of many sessions; the memory after a tenth of them and after all."""
+    """Write one chunk of each of many sessions; report memory after a tenth and after all."""
     template = _template(_PROBE, np.zeros((2, 1)))
     before_mb = 0.0
     with LocalStore(folder) as store:

@@ -1,7 +1,7 @@
 """Learning over seeds: every task of `bench/tasks.py` ten times, with intervals.
 
 Run as `python bench/learning.py [--seeds N] [--only TEXT]`; writes bench/results/learning.json and
-prints the table. A task is learned when at least 9 of 10 seeds reach its goal. No speed is claimed
+prints the table. A task is learned if at least 9 of 10 seeds reach its goal. Speed is not measured
 here, so the load does not matter.
 """
 
@@ -33,16 +33,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=10, help="runs of each task")
-    parser.add_argument("--only", default="", help="tasks whose name holds this text")
+    parser.add_argument("--only", default="", help="tasks whose name contains this text")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "learning.json")
-    asked = parser.parse_args()
-    tasks = [task for task in TASKS if asked.only in task.name]
+    arguments = parser.parse_args()
+    tasks = [task for task in TASKS if arguments.only in task.name]
     with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task("learning", total=len(tasks) * asked.seeds)
+        bar = progress.add_task("learning", total=len(tasks) * arguments.seeds)
         rows = []
         for task in tasks:
             runs = []
-            for seed in range(asked.seeds):
+            for seed in range(arguments.seeds):
                 progress.update(bar, description=f"{task.name}, seed {seed}")
                 runs.append(_run(task, seed))
                 progress.advance(bar)
@@ -53,7 +53,7 @@ def main() -> int:
         "machine": machine(),
         "tasks": rows,
     }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     _show(rows)
     return 0 if all(row["learned"] for row in rows) else 1
 
@@ -66,9 +66,9 @@ def _run(task: Task, seed: int) -> dict[str, Any]:
 
 
 def _row(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    # A run that nobody could judge has no return: it counts as not solved, and is told.
+    # A run without evaluation has no return: it counts as not solved, and is reported.
     judged = [run for run in runs if run["return_mean"] is not None]
-    found = bootstrap([[run["return_mean"]] for run in judged], iqm) if judged else None
+    estimate = bootstrap([[run["return_mean"]] for run in judged], iqm) if judged else None
     solved = sum(run["solved"] for run in judged)
     return {
         "task": task.name,
@@ -78,9 +78,9 @@ def _row(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "seeds": len(runs),
         "judged": len(judged),
         "learned": solved >= ENOUGH * len(runs),
-        "iqm": found and found.value,
-        "low": found and found.low,
-        "high": found and found.high,
+        "iqm": estimate and estimate.value,
+        "low": estimate and estimate.low,
+        "high": estimate and estimate.high,
         "median_env_steps": float(np.median([run["env_steps"] for run in runs])),
         "median_updates": float(np.median([run["updates"] for run in runs])),
         "runs": runs,

@@ -1,4 +1,4 @@
-"""Where and of what a result was made; nothing that names a person or a path."""
+"""Machine and versions of a result, without names of persons or paths."""
 
 import importlib.metadata
 import os
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine() -> dict[str, Any]:
-    """The machine, in words that let a reader compare."""
+    """The machine, described so that results can be compared."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0))
@@ -34,10 +34,10 @@ def load_average() -> list[float]:
 
 
 def commit() -> str:
-    """The checked-out commit, marked when shipped code differs from it."""
-    found = _git("rev-parse", "--short=12", "HEAD")
+    """The checked-out commit, marked if shipped code differs from it."""
+    head = _git("rev-parse", "--short=12", "HEAD")
     is_changed = bool(_git("status", "--porcelain", "--", "src", "bench/*.py"))
-    return f"{found or 'unknown'}{' (changed)' if is_changed else ''}"
+    return f"{head or 'unknown'}{' (changed)' if is_changed else ''}"
 
 
 def redis_server_version() -> str | None:

@@ -1,5 +1,4 @@
-"""What is measured of the learner, against whom, with which settings and goals (measures 1-4 and
-11a)."""
+"""The measures of the learner: contestants, settings and goals (measures 1-4 and 11a)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """How many times better than a peer we want to be, in the row of that name."""
+    """How many times better than a peer we aim to be, in the row of that name."""
 
     row: str
     peer: str
@@ -20,7 +19,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One result file: contestants who do the same work, and the rows that are compared."""
+    """One result file: contestants that do the same work, and the rows that are compared."""
 
     name: str
     title: str
@@ -30,9 +29,9 @@ class Measure:
     contestants: tuple[Contestant, ...]
     goals: tuple[Goal, ...]
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Requests by the name that their rows begin with; empty for a measure that solves."""
+    """Requests by the prefix of their row names; empty for a measure that solves."""
     quick: dict[str, Any] = field(default_factory=dict)
-    """What a quick look asks for instead."""
+    """Overrides of a quick run."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -40,7 +39,7 @@ class Measure:
         return not self.parts
 
 
-# --- Settings: RL Zoo's for CartPole-v1, in each library's own words ------------------------------
+# --- Settings: RL Zoo's for CartPole-v1, in each library's own names ------------------------------
 
 _ZOO_DQN = {
     "n_timesteps": 50_000,
@@ -117,9 +116,9 @@ def _peer(name: str, script: str, environment: str = "", **rest: Any) -> Contest
 TRAINING = "training"
 WHOLE = "with import, set-up and compilation"
 _LOOKS = (
-    "every 2,560 env steps the weights go to one NumPy evaluator (100 greedy episodes, then a "
-    "second hundred); that "
-    "time is in no figure, and no process finds compiled programs of an earlier one on the disk"
+    "every 2,560 env steps one NumPy evaluator evaluates the weights (100 greedy episodes, then a "
+    "second hundred); that time is in no figure, and no process reuses compiled programs of an "
+    "earlier one"
 )
 _REPLAY: dict[str, Any] = {
     "alpha": 0.6,
@@ -191,8 +190,8 @@ MEASURES = {
             notes=(
                 _LOOKS,
                 (
-                    "RLlib is looked at after each iteration of 4,000 steps; "
-                    "it has no finer place to look"
+                    "RLlib is evaluated after each iteration of 4,000 steps, "
+                    "the finest step it offers"
                 ),
                 "rlox anneals the learning rate and has no schedule for the clip range",
             ),
@@ -215,8 +214,8 @@ MEASURES = {
             goals=(Goal("64 envs: collect", "SB3 DummyVecEnv + predict", 10),),
             notes=(
                 (
-                    "ours makes chunks that are ready to be stored; "
-                    "the peers' loops keep nothing but the observation"
+                    "ours builds chunks that are ready to be stored; "
+                    "the peers' loops keep only the observation"
                 ),
             ),
         ),
@@ -237,7 +236,7 @@ MEASURES = {
                 Goal(f"{_VECTOR}: cycle", "torchrl", 10),
                 Goal(f"{_VECTOR}: sample", "cpprb", 15),
             ),
-            notes=("of frames ours and cpprb (by next_of) keep one copy, torchrl two",),
+            notes=("ours and cpprb (by next_of) store one copy of each frame, torchrl two",),
         ),
         Measure(
             name="inference",

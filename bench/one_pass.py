@@ -1,4 +1,4 @@
-"""A bench with one pass: its options, its result file and its table."""
+"""A benchmark with one pass: its options, its result file and its table."""
 
 import argparse
 import datetime
@@ -24,17 +24,17 @@ def run_once(
     sizes: Mapping[str, Size],
     parts: Mapping[str, Callable[[Path, Size, Findings], None]],
 ) -> int:
-    """Measure each part in a folder of its own and show what was found; 0 when every gate passed.
+    """Measure each part in its own folder and print the findings; 0 if every gate passed.
 
     A full run writes bench/results/NAME.json.
     """
     options = _options(about)
     began_s = time.monotonic()
     before = machine.load_average()
-    found = Findings()
+    findings = Findings()
     with tempfile.TemporaryDirectory(prefix="understudy-bench-") as folder:
         for part, measure in parts.items():
-            measure(Path(folder) / part, sizes[options.size], found)
+            measure(Path(folder) / part, sizes[options.size], findings)
             print(f"{part:<10} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
     result: dict[str, Any] = {
         "format": 1,
@@ -46,7 +46,7 @@ def run_once(
         "load_average_after": machine.load_average(),
         "seconds": round(time.monotonic() - began_s, 1),
         "passes": {
-            "native": {"delayed": "", "syncs_ms": {}, "measurements": {name: found.to_json()}}
+            "native": {"delayed": "", "syncs_ms": {}, "measurements": {name: findings.to_json()}}
         },
     }
     out = options.out or (RESULTS / f"{name}.json" if options.size == "full" else None)

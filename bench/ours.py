@@ -1,5 +1,4 @@
-"""Our own side of every measure: the one file that calls the learner, its replay, its actor and
-its policies."""
+"""Our side of every measure: the only file that calls learner, replay, actor and policies."""
 
 import base64
 import tempfile
@@ -26,14 +25,13 @@ from understudy.nn.policy import Policy
 
 
 def solve(link: Link, request: dict[str, Any]) -> Round:
-    """The product's own loop, checkpoints included; only its evaluations are played by the
-    harness, off the clock."""
-    import jax  # noqa: F401  compilations are counted apart, also those before the first step
+    """The product's own training loop with checkpoints; the harness runs only its evaluations."""
+    import jax  # noqa: F401  compilation is timed separately, also before the first step
 
     import understudy
     from understudy.training import evaluation
 
-    train = understudy.train  # loaded now, while the clock has not started
+    train = understudy.train  # imported now, before the clock starts
 
     clock = Training(link)
     steps = 0
@@ -41,7 +39,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
 
     def evaluate(policy: Policy, *_: Any, episodes: int, **__: Any) -> Array:
         nonlocal judged
-        # Asked again about the same weights, it is about the second hundred of episodes.
+        # A second call with the same weights is for the second hundred of episodes.
         is_second = judged[0] is policy
         if not is_second:
             judged = (
@@ -54,8 +52,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
         nonlocal steps
         steps = event.env_steps
 
-    # The product has no way to ask somebody else; its loop, its checkpoints and its goal stay as
-    # they are.
+    # The product cannot delegate evaluation; its loop, checkpoints and goal stay unchanged.
     setattr(evaluation, "evaluate", evaluate)  # noqa: B010
 
     def run() -> dict[str, Any]:
@@ -79,7 +76,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
 
 
 def collect(_: Link, request: dict[str, Any]) -> Round:
-    """Chunks of sampled actions, ready to be stored; a policy of 64-64."""
+    """Chunks of sampled actions, ready to be stored; the policy is 64-64."""
     from understudy.act.actor import Actor
     from understudy.act.vector import game_of, make_envs
 
@@ -93,10 +90,13 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
         nonlocal round_no
         round_no += 1
         began_s = time.perf_counter()
-        found = actor.collect(policy, request["steps"], round_no=round_no)
+        collected = actor.collect(policy, request["steps"], round_no=round_no)
         took_s = time.perf_counter() - began_s
-        is_right = sum(chunk.validate().meta.n_steps for chunk in found.chunks) == found.env_steps
-        return {"values": {"collect": found.env_steps / took_s}, "right": is_right}
+        n_steps = sum(chunk.validate().meta.n_steps for chunk in collected.chunks)
+        return {
+            "values": {"collect": collected.env_steps / took_s},
+            "right": n_steps == collected.env_steps,
+        }
 
     return run
 
@@ -104,11 +104,11 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
 # --- Replay ---------------------------------------------------------------------------------------
 
 _ROWS_PER_BLOCK = payload.BLOCK + 16
-"""A chunk takes a row for its bootstrap, and the ring rounds up to 16."""
+"""A chunk needs a row for its bootstrap, and the ring rounds up to 16."""
 
 
 def replay(_: Link, request: dict[str, Any]) -> Round:
-    """Rows enter as chunks of 512 steps with priorities, as actors send them."""
+    """Rows are inserted as chunks of 512 steps with priorities, as actors send them."""
     from understudy.algorithm import Transitions
     from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
 
@@ -151,7 +151,7 @@ def replay(_: Link, request: dict[str, Any]) -> Round:
 
 
 def _chunk(game: GameSpec, kind: str, first: int, session: uuid.UUID) -> Chunk:
-    """The block of that number as 512 steps of one endless episode."""
+    """The block that starts at this row, as 512 steps of one endless episode."""
     block = payload.block(kind, first)
     n_rows = payload.BLOCK + 1
     flags = np.zeros(n_rows, np.bool_)
@@ -191,8 +191,7 @@ def _chunk(game: GameSpec, kind: str, first: int, session: uuid.UUID) -> Chunk:
 
 
 def inference(_: Link, request: dict[str, Any]) -> Round:
-    """From an observation as an env gives it to an action as `env.step` takes it; or `decide` on
-    a batch of 1."""
+    """From an env's observation to an action for `env.step`; or `decide` on a batch of 1."""
 
     def make(net: str) -> Callable[[Array], int]:
         obs: Any = Box(payload.FRAME, DTYPES["U8"]) if net == "Nature" else 4
@@ -208,7 +207,7 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
 
 
 def _policy(game: GameSpec, net: str, *, kind: str) -> Policy:
-    """A policy with the weights that everybody has; of convolutions ours keep channels last."""
+    """A policy with the common weights; our convolutions have channels last."""
     from understudy.learn.architecture import network_for
 
     convs, dense = payload.weights(net)

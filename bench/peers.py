@@ -1,7 +1,7 @@
 """LMDB and SQLite as experience stores: a chunk per key, or a row per key.
 
-Both commit durably (LMDB with sync and metasync; SQLite in WAL with synchronous=FULL) and refuse a
-key twice. They are treated kindly: keys are dense and ascending, rows are packed by NumPy, nothing
+Both commit durably (LMDB with sync and metasync; SQLite in WAL with synchronous=FULL) and reject
+duplicate keys. Conditions favour them: keys are dense and ascending, NumPy packs the rows, nothing
 is checked.
 """
 
@@ -32,7 +32,7 @@ _MAP_BYTES = 8 << 30
 
 
 class Peer(Protocol):
-    """What is asked of a store that is measured beside ours."""
+    """A store that is measured against ours."""
 
     name: str
 
@@ -45,7 +45,7 @@ class Peer(Protocol):
         ...
 
     def count(self) -> tuple[int, int]:
-        """How many chunks and rows it holds."""
+        """The number of stored chunks and rows."""
         ...
 
     def close(self) -> None: ...
@@ -72,7 +72,7 @@ def _key(frame: Frame) -> bytes:
 
 
 class LmdbPeer:
-    """LMDB with its own defaults for durability."""
+    """LMDB with its default durability."""
 
     name = "LMDB"
 
@@ -83,14 +83,15 @@ class LmdbPeer:
         self._env: Any = lmdb.open(
             str(folder), map_size=_MAP_BYTES, max_dbs=2, sync=True, metasync=True
         )
-        self._chunks, self._rows = self._env.open_db(b"chunks"), self._env.open_db(b"rows")
+        self._chunks = self._env.open_db(b"chunks")
+        self._rows = self._env.open_db(b"rows")
         self._next = 0
 
     def write_chunks(self, frames: Sequence[Frame]) -> None:
         with self._env.begin(write=True, db=self._chunks) as change:
             for frame in frames:
                 if not change.put(_key(frame), frame.body, overwrite=False):
-                    raise ValueError("a chunk came twice")
+                    raise ValueError("duplicate chunk")
 
     def write_rows(self, chunks: Sequence[Chunk]) -> None:
         rows = _split(chunks)
@@ -108,7 +109,7 @@ class LmdbPeer:
 
 
 class SqlitePeer:
-    """SQLite as a careful program sets it up."""
+    """SQLite with durable settings."""
 
     name = "SQLite"
 
@@ -136,21 +137,21 @@ class SqlitePeer:
         self._next += len(rows)
 
     def count(self) -> tuple[int, int]:
-        found = [
+        chunks, rows = (
             self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
             for table in ("chunks", "rows")
-        ]
-        return found[0], found[1]
+        )
+        return chunks, rows
 
     def close(self) -> None:
         self._db.close()
 
 
 def peers(folder: Path) -> tuple[list[Peer], list[str]]:
-    """Every peer that can run here, in folders of their own, and why others cannot."""
-    found: list[Peer] = [SqlitePeer(folder / "sqlite")]
+    """Every peer that can run here, in its own folder, and why others cannot."""
+    available: list[Peer] = [SqlitePeer(folder / "sqlite")]
     try:
-        found.insert(0, LmdbPeer(folder / "lmdb"))
+        available.insert(0, LmdbPeer(folder / "lmdb"))
     except ImportError:
-        return found, ["LMDB: the lmdb package is not installed (make bench installs it)"]
-    return found, []
+        return available, ["LMDB: the lmdb package is not installed (make bench installs it)"]
+    return available, []

@@ -1,4 +1,4 @@
-"""How large a run is: full for results, quick for a look, tiny for the smoke test."""
+"""Sizes of a run: full for results, quick for a preview, tiny for the smoke test."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Scale:
     tight_decisions: int
     """Decisions in one round of the loop without pauses."""
     paced_s: float
-    """Seconds of play at 60 decisions a second and player."""
+    """Seconds of play at 60 decisions per second and player."""
     chunks: int
     """512-step chunks in one round of ingest."""
     short_chunks: int
@@ -21,9 +21,9 @@ class Scale:
     frames: int
     """84x84 observations in one round of ingest."""
     sessions: int
-    """Sessions that send at once in one round against a store."""
+    """Concurrent sessions in one round of a store."""
     commits: int
-    """Durable commits in one round against a log or a store."""
+    """Durable commits in one round of a log or a store."""
     lag_s: float
 
 

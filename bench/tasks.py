@@ -1,5 +1,4 @@
-"""What understudy must learn, and how well: two seeds of each in `make test`, ten in `make
-bench`."""
+"""The tasks that understudy must learn: two seeds of each in `make test`, ten in `make bench`."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -31,8 +30,7 @@ ROWS_TO_CLONE = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A game, an algorithm, and the greedy mean return over 100 held-out episodes that counts as
-    learned."""
+    """A game, an algorithm, and the goal: greedy mean return over 100 held-out episodes."""
 
     name: str
     game: Any
@@ -41,11 +39,10 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     network: NetworkSpec | None = None
     store: Callable[[Path, int], float] | None = None
-    """Fills a data folder to learn from, and gives the return of who played; the goal is a share
-    of it."""
+    """Fills a data folder to learn from; `goal` is a share of the player's return, its result."""
 
     def train(self, folder: Path, seed: int) -> Mapping[str, Any]:
-        """What a run with this seed came to; `solved` when the goal was reached."""
+        """The result of a run with this seed; `solved` if it reached the goal."""
         goal = self.goal
         options = understudy.TrainOptions(network=self.network)
         if self.store is not None:
@@ -64,8 +61,7 @@ class Task:
 
 
 def which_way_network(stack: int, head: str) -> NetworkSpec:
-    """One convolution whose kernel is as wide as the square's stride, so that CPUs learn it in
-    seconds."""
+    """One convolution with a kernel as wide as the square's stride; a CPU learns it in seconds."""
     shape = (stack, 84, 84) if stack > 1 else (84, 84)
     eye = (
         ScaleImage(),
@@ -82,7 +78,7 @@ def which_way_network(stack: int, head: str) -> NetworkSpec:
 
 
 def pixels(stack: int) -> Task:
-    """WhichWay with this many frames at once; with one it cannot be learned."""
+    """WhichWay with this many stacked frames; with one frame it cannot be learned."""
     return Task(
         name=f"pixels, stack {stack}, dqn",
         game=WhichWay,
@@ -107,12 +103,12 @@ def pixels(stack: int) -> Task:
 
 
 def scripted(obs: Any) -> int:
-    """Pushes the cart to where the pole falls; balances CartPole-v1 for hundreds of steps."""
+    """Pushes the cart in the direction of the fall; balances CartPole-v1 for hundreds of steps."""
     return int(obs[2] + 0.5 * obs[3] + 0.05 * obs[1] + 0.02 * obs[0] > 0)
 
 
 def record_scripted(folder: Path, seed: int) -> float:
-    """2,000 rows of the scripted player in a store; its mean return over 20 episodes."""
+    """Store 2,000 rows of the scripted player; returns its mean return over 20 episodes."""
     env = record(
         gymnasium.make("CartPole-v1"),
         data=str(folder),
@@ -133,7 +129,7 @@ def record_scripted(folder: Path, seed: int) -> float:
 
 @functools.cache
 def scripted_return() -> float:
-    """What the scripted player reaches by itself."""
+    """The mean return of the scripted player."""
     env = gymnasium.make("CartPole-v1")
     returns = []
     for seed in range(20):

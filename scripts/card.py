@@ -1,8 +1,8 @@
-"""The reliability card: everything that was tried to break the platform, as lines of tried / held.
+"""The reliability card: every fault that was tried against the platform, as lines of tried / held.
 
 Run as `python scripts/card.py` (or `make card`): the profile `ci` takes minutes, `full` an hour.
-Prints a table, keeps it as bench/results/card-DATE-TIME-PROFILE.json, and exits 1 if anything
-failed. Skipped lines show why.
+Prints a table, saves it as bench/results/card-DATE-TIME-PROFILE.json, and exits 1 if anything
+failed. Skipped lines show the reason.
 """
 
 import argparse
@@ -40,8 +40,7 @@ class Line:
 
 
 class Collector:
-    """A pytest plug-in that turns test reports into lines; equal claims of several tests are
-    added up."""
+    """A pytest plug-in that turns test reports into lines; equal claims are summed."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
@@ -59,7 +58,7 @@ class Collector:
                 note=reason.removeprefix("Skipped: "),
             )
         elif report.failed:
-            # Whatever it counted before it failed is not worth showing as held.
+            # What it counted before it failed is not shown as held.
             self._line(
                 name,
                 tried=1,
@@ -71,18 +70,18 @@ class Collector:
             self._passed(name, report)
 
     def _passed(self, name: str, report: pytest.TestReport) -> None:
-        counted: list[dict[str, Any]] = [
+        claims: list[dict[str, Any]] = [
             value
             for key, value in report.user_properties
             if key == "card"  # type: ignore[misc]
         ]
-        for at, one in enumerate(counted):
-            # Its seconds are shown once, at its first claim.
-            self._line(**one, seconds=0.0 if at else report.duration)
-        if not counted and "tests/faults/" in report.nodeid:
-            place = Path(report.nodeid.split("::")[0]).stem.removeprefix("test_")
+        for at, claim in enumerate(claims):
+            # The test's seconds are shown once, with its first claim.
+            self._line(**claim, seconds=0.0 if at else report.duration)
+        if not claims and "tests/faults/" in report.nodeid:
+            file = Path(report.nodeid.split("::")[0]).stem.removeprefix("test_")
             self._line(
-                f"{place.replace('_', ' ')}: other tests", tried=1, held=1, seconds=report.duration
+                f"{file.replace('_', ' ')}: other tests", tried=1, held=1, seconds=report.duration
             )
 
     def _line(
@@ -110,12 +109,12 @@ def _last_line(text: str) -> str:
 
 
 def run(profile: str, seed: int) -> tuple[int, Collector]:
-    """Run the tests of a profile; pytest's exit code and what was collected."""
+    """Run the tests of a profile; returns pytest's exit code and the collected lines."""
     os.environ["UNDERSTUDY_FAULT_SEED"] = str(seed)
     if profile == "full":
         os.environ["UNDERSTUDY_BARS"] = "1"
     collector = Collector()
-    # Full: the full size where a test has two, and every test that has one.
+    # The full profile runs tests that have two sizes at full size, and all others.
     choice = (
         ["-m", "card or slow", "-k", "not short"]
         if profile == "full"
@@ -137,7 +136,7 @@ def _commit() -> str:
 
 
 def show(lines: Sequence[Line], *, title: str) -> None:
-    """The card as a table."""
+    """Print the card as a table."""
     table = Table(title=title)
     for heading, justify in (
         ("claim", "left"),
@@ -159,21 +158,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--profile", choices=["ci", "full"], default="ci")
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     began_s = time.monotonic()
     now = datetime.now(UTC)
-    code, collector = run(asked.profile, asked.seed)
+    code, collector = run(arguments.profile, arguments.seed)
     lines = list(collector.lines.values())
     seconds = time.monotonic() - began_s
     is_fine = code == 0 and all(line.outcome != "failed" for line in lines) and bool(lines)
     show(
-        lines, title=f"reliability card, {asked.profile} profile, seed {asked.seed}, {now:%Y-%m-%d}"
+        lines,
+        title=f"reliability card, {arguments.profile} profile, seed {arguments.seed}, "
+        f"{now:%Y-%m-%d}",
     )
     fields = {
         "commit": _commit(),
         "date": now.isoformat(timespec="seconds"),
-        "profile": asked.profile,
-        "seed": asked.seed,
+        "profile": arguments.profile,
+        "seed": arguments.seed,
         "seconds": round(seconds, 1),
         "ok": is_fine,
         "python": platform.python_version(),
@@ -181,7 +182,7 @@ def main() -> int:
         "lines": [asdict(line) for line in lines],
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"card-{now:%Y-%m-%d-%H%M}-{asked.profile}.json"
+    path = RESULTS / f"card-{now:%Y-%m-%d-%H%M}-{arguments.profile}.json"
     path.write_text(json.dumps(fields, indent=1) + "\n")
     held = sum(line.outcome == "held" for line in lines)
     skipped = sum(line.outcome == "skipped" for line in lines)

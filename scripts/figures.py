@@ -25,7 +25,7 @@ NOT_LEARNED = (
     "Learning over ten seeds (`bench/learning.py`) has no result file yet; `make test` "
     "learns two seeds a task."
 )
-_MADE = (("date", 10), ("commit", 7))
+_ORIGIN = (("date", 10), ("commit", 7))
 RESULTS = ROOT / "bench" / "results"
 README = ROOT / "README.md"
 FIGURES = ROOT / "docs" / "figures.md"
@@ -43,18 +43,15 @@ PEERS = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="exit 1 when a page differs from the results"
+        "--check", action="store_true", help="exit 1 if a page differs from the results"
     )
     arguments = parser.parse_args()
     blocks = {README: headlines, FIGURES: figures, CARD: cards}
     pages = {path: with_figures(path.read_text(), block()) for path, block in blocks.items()}
     pages[LEARNER] = _page(_results("learner-*.json"))
     if arguments.check:
-        return (
-            0
-            if all(path.exists() and path.read_text() == text for path, text in pages.items())
-            else 1
-        )
+        is_current = all(path.exists() and path.read_text() == text for path, text in pages.items())
+        return 0 if is_current else 1
     for path, text in pages.items():
         path.write_text(text)
     return 0
@@ -79,7 +76,7 @@ def headlines() -> str:
     }
     card_path = sorted(RESULTS.glob("card-*-full.json"))[-1]
     card = {line["what"]: line for line in json.loads(card_path.read_text())["lines"]}
-    kept = card["acknowledged steps under kills"]
+    survived = card["acknowledged steps under kills"]
     training = next(row for row in solve["rows"] if row["name"] == "training")
     ratio = next(ratio for ratio in training["ratios"] if ratio["peer"] == "SB3 DQN, 256-256")
     ours, theirs = (
@@ -116,7 +113,7 @@ def headlines() -> str:
         ),
         (
             "acknowledged steps that survived `kill -9`",
-            f"{kept['held']:,} of {kept['tried']:,}",
+            f"{survived['held']:,} of {survived['tried']:,}",
             card_path.name,
         ),
     ]
@@ -147,13 +144,13 @@ def figures() -> str:
     parts = [_about(bench), _goals(bench), _peers(bench)]
     shared = "gateway, ingest, learner and the players share two cores"
     parts += [
-        _measured_with(found, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
-        for found in _results("gateway.json")
+        _measured_with(result, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
+        for result in _results("gateway.json")
     ]
     shared = "one local server each, on the same two cores"
     parts += [
-        _measured_with(found, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
-        for found in _results("backends.json")
+        _measured_with(result, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")
+        for result in _results("backends.json")
     ]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
     parts += [_learner(learner)] if learner else []
@@ -168,10 +165,8 @@ def _about(bench: dict[str, Any]) -> str:
     machine = bench["machine"]
     return (
         f"`make bench` ({bench['date'][:10]}, {machine['cores']} cores of a shared "
-        f"{machine['cpu']}, load "
-        f"{bench['load_average_before'][0]:.1f}; medians with the lowest and highest round, per "
-        "core in processor "
-        "time; all of it, with what bounds each miss: "
+        f"{machine['cpu']}, load {bench['load_average_before'][0]:.1f}; medians with the lowest "
+        "and highest round, per core in processor time; all of it, with what bounds each miss: "
         "[experience.md](../bench/results/experience.md)):"
     )
 
@@ -192,14 +187,16 @@ def _goals(bench: dict[str, Any]) -> str:
 
 def _figures(bench: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
     return {
-        figure["name"]: figure for one in _measurements(bench, name) for figure in one["figures"]
+        figure["name"]: figure
+        for measurement in _measurements(bench, name)
+        for figure in measurement["figures"]
     }
 
 
 def _measurements(bench: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """What a pass found, without measurements that are made no more."""
-    found = bench["passes"][name]["measurements"]
-    return [found[measurement] for measurement in MEASUREMENTS if measurement in found]
+    """The measurements of a pass, without those that no longer exist."""
+    results = bench["passes"][name]["measurements"]
+    return [results[measurement] for measurement in MEASUREMENTS if measurement in results]
 
 
 def _measured(figure: dict[str, Any] | None) -> str:
@@ -219,8 +216,8 @@ def _peers(bench: dict[str, Any]) -> str:
         "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |",
         "| --- | --- | --- |",
     ]
-    for one in _measurements(bench, "native"):
-        for ratio in one["ratios"]:
+    for measurement in _measurements(bench, "native"):
+        for ratio in measurement["ratios"]:
             if ratio["name"].startswith(PEERS):
                 spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
                 rows.append(
@@ -239,13 +236,13 @@ def _peers(bench: dict[str, Any]) -> str:
 
 def _measured_with(bench: dict[str, Any], name: str, title: str) -> str:
     """Figures and ratios of one measurement, with its notes."""
-    found = bench["passes"]["native"]["measurements"][name]
+    measurement = bench["passes"]["native"]["measurements"][name]
     about = (
         f"{bench['date'][:10]}, commit {bench['commit'][:7]}, load "
         f"{bench['load_average_before'][0]:.1f}"
     )
     rows = [title.format(about=about), "", "| figure | goal | measured |", "| --- | --- | --- |"]
-    for figure in found["figures"]:
+    for figure in measurement["figures"]:
         sign = "≥" if figure["more_is_better"] else "≤"
         goal = "" if figure["goal"] is None else f"{sign} {_short(figure['goal'])} {figure['unit']}"
         unit = "" if goal else f" {figure['unit']}"
@@ -255,18 +252,18 @@ def _measured_with(bench: dict[str, Any], name: str, title: str) -> str:
         "| beside a peer, in the same run | peer | ratio (above 1: ours is better) |",
         "| --- | --- | --- |",
     ]
-    for ratio in found["ratios"]:
+    for ratio in measurement["ratios"]:
         spread = f"{_short(ratio['low'])} to {_short(ratio['high'])}"
         rows.append(
             f"| {ratio['name']} | {ratio['peer']} | {_short(ratio['median'])}x ({spread}) |"
         )
-    return "\n".join([*rows, "", *(f"* {note}" for note in found["notes"])])
+    return "\n".join([*rows, "", *(f"* {note}" for note in measurement["notes"])])
 
 
-def _learning(found: dict[str, Any]) -> str:
+def _learning(result: dict[str, Any]) -> str:
     rows = [
         (
-            f"Learning (`bench/learning.py`, {found['date']}; greedy return over 100 held-out "
+            f"Learning (`bench/learning.py`, {result['date']}; greedy return over 100 held-out "
             "episodes, IQM over seeds"
         ),
         (
@@ -278,7 +275,7 @@ def _learning(found: dict[str, Any]) -> str:
         "| task | goal | solved | return, IQM | env steps, median | updates, median |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in found["tasks"]:
+    for row in result["tasks"]:
         goal = (
             f"{row['goal']:.0%} of the player" if row["is_share_of_player"] else f"{row['goal']:g}"
         )
@@ -293,7 +290,7 @@ def _learning(found: dict[str, Any]) -> str:
 
 def _learner(results: list[dict[str, Any]]) -> str:
     days, commits = (
-        ", ".join(sorted({result[of][:size] for result in results})) for of, size in _MADE
+        ", ".join(sorted({result[key][:size] for result in results})) for key, size in _ORIGIN
     )
     rows = [
         f"The learner beside its peers (`bench/run.py`, {days}, commits {commits}; medians of",
@@ -309,12 +306,12 @@ def _learner(results: list[dict[str, Any]]) -> str:
         "",
         *_ratios(results, is_short=True),
     ]
-    told = [
+    remarks = [
         f"* {result['title']}: {line}"
         for result in results
         for line in [*_left_out(result), *result["remarks"]]
     ]
-    return "\n".join([*rows, "", *told]).rstrip()
+    return "\n".join([*rows, "", *remarks]).rstrip()
 
 
 def _page(results: list[dict[str, Any]]) -> str:
@@ -325,8 +322,8 @@ def _page(results: list[dict[str, Any]]) -> str:
         "Made by `scripts/figures.py` from `learner-*.json` beside it.",
     ]
     for result in results:
-        made = f"{result['date'][:10]}, commit {result['commit'][:7]}, {result['seconds']:.0f} s"
-        lines += ["", f"## {result['title']}", "", f"{made}. Gate: {result['gate']['says']}.", ""]
+        origin = f"{result['date'][:10]}, commit {result['commit'][:7]}, {result['seconds']:.0f} s"
+        lines += ["", f"## {result['title']}", "", f"{origin}. Gate: {result['gate']['says']}.", ""]
         lines += [*_ratios([result], is_short=False), ""]
         lines += [
             f"* {line}" for line in [*_left_out(result), *result["remarks"], *result["notes"]]
@@ -341,8 +338,8 @@ def _ratios(results: list[dict[str, Any]], *, is_short: bool) -> list[str]:
     ]
     for result in results:
         for row in result["rows"]:
-            told = [ratio for ratio in row["ratios"] if not is_short or _matters(row, ratio)]
-            rows += [_ratio_line(result, row, ratio) for ratio in told]
+            shown = [ratio for ratio in row["ratios"] if not is_short or _matters(row, ratio)]
+            rows += [_ratio_line(result, row, ratio) for ratio in shown]
     return rows
 
 
@@ -352,15 +349,16 @@ def _matters(row: dict[str, Any], ratio: dict[str, Any]) -> bool:
 
 
 def _left_out(result: dict[str, Any]) -> list[str]:
-    """Every contestant of the measure that did not run, or not to the end, by the reason."""
-    ran = {who for row in result["rows"] for who in row["values"]} - result["skipped"].keys()
-    reasons: dict[str, list[str]] = {}
-    for who in MEASURES[result["measure"]].contestants:
-        if who.name not in ran:
-            reasons.setdefault(result["skipped"].get(who.name, "not asked for"), []).append(
-                who.name
-            )
-    return [f"**left out**: {'; '.join(names)} ({why})" for why, names in reasons.items()]
+    """Every contestant of the measure that did not run to the end, grouped by reason."""
+    ran = {name for row in result["rows"] for name in row["values"]} - result["skipped"].keys()
+    names_by_reason: dict[str, list[str]] = {}
+    for contestant in MEASURES[result["measure"]].contestants:
+        if contestant.name not in ran:
+            reason = result["skipped"].get(contestant.name, "not asked for")
+            names_by_reason.setdefault(reason, []).append(contestant.name)
+    return [
+        f"**left out**: {'; '.join(names)} ({reason})" for reason, names in names_by_reason.items()
+    ]
 
 
 def _ratio_line(result: dict[str, Any], row: dict[str, Any], ratio: dict[str, Any]) -> str:
@@ -373,8 +371,8 @@ def _ratio_line(result: dict[str, Any], row: dict[str, Any], ratio: dict[str, An
 
 
 def _middle(values: list[float | None], unit: str) -> str:
-    found = statistics.median(math.inf if value is None else value for value in values)
-    return "never" if math.isinf(found) else f"{_short(found)} {unit}"
+    median = statistics.median(math.inf if value is None else value for value in values)
+    return "never" if math.isinf(median) else f"{_short(median)} {unit}"
 
 
 def _times(value: float | None) -> str:

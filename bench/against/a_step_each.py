@@ -1,5 +1,4 @@
-"""The seed's way with streams and stores, rebuilt from its description: one JSON record, or one
-row, for each step."""
+"""The seed's pipeline, rebuilt from its description: one JSON record or one row per step."""
 
 import json
 from typing import Any
@@ -7,10 +6,9 @@ from typing import Any
 from understudy.dev.servers import Server
 
 _TABLE = (
-    "CREATE TABLE IF NOT EXISTS by_step (pk uuid, episode int, step int, state list<float>, action "
-    "int, reward float, "
-    "next_state list<float>, done boolean, game_id text, PRIMARY KEY ((game_id), episode, step, "
-    "pk)) "
+    "CREATE TABLE IF NOT EXISTS by_step (pk uuid, episode int, step int, state list<float>, "
+    "action int, reward float, next_state list<float>, done boolean, game_id text, "
+    "PRIMARY KEY ((game_id), episode, step, pk)) "
     "WITH CLUSTERING ORDER BY (episode DESC, step DESC, pk DESC)"
 )
 
@@ -31,8 +29,7 @@ def record(step: int) -> bytes:
 
 
 def put_steps(client: Any, stream: str, steps: int) -> None:
-    """Into Kinesis with one call for each step under a constant key, as the seed's client did
-    it."""
+    """Send to Kinesis like the seed's client: one call per step with a constant key."""
     for step in range(steps):
         client.put_records(
             StreamName=stream, Records=[{"Data": record(step), "PartitionKey": "game_records"}]
@@ -40,17 +37,17 @@ def put_steps(client: Any, stream: str, steps: int) -> None:
 
 
 def producer(server: Server) -> Any:
-    """A producer as durable as ours, with the library's own packing."""
+    """A producer as durable as ours, with the library's own batching."""
     from confluent_kafka import Producer
 
-    who = server.credentials
+    login = server.credentials
     return Producer(
         {
             "bootstrap.servers": server.address,
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": "PLAIN",
-            "sasl.username": who["username"],
-            "sasl.password": who["password"],
+            "sasl.username": login["username"],
+            "sasl.password": login["password"],
             "enable.idempotence": True,
             "log_level": 0,
         }
@@ -58,8 +55,7 @@ def producer(server: Server) -> Any:
 
 
 def produce_steps(producer: Any, topic: str, steps: int) -> None:
-    """Into Kafka, packed together by the producer as it sees fit, until the broker has
-    acknowledged each."""
+    """Send to Kafka, batched by the producer, until the broker has acknowledged each record."""
     failed = list[object]()
 
     def heard(error: object, _: object) -> None:
@@ -88,14 +84,14 @@ class Rows:
         self._session = self._cluster.connect(keyspace)
         self._session.execute(_TABLE)
         self._insert = self._session.prepare(
-            "INSERT INTO by_step (pk, episode, step, state, action, reward, next_state, done, "
-            "game_id) "
+            "INSERT INTO by_step "
+            "(pk, episode, step, state, action, reward, next_state, done, game_id) "
             "VALUES (uuid(), ?, ?, ?, ?, ?, ?, ?, ?)"
         )
         self._episode = 0
 
     def write(self, steps: int) -> None:
-        """One row for each step of one more episode, 64 under way at once."""
+        """Write one row per step of another episode, 64 concurrently."""
         from cassandra.concurrent import execute_concurrent_with_args
 
         self._episode += 1
@@ -106,5 +102,5 @@ class Rows:
         execute_concurrent_with_args(self._session, self._insert, rows, concurrency=64)
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         self._cluster.shutdown()

@@ -11,7 +11,7 @@ from bench.against.link import Link, Round, serve
 
 
 def replay(_: Link, request: dict[str, Any]) -> Round:
-    """A full replay of transitions; of frames only one copy is kept, by cpprb's own means."""
+    """A full replay of transitions; cpprb's next_of stores only one copy of each frame."""
     kind = request["payload"]
     capacity = request["capacity"]
     shape: tuple[int, ...] = (4,) if kind == "vector" else payload.FRAME
@@ -22,12 +22,12 @@ def replay(_: Link, request: dict[str, Any]) -> Round:
         "reward": {},
         "done": {},
     }
-    kept = {"next_of": "obs"} if kind == "frames" else {}
+    options = {"next_of": "obs"} if kind == "frames" else {}
     rows = PrioritizedReplayBuffer(
         capacity,
-        columns if kept else columns | {"next_obs": column},
+        columns if options else columns | {"next_obs": column},
         alpha=request["alpha"],
-        **kept,
+        **options,
     )
     inserted = 0
 

@@ -13,7 +13,7 @@ from bench.against.link import Link, Round, serve
 
 
 def model(net: str) -> bytes:
-    """The network of that name with the weights that everybody has, as an ONNX file."""
+    """The network of that name with the common weights, as an ONNX file."""
     convs, layers = payload.weights(net)
     nodes: list[Any] = []
     constants: list[Any] = []
@@ -45,8 +45,8 @@ def model(net: str) -> bytes:
     inputs = [helper.make_tensor_value_info("obs", kind, list(obs.shape))]
     outputs = [helper.make_tensor_value_info(at, TensorProto.FLOAT, [1, len(layers[-1][1])])]
     graph = helper.make_graph(nodes, "policy", inputs, outputs, constants)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    return bytes(made.SerializeToString())
+    onnx = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return bytes(onnx.SerializeToString())
 
 
 def inference(_: Link, request: dict[str, Any]) -> Round:
@@ -54,7 +54,8 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
 
     def make(net: str) -> Callable[[payload.Array], int]:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = request["threads"]
+        options.intra_op_num_threads = request["threads"]
+        options.inter_op_num_threads = request["threads"]
         session = onnxruntime.InferenceSession(
             model(net), options, providers=["CPUExecutionProvider"]
         )

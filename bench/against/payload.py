@@ -1,7 +1,6 @@
-"""What every contestant of a measure is given: the same rows for replays, the same weights and
-questions for policies.
+"""The inputs that all contestants share: rows for replays, weights and observations for policies.
 
-Row `i` can be recognised: its observation says `i`, the next one `i + 1`, its reward is `i % 8`.
+Row `i` is identifiable: its observation contains `i`, the next one `i + 1`, its reward is `i % 8`.
 """
 
 import statistics
@@ -34,14 +33,14 @@ def observations(kind: str, first: int, count: int) -> Array:
 
 
 def numbers_of(obs: Array) -> Array:
-    """Which rows these observations are of."""
+    """The row numbers of these observations."""
     if obs.ndim == 2:
         return obs[:, 0].astype(np.int64)
     return np.ascontiguousarray(obs[:, 0, :4]).view("<u4")[:, 0].astype(np.int64)
 
 
 def block(kind: str, first: int) -> dict[str, Array]:
-    """512 transitions with priorities, as a replay of transitions takes them."""
+    """512 transitions with priorities, for a replay of transitions."""
     numbers = np.arange(first, first + BLOCK)
     obs = observations(kind, first, BLOCK + 1)
     return {
@@ -67,8 +66,7 @@ def cycles(
     first: int,
     count: int,
 ) -> tuple[dict[str, float], Any]:
-    """Median µs of each part and of the whole, over `count` cycles on a full replay; and the
-    last draw."""
+    """Median µs of each part and of a cycle, over `count` cycles on a full replay, and a draw."""
     took: list[tuple[float, float, float]] = []
     drawn: Any = None
     for at in range(count):
@@ -87,7 +85,7 @@ def cycles(
 
 
 def is_right(obs: Array, next_obs: Array, reward: Array, weight: Array) -> bool:
-    """Whether a drawn batch is made of rows that were inserted, with sound importance weights."""
+    """Whether a drawn batch has only inserted rows and valid importance weights."""
     numbers = numbers_of(obs)
     rows = len(numbers) == BLOCK and len(set(numbers.tolist())) > 1
     data = (numbers_of(next_obs) == numbers + 1).all() and (reward.ravel() == numbers % 8).all()
@@ -100,8 +98,7 @@ def is_right(obs: Array, next_obs: Array, reward: Array, weight: Array) -> bool:
 
 
 def weights(net: str) -> tuple[list[tuple[Array, Array]], list[tuple[Array, Array]]]:
-    """Convolutions (kernels as out, in, height, width) and dense layers (in, out) of a network,
-    with their biases."""
+    """Convolutions (kernels out, in, height, width) and dense layers (in, out), with biases."""
     rng = np.random.default_rng(11)
 
     def drawn(shape: tuple[int, ...], fan_in: int) -> Array:
@@ -124,13 +121,12 @@ def questions(net: str, count: int = 256) -> Array:
 
 
 def decide(act: Callable[[Array], int], net: str, calls: int) -> dict[str, Any]:
-    """p50 and p99 in µs of one decision for one observation, and the answers to the first 64
-    questions."""
-    asked = questions(net)
-    answers = [int(act(obs)) for obs in asked[:64]]
+    """p50 and p99 in µs of one decision, and the actions for the first 64 observations."""
+    observed = questions(net)
+    answers = [int(act(obs)) for obs in observed[:64]]
     took = np.empty(calls)
     for at in range(calls):
-        obs = asked[at % len(asked)]
+        obs = observed[at % len(observed)]
         began = time.perf_counter_ns()
         act(obs)
         took[at] = time.perf_counter_ns() - began
@@ -148,9 +144,9 @@ def inference(
         values: dict[str, float] = {}
         answers: dict[str, list[int]] = {}
         for net, act in policies.items():
-            found = decide(act, net, request["calls"] // (10 if net == "Nature" else 1))
-            answers[net] = found.pop("answers")
-            values |= found
+            result = decide(act, net, request["calls"] // (10 if net == "Nature" else 1))
+            answers[net] = result.pop("answers")
+            values |= result
         return {"values": values, "answers": answers}
 
     return run

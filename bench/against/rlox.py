@@ -14,7 +14,7 @@ from bench.against.link import Link, Round, Training, dense, serve, torch_layers
 
 
 class Look(Callback):
-    """Shows the weights; DQN calls it after each step, PPO after each update."""
+    """Sends the weights; DQN calls it after each step, PPO after each update."""
 
     def __init__(self, training: Training, steps_per_call: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Look(Callback):
 
 
 def solve(link: Link, request: dict[str, Any]) -> Round:
-    """Either algorithm; rlox seeds its envs alone, so torch and NumPy are seeded here."""
+    """Either algorithm; rlox seeds only its envs, so torch and NumPy are seeded here."""
     settings = dict(request["settings"])
     steps = settings.pop("n_timesteps")
     torch.manual_seed(request["seed"])

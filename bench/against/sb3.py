@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported",
 # disallow-subclassing-any=False
-"""Stable-Baselines3: training with callbacks of its own, and acting with `predict`."""
+"""Stable-Baselines3: training with its own callbacks, and acting with `predict`."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from bench.against.link import Link, Round, Training, dense, serve, torch_layers
 
 
 class Look(BaseCallback):
-    """Shows the weights after an update, before the next steps are collected."""
+    """Sends the weights after an update, before the next steps are collected."""
 
     def __init__(self, training: Training, export: Callable[[Any], dict[str, Any]]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Look(BaseCallback):
 def solver(
     library: Any, algorithm: str, export: Callable[[Any], dict[str, Any]]
 ) -> Callable[..., Round]:
-    """Trains until the harness has seen enough; also for SBX, which has the same interface."""
+    """Trains until the harness stops it; also for SBX, which has the same interface."""
 
     def prepare(link: Link, request: dict[str, Any]) -> Round:
         settings = {name: _linear(value) for name, value in request["settings"].items()}
@@ -62,7 +62,7 @@ def solver(
 
 
 def _linear(value: Any) -> Any:
-    """RL Zoo's way to write a number that falls to 0 in a straight line: `lin_0.001`."""
+    """Parse RL Zoo's notation for a linear schedule to 0: `lin_0.001`."""
     if isinstance(value, str) and value.startswith("lin_"):
         start = float(value.removeprefix("lin_"))
         return lambda left: left * start

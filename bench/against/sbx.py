@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported"
-"""SBX: Stable-Baselines3 on JAX; its training is driven like its elder's."""
+"""SBX: Stable-Baselines3 on JAX; trained through the same interface."""
 
 from typing import Any
 

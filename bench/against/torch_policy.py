@@ -14,7 +14,7 @@ from bench.against.link import Link, Round, serve
 
 
 def policy(net: str) -> nn.Sequential:
-    """The network of that name with the weights that everybody has."""
+    """The network of that name with the common weights."""
     convs, layers = payload.weights(net)
     parts: list[nn.Module] = []
     for (kernel, bias), (out, into, side, stride) in zip(convs, payload.NATURE_CONVS, strict=False):
@@ -40,8 +40,8 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
 
         def act(obs: payload.Array) -> int:
             with torch.inference_mode():
-                given = torch.from_numpy(obs)[None]
-                return int(network(given.float().div_(255) if is_image else given).argmax())
+                batch = torch.from_numpy(obs)[None]
+                return int(network(batch.float().div_(255) if is_image else batch).argmax())
 
         return act
 
@@ -61,10 +61,10 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
         began_s = time.perf_counter()
         with torch.inference_mode():
             for _ in range(request["steps"]):
-                chances = torch.distributions.Categorical(
+                actions = torch.distributions.Categorical(
                     logits=network(torch.from_numpy(obs)), validate_args=False
                 )
-                obs, *_rest = envs.step(chances.sample().numpy())
+                obs, *_rest = envs.step(actions.sample().numpy())
         took_s = time.perf_counter() - began_s
         return {
             "values": {"collect": request["steps"] * request["envs"] / took_s},

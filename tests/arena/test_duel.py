@@ -98,15 +98,15 @@ def test_models_aliases_files_and_skills_can_play(
     export(registry, manifest, kind="safetensors", out=tmp_path / "p.safetensors")
     with pytest.raises(
         ConfigError,
-        match="it is JSON; give a file that a run or 'models export --safetensors' wrote",
+        match="it is JSON; give a file written by a training run or by 'models export --safetensor",
     ):
         side_of(str(tmp_path / "p.json"), nobody)
     assert side_of(str(tmp_path / "p.safetensors"), nobody).policy_sha256 == manifest.policy_sha256
     (tmp_path / "bad").write_bytes(b"no policy")
     for name, why in (
-        ("nobody", "is nobody"),
+        ("nobody", "unknown rally player 'nobody'"),
         ("rally/9", "does not exist"),
-        (str(tmp_path / "bad"), "is no policy"),
+        (str(tmp_path / "bad"), "is not a policy"),
     ):
         with pytest.raises(ConfigError, match=why):
             side_of(name, lambda: deployed)
@@ -121,7 +121,7 @@ def test_models_aliases_files_and_skills_can_play(
 def test_a_policy_of_another_rally_is_rejected(shape: dict[str, int], tmp_path: Path):
     other = game_spec("rally", obs=shape["obs"], actions=shape["actions"])
     (tmp_path / "other").write_bytes(random_policy(other, "argmax", seed=1).encode())
-    with pytest.raises(ConfigError, match=r"another rally.*6 observed numbers and 3 actions"):
+    with pytest.raises(ConfigError, match=r"a different rally.*6 observed numbers and 3 actions"):
         side_of(str(tmp_path / "other"), nobody)
 
 

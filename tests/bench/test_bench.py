@@ -1,5 +1,4 @@
-"""The bench itself: a run with tiny sizes gives every figure with its gate, and leaves nothing
-behind."""
+"""The benchmark itself: a tiny run reports every figure with its gate, and leaves no files."""
 
 import json
 import os
@@ -70,7 +69,7 @@ def slow(results: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_result_says_where_and_of_what_it_was_made(result):
+def test_a_result_names_its_machine_and_versions(result):
     assert result["format"] == 1
     assert result["machine"].keys() >= {"cpu", "cores", "kernel", "python", "versions"}
     assert len(result["load_average_before"]) == len(result["load_average_after"]) == 3
@@ -78,7 +77,7 @@ def test_a_result_says_where_and_of_what_it_was_made(result):
     assert result["commit"]
 
 
-def test_every_measurement_gives_findings(result):
+def test_every_measurement_has_findings(result):
     measurements = result["passes"]["native"]["measurements"]
     assert measurements.keys() == set(MEASUREMENTS)
     assert not [one["error"] for one in measurements.values() if "error" in one]

@@ -37,7 +37,7 @@ def test_a_tail_shows_only_in_a_sample_that_is_large_enough() -> None:
 
 
 @given(samples)
-def test_a_rate_lies_within_its_range(sample: list[float]) -> None:
+def test_a_rate_is_within_its_range(sample: list[float]) -> None:
     found = rate(sample)
     assert found.low == min(sample)
     assert found.high == max(sample)
@@ -46,7 +46,7 @@ def test_a_rate_lies_within_its_range(sample: list[float]) -> None:
 
 
 @pytest.mark.parametrize("sample", [[], [float("nan")], [1.0, float("inf")]])
-def test_a_sample_that_says_nothing_is_refused(sample: list[float]) -> None:
+def test_an_empty_or_non_finite_sample_is_rejected(sample: list[float]) -> None:
     for figure in (percentiles, rate):
         with pytest.raises(ConfigError):
             figure(sample)

@@ -1,5 +1,4 @@
-"""The gateway's bench: a run with tiny sizes gives every figure with its gate, and leaves
-nothing behind."""
+"""The gateway benchmark: a tiny run reports every figure with its gate and leaves no files."""
 
 import json
 import os
@@ -16,7 +15,7 @@ GOALS = {
 }
 
 
-def test_a_tiny_run_gives_every_figure_beside_its_peer_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_tiny_run_reports_every_figure_and_its_peer_and_loses_nothing(tmp_path: Path) -> None:
     out = tmp_path / "gateway.json"
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -1,4 +1,4 @@
-"""A platform in processes of its own, and a client that counts what it was promised."""
+"""A platform in its own processes, and a client that counts acknowledged steps."""
 
 import json
 import os
@@ -15,14 +15,14 @@ import numpy as np
 import urllib3
 
 from understudy.core.names import new_session, player_name
-from understudy.experience.frame import encode_parcel
+from understudy.experience.frame import encode_frame_batch
 from understudy.testing.samples import cart_spec, random_session
 
 SPEC = cart_spec()
 
 
 class Up:
-    """`understudy up` on a free port; a context manager that leaves no process."""
+    """`understudy up` on a free port; a context manager that leaves no process behind."""
 
     def __init__(self, data: Path, *arguments: str, **environment: str) -> None:
         self.data = data
@@ -53,18 +53,18 @@ class Up:
     def errors(self) -> str:
         return Path(self._errors.name).read_text()
 
-    def standing(self, role: str) -> dict[str, Any]:
+    def status(self, role: str) -> dict[str, Any]:
         fields = json.loads((self.data / "roles" / f"{role}.json").read_text())
         assert isinstance(fields, dict)
         return fields
 
     def is_back(self, role: str) -> bool:
-        """Whether a role was restarted once and works again."""
-        found = self.standing(role)
-        return bool(found["restarts"] == 1 and found["state"] == "running")
+        """Whether a role was restarted once and is running again."""
+        status = self.status(role)
+        return bool(status["restarts"] == 1 and status["state"] == "running")
 
     def kill(self, role: str) -> int:
-        pid = int(self.standing(role)["pid"])
+        pid = int(self.status(role)["pid"])
         os.kill(pid, signal.SIGKILL)
         return pid
 
@@ -84,15 +84,15 @@ class Up:
 
 
 class Sender:
-    """Sends session after session until each chunk is acknowledged, as a client with a spool
-    does."""
+    """Sends sessions, each chunk until it is acknowledged, like a client with a spool."""
 
     def __init__(self, url: str, key: str, *, seed: int = 0) -> None:
         self._http = urllib3.PoolManager(retries=False, timeout=10.0)
         self._url = f"{url}/v1/games/{SPEC.game}"
         self._headers = {"authorization": f"Bearer {key}"}
         self._rng = np.random.default_rng(seed)
-        self.acked_steps = self.failures = 0
+        self.acked_steps = 0
+        self.failures = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -106,7 +106,7 @@ class Sender:
         )
         for chunk in chunks:
             frame = chunk.frame()
-            body = encode_parcel([frame], {frame.session: player_name("ada")})
+            body = encode_frame_batch([frame], {frame.session: player_name("ada")})
             while not self._post(body):
                 self.failures += 1
                 time.sleep(0.05)
@@ -129,7 +129,7 @@ class Sender:
         wait_for(lambda: self.acked_steps > acked + steps)
 
     def status(self) -> int:
-        """What the gateway says to this key now."""
+        """The HTTP status that the gateway returns for this key."""
         return self._http.request("GET", self._url, headers=self._headers).status
 
     def _run(self) -> None:

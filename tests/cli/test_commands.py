@@ -1,4 +1,4 @@
-"""The commands as a new user types them; in processes of their own where that matters."""
+"""The commands as a new user types them; in separate processes where that matters."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return data
 
 
-def test_verify_proves_what_simulate_recorded(folder: str) -> None:
+def test_verify_confirms_what_simulate_recorded(folder: str) -> None:
     done = understudy("data", "verify", "--data", folder, "--json")
     assert done.returncode == 0, done.stderr
     fields = last_object(done)
@@ -61,7 +61,7 @@ def test_verify_proves_what_simulate_recorded(folder: str) -> None:
     assert {"sessions", "chunks", "ledger_chunks"} <= fields.keys()
 
 
-def test_forget_finds_nobody_without_the_key(folder: str) -> None:
+def test_forget_fails_without_the_key(folder: str) -> None:
     done = understudy("data", "forget", "nobody", "--data", folder, "--json")
     assert (done.returncode, last_object(done)["models"], last_object(done)["chunks"]) == (0, [], 0)
     (Path(folder) / "key").rename(Path(folder) / "key.away")
@@ -92,7 +92,7 @@ def test_sessions_are_listed(folder: str) -> None:
     )
 
 
-def test_doctor_and_version_say_how_things_are(folder: str) -> None:
+def test_doctor_and_version_report_the_installation(folder: str) -> None:
     done = understudy("doctor", "--data", folder, "--json")
     assert done.returncode == 0, done.stdout
     assert {check["name"] for check in last_object(done)["checks"]} >= {
@@ -137,7 +137,7 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
         ),
     ],
 )
-def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
+def test_wrong_use_is_rejected_in_one_message_and_leaves_nothing(
     arguments: list[str],
     said: str,
     tmp_path: Path,
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
     assert understudy("data", "verify", "--data", str(tmp_path), "--json").returncode == 0
 
 
-def test_ingest_drains_and_ends_when_asked(tmp_path: Path) -> None:
+def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
     understudy(
         "simulate",
         "CartPole-v1",

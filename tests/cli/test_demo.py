@@ -1,5 +1,4 @@
-"""The demo as a user types it, where it does not come to play; what it shows while it runs;
-pictures of its output."""
+"""The demo as a user types it: errors before it starts, its live view, and its SVG output."""
 
 import io
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from understudy.cli.demo import check_picture, no_bot, watching_loop, write_picture
+from understudy.cli.demo import check_svg, no_bot, watching_loop, write_svg
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError
 from understudy.games import rally
@@ -53,7 +52,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
         (["--players", "0"], 2, "--players is 0"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_made(
+def test_bad_options_are_rejected_before_anything_is_created(
     wrong: list[str],
     code: int,
     said: str,
@@ -71,7 +70,7 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
     assert not (tmp_path / "kept").exists()
 
 
-def test_a_missing_package_is_named_before_anything_is_made(
+def test_a_missing_package_is_named_before_anything_is_created(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "botocore", None)
@@ -88,13 +87,14 @@ def test_a_missing_package_is_named_before_anything_is_made(
     assert not (tmp_path / "kept").exists()
 
 
-def test_why_no_bot_came_is_said_with_what_was_asked_for() -> None:
+def test_the_error_without_a_bot_names_the_limit_and_the_next_step() -> None:
     config = LoopConfig(max_seconds=75.0)
-    assert "within 75 s of play (134 s with starting up and ending);" in no_bot(config, 134.2, None)
-    assert "give --keep DIR and look" in no_bot(config, 134.2, None)
-    kept = no_bot(config, 134.2, "K")
-    assert "--keep" not in kept
-    assert kept.endswith("`understudy status --data K`")
+    error = no_bot(config, 134.2, None)
+    assert "within 75 s of play (134 s including startup and shutdown);" in error
+    assert "give --keep DIR and inspect" in error
+    with_folder = no_bot(config, 134.2, "K")
+    assert "--keep" not in with_folder
+    assert with_folder.endswith("`understudy status --data K`")
     assert "so the learner was never killed" in no_bot(
         LoopConfig(max_seconds=5, kill="learner"), 9.0, None
     )
@@ -106,7 +106,7 @@ def test_why_no_bot_came_is_said_with_what_was_asked_for() -> None:
 def shown(
     *looks: Look, width: int = 80, height: int = 24, term: str = "xterm", is_terminal: bool = True
 ) -> str:
-    """What is written for these looks."""
+    """The output for these looks."""
     written = io.StringIO()
     out = Console(
         file=written,
@@ -123,7 +123,7 @@ def shown(
     return written.getvalue()
 
 
-def test_a_usual_terminal_has_room_for_all_of_the_picture():
+def test_a_terminal_of_80_by_24_fits_the_whole_view():
     said = shown(EARLIER, LOOK)
     for part in (
         "8 players",
@@ -135,19 +135,19 @@ def test_a_usual_terminal_has_room_for_all_of_the_picture():
     ):
         assert part in said
     assert "\n..." not in said, "cut by the terminal's end"
-    assert "0 lost, 0 twice so far, by counts" in said
+    assert "0 lost, 0 stored twice so far, by counts" in said
 
 
-def test_what_is_not_stored_after_some_seconds_is_said():
+def test_steps_not_stored_after_some_seconds_are_reported():
     late = shown(EARLIER, replace(LOOK, stored_steps=1400))
     assert "100 steps acknowledged and not yet stored" in late
-    assert "0 twice so far" not in late
-    assert "100 steps of others are stored as well" in shown(
+    assert "0 stored twice so far" not in late
+    assert "100 steps of other players are stored as well" in shown(
         EARLIER, replace(LOOK, stored_steps=2200)
     )
 
 
-def test_a_low_terminal_goes_without_the_court():
+def test_a_low_terminal_omits_the_court():
     said = shown(EARLIER, LOOK, height=16)
     assert "by counts" in said
     assert "person 3" not in said
@@ -163,32 +163,32 @@ def test_a_low_terminal_goes_without_the_court():
         {"is_terminal": False},
     ],
 )
-def test_where_a_picture_cannot_be_drawn_there_are_lines(kind: dict[str, object]):
+def test_a_terminal_without_room_for_the_view_gets_lines(kind: dict[str, object]):
     said = shown(EARLIER, LOOK, replace(LOOK, said="rally/3 is champion"), **kind)  # type: ignore[arg-type]
     assert "\x1b" not in said
     assert "acknowledged 1 500, stored 1 400 steps" in said
     assert " 12.0 s  rally/3 is champion\n" in said
 
 
-# --- Pictures: what is in them may be shown to anyone ---------------------------------------------
+# --- SVG files: they may be published -------------------------------------------------------------
 
 
 def outside(svg: str) -> list[str]:
-    """Addresses in it that are neither the format's own name nor this machine's."""
-    found = re.findall(r"https?://[^\s\"'<>)]*", svg)
+    """URLs in it that are neither the namespace of SVG nor on this machine."""
+    urls = re.findall(r"https?://[^\s\"'<>)]*", svg)
     return [
-        one
-        for one in found
-        if one != "http://www.w3.org/2000/svg" and not one.startswith("http://127.0.0.1:")
+        url
+        for url in urls
+        if url != "http://www.w3.org/2000/svg" and not url.startswith("http://127.0.0.1:")
     ]
 
 
 @pytest.mark.parametrize("width", [60, 112, 200])
-def test_a_picture_asks_nobody_for_fonts_and_tells_no_key(width: int, tmp_path: Path) -> None:
+def test_an_svg_file_has_no_web_fonts_and_no_keys(width: int, tmp_path: Path) -> None:
     out = Console(file=io.StringIO(), record=True, width=width, highlight=False)
     out.print(f"[dim]  1.2 s[/]  play along in a browser: {ADDRESS}", soft_wrap=True)
     out.print("[bold]and[/] more")
-    write_picture(tmp_path / "p.svg", out, title="t")
+    write_svg(tmp_path / "p.svg", out, title="t")
     svg = (tmp_path / "p.svg").read_text(encoding="utf-8")
     assert outside(svg) == []
     assert "@font-face" not in svg
@@ -198,7 +198,7 @@ def test_a_picture_asks_nobody_for_fonts_and_tells_no_key(width: int, tmp_path: 
     assert "more" in svg
 
 
-def test_the_pictures_of_the_documentation_are_such() -> None:
+def test_the_svg_files_of_the_documentation_have_no_web_fonts_and_no_keys() -> None:
     pictures = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.svg")]
     assert pictures
     for svg in pictures:
@@ -206,17 +206,17 @@ def test_the_pictures_of_the_documentation_are_such() -> None:
         assert set(re.findall(r"key=([^\s<&]+)", svg)) <= {"…"}
 
 
-def test_where_no_picture_can_be_written_is_said_before_anybody_plays(
+def test_an_unwritable_svg_path_is_rejected_before_the_demo_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "kept.svg").write_text("kept")
-    check_picture(tmp_path / "kept.svg")
-    check_picture(tmp_path / "new.svg")
+    check_svg(tmp_path / "kept.svg")
+    check_svg(tmp_path / "new.svg")
     assert [path.name for path in tmp_path.iterdir()] == ["kept.svg"]
     assert (tmp_path / "kept.svg").read_text() == "kept"
     with pytest.raises(ConfigError, match="cannot be written"):
-        check_picture(tmp_path / ("x" * 300))
+        check_svg(tmp_path / ("x" * 300))
     assert run_command(["demo", "--svg", str(tmp_path / "no" / "p.svg")]) == 2
     said = capsys.readouterr()
-    assert "there is no folder" in said.err
+    assert "no does not exist; create it first" in said.err
     assert "people play" not in said.out

@@ -1,4 +1,4 @@
-"""data export and data import as a user types them; the page about them is run as it stands."""
+"""data export and data import as a user types them; the commands of their page are run."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_every_command_of_the_page_works_in_its_order(
         assert last_object(capsys.readouterr().out)["ok"]
 
 
-def test_export_and_import_tell_programs_what_they_did(
+def test_export_and_import_report_their_results_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, n_steps = file_of_steps(tmp_path)
@@ -91,7 +91,7 @@ def test_export_and_import_tell_programs_what_they_did(
     assert (fields["out"], fields["steps"], fields["game"]) == (str(out), n_steps, "cart")
     assert steps_in(out) == steps_in(path)
     assert run_command(["data", "import", str(path), *to_d]) == 0
-    assert f"stored 0, there already {n_steps}" in capsys.readouterr().out
+    assert f"stored 0, already stored {n_steps}" in capsys.readouterr().out
 
 
 def test_filters_of_the_command_choose_players_and_times(
@@ -157,11 +157,11 @@ def test_filters_of_the_command_choose_players_and_times(
         (["export", "a.parquet", "--data", "source", "--format", "parquet"], "exists already"),
         (
             ["export", "x-v0", "--data", "source", "--format", "minari", "--with-player"],
-            "--with-player is for parquet",
+            "--with-player needs --format parquet",
         ),
         (
             ["import", "a.parquet", "--data", "D", "--format", "parquet", "--as-is"],
-            "only make sense with",
+            "--as-is cannot be used with --format parquet",
         ),
         (
             ["import", "a.parquet", "--data", "D", "--format", "parquet", "--player", "a\nb"],
@@ -185,7 +185,7 @@ def test_filters_of_the_command_choose_players_and_times(
         (["import", "--data", "D", "--format", "parquet"], "Missing argument"),
     ],
 )
-def test_wrong_use_is_refused_in_one_line_and_stores_nothing(
+def test_wrong_use_is_rejected_in_one_line_and_stores_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -201,7 +201,7 @@ def test_wrong_use_is_refused_in_one_line_and_stores_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "source"]
 
 
-def test_refused_episodes_are_named_and_make_the_exit_code_1(
+def test_rejected_episodes_are_named_and_the_exit_code_is_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,7 +215,7 @@ def test_refused_episodes_are_named_and_make_the_exit_code_1(
     how = ["--format", "seed-a", "--repair-shift", "--consent", "granted"]
     assert run_command(["data", "import", "a.jsonl", "--data", "D", *how]) == 1
     found = capsys.readouterr().out
-    assert "refused episode 0: step 1 has two different records" in found
+    assert "rejected episode 0: step 1 has two different records" in found
     assert "lost 1 first steps" in found
     assert "3 steps of CartPole-v0 in 1 sessions: stored 3" in found
 

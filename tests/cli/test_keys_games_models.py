@@ -77,17 +77,17 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(ask: Asked, tmp_path: Path):
     assert key.id in ask("keys list")[0]
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(ask: Asked):
+def test_names_that_look_like_markup_are_shown_unchanged(ask: Asked):
     assert ask.json("keys create --label [/x]")["label"] == "[/x]"
     assert "[/x]" in ask("keys create --label [/x]")[0]
     assert ask("keys list")[0].count("[/x]") == 2
     ask("games add pong --obs 2 --actions 2")
     ask("ingest --until-empty")
-    assert "nothing of [/x] was found in pong" in ask("data forget [/x]")[0]
+    assert "no data of [/x] found in pong" in ask("data forget [/x]")[0]
     assert ask.json("data forget [/x]")["chunks"] == 0
 
 
-def test_a_new_key_is_printed_though_the_registry_does_not_answer(
+def test_a_new_key_is_printed_even_if_the_registry_does_not_respond(
     ask: Asked, monkeypatch: pytest.MonkeyPatch
 ):
     def away(_: Registry) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_new_key_is_printed_though_the_registry_does_not_answer(
     assert ask.json("keys create --game pong")["key"].startswith("uk_")
 
 
-def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):
+def test_a_key_can_be_revoked_by_a_prefix_of_its_id_or_by_the_full_key(ask: Asked):
     first = ask.json("keys create")
     second = ask.json("keys create")
     assert ask.json(f"keys revoke {first['id'][:10]}") == {"revoked": first["id"]}
@@ -120,12 +120,12 @@ def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):
         ("keys create --requests-s 0", "above 0"),
         ("keys create --requests-s inf", "below 1000000000"),
         ("keys create --requests-s 1e300", "below 1000000000"),
-        ("games add nothing.json", "cannot be read"),
+        ("games add nothing.json", "cannot read nothing.json"),
         ("games add Nope-v1", "Nope"),
         ("models add nowhere", "is not a run"),
     ],
 )
-def test_wrong_use_is_told_in_one_message(ask: Asked, line: str, said: str):
+def test_wrong_use_is_reported_in_one_message(ask: Asked, line: str, said: str):
     _, errors = ask(line, code=2)
     assert said in errors
 
@@ -142,7 +142,9 @@ def test_wrong_use_is_told_in_one_message(ask: Asked, line: str, said: str):
         "models rollback g",
     ],
 )
-def test_a_folder_without_a_deployment_says_how_to_start_one(ask: Asked, tmp_path: Path, line: str):
+def test_the_error_without_a_deployment_names_the_command_that_creates_one(
+    ask: Asked, tmp_path: Path, line: str
+):
     _, errors = ask(line, code=2)
     assert "understudy up --data" in errors
     assert not (tmp_path / "D").exists()
@@ -166,7 +168,7 @@ def test_games_are_added_from_gymnasium_or_a_file_listed_and_checked(ask: Asked,
     assert "Error" not in said
 
 
-def test_games_of_ones_own_are_added_by_their_numbers_and_names(ask: Asked):
+def test_own_games_are_added_by_sizes_and_action_names(ask: Asked):
     added = ask.json("games add my-game --obs 6 --actions up,stay,down")
     assert added["schema"] == game_spec("my-game", obs=6, actions=["up", "stay", "down"]).schema
     assert ask.json("games add other --obs 2 --actions 4")["actions"] == "4 choices"
@@ -212,11 +214,11 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     ]
     shown = ask.json("models show pong/2")
     assert [one["why"] for one in shown["champion_since"]] == ["better"]
-    assert "bytes and signature fit" in ask("models show pong/1")[0]
+    assert "bytes and signature are valid" in ask("models show pong/1")[0]
     assert ask.json("models rollback pong")["champion"] == 1
     deployment_key(tmp_path / "D")
     (tmp_path / "D" / "spool").mkdir()
-    assert "keep what they learnt: pong/1, pong/2" in ask("data forget ada")[0]
+    assert "keep what they learned: pong/1, pong/2" in ask("data forget ada")[0]
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
 
@@ -233,11 +235,11 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     assert "bad_hash" in row["damage"]
     assert "(damaged)" in ask("models list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
-    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["found"]) == (
+    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["result"]) == (
         "red",
         True,
     )
-    assert "restore the models" in checks["models"]["found"]
+    assert "restore the models" in checks["models"]["result"]
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):
@@ -270,7 +272,7 @@ def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, 
     assert "is a folder" in ask(f"models export pong/1 --out {tmp_path}", code=2)[1]
 
 
-def test_an_export_that_fails_leaves_everything_as_it_was(ask: Asked, tmp_path: Path):
+def test_a_failed_export_leaves_every_file_unchanged(ask: Asked, tmp_path: Path):
     ask(f"models add {a_run(tmp_path / 'one')}")
     folder = tmp_path / "out"
     folder.mkdir()
@@ -281,7 +283,8 @@ def test_an_export_that_fails_leaves_everything_as_it_was(ask: Asked, tmp_path: 
         in ask(f"models export pong/1 --json --out {folder / 'p.json'}", code=2)[1]
     )
     assert (folder / "p.json").read_text() == "old"
-    assert "no folder" in ask(f"models export pong/1 --out {folder / 'p.json' / 'q'}", code=2)[1]
+    errors = ask(f"models export pong/1 --out {folder / 'p.json' / 'q'}", code=2)[1]
+    assert "p.json does not exist; create it first" in errors
     assert "too long" in ask(f"models export pong/1 --out {folder / ('x' * 300)}", code=3)[1]
     assert sorted(path.name for path in folder.iterdir()) == ["p.json", "p.json.sha256"]
 
@@ -305,7 +308,7 @@ def test_an_export_replaces_no_device_and_no_link(ask: Asked, tmp_path: Path):
     assert (tmp_path / "there.safetensors.sha256").is_file()
 
 
-def test_an_export_without_room_leaves_nothing(ask: Asked, tmp_path: Path):
+def test_an_export_to_a_full_disk_leaves_nothing(ask: Asked, tmp_path: Path):
     ask(f"models add {a_run(tmp_path / 'one')}")
     disk = tmp_path / "disk"
     disk.mkdir()

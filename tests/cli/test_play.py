@@ -87,7 +87,7 @@ def test_in_a_terminal_frames_are_drawn(data: str, monkeypatch: pytest.MonkeyPat
     assert "step 10, return" in screen.file.getvalue()
 
 
-def test_a_picture_is_drawn_two_pixels_to_a_letter():
+def test_an_image_is_drawn_with_two_pixels_per_character():
     frame = np.zeros((60, 800, 3), np.uint8)
     frame[:30] = 255
     lines = play_module.drawn(frame, 72).plain.splitlines()
@@ -113,13 +113,13 @@ def test_moments_add_up(data: str):
         ([GAME, "--bot", "7"], "does not exist"),
         ([GAME, "--bot", "best"], "GAME/NUMBER"),
         ([GAME, "--bot", "CartPole-v1/1"], "a model of CartPole-v1"),
-        ([GAME, "--bot", "2"], "another shape"),
+        ([GAME, "--bot", "2"], "with other spaces than this env"),
         (["Nope-v1"], "Nope"),
         ([GAME, "--env-kwargs", "{"], "--env-kwargs"),
         ([GAME, "--episodes", "0"], "episodes"),
     ],
 )
-def test_what_cannot_play_is_told(
+def test_a_bot_or_game_that_cannot_play_is_reported(
     data: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ):
     assert run_command(["play", *arguments, "--data", data]) == 2
@@ -130,7 +130,7 @@ def test_what_cannot_play_is_told(
     ("game", "missing", "command"),
     [("CartPole-v1", "pygame", "pip install"), (GAME, "PIL", "pip install pillow")],
 )
-def test_a_film_without_its_packages_says_which_flag_and_what_to_install(
+def test_a_gif_without_its_packages_names_the_flag_and_the_package_to_install(
     game: str,
     missing: str,
     command: str,

@@ -1,5 +1,4 @@
-"""understudy play GAME --web: the address of the page with a key for that game alone, and
-nothing left behind."""
+"""understudy play GAME --web: prints a page URL with a key for that game only, and cleans up."""
 
 import json
 import os
@@ -103,7 +102,7 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
             found = json.loads(again.stdout)
             assert (found["url"], found["key"]) == (ready["url"], ready["key"])
             assert parse_qs(urlsplit(found["page"]).fragment)["bot"] == ["1"]
-            # A key that the running gateway has never seen is not said before it takes it.
+            # A new key is not printed before the running gateway accepts it.
             (data / "play.json").unlink()
             fresh = subprocess.run(
                 command(data), capture_output=True, text=True, check=True, timeout=60
@@ -121,7 +120,7 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
         asked(ready["url"], "/play")
 
 
-def test_without_a_data_folder_it_plays_in_one_of_its_own_and_nothing_is_left(tmp_path: Path):
+def test_without_a_data_folder_it_uses_a_temporary_one_and_removes_it(tmp_path: Path):
     line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web", "--json"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     environment.pop("UNDERSTUDY_DATA", None)
@@ -137,12 +136,12 @@ def test_without_a_data_folder_it_plays_in_one_of_its_own_and_nothing_is_left(tm
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         assert process.stderr is not None
-        assert "--data D keeps both" in process.stderr.read()
+        assert "--data D keeps them" in process.stderr.read()
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("understudy-play-*")) == []
 
 
-def test_a_game_without_a_page_is_refused_with_those_that_have_one(tmp_path: Path):
+def test_a_game_without_a_page_is_rejected_with_the_list_of_pages(tmp_path: Path):
     done = subprocess.run(
         command(tmp_path / "D", game="Acrobot-v1"),
         capture_output=True,
@@ -156,7 +155,7 @@ def test_a_game_without_a_page_is_refused_with_those_that_have_one(tmp_path: Pat
 
 
 @pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
-def test_the_key_is_kept_and_made_anew_only_when_it_was_revoked(tmp_path: Path, game: str):
+def test_the_key_is_saved_and_created_again_only_after_it_was_revoked(tmp_path: Path, game: str):
     deployment = open_deployment(DataFolder(tmp_path / "D"))
     key = play_key(deployment, game)
     facts = deployment.keys.check(key)
@@ -193,13 +192,13 @@ def test_an_address_can_carry_any_key_and_name():
         ("http://play.example:80", "http://play.example:80"),
     ],
 )
-def test_an_address_of_everywhere_is_one_that_this_machine_can_open(url: str, near: str):
+def test_the_unspecified_address_becomes_a_loopback_url(url: str, near: str):
     assert openable(url) == near
     assert page_address(url, "rally", key="uk_x").startswith(f"{near}/play#")
     assert bool(for_others(url, ("a.example",))) == (url != near)
 
 
-def test_sigterm_ends_it_well_also_before_it_is_ready(tmp_path: Path):
+def test_sigterm_before_it_is_ready_exits_with_0(tmp_path: Path):
     line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     environment.pop("UNDERSTUDY_DATA", None)
@@ -215,11 +214,11 @@ def test_sigterm_ends_it_well_also_before_it_is_ready(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("more", "code"), [((), 130), (("--web",), 0)])
-def test_only_the_page_serves_until_it_is_asked_to_stop(
+def test_sigterm_is_a_normal_end_only_with_web(
     more: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        "understudy.cli.play._check_together", lambda **_: signal.raise_signal(signal.SIGTERM)
+        "understudy.cli.play._check_options", lambda **_: signal.raise_signal(signal.SIGTERM)
     )
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -228,7 +227,7 @@ def test_only_the_page_serves_until_it_is_asked_to_stop(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_the_port_is_kept_beside_the_keys_and_left_where_it_is_taken(tmp_path: Path):
+def test_the_port_is_saved_with_the_keys(tmp_path: Path):
     deployment = open_deployment(DataFolder(tmp_path / "D"))
     assert kept_port(deployment.data) == 0
     key = play_key(deployment, "rally")
@@ -244,7 +243,7 @@ def test_the_port_is_kept_beside_the_keys_and_left_where_it_is_taken(tmp_path: P
         assert play_key(deployment, "rally")
 
 
-def test_only_the_standing_of_a_gateway_that_runs_is_believed(tmp_path: Path):
+def test_the_status_file_is_used_only_while_the_gateway_runs(tmp_path: Path):
     data = DataFolder(tmp_path / "D")
     roles = tmp_path / "D" / "roles"
     assert running_url(data) is None
@@ -261,7 +260,7 @@ def test_only_the_standing_of_a_gateway_that_runs_is_believed(tmp_path: Path):
     lock.close()
 
 
-def test_a_gateway_that_does_not_take_the_key_is_no_page_yet(tmp_path: Path):
+def test_a_gateway_that_rejects_the_key_has_no_page_yet(tmp_path: Path):
     with running(tmp_path) as gateway:
         assert answer_of(gateway.url, "rally", key="uk_x").startswith("401: ")
 
@@ -288,7 +287,7 @@ def test_a_bot_must_exist(tmp_path: Path):
         (("--web", "--bot", "7"), "--bot is 7"),
     ],
 )
-def test_options_that_mean_nothing_together_are_refused(
+def test_options_that_cannot_be_combined_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
 ):
     assert run_command(["play", "rally", "--data", str(tmp_path / "D"), *more]) == 2
@@ -296,7 +295,7 @@ def test_options_that_mean_nothing_together_are_refused(
     assert not (tmp_path / "D").exists()
 
 
-def test_roles_without_a_gateway_are_refused(
+def test_roles_without_a_gateway_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("UNDERSTUDY_ROLES", "ingest,learner")

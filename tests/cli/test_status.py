@@ -1,4 +1,4 @@
-"""Status: what roles left in the data folder, and what an operator is told to do."""
+"""Status: the state of roles from the data folder, and advice for the operator."""
 
 import json
 import signal
@@ -39,7 +39,7 @@ def held() -> Iterator[ExitStack]:
 
 
 def leave(data: Path, role: str, held: ExitStack | None, **more: Any) -> None:
-    """What a supervisor leaves of a role; with its lock held, as long as it lives."""
+    """Write what a supervisor writes for a role; its lock is held while the role is alive."""
     folder = data / "roles"
     folder.mkdir(parents=True, exist_ok=True)
     fields = {
@@ -76,7 +76,7 @@ def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitSta
     assert found["next"] == [f"pong: {ADVICE}"]
 
 
-def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held: ExitStack):
+def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held, state="waiting", last_error="ended with 7: no luck")
     leave(tmp_path, "ingest", None)
     found = look(tmp_path)
@@ -92,7 +92,7 @@ def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held
     assert (silent["state"], silent["alive"], silent["rates"]) == ("silent", False, {})
 
 
-def test_a_learner_whose_store_is_away_is_not_well(tmp_path: Path, held: ExitStack):
+def test_a_learner_with_an_unreachable_store_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(
         tmp_path,
         "learner",
@@ -103,14 +103,14 @@ def test_a_learner_whose_store_is_away_is_not_well(tmp_path: Path, held: ExitSta
     assert not found["ok"]
     assert (
         found["next"][0]
-        == "learner gets no new steps and learns from those it has: db:9042 does not answer; is it "
-        "up?"
+        == "learner receives no new steps and learns from those it has: db:9042 does not answer; "
+        "is it up?"
     )
     leave(tmp_path / "two", "learner", held, report={"window": {"items": 7, "error": ""}})
     assert look(tmp_path / "two")["ok"]
 
 
-def test_a_gateway_that_cannot_store_is_not_well(
+def test_a_gateway_that_cannot_store_is_unhealthy(
     tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]
 ):
     leave(tmp_path, "gateway", held, report={"storage_error": ""}, at_s=4e9)
@@ -126,29 +126,29 @@ def test_a_gateway_that_cannot_store_is_not_well(
     found = look(tmp_path)
     assert not found["ok"]
     assert found["next"] == [
-        "gateway stores nothing, clients keep their steps: no room for it; free some space"
+        "gateway accepts nothing, clients keep their steps: no room for it; free some space"
     ]
     assert run_command(["status", "--data", str(tmp_path)]) == 1
     assert "no room for it" in capsys.readouterr().out
 
 
-def test_a_standing_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path, held: ExitStack):
+def test_an_unreadable_role_status_is_reported_as_silent(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held)
     (tmp_path / "roles" / "gateway.json").write_text('{"role": "gat')
     assert look(tmp_path)["roles"][0]["state"] == "silent"
 
 
-def test_where_nothing_runs_one_is_told_how_to_start(
+def test_status_without_running_roles_names_the_command_that_starts_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
     assert run_command(["status", "--data", str(tmp_path / "D"), "--json"]) == 1
     fields = json.loads(capsys.readouterr().out)
     assert (fields["roles"], fields["games"], fields["steps"]) == ([], [], 0)
-    assert fields["next"][0].startswith("nothing runs here; next: understudy up")
+    assert fields["next"][0].startswith("nothing is running; next: understudy up")
     assert not (tmp_path / "D").exists()
 
 
-def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path, held: ExitStack):
+def test_a_damaged_champion_is_unhealthy_and_the_rollback_is_shown(tmp_path: Path, held: ExitStack):
     data = tmp_path / "D"
     deployment = open_deployment(DataFolder(data))
     release_run(deployment, a_run(tmp_path / "one"))
@@ -168,7 +168,7 @@ def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path
     assert f"models rollback {GAME.game}" in look(data)["next"][0]
 
 
-def test_while_models_are_away_the_rest_is_shown(
+def test_the_rest_is_shown_while_models_are_unreachable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
     data = tmp_path / "D"
@@ -183,13 +183,15 @@ def test_while_models_are_away_the_rest_is_shown(
     for words in (
         "running",
         "pong: 0 steps, models unknown",
-        "models cannot be read: ",
+        "cannot read models: ",
         "127.0.0.1:1",
     ):
         assert words in said
 
 
-def test_people_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
+def test_the_text_output_shows_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
     data = tmp_path / "D"
     release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
     leave(

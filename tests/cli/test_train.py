@@ -78,7 +78,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
 # --- train ----------------------------------------------------------------------------------------
 
 
-def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_standard_output_is_json_only(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     words = [
         "--algorithm",
         "dqn",
@@ -103,7 +103,7 @@ def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str
     assert "return" in err
 
 
-def test_people_get_lines_a_summary_and_the_next_commands(
+def test_the_text_output_has_progress_a_summary_and_the_next_commands(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -163,7 +163,7 @@ def test_settings_come_from_files_and_flags(capsys: pytest.CaptureFixture[str], 
     assert (tmp_path / "R" / "curve.csv").read_text().count("\n") == 3
 
 
-def test_the_same_command_with_resume_gives_an_ended_run_as_it_is(
+def test_resuming_a_finished_run_returns_its_result(
     capsys: pytest.CaptureFixture[str], trained: str
 ):
     out, _ = said(
@@ -256,7 +256,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "which game?"),
+        ([], "no game given"),
         (["CartPole-v2"], "did you mean CartPole-v1"),
         ([GAME, "--algorithm", "ppoo"], "did you mean 'ppo'"),
         ([GAME, "--preset", "ppo-vektor"], "did you mean 'ppo-vector'"),
@@ -268,7 +268,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--network", "64,big"], "such as 64,64"),
         ([GAME, "--wrapper", "nowhere:Wrapper"], "cannot be imported"),
         ([GAME, "--wrapper", "json:dumps"], "check wrappers"),
-        ([GAME, "--env-kwargs", "{"], "--env-kwargs is no JSON"),
+        ([GAME, "--env-kwargs", "{"], "--env-kwargs is not valid JSON"),
         ([GAME, "--env-kwargs", "3"], "give a JSON object"),
         ([GAME, "--env-kwargs", '{"nope": 1}'], "does not accept"),
         ([GAME, "--frame-skip", "0"], "frame_skip is 0"),
@@ -295,7 +295,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         (["Pendulum-v1", "--algorithm", "dqn"], "use ppo"),
     ],
 )
-def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
+def test_wrong_use_is_rejected_in_one_message_and_leaves_nothing(
     words: list[str],
     told: str,
     capsys: pytest.CaptureFixture[str],
@@ -310,7 +310,7 @@ def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_at_once(
+def test_a_missing_renderer_or_log_package_is_rejected_before_training(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -325,7 +325,7 @@ def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_a
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_lies_in_the_folder_of_the_call_can_be_imported(
+def test_modules_in_the_current_folder_can_be_imported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "dimmer_of_mine.py").write_text(
@@ -370,7 +370,7 @@ def test_one_update_is_called_one(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_path: Path):
+def test_ctrl_c_prints_the_resume_command_and_leaves_nothing_half_done(number: int, tmp_path: Path):
     out = tmp_path / "R"
     process = subprocess.Popen(
         [
@@ -401,17 +401,17 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"go on with: understudy train --resume --out {out}" in err
+    assert f"resume with: understudy train --resume --out {out}" in err
     assert "Traceback" not in err
     saved = max(int(path.stem) for path in out.glob("checkpoints/*.safetensors"))
-    assert f", the last checkpoint is at step {saved}; go on with" in err
+    assert f", the last checkpoint is at step {saved}; resume with" in err
     assert not is_locked(out / ".lock")
     assert not list(out.rglob("*.tmp"))
     stop = lambda event: understudy.Stop if isinstance(event, Update) else None  # noqa: E731
     assert understudy.train(out=out, resume=True, on_event=stop).result["resumed_at_step"] > 0
 
 
-def test_a_full_disk_says_how_to_go_on(
+def test_a_full_disk_prints_the_resume_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(*_: object) -> None:
@@ -420,7 +420,7 @@ def test_a_full_disk_says_how_to_go_on(
     monkeypatch.setattr("understudy.training.training_job.Checkpoints.save", full)
     out = str(tmp_path / "R")
     _, err = said(capsys, "train", GAME, "--steps", "512", "--out", out, *SETS, code=3)
-    assert f"there is no checkpoint yet; go on with: understudy train --resume --out {out}" in err
+    assert f"there is no checkpoint yet; resume with: understudy train --resume --out {out}" in err
     assert (
         err.splitlines()[-1]
         == "understudy: no room for a checkpoint; free some space and try again"
@@ -453,7 +453,7 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
         (["R", "--policy", "first"], "is not one of"),
     ],
 )
-def test_wrong_use_of_evaluate_is_refused(
+def test_wrong_use_of_evaluate_is_rejected(
     words: list[str],
     told: str,
     capsys: pytest.CaptureFixture[str],
@@ -477,9 +477,7 @@ def test_wrong_use_of_evaluate_is_refused(
         ["--list"],
     ],
 )
-def test_what_is_wrong_and_what_there_is_are_told_without_waiting_for_jax(
-    words: list[str], tmp_path: Path
-):
+def test_usage_errors_and_the_list_do_not_import_jax(words: list[str], tmp_path: Path):
     code = (
         f"import sys; from understudy.cli.root import run; print(run(['train', *{words}]), "
         "'jax' in sys.modules)"
@@ -491,7 +489,7 @@ def test_what_is_wrong_and_what_there_is_are_told_without_waiting_for_jax(
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_help_has_examples_and_does_not_wait_for_jax(command: str):
+def test_help_has_examples_and_does_not_import_jax(command: str):
     code = (
         f"import sys; from understudy.cli.root import run; run(['{command}', '--help']); "
         "print('jax' in sys.modules)"
@@ -593,7 +591,7 @@ def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
             hear(event)
     told = out.file.getvalue()  # type: ignore[attr-defined]
     assert told.count("a chunk was refused") == 3
-    assert told.count(" R/guarded.csv has them all") == 1
+    assert told.count(" R/guarded.csv lists them all") == 1
     assert told.count("weights of step 9 restored") == 1
     assert "guarded 101 times" in told.splitlines()[-1]
 
@@ -616,12 +614,12 @@ def test_a_run_from_a_store_is_counted_in_updates_alone():
             hear(event)
     out.print(table(progress))
     told = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "goes on at update 64" in told
+    assert "resumed at update 64" in told
     assert "3 000 of 10 000" in told
     assert "step" not in told
 
 
-def test_what_fitted_of_another_run_is_one_line():
+def test_weights_from_another_run_are_summarised_in_one_line():
     names = [f"trunk.{number}.kernel" for number in range(9)]
     assert fitted(InitFrom(run="S", fit=names, new=[])) == "from S: all 9 weights fit"
     some = fitted(InitFrom(run="S", fit=names[:7], new=names[7:]))
@@ -632,7 +630,7 @@ def test_what_fitted_of_another_run_is_one_line():
 @pytest.mark.parametrize(
     ("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")]
 )
-def test_durations_are_for_people(seconds: float | None, text: str):
+def test_durations_are_readable(seconds: float | None, text: str):
     assert duration(seconds) == text
 
 

@@ -1,5 +1,4 @@
-"""A small server with a real process and a real port, so that what is around servers is tested
-without big ones."""
+"""A small server with a real process and port, to test the server code without big servers."""
 
 import sys
 import urllib.request
@@ -50,15 +49,15 @@ def welcome(place: ServerFolder) -> None:
 
 
 SMALL = Recipe(trouble=lambda: None, prepare=prepare, launch=launch, ask=ask, welcome=welcome)
-"""Answers with its password, which stands in its environment."""
+"""Responds with its password, which is in its environment."""
 BROKEN = replace(SMALL, launch=lambda place: launch(place, "breaks"))
-"""Ends before it answers."""
+"""Exits before it responds."""
 
 
 def instead_of_kafka(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: Recipe = SMALL
 ) -> None:
-    """From now on `kafka` is the small server, and it need not be fetched."""
+    """Replace `kafka` with the small server, which need not be fetched."""
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(RECIPES, "kafka", recipe)
     place = place_of("kafka")

@@ -1,4 +1,4 @@
-"""An address of a place on a server is read back as it was, whatever its folder is called."""
+"""The URL of a location on a server parses back to the same location."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ class Somewhere:
     credentials_file: Path = Path("/my keys & more/100%?/file")
 
 
-def test_an_address_is_read_back_whatever_the_folder_is_called():
+def test_a_url_parses_back_whatever_characters_the_folder_has():
     store = on_host(Somewhere(), "cassandra", "games", replication="1")
     models = on_aws(Somewhere(), "s3", "bots", "a b")
-    for one in (store, models):
-        assert parse_location(one.url) == one
-        assert one.options["credentials"] == "/my keys & more/100%?/file"
+    for location in (store, models):
+        assert parse_location(location.url) == location
+        assert location.options["credentials"] == "/my keys & more/100%?/file"
     assert (store.hosts, store.options["replication"]) == ((("127.0.0.1", 9042),), "1")
     assert (models.hosts, models.path, models.options["region"]) == (
         (("bots", None),),

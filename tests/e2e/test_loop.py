@@ -1,5 +1,4 @@
-"""The closed loop as a user sees it: people play, a learner without a game learns, its bots get
-better."""
+"""The closed loop as a user sees it: people play, a learner learns from them, its bots improve."""
 
 import json
 import os
@@ -97,7 +96,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(
 @pytest.mark.parametrize(
     "wrong", [["--players", "0"], ["--seconds", "1"], ["--game", "Nope-v0"], ["--kill", "store"]]
 )
-def test_what_cannot_work_is_refused_at_once(wrong: list[str]) -> None:
+def test_bad_options_are_rejected_immediately(wrong: list[str]) -> None:
     code, found, said = run(*wrong, timeout_s=60)
     assert code == 2
     assert not found

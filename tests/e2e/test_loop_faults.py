@@ -1,5 +1,4 @@
-"""The closed loop under one fault after another: nothing acknowledged is lost, and nobody is
-left without a bot."""
+"""The closed loop under consecutive faults: no acknowledged step is lost, players keep a bot."""
 
 import contextlib
 import threading
@@ -16,9 +15,8 @@ import pytest
 from tests.card import Card
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import models_folder, open_deployment
-from understudy.client.connect import Address, ClientConfig, connect
+from understudy.client.connect import Address, connect
 from understudy.client.http import HttpLink
-from understudy.client.sender import SenderConfig
 from understudy.core.errors import Corrupt, Refused
 from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
@@ -34,11 +32,11 @@ from understudy.simulation.verify import verify
 ENV = "CartPole-v1"
 NAMES = [f"person-{at}" for at in range(4)]
 REVOKED_WITHIN_S = 2.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class TimedLink(HttpLink):
-    """Knows when the last parcel set out that was accepted."""
+    """Records when the last accepted frame batch was sent."""
 
     accepted_at_s = 0.0
 
@@ -53,17 +51,18 @@ class TimedLink(HttpLink):
 
 
 class Guest:
-    """A person who lets the bot play all the time, and counts each decision that no bot took."""
+    """A player who always lets the bot play, and counts each decision without a bot."""
 
     def __init__(self, data: DataFolder, spool: Path, *, url: str, key: str) -> None:
         spec = spec_from_gymnasium(gymnasium.make(ENV))
         self.link = TimedLink(Address(url, key), spec.game)
         link = LedgerLink(self.link, data.ledger)
-        config = ClientConfig(link=link, spool=spool, sender=SenderConfig(linger_s=0.1))
-        self.game = connect(spec=spec, consent="granted", config=config)
+        self.game = connect(spec=spec, link=link, spool=spool, consent="granted", linger_s=0.1)
         rng = np.random.default_rng()
         self._person = Solo(self.game, "guest", ENV, rng, bot_share=1.0, choose=self._alone)
-        self.by_bot = self.without_bot = self.gaps = 0
+        self.by_bot = 0
+        self.without_bot = 0
+        self.gaps = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._play, daemon=True)
         self._thread.start()
@@ -80,15 +79,14 @@ class Guest:
             self.by_bot += self.without_bot == before
 
     def leave(self, timeout_s: float) -> bool:
-        """Whether everything that was played is acknowledged."""
+        """Stop playing; returns whether every step is acknowledged."""
         self._stop.set()
         self._thread.join(5.0)
         return self.game.close(timeout_s=timeout_s)
 
 
 class Stage:
-    """The platform, its people and its guests; every wait looks after the roles and at
-    everybody's bot."""
+    """The platform, its players and its guests; every wait steps the roles and checks the bots."""
 
     def __init__(self, folder: Path, platform: Platform) -> None:
         self.data = platform.data
@@ -114,11 +112,9 @@ class Stage:
         (self._people,) = Groups("people", [settings]).children
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not condition():
-            assert time.monotonic() < deadline_s, (
-                f"waited {PATIENCE_S:.0f} s, and still not: {what}"
-            )
+            assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S:.0f} s, and still not: {what}"
             self.look()
             time.sleep(0.02)
 
@@ -145,17 +141,17 @@ class Stage:
         return int(self.people.latest.get("acked", 0))
 
     def kill(self, role: str) -> None:
-        """SIGKILL, then wait until another process does the work."""
-        standing = self.platform.supervisor.statuses[role]
-        assert standing.child is not None
-        before = standing.child.pid
-        restarts = standing.restarts
-        standing.child.kill()
+        """Kill a role with SIGKILL, then wait until it is restarted."""
+        status = self.platform.supervisor.statuses[role]
+        assert status.child is not None
+        before = status.child.pid
+        restarts = status.restarts
+        status.child.kill()
         self.wait(
-            lambda: standing.restarts > restarts and standing.state == "running",
+            lambda: status.restarts > restarts and status.state == "running",
             f"the {role} runs again",
         )
-        assert standing.child.pid != before
+        assert status.child.pid != before
 
 
 @contextlib.contextmanager
@@ -177,7 +173,7 @@ def staged(folder: Path) -> Iterator[Stage]:
 
 
 def damage(path: Path) -> bytes:
-    """Turn one bit of a file; the bytes as they were."""
+    """Flip one bit of a file; returns the original bytes."""
     good = path.read_bytes()
     middle = len(good) // 2
     path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
@@ -185,11 +181,10 @@ def damage(path: Path) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
-def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_without_a_bot(
+def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_no_player_is_without_a_bot(
     tmp_path: Path, card: Card, bar: Callable[[float], float]
 ) -> None:
-    """Takes more than 20 seconds: one platform goes through five faults and has to learn a bot
-    before the first."""
+    """Takes over 20 seconds: one platform learns a bot, then survives five faults."""
     with staged(tmp_path) as stage:
         deployment = stage.deployment
         key, known = deployment.keys.create(["play"], registers=True, label="revoked later")
@@ -265,7 +260,8 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
         assert stage.people.latest["flushed"]
         assert stage.people.latest["refused_bots"] == 0
         assert stage.platform.supervisor.stop()
-        restarts = {name: one.restarts for name, one in stage.platform.supervisor.statuses.items()}
+        statuses = stage.platform.supervisor.statuses
+        restarts = {name: status.restarts for name, status in statuses.items()}
 
     assert restarts == {"gateway": 1, "ingest": 1, "learner": 1}
     found = verify(DataFolder(tmp_path / "D"))
@@ -287,7 +283,7 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
 
 
 def _updates(stage: Stage, game: str) -> int:
-    """How far the learner that runs now has come."""
+    """The updates of the running learner."""
     child = stage.platform.supervisor.statuses["learner"].child
     games = child.latest.get("games", {}) if child is not None else {}
     return int(games.get(game, {}).get("updates", 0))

@@ -1,5 +1,4 @@
-"""From a real recorder to a learner's batch: what is drawn is what happened, bit for bit, and
-nothing else is.
+"""From a real recorder to a learner's batch: drawn rows equal the recorded steps, bit for bit.
 
     recorder ─► spool ─► link ─► stream ─► ingest ─► store
         ─► StoreView.tail ─► FromStore ─► replay ─► batch
@@ -54,7 +53,7 @@ class Seen:
     """What a player saw at one moment."""
 
     x: Any
-    legal: Any
+    action_mask: Any
 
 
 @dataclass
@@ -107,7 +106,7 @@ class Played:
 class Collected:
     """A link that keeps what it is given."""
 
-    keep_share = 1.0
+    recording_rate = 1.0
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -150,12 +149,12 @@ def some_spec(rng: np.random.Generator) -> GameSpec:
     """Any observation and any single action; masks in most games whose action is discrete."""
     moment = Box((), DTYPES["I64"])
     actions = random_space(rng)
-    has_legal = isinstance(actions, Discrete) and bool(rng.random() < 0.7)
+    has_action_mask = isinstance(actions, Discrete) and bool(rng.random() < 0.7)
     return game_spec(
         "sample",
         obs={"moment": moment, "x": random_space(rng)},
         actions=actions,
-        has_legal=has_legal,
+        has_action_mask=has_action_mask,
     )
 
 
@@ -184,16 +183,18 @@ class Player:
         self._episode += 1
         self._moment = self._look()
         self.played.firsts.add(self._moment)
-        self._recorder.reset(self._obs(self._moment), legal=self._seen[self._moment].legal)
+        self._recorder.reset(
+            self._obs(self._moment), action_mask=self._seen[self._moment].action_mask
+        )
 
     def _look(self) -> int:
-        """A new moment, which nobody saw before."""
+        """A new moment."""
         moment = len(self._seen) + 1
-        legal = None
-        if self._spec.has_legal and self._spec.discrete is not None:
-            legal = self._rng.random(self._spec.discrete.n) < 0.5
-            legal[self._rng.integers(len(legal))] = True
-        self._seen[moment] = Seen(random_rows(self._spec.obs["x"], 1, self._rng)[0], legal)
+        action_mask = None
+        if self._spec.has_action_mask and self._spec.discrete is not None:
+            action_mask = self._rng.random(self._spec.discrete.n) < 0.5
+            action_mask[self._rng.integers(len(action_mask))] = True
+        self._seen[moment] = Seen(random_rows(self._spec.obs["x"], 1, self._rng)[0], action_mask)
         return moment
 
     def _obs(self, moment: int) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class Player:
             self._obs(after),
             step.terminated,
             step.truncated,
-            legal=self._seen[after].legal,
+            action_mask=self._seen[after].action_mask,
         )
         self._moment = after
         if end:
@@ -231,11 +232,11 @@ class Player:
 
     def _action(self) -> Any:
         space = self._spec.action[""]
-        legal = self._seen[self._moment].legal
-        if legal is None:
+        action_mask = self._seen[self._moment].action_mask
+        if action_mask is None:
             return random_rows(space, 1, self._rng)[0]
         assert isinstance(space, Discrete)
-        return space.dtype.type(space.start + self._rng.choice(np.flatnonzero(legal)))
+        return space.dtype.type(space.start + self._rng.choice(np.flatnonzero(action_mask)))
 
 
 def play(
@@ -291,9 +292,9 @@ class Onlooker:
         return self._bc.init(key, start)
 
     def act(
-        self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None
+        self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
     ) -> Decision:
-        return self._bc.act(state, obs, key, explore, legal)
+        return self._bc.act(state, obs, key, explore, action_mask)
 
     def update(self, state: Any, batch: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
         raise NotImplementedError
@@ -398,8 +399,7 @@ def window_of(one: Played, at: int, n: int) -> list[Step] | None:
 
 
 def stack_of(one: Played, at: int, ahead: int, k: int) -> list[int] | None:
-    """The last k moments that lead to the one `ahead` steps behind step `at`; None when some of
-    them were lost."""
+    """The last k moments up to `ahead` steps after step `at`; None if some were lost."""
     moments = [one.steps[at].moment, *(step.after for step in one.steps[at : at + ahead])]
     while goes_on(one, at - 1):
         at -= 1
@@ -433,12 +433,12 @@ def expected(
                 if discrete is None
                 else np.int32(step.action - discrete.start),
                 "reward": np.float32(total),
-                "factor": np.float32(0.0 if window[-1].terminated else DISCOUNT ** len(window)),
+                "discount": np.float32(0.0 if window[-1].terminated else DISCOUNT ** len(window)),
                 "weight": np.float32(1.0),
             }
-            if spec.has_legal:
-                entry["legal"] = seen[stack[-1]].legal
-                entry["next_legal"] = seen[following[-1]].legal
+            if spec.has_action_mask:
+                entry["action_mask"] = seen[stack[-1]].action_mask
+                entry["next_action_mask"] = seen[following[-1]].action_mask
             if needs.stack == 1:
                 entry |= {
                     name: entry[name][0]
@@ -453,13 +453,13 @@ def as_drawn(batch: Batch) -> dict[str, Array]:
     drawn = {
         "action": batch.action,
         "reward": batch.reward,
-        "factor": batch.factor,
+        "discount": batch.discount,
         "weight": batch.weight,
     }
     drawn |= {name: batch.obs[name] for name in ("obs.moment", "obs.x")}
     drawn |= {name.replace("obs", "next"): batch.next_obs[name] for name in ("obs.moment", "obs.x")}
-    if batch.legal is not None:
-        drawn |= {"legal": batch.legal, "next_legal": batch.next_legal}
+    if batch.action_mask is not None:
+        drawn |= {"action_mask": batch.action_mask, "next_action_mask": batch.next_action_mask}
     return {name: np.asarray(array)[0] for name, array in drawn.items()}
 
 
@@ -490,7 +490,7 @@ def check(
     prioritised=st.booleans(),
     order=st.sampled_from(["as sent", "swapped", "shuffled"]),
 )
-def test_drawn_transitions_are_the_true_ones(
+def test_drawn_transitions_match_the_recorded_ones(
     seed: int, n_step: int, stack: int, prioritised: bool, order: str
 ) -> None:
     rng = np.random.default_rng(seed)

@@ -1,5 +1,4 @@
-"""Ways for NaN, infinities and 1e30 into a training: a game, its chunks, the replay's ring, the
-gradient."""
+"""Injects NaN, infinities and 1e30 into a training: by game, chunks, replay ring or gradient."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -110,7 +109,7 @@ spoil.defvjp(_forth, _back)
 
 
 class SpoiledDqn(Dqn):
-    """Dqn whose gradient is bad where `spoils` says so."""
+    """Dqn whose gradient is bad where `spoils` returns true."""
 
     @staticmethod
     def spoils(state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
@@ -127,8 +126,7 @@ class SpoiledDqn(Dqn):
 
 
 def lot(reward: Any, action: Any) -> Any:
-    """A number that is different for each batch: int[...] from [..., batch]; the same in NumPy
-    and in JAX."""
+    """A number that differs for each batch: int[...] from [..., batch]; equal in NumPy and JAX."""
     return ((reward * 8).astype("int32") * 7 + action * 13 + 3).sum(-1)
 
 
@@ -142,8 +140,7 @@ class SometimesSpoiled(SpoiledDqn):
 
 
 class SpoiledWhileFast(SpoiledDqn):
-    """From some update on, as long as the learning rate is above 7e-4, and then every row looks
-    to blame."""
+    """Bad from some update on while the learning rate is above 7e-4; every row looks bad."""
 
     def update(self, state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
         updated, told = super().update(state, batch, knobs)
@@ -166,8 +163,7 @@ class SpoiledForGood(SpoiledDqn):
 
 
 class BadGame(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A game whose rewards and observations are bad now and then, as its seed says: the same
-    again after a reset."""
+    """A game with occasional bad rewards and observations, deterministic by seed."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

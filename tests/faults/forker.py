@@ -1,4 +1,4 @@
-"""Trainings by our command line, each in a process of its own that dies where a test says.
+"""Trainings by our command line, each in its own process that dies where a test requests.
 
 Run as `python -m tests.faults.forker`. It imports once and forks a process for each job it reads
 from standard input, a line of JSON each; JAX starts no thread before its first computation, so that
@@ -61,7 +61,7 @@ class Sabotage:
         self._is_armed = False
 
     def hear(self, event: Any) -> None:
-        """Every event of the training passes here, before anybody else hears it."""
+        """Receives every event of the training first."""
         self._step = event.env_steps
         if self._is_armed or self._step < self._fault.step:
             return

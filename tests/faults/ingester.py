@@ -1,5 +1,4 @@
-"""The real ingest process with small thresholds: it checkpoints and trims so often that kills meet
-every stage of it.
+"""The real ingest process with small thresholds, so that kills hit every stage of its work.
 
 Run as `python -m tests.faults.ingester DATA`; it reports and stops like
 `understudy.platform.ingest`.
@@ -19,8 +18,7 @@ RETENTION_S = 1.0
 
 
 def make_hasty() -> None:
-    """From now on stores of this process checkpoint every few commits, and stored parts of the
-    stream go at once."""
+    """Make stores of this process checkpoint every few commits, and trim the stream at once."""
     database.CHECKPOINT_BYTES = CHECKPOINT_BYTES
     role_defaults = ingest.IngestRole.__init__.__kwdefaults__
     assert role_defaults is not None

@@ -1,5 +1,4 @@
-"""Frames that must not be stored: every way we could think of to be wrong, by accident or on
-purpose."""
+"""Frames that must not be stored: invalid in every known way, by accident or on purpose."""
 
 import json
 import random
@@ -93,7 +92,7 @@ class Poisoner:
         )
 
     def raw(self, chunk: Chunk) -> bytes:
-        """A chunk's frame as the door lets it in, whatever is in its columns."""
+        """A chunk's frame as the intake accepts it, with any columns."""
         return self.stamp(data_frame(chunk.meta.session, chunk.meta.chunk_no, chunk.encode()))
 
     def stamp(self, frame: Frame, player: bytes | None = None) -> bytes:
@@ -410,7 +409,7 @@ def _p_header_length_that_lies(p: Poisoner) -> bytes:
 
 
 def _p_zlib_bomb(p: Poisoner) -> bytes:
-    """A column of a few kilobytes that says, or does not say, that it inflates to very much."""
+    """A column of a few kilobytes that inflates to very much, declared or not."""
     chunk = p.chunk()
     says = p.rng.choice([4 * chunk.n_rows, 1 << 20, 1 << 28, 1 << 33])
     bomb = np.frombuffer(_BOMB, np.uint8)

@@ -1,4 +1,4 @@
-"""A file system that forgets what was not synced: what a disk holds after the power was cut.
+"""A file system that loses what was not synced: the state of a disk after a power cut.
 
 `Disk` is the model, without any FUSE: files and folders as programs see them (live), as the platter
 has them (durable), and every change in between. A cut keeps an arbitrary subset of what is in
@@ -47,8 +47,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of names that is not durable yet: a rename has both halves and happens whole or
-    not at all."""
+    """A change of names that is not durable yet; a rename is atomic."""
 
     removed: tuple[Node, str] | None
     added: tuple[Node, str] | None
@@ -169,8 +168,7 @@ class Disk:
         self._changes = kept
 
     def cut(self, rng: random.Random) -> None:
-        """Keep what was synced and any subset of the rest; afterwards live and durable are the
-        same."""
+        """Keep synced data and any subset of the rest; then live and durable are equal."""
         luck_of_names, luck_of_bytes = (
             rng.choice([0.0, 1.0, rng.random(), rng.random()]) for _ in range(2)
         )

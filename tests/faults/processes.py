@@ -57,7 +57,7 @@ def start(module: str, settings: object) -> Child:
 
 
 def wait_until(done: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-    """Look every few milliseconds until it is so; an error says what never came."""
+    """Poll every few milliseconds until the condition is true; the error names it."""
     deadline = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() > deadline:

@@ -1,5 +1,4 @@
-"""A process of players over a bad network: the simulator's testers, spool and stream, and a ledger
-of every promise.
+"""A process of players on a bad network: simulated players, spool, stream, and a ledger of acks.
 
 Run as `python -m tests.faults.recorder SETTINGS`, with settings as JSON. It reports lines of JSON
 until it is killed or its standard input closes.

@@ -1,5 +1,4 @@
-"""Recording without processes: the simulator's testers at a small game, as much and as fast as a
-test asks for."""
+"""Recording without processes: simulated players of a small game, at any amount and speed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +75,7 @@ def playing(
 
 
 class Table:
-    """Testers whose steps leave when a test says so."""
+    """Simulated players whose steps are sent when a test requests it."""
 
     def __init__(
         self, game: Game, players: Sequence[str], rng: np.random.Generator, canary: bytes = b""

@@ -1,4 +1,4 @@
-"""Ways to damage a recorded data folder, as thoroughly as somebody who knows the formats could."""
+"""Ways to damage a recorded data folder, with full knowledge of the formats."""
 
 import os
 import sqlite3
@@ -94,7 +94,7 @@ def delete_the_end(data: DataFolder) -> None:
 
 
 def store_a_chunk_twice(data: DataFolder) -> None:
-    """A chunk is there again, under an arrival number of its own."""
+    """A chunk is stored again under another arrival number."""
     with _database(data) as db:
         db.execute("DROP INDEX frames_by_key")
         arrival = _middle(db)

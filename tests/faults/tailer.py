@@ -1,8 +1,7 @@
-"""A reader in a process of its own: tails a store into a file, and checks its steps, while others
-write and die.
+"""A reader process: tails a store into a file and checks its steps while writers write and die.
 
-Run as `python -m tests.faults.tailer STORE:OUT`; it stops when its standard input closes. Whatever
-it cannot explain ends it with an error.
+Run as `python -m tests.faults.tailer STORE:OUT`; it stops when its standard input closes, and fails
+on anything unexpected.
 """
 
 import json

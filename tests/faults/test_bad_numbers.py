@@ -1,5 +1,4 @@
-"""NaN, infinities and 1e30 in a training: it finishes, its weights stay finite, and the chunks
-to blame are named."""
+"""NaN, infinities and 1e30 in a training: it finishes with finite weights and names bad chunks."""
 
 import contextlib
 from collections.abc import Iterator
@@ -207,9 +206,9 @@ def test_bad_numbers_in_the_replays_ring(
     draw = ReplaySource.draw
     met: set[Any] = set()
 
-    def poisoned_draw(source: ReplaySource, call_no: int, *, importance: float) -> Any:
+    def poisoned_draw(source: ReplaySource, call_no: int, *, importance_exponent: float) -> Any:
         bad.ring(source.replay)
-        batches = draw(source, call_no, importance=importance)
+        batches = draw(source, call_no, importance_exponent=importance_exponent)
         assert source._drawn is not None
         # 1e30 in an observation may fall on deaf units; whatever else is bad spoils its update for
         # sure.
@@ -240,8 +239,8 @@ def test_bad_numbers_in_rollouts(
         RolloutQueue.draw,
     )  # so that ten in a row are no worry
 
-    def poisoned_draw(source: RolloutQueue, call_no: int, *, importance: float) -> Any:
-        rollout = draw(source, call_no, importance=importance)
+    def poisoned_draw(source: RolloutQueue, call_no: int, *, importance_exponent: float) -> Any:
+        rollout = draw(source, call_no, importance_exponent=importance_exponent)
         return bad.rollout(rollout, source._played)
 
     monkeypatch.setattr(RolloutQueue, "draw", poisoned_draw)
@@ -253,14 +252,14 @@ def test_bad_numbers_in_rollouts(
     )
 
 
-def test_bad_gradients_are_skipped_and_no_chunk_is_blamed(
+def test_bad_gradients_are_skipped_without_blaming_a_chunk(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:
     draw = ReplaySource.draw
     expected = []
 
-    def counted_draw(source: ReplaySource, call_no: int, *, importance: float) -> Any:
-        batches = draw(source, call_no, importance=importance)
+    def counted_draw(source: ReplaySource, call_no: int, *, importance_exponent: float) -> Any:
+        batches = draw(source, call_no, importance_exponent=importance_exponent)
         expected.append(int((lot(batches.reward, batches.action) % 11 == 0).sum()))
         return batches
 
@@ -277,7 +276,7 @@ def test_bad_gradients_are_skipped_and_no_chunk_is_blamed(
 # --- Going back -----------------------------------------------------------------------------------
 
 
-def test_ten_skips_in_a_row_bring_back_the_last_checkpoint_and_half_the_rate(
+def test_ten_skips_in_a_row_restore_the_last_checkpoint_and_halve_the_rate(
     watch: Watch, tmp_path: Path
 ) -> None:
     run = train_watched(watch, tmp_path / "run", bad_numbers.SpoiledWhileFast, steps=1536)

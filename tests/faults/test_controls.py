@@ -1,4 +1,4 @@
-"""Controls: each safeguard is taken away in turn, and the suite's own detector must go red.
+"""Controls: each safeguard is removed in turn, and the suite must detect it.
 
 A test that cannot fail proves nothing. The power cut's control (no fsync) is in
 `test_power_cut.py`.
@@ -79,7 +79,7 @@ def without_dedup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft, "admit", admit_again)
 
 
-def test_without_dedup_the_store_itself_refuses_a_second_copy(
+def test_without_dedup_the_store_itself_rejects_a_second_copy(
     data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_dedup(monkeypatch)
@@ -88,7 +88,7 @@ def test_without_dedup_the_store_itself_refuses_a_second_copy(
         verify(data)
 
 
-def test_without_dedup_and_a_unique_key_verify_sees_duplicates(
+def test_without_dedup_and_a_unique_key_verify_detects_duplicates(
     data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:
     without_dedup(monkeypatch)
@@ -106,8 +106,7 @@ def test_without_dedup_and_a_unique_key_verify_sees_duplicates(
 
 
 class PositionFirst:
-    """Commits where it is before what it read, as many a consumer does, and dies in between
-    once."""
+    """Commits its position before the data, as many consumers do, and dies in between once."""
 
     def __init__(self, store: LocalStore, *, dies_at: int) -> None:
         self._store = store
@@ -125,8 +124,7 @@ class PositionFirst:
 
 
 class DataFirst(PositionFirst):
-    """The real order, with the death where it hurts most: after the commit, before anybody knows
-    of it."""
+    """The real order, with a death right after the commit, before it is acknowledged."""
 
     def write(self, batch: WriteBatch) -> Receipt:
         receipt = self._store.write(batch)
@@ -167,7 +165,7 @@ def test_a_death_after_the_commit_loses_nothing(data: DataFolder, rng: np.random
     assert (found.exit_code, found.lost_steps, found.duplicate_steps) == (0, 0, 0)
 
 
-def test_with_positions_before_data_verify_sees_the_loss(
+def test_with_positions_before_data_verify_detects_the_loss(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
     found = crash_while_storing(data, rng, lambda store: PositionFirst(store, dies_at=2))

@@ -1,5 +1,4 @@
-"""A full or failing disk under the real processes: no acknowledgement, no loss, and work
-resumes."""
+"""A full or failing disk under the real processes: no acknowledgement, no loss, work resumes."""
 
 import contextlib
 import itertools
@@ -211,8 +210,7 @@ def test_after_a_failed_call_a_new_start_has_everything_acknowledged(
 def run_with_fault(
     data: DataFolder, outside: Path, trace: Path, fault: str, rng: random.Random
 ) -> tuple[int, bool]:
-    """Let a whole platform work while a call fails; how many did, and whether the process ended
-    by itself."""
+    """Run a platform while a call fails; returns the failures, and whether the process ended."""
     settings = WriterSettings(
         data=str(data.root), outside=str(outside), seed=rng.randrange(1 << 30)
     )

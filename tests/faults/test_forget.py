@@ -1,4 +1,4 @@
-"""A forgotten player is in no file, whatever is sent again; nobody else is touched."""
+"""A forgotten player is in no file, whatever is sent again; other players are unaffected."""
 
 import shutil
 import uuid
@@ -38,8 +38,7 @@ def rng(seed: int) -> np.random.Generator:
 
 
 def record_everywhere(data: DataFolder, rng: np.random.Generator, aside: Path) -> list[Frame]:
-    """Leave ada's canary in the store, its quarantine, the stream and the spool; give back her
-    frames."""
+    """Leave ada's canary in store, quarantine, stream and spool; returns her frames."""
     with IngestRole(data) as role:
         for _ in range(2):
             with playing(data, ["ada", "bob"], rng, canary=CANARY) as table:
@@ -91,7 +90,7 @@ def places(data: DataFolder) -> set[str]:
 
 
 def others(data: DataFolder) -> set[tuple[uuid.UUID, int, int]]:
-    """Stored frames of everybody but ada."""
+    """Stored frames of all players but ada."""
     ada = pseudonym(deployment_key(data.root), GAME, "ada")
     with StoreView(data.store) as view:
         items = view.tail(None, max_items=100_000, wait_s=0.0).items
@@ -149,7 +148,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
     assert all(held)
 
 
-def test_a_live_store_forgets_while_others_go_on_playing(
+def test_a_live_store_forgets_while_others_keep_playing(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
     ingest = start("understudy.platform.ingest", str(data.root))

@@ -18,8 +18,7 @@ SMALL_SPOOL = 96 * 1024
 
 
 class Troupe:
-    """Three recorders (the last with almost no network and a small spool) and one ingest on a
-    folder."""
+    """Three recorders (the last with a bad network and a small spool) and one ingest."""
 
     def __init__(self, root: Path, rng: random.Random) -> None:
         self._root = root
@@ -83,7 +82,7 @@ class Troupe:
 
 
 @sizes("kills", short=20, full=220)
-def test_every_acknowledged_step_is_stored_once_whatever_is_killed(
+def test_every_acknowledged_step_is_stored_once_whichever_process_is_killed(
     tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
     rng = random.Random(seed)

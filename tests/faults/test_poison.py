@@ -1,5 +1,4 @@
-"""Bad frames among healthy sessions: refused or quarantined with a reason, nothing stored,
-nobody disturbed."""
+"""Bad frames among healthy sessions are rejected or quarantined with a reason, never stored."""
 
 import itertools
 import random
@@ -193,7 +192,7 @@ def test_memory_stays_flat_over_many_sessions(
     card.line("sessions, memory flat", tried=sessions, held=sessions, note=note)
 
 
-def test_a_leak_is_seen_and_one_large_allocation_is_none() -> None:
+def test_a_leak_is_detected_and_one_large_allocation_is_not_a_leak() -> None:
     """The control of flat memory."""
     assert steady_growth([n * MIB for n in range(20)]) == pytest.approx(19 * MIB)
     assert steady_growth([n // 4 * 4 * MIB for n in range(20)]) > 8 * MIB

@@ -1,8 +1,7 @@
-"""The power is cut while players, stream, ingest and store work: what was acknowledged is there,
-once.
+"""Power cuts while players, stream, ingest and store work: acknowledged steps are stored once.
 
-A kill proves nothing about fsync, since the kernel keeps what a dead process wrote; this does. The
-control runs the same without fsync and must lose.
+A kill proves nothing about fsync, because the kernel keeps what a dead process wrote; this does.
+The control runs the same without fsync and must lose data.
 """
 
 import ctypes.util
@@ -110,7 +109,7 @@ def test_a_cut_disk_loses_a_rename_until_the_folder_is_synced(disk: Disk, tmp_pa
             disk.sync_folder(disk.root)
 
 
-def test_a_cut_disk_loses_a_folder_with_all_that_was_synced_in_it(
+def test_a_cut_disk_loses_an_unsynced_folder_with_its_synced_files(
     disk: Disk, tmp_path: Path
 ) -> None:
     disk.create("/new", 0o700, is_folder=True)
@@ -211,8 +210,7 @@ class Machine:
         self.cuts += 1
 
     def problems(self) -> list[str]:
-        """What a new start of the platform finds amiss; it looks at a copy, the next cut meets
-        the original."""
+        """The errors that a new start finds in a copy; the next cut affects the original."""
         copy = DataFolder(self._folder / "copy" / "data")
         shutil.copytree(self.state, copy.root.parent)
         if (self.outside / "ledger").exists():
@@ -233,7 +231,7 @@ class Machine:
         return found
 
     def _remembered(self, copy: DataFolder) -> Iterator[str]:
-        """Frames of players who were forgotten before the cut."""
+        """Frames of players that were forgotten before the cut."""
         path = self.outside / "forgotten"
         lines = (
             [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -273,7 +271,7 @@ def machine_folder(tmp_path: Path) -> Iterator[Path]:
 
 @needs_fuse
 @sizes("cuts", short=6, full=70)
-def test_what_was_acknowledged_survives_power_cuts(
+def test_acknowledged_steps_survive_power_cuts(
     machine_folder: Path, cuts: int, seed: int, card: Card
 ) -> None:
     machine = Machine(machine_folder, random.Random(seed))
@@ -293,7 +291,7 @@ def test_what_was_acknowledged_survives_power_cuts(
     [(False, "FULL"), (True, "OFF"), (True, "NORMAL")],
     ids=["stream", "off", "normal"],
 )
-def test_without_its_syncs_a_power_cut_loses_and_is_caught(
+def test_without_syncs_a_power_cut_loses_data_and_is_detected(
     machine_folder: Path, seed: int, card: Card, syncs: bool, synchronous: Synchronous
 ) -> None:
     machine = Machine(machine_folder, random.Random(seed), syncs=syncs, synchronous=synchronous)

@@ -1,5 +1,4 @@
-"""Trainings that are killed and go on: the same bits as if nothing had happened, from files that
-always read."""
+"""Killed and resumed trainings: the same bits as without a kill, from files that are readable."""
 
 import contextlib
 import functools
@@ -128,8 +127,7 @@ def wholes(
 
 
 def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
-    """Kills between 5 % and 95 % of the steps, one after the other; a third of them inside a
-    checkpoint."""
+    """Kills between 5 % and 95 % of the steps, one after the other; a third in a checkpoint."""
     steps = sorted(rng.sample(range(case.steps // 20, case.steps * 19 // 20), count))
     ways = [
         lambda step: Fault(step=step, how="checkpoint", calls=rng.randrange(4)),
@@ -141,7 +139,7 @@ def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
 
 
 @sizes("kills", short=len(SHORT), full=20)
-def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
+def test_a_training_killed_repeatedly_ends_with_the_same_bits(
     forker: Forker,
     data: DataFolder,
     wholes: Callable[[str], Path],
@@ -181,8 +179,7 @@ def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
 def killed(
     forker: Forker, words: Sequence[str | Path], case: Case, plan: Sequence[Fault]
 ) -> list[str]:
-    """Where a run was when it was killed, for each fault; after each, it goes on from its newest
-    checkpoint."""
+    """Where each fault killed the run, which then resumes from its newest checkpoint."""
     places = []
     run = Path(words[-1])
     for fault in plan:
@@ -201,7 +198,7 @@ def killed(
 
 
 @sizes("kills", short=1, full=5)
-def test_asynchronous_training_goes_on_from_its_checkpoint_and_counts_nothing_twice(
+def test_asynchronous_training_resumes_from_its_checkpoint_and_counts_nothing_twice(
     forker: Forker, data: DataFolder, tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
     rng = random.Random(seed)
@@ -218,8 +215,7 @@ def test_asynchronous_training_goes_on_from_its_checkpoint_and_counts_nothing_tw
 
 
 def counted_once(run: Path, env_steps: int) -> int:
-    """Checks the run's store and its newest checkpoint; how many steps were played and lost by
-    the kills."""
+    """Check the run's store and newest checkpoint; returns the played and lost steps."""
     newest = every_file_reads(run)[-1]
     audit = store_audit(run)
     facts = newest.facts
@@ -236,8 +232,7 @@ def counted_once(run: Path, env_steps: int) -> int:
 
 
 def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]]:
-    """(saved, saved again right after it was restored) of everything in the newest checkpoint of
-    a killed run."""
+    """(saved, saved again right after restoring) for all parts of the newest checkpoint."""
     shutil.copytree(run, copy)
     before = every_file_reads(copy)[-1]
     found: dict[str, tuple[Any, Any]] = {}
@@ -262,7 +257,7 @@ def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]
     return found
 
 
-def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_that_goes_on(
+def test_a_second_process_on_the_same_run_is_rejected_and_ctrl_c_leaves_a_resumable_run(
     forker: Forker, data: DataFolder, tmp_path: Path, card: Card
 ) -> None:
     case = CASES["ppo with stacks and norms"]
@@ -288,7 +283,7 @@ def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_tha
     card.line("a second process on a run is refused", tried=1, held=1)
 
 
-def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
+def test_a_full_disk_during_a_checkpoint_is_reported_and_the_run_resumes_from_the_previous_one(
     forker: Forker, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, card: Card
 ) -> None:
     name = "ppo with stacks and norms"
@@ -305,7 +300,7 @@ def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_on
     card.line("disk full under a checkpoint, resumed to the same bits", tried=1, held=1)
 
 
-def test_a_player_who_is_forgotten_meanwhile_is_gone_from_the_training_that_goes_on(
+def test_a_player_forgotten_during_training_is_removed_from_the_resumed_training(
     data: DataFolder, tmp_path: Path
 ) -> None:
     own = DataFolder(tmp_path / "data")
@@ -394,7 +389,7 @@ def without_a_thing(patch: pytest.MonkeyPatch) -> None:
     """The control of the controls."""
 
 
-def test_whatever_a_resume_leaves_out_shows_in_the_comparison(tmp_path: Path, card: Card) -> None:
+def test_any_omission_of_a_resume_fails_the_comparison(tmp_path: Path, card: Card) -> None:
     settings = {
         **DQN,
         "prioritised": True,

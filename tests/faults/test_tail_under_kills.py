@@ -71,8 +71,7 @@ def start_writer(data: DataFolder, outside: Path, rng: random.Random) -> Child:
 
 
 def check(data: DataFolder, seen: list[list[object]], last: int) -> int:
-    """How many arrivals the reader saw, each once, in order, and equal to what the store holds
-    now."""
+    """Check that arrivals were read once, in order and as stored; returns their number."""
     expected = 1
     found: dict[int, str] = {}
     for first, until, what in seen:

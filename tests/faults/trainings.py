@@ -1,5 +1,4 @@
-"""Trainings under faults, from outside: processes that are started and waited for, and what they
-leave behind."""
+"""Trainings under faults, from outside: start processes, wait for them, inspect their files."""
 
 import contextlib
 import csv
@@ -221,8 +220,7 @@ def chunks_in(run: Path) -> Iterator[Chunk]:
 
 
 def stored(run: Path) -> dict[tuple[int, int], int]:
-    """The run's own store: env and number of each chunk, and its checksum; fails where one is
-    there twice."""
+    """Env, number and checksum of each chunk in the run's store; fails on a duplicate."""
     found: dict[Any, int] = {}
     for chunk in chunks_in(run):
         key = (chunk.meta.session, chunk.meta.chunk_no)

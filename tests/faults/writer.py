@@ -1,8 +1,7 @@
-"""A whole platform in one process, on a disk that may lose its power: players, stream, ingest,
-store, and forgetting.
+"""A whole platform in one process, on a disk whose power may be cut.
 
-Run as `python -m tests.faults.writer SETTINGS`. What it was promised goes to a folder on another
-disk: the ledger, the players that were forgotten, and the deployment's key.
+Players, stream, ingest, store and erasure. Run as `python -m tests.faults.writer SETTINGS`. The
+ledger of acks, the forgotten players and the deployment's key are written to another disk.
 """
 
 import json
@@ -52,8 +51,8 @@ def main(settings: WriterSettings) -> None:
     key = deployment_key(data.root)
     specs = SpecFolder(data.games)
     stream = FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
-    door = Intake(key, cart().game, SystemClock())
-    link = LedgerLink(LocalLink(stream, door=door, specs_folder=data.games), outside / "ledger")
+    intake = Intake(key, cart().game, SystemClock())
+    link = LedgerLink(LocalLink(stream, intake=intake, specs_folder=data.games), outside / "ledger")
     config = ClientConfig(link=link, background=False, spool=data.spool)
     with LocalStore(data.store, specs=specs, synchronous=settings.synchronous) as store:
         service = IngestService(stream, store, specs, owner="writer")

@@ -1,5 +1,4 @@
-"""The house keeps its promises: no code in data, a light base install, pinned versions, no
-traces of a machine."""
+"""Rules of the repository: no code in data, a light base install, pinned versions, no paths."""
 
 import ast
 import json
@@ -42,7 +41,7 @@ BASE_INSTALL = {
 PULLED_BY_SOME_PYTHONS = {"typing-extensions"}
 NOT_IN_A_GAME = {"jax", "gymnasium", "click", "rich", "starlette", "urllib3", "cryptography"}
 IMPORT_LIMIT = 120
-"""Modules beside those of numpy: what an import costs on any machine."""
+"""Modules besides those of numpy: the cost of an import on any machine."""
 IMPORT_LIMIT_MS = 150.0
 
 
@@ -61,12 +60,11 @@ CODE_CARRIERS = {
 RUNS_TEXT = {"eval", "exec"}
 LOADS_CODE = {("yaml", "load"), ("yaml", "unsafe_load")}
 PEER = "bench/against/seed_tcp.py"
-"""The seed's own protocol, which `bench/gateway.py` measures against; a program, and the only
-file that unpickles."""
+"""The seed's protocol, the peer of `bench/gateway.py`; the only file that unpickles."""
 
 
 def unsafe(source: str) -> Iterator[str]:
-    """What in a Python file could run code that came as data, each as `line: reason`."""
+    """Constructs in a Python file that could run code from data, each as `line: reason`."""
     for node in ast.walk(ast.parse(source)):
         for reason in reasons(node):
             yield f"{getattr(node, 'lineno', 0)}: {reason}"
@@ -119,7 +117,7 @@ def test_no_file_can_run_code_from_data():
     assert found == []
 
 
-def test_the_peer_that_unpickles_is_a_program_that_nobody_imports_or_ships():
+def test_the_peer_that_unpickles_is_neither_imported_nor_shipped():
     assert (ROOT / PEER).read_text().startswith('"""A PEER, never part of the product')
     assert set(unsafe((ROOT / PEER).read_text())) == {"13: import pickle"}
     named = re.compile(r"(?:from|import)\s+[\w.]*seed_tcp|against\s+import\s[^\n]*seed_tcp")
@@ -150,7 +148,7 @@ def test_the_peer_that_unpickles_is_a_program_that_nobody_imports_or_ships():
         "importlib.import_module('pickle')",
     ],
 )
-def test_the_scan_sees_each_forbidden_form(source):
+def test_the_scan_detects_each_forbidden_form(source):
     assert list(unsafe(source))
 
 
@@ -196,8 +194,7 @@ def canonical(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def base_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a fresh environment that holds `pip install understudy` and nothing
-    else."""
+    """The bin folder of a fresh environment with only `pip install understudy`."""
     uv = BIN / "uv"
     if not uv.exists():
         pytest.skip("no uv beside this Python; `make setup` installs it")
@@ -233,7 +230,7 @@ def base_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / BIN.name
 
 
-def test_the_base_install_is_four_packages_and_what_they_pull(base_venv):
+def test_the_base_install_is_four_packages_and_their_dependencies(base_venv):
     listed = json.loads(
         must(BIN / "uv", "pip", "list", "--python", base_venv.parent, "--format", "json")
     )
@@ -340,8 +337,7 @@ DEVELOPER_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/)")
 
 
 def tree() -> list[Path]:
-    """The files of the project: those git knows or would add; everything unpacked where there is
-    no git."""
+    """The files of the project: those that git knows or would add; all files without git."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed.returncode == 0:
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]
@@ -364,5 +360,5 @@ def test_no_file_names_a_path_of_a_developers_machine():
 
 
 @pytest.mark.parametrize("text", ["/ho" + "me/ann/x", '"/Us' + 'ers/ann"', "/ro" + "ot/.cache"])
-def test_the_path_search_sees_each_form(text):
+def test_the_path_search_detects_each_form(text):
     assert DEVELOPER_PATH.search(text)

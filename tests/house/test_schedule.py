@@ -1,5 +1,4 @@
-"""Workers of pytest-xdist get whole units of work: files, and files that share a server or a
-browser."""
+"""Workers of pytest-xdist get whole units: files, and groups of files that share a server."""
 
 import os
 import subprocess

@@ -56,13 +56,13 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["--master", "local[2]"],
-            "--master is Spark's, and ingest.engine is native; leave it out, or give --engine",
+            "--master needs the Spark engine, but ingest.engine is native; omit it, or give",
         ),
-        (["--store", STORE, "--keep-days", "3"], "--keep-days is for a store in the data folder"),
+        (["--store", STORE, "--keep-days", "3"], "--keep-days applies to a store in the data"),
         (["--stream", "ftp://x"], "stream.url begins with ftp://"),
         (
             ["--stream", "kafka://nowhere:1/t", "--retention", "9"],
-            "--retention is for a stream in the data folder",
+            "--retention applies to a stream in the data folder only",
         ),
         (["--retention", "-1"], "pass at least 0, such as 3600"),
         (["--keep-days", "0"], "pass a time above 0"),

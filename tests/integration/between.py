@@ -1,5 +1,4 @@
-"""What stands between a store and its Cassandra in fault tests: requests that are cut off,
-delayed or held back."""
+"""Proxies between a store and its Cassandra: requests are cut off, delayed or held back."""
 
 import threading
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def is_row(statement: Any) -> bool:
 
 
 def is_data(statement: Any) -> bool:
-    """Whether a request writes a frame, or what a commit says."""
+    """Whether a request writes a frame or a commit."""
     return _text(statement).startswith("INSERT") and any(
         name in _text(statement) for name in (".chunks ", ".commits ")
     )

@@ -1,5 +1,4 @@
-"""Certificates for servers that want TLS: an authority of our own, whom it signed, and one that
-signed nothing."""
+"""Certificates for servers with TLS: our own authority, what it signed, and an unrelated one."""
 
 import datetime
 import ipaddress
@@ -12,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def write_certificates(folder: Path, names: Mapping[str, Sequence[str]]) -> None:
-    """`ca.pem`, `stranger.pem`, and for each who a `who.pem` with key and certificate for these
-    addresses."""
+    """Write `ca.pem`, `stranger.pem`, and a `NAME.pem` with key and certificate per name."""
     key, authority = _authority("understudy tests")
     for who, addresses in names.items():
         own = ec.generate_private_key(ec.SECP256R1())

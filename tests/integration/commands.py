@@ -1,5 +1,4 @@
-"""Commands of ours as processes of their own; none outlives the block that started it, whatever
-fails there."""
+"""Our commands as processes; none outlives the block that started it."""
 
 import subprocess
 import sys
@@ -12,7 +11,7 @@ _END_S = 200.0
 
 @contextmanager
 def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    """A command at work; all that it says comes on one pipe."""
+    """A running command; its whole output is on one pipe."""
     command = [sys.executable, "-m", "understudy.cli.main", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

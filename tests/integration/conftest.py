@@ -1,8 +1,7 @@
-"""Real servers for the tests of this folder: each is started when the first test asks for it, and
-stopped at the end.
+"""Real servers for the tests of this folder: each starts with the first test that needs it.
 
-A server that cannot be had here skips its tests by name and reason. Instead of one of ours, another
-may be given:
+Servers are stopped at the end. Tests of a server that cannot run here are skipped with the reason.
+Another server can be used instead:
 
     UNDERSTUDY_TEST_CASSANDRA=host:port   UNDERSTUDY_TEST_CASSANDRA_CREDENTIALS=file
     (also _KAFKA, _KINESIS, _S3)
@@ -29,7 +28,7 @@ HERE = Path(__file__).parent
 
 
 class External:
-    """A server that somebody else runs; what would kill it skips the test."""
+    """A server that is not ours; tests that would kill it are skipped."""
 
     pid = 0
     is_alive = True
@@ -103,8 +102,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server | Ext
 
 @pytest.fixture
 def bucket(s3_server: Server | External, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a folder in a bucket of its own; the keys are where AWS's own tools find
-    them."""
+    """The URL of a folder in a new bucket; the keys are where AWS tools look for them."""
     boto3 = pytest.importorskip("boto3")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(s3_server.credentials_file))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
@@ -164,7 +162,7 @@ def spark(with_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def job(spark: Spark, keyspace: Keyspace, tmp_path: Path) -> Iterator[Job]:
-    """Between a stream in a folder of its own and the emptied keyspace."""
+    """From a stream in its own folder to the emptied keyspace."""
     job = Job(spark, keyspace, DataFolder(tmp_path / "D"))
     yield job
     job.store.close()

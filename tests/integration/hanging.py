@@ -1,4 +1,4 @@
-"""What a test does to a server that is to hang."""
+"""Makes a server hang."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def hanging(server: Any) -> Iterator[None]:
-    """A server that takes connections and bytes, and says nothing."""
+    """A server that accepts connections and bytes, and never responds."""
     if not server.pid:
         pytest.skip("the server is somebody else's: tests may not stop it")
     os.kill(server.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Topics on a Kafka server of the tests, and what an operator does to one."""
+"""Topics on a Kafka server of the tests, and operations of an administrator."""
 
 import uuid
 from typing import Any
@@ -13,11 +13,11 @@ from understudy.ports import Position
 from understudy.streams.kafka import KafkaStream, create_kafka, open_kafka
 from understudy.streams.kafka_client import kafka_config
 
-PATIENCE_S = 20.0
+WAIT_TIMEOUT_S = 20.0
 
 
 class Topic:
-    """A topic of its own for one test."""
+    """A topic for one test."""
 
     def __init__(self, server: Any, *, partitions: int = 3, replication: int = 1) -> None:
         self.server = server
@@ -38,15 +38,15 @@ class Topic:
         """Let everything up to a record go, as retention does."""
         offset = int(last.partition("/")[0]) + 1
         place = TopicPartition(self.name, number_of(partition), offset)
-        self.admin.delete_records([place])[place].result(PATIENCE_S)
+        self.admin.delete_records([place])[place].result(WAIT_TIMEOUT_S)
 
     def grow(self, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result(
-            PATIENCE_S
+            WAIT_TIMEOUT_S
         )
 
     def delete(self) -> None:
-        self.admin.delete_topics([self.name])[self.name].result(PATIENCE_S)
+        self.admin.delete_topics([self.name])[self.name].result(WAIT_TIMEOUT_S)
 
 
 def number_of(partition: str) -> int:

@@ -1,5 +1,4 @@
-"""Players who send into a topic while its brokers have trouble, ingest that stores it, and what
-is left of it."""
+"""Players that send to a topic while its brokers fail, ingest that stores it, and the result."""
 
 import threading
 import time
@@ -27,8 +26,7 @@ from understudy.testing.streams import read_all
 SPEC = cart_spec()
 PLAYERS = 4
 TIMEOUT_S = 2.0
-"""Shorter than a broker is away, so that frames run out of time while nobody knows whether they
-arrived."""
+"""Shorter than a broker's downtime, so that frames time out with an unknown outcome."""
 
 ChunkId = tuple[uuid.UUID, int]
 
@@ -52,7 +50,7 @@ class Found:
 
 
 class Table:
-    """Players who send until told to stop, and remember what was acknowledged."""
+    """Players that send until stopped, and record what was acknowledged."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

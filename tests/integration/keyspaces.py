@@ -1,5 +1,4 @@
-"""Stores on a real Cassandra for tests: few keyspaces, emptied for every store, since making
-tables is slow."""
+"""Stores on a real Cassandra: few keyspaces, emptied for every store, as creating them is slow."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ _BACK_S = 60.0
 
 
 class AnyServer(Protocol):
-    """Where a Cassandra is, ours or somebody else's."""
+    """The location of a Cassandra, ours or another."""
 
     @property
     def address(self) -> str: ...
@@ -52,8 +51,7 @@ class Keyspace:
         options: str = "",
         is_durable: bool = True,
     ) -> None:
-        """One that is not durable is emptied ten times as fast; what was written is lost when
-        its server is killed."""
+        """A non-durable keyspace is emptied ten times as fast, and lost if its server is killed."""
         self.place = f"cassandra://{server.address}/{name}"
         self.url = f"{self.place}?credentials={credentials}&replication={replication}{options}"
         init(self.location)
@@ -101,7 +99,7 @@ class Keyspace:
         options: str = "",
         between: Callable[[Send], Send] | None = None,
     ) -> CassandraStore:
-        """A store over it; `between` stands between the store and its server once it is open."""
+        """A store on it; `between` wraps the requests to its server once it is open."""
         if between is None:
             return open_cassandra(parse_location(self.url + options), specs=OneSpec(), clock=clock)
         wire = Wire(read_options(parse_location(self.url + options)))
@@ -111,8 +109,7 @@ class Keyspace:
         return store
 
     def keep(self, ttl_s: int) -> None:
-        """Let stores that are opened from now on keep chunks for so long, without the wait for a
-        change of tables."""
+        """Set the TTL of stores opened from now on, without waiting for a table change."""
         self.rows(f"UPDATE meta SET number = {ttl_s} WHERE name = 'ttl_s'")
         if ttl_s:
             self.rows("UPDATE meta SET number = 1 WHERE name = 'ever_had_ttl'")

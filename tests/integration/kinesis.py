@@ -1,4 +1,4 @@
-"""Streams on a Kinesis server of the tests, and what an operator does to one."""
+"""Streams on a Kinesis server of the tests, and operations of an administrator."""
 
 import time
 import uuid
@@ -12,7 +12,7 @@ from understudy.core.location import Location
 from understudy.dev.servers import on_aws
 from understudy.streams.kinesis import KinesisStream, open_kinesis
 
-PATIENCE_S = 20.0
+WAIT_TIMEOUT_S = 20.0
 
 
 class Desk:
@@ -27,7 +27,7 @@ class Desk:
         self._wait()
 
     def location(self, *, url: str = "", **options: float) -> Location:
-        given = {"poll_s": 0.02, "append_s": PATIENCE_S, **options}
+        given = {"poll_s": 0.02, "append_s": WAIT_TIMEOUT_S, **options}
         more = {name: str(value) for name, value in given.items()}
         return on_aws(self.server, "kinesis", self.name, **{"endpoint": url or self.url, **more})
 
@@ -65,7 +65,7 @@ class Desk:
         self._wait()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while self.client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"][
             "StreamStatus"
         ] != ("ACTIVE"):
@@ -97,7 +97,7 @@ def _client(server: Any) -> Any:
 
 @contextmanager
 def desk(server: Any, *, shards: int = 2, url: str = "") -> Iterator[Desk]:
-    """A stream of its own for one test, deleted at the end."""
+    """A stream for one test, deleted at the end."""
     one = Desk(server, shards=shards, url=url)
     try:
         yield one

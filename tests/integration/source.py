@@ -1,5 +1,4 @@
-"""Partitions of a stream for tests of the Cassandra store, and a look at what became of their
-chunks."""
+"""Partitions of a stream for tests of the Cassandra store, and checks of their stored chunks."""
 
 import threading
 import uuid
@@ -30,8 +29,7 @@ Key = tuple[uuid.UUID, int]
 
 
 class Source:
-    """A partition of a stream: chunks of a few sessions in some order, read again from any
-    position."""
+    """A partition of a stream: chunks of a few sessions, readable from any position."""
 
     def __init__(self, seed: int, *, n_sessions: int = 3, n_chunks: int = 4) -> None:
         rng = np.random.default_rng(seed)
@@ -64,8 +62,7 @@ class Source:
 
 
 def insist(source: Source, keyspace: Keyspace, acked: list[Key], begun: threading.Event) -> None:
-    """Store all of a source, however often its servers are away; what was acknowledged, and when
-    8 chunks were."""
+    """Store a whole source despite outages; records acks, and when 8 chunks were stored."""
     store = keyspace.open(options="&retry_s=5&timeout_s=3")
     position: Position | None = None
     epoch: int | None = None
@@ -104,8 +101,7 @@ def tailed(store: CassandraStore) -> list[Stored | Forgotten]:
 
 
 def faults_in(store: CassandraStore, *sources: Source) -> list[str]:
-    """What is wrong with a store into which all of these sources were drained: nothing, if all
-    is well."""
+    """The errors of a store into which these sources were drained; empty if none."""
     wrong: list[str] = []
     items = tailed(store)
     audit = store.audit()

@@ -1,5 +1,4 @@
-"""Spark jobs of the tests: between any stream and a store on a real Cassandra, with faults
-inside of the tasks."""
+"""Spark jobs for tests: from any stream to a real Cassandra, with faults inside the tasks."""
 
 import contextlib
 import json
@@ -51,7 +50,7 @@ MARK = "UNDERSTUDY_TEST_MARK"
 def some_frames(
     rng: np.random.Generator, *, n_sessions: int = 4, n_chunks: int = 5, now_s: float | None = None
 ) -> list[Frame]:
-    """Frames of people who play now, a few at the same time."""
+    """Frames of people who play now, a few concurrently."""
     now_s = time.time() if now_s is None else now_s
     sessions = [
         list(
@@ -70,7 +69,7 @@ def digests_of(store: FullStore) -> dict[str, str]:
 
 
 def native_digests(stream: Stream, folder: Path) -> dict[str, str]:
-    """What our own service makes of a stream, in a store of its own."""
+    """What our own service stores from a stream, in a separate store."""
     with contextlib.closing(LocalStore(folder, specs=OneSpec())) as store:
         IngestService(stream, store, OneSpec(), owner="native").drain()
         return digests_of(store)
@@ -132,8 +131,7 @@ class FaultyStore:
 
 
 class FaultyStream:
-    """A stream whose first reads are refused, as one that is throttled does, when there is a
-    file `throttled`."""
+    """A stream whose first reads are throttled while there is a file `throttled`."""
 
     def __init__(self, inner: Stream, folder: Path) -> None:
         self._inner = inner
@@ -248,8 +246,7 @@ class Job:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that live and were started with this mark in their environment, also by others
-    who were."""
+    """Live processes with this mark in their environment, including descendants."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -269,8 +266,7 @@ def left_of(mark: str, timeout_s: float = 30.0) -> list[int]:
 
 
 class Process:
-    """Spark ingest as `up` runs it, from a file stream into a keyspace; can be killed at any
-    moment."""
+    """Spark ingest as `up` runs it, from a file stream to a keyspace; may be killed."""
 
     def __init__(self, keyspace: Keyspace, data: DataFolder) -> None:
         self.data = data

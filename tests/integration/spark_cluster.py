@@ -1,4 +1,4 @@
-"""A real Spark cluster on loopback: a standalone master and workers, each a process of its own."""
+"""A real Spark cluster on loopback: a standalone master and workers, each in its own process."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Cluster:
         wait_until(lambda: self._asked() is not None)
 
     def add_worker(self) -> None:
-        """One with a core and room for one executor, in a folder of its own."""
+        """A worker with one core for one executor, in its own folder."""
         before = self._alive()
         name = f"worker-{len(self._started)}"
         (self._folder / name).mkdir(parents=True)
@@ -113,7 +113,7 @@ class Cluster:
         return int((self._asked() or {})["aliveworkers"])
 
     def _asked(self) -> dict[str, Any] | None:
-        """How the master says it stands."""
+        """The master's report of its state."""
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self._page}/json/", timeout=5.0

@@ -1,5 +1,4 @@
-"""Spark ingest that dies by its own hand when a batch is stored, before the driver has heard of
-it."""
+"""Spark ingest that kills itself after storing a batch, before the driver knows of it."""
 
 import os
 import signal

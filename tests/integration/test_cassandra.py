@@ -1,4 +1,4 @@
-"""The store on a real Cassandra keeps the contracts of ExperienceStore and StoreAdmin."""
+"""The store on a real Cassandra fulfils the contracts of ExperienceStore and StoreAdmin."""
 
 import pytest
 

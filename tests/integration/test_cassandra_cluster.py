@@ -1,5 +1,4 @@
-"""Three nodes that hold three copies each: one of them dies while all write, comes back, and
-another one dies."""
+"""Three nodes with three replicas: one dies during writes and restarts, then another dies."""
 
 import threading
 import time
@@ -24,8 +23,7 @@ _TOGETHER_S = 60.0
 
 
 def prepare(place: ServerFolder, *, seed: int) -> None:
-    """One of three, which the first one tells of each other; without passwords, whose table has
-    one copy."""
+    """One of three nodes with the first as seed; without passwords, whose table has one replica."""
     prepare_cassandra(place)
     settings = place.folder / "cassandra.yaml"
     text = settings.read_text().replace(f"{HOST}:{place.ports['peers']}", f"{HOST}:{seed}")
@@ -93,7 +91,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 node.stop()
 
 
-def test_one_node_of_three_dies_in_mid_write_and_nothing_is_lost_or_doubled(
+def test_one_of_three_nodes_dies_mid_write_and_nothing_is_lost_or_duplicated(
     cluster: Cluster,
 ) -> None:
     keyspace = Keyspace(cluster, cluster.credentials_file, "copies", replication=3)
@@ -124,7 +122,7 @@ def test_one_node_of_three_dies_in_mid_write_and_nothing_is_lost_or_doubled(
     keyspace.close()
 
 
-def test_two_of_three_away_is_told_and_passes(cluster: Cluster) -> None:
+def test_two_of_three_nodes_down_is_reported_and_recovers(cluster: Cluster) -> None:
     keyspace = Keyspace(cluster, cluster.credentials_file, "few", replication=3)
     source = Source(1)
     with keyspace.open(options="&retry_s=4&timeout_s=3") as store:

@@ -1,5 +1,4 @@
-"""Erasures in a store on Cassandra beside writers and after crashes: no byte of a forgotten
-player comes back."""
+"""Erasures on Cassandra during writes and after crashes: no byte of a forgotten player returns."""
 
 import threading
 from dataclasses import replace
@@ -27,7 +26,7 @@ def played(keyspace: Keyspace) -> list[Any]:
     return [row.session for row in keyspace.rows("SELECT session FROM chunks") if row.session.int]
 
 
-def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keyspace) -> None:
+def test_a_write_in_flight_does_not_restore_a_forgotten_player(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     writer = keyspace.open(clock)
@@ -50,7 +49,7 @@ def test_a_write_under_way_does_not_bring_back_a_forgotten_player(keyspace: Keys
     writer.close()
 
 
-def test_a_writer_that_has_not_heard_of_an_erasure_brings_no_byte_back(keyspace: Keyspace) -> None:
+def test_a_writer_unaware_of_an_erasure_restores_no_byte(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     with keyspace.open(clock) as writer, keyspace.open(clock) as other:
@@ -65,7 +64,7 @@ def test_a_writer_that_has_not_heard_of_an_erasure_brings_no_byte_back(keyspace:
         assert played(keyspace) == [], "no byte is left"
 
 
-def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte(
+def test_a_session_that_arrives_while_its_player_is_forgotten_leaves_no_byte(
     keyspace: Keyspace,
 ) -> None:
     """The erasure has looked for the player's sessions before this one was written."""
@@ -90,9 +89,8 @@ def test_a_session_that_first_comes_while_its_player_is_forgotten_leaves_no_byte
         assert SPEC.game not in [row.game for row in keyspace.rows("SELECT game FROM quarantine")]
 
 
-def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Keyspace) -> None:
-    """A process that was held while it decided finds itself replaced, and brings back no byte of
-    a forgotten player."""
+def test_a_decision_taken_over_by_another_writes_nothing_newer(keyspace: Keyspace) -> None:
+    """A process held during a decision is replaced, and restores no byte of the player."""
     clock = ManualClock()
     (chunk, *_) = Source(1).chunks
     raw = candidate(chunk).frame.encode()
@@ -117,7 +115,7 @@ def test_a_decision_that_another_took_over_writes_nothing_above_it(keyspace: Key
         assert played(keyspace) == [], "no byte is left"
 
 
-def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
+def test_writers_continue_after_the_deciding_process_died(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     with keyspace.open(clock) as writer:
@@ -135,7 +133,7 @@ def test_writers_go_on_when_whoever_decides_died(keyspace: Keyspace) -> None:
         assert faults_in(writer, source) == []
 
 
-def test_an_erasure_that_was_cut_off_is_ended_by_the_next_claim(keyspace: Keyspace) -> None:
+def test_an_interrupted_erasure_is_completed_by_the_next_claim(keyspace: Keyspace) -> None:
     clock = ManualClock()
     source = Source(1)
     other = Source(2)
@@ -161,8 +159,7 @@ def test_an_erasure_that_was_cut_off_is_ended_by_the_next_claim(keyspace: Keyspa
 
 
 def forgotten_behind_a_crash(keyspace: Keyspace) -> list[Any]:
-    """A writer dies right behind its commit, and its player is forgotten before any claim: what
-    is left of them."""
+    """A writer dies after its commit, then its player is forgotten; returns what remains."""
     clock = ManualClock()
     source = Source(1, n_sessions=2, n_chunks=3)
     writer = keyspace.open(clock)
@@ -176,7 +173,7 @@ def forgotten_behind_a_crash(keyspace: Keyspace) -> list[Any]:
     return played(keyspace)
 
 
-def test_what_a_dead_writer_committed_is_forgotten_too(keyspace: Keyspace) -> None:
+def test_commits_of_a_dead_writer_are_forgotten_too(keyspace: Keyspace) -> None:
     assert forgotten_behind_a_crash(keyspace) == []
 
 
@@ -188,8 +185,7 @@ def test_control_an_erasure_that_does_not_apply_the_last_commits_leaves_bytes(
 
 
 def replayed_beside_a_write(keyspace: Keyspace) -> int:
-    """A frame came too early, fits by now, and is stored from quarantine and from the stream at
-    once: how often."""
+    """A frame that was too early is stored from quarantine and stream at once: how often."""
     rng = np.random.default_rng(5)
     chunks = random_session(
         SPEC, rng, session=new_session(START_S - 60.0, rng.bytes(10)), n_chunks=10
@@ -224,7 +220,7 @@ def replayed_beside_a_write(keyspace: Keyspace) -> int:
         return shown.count(early.meta.id)
 
 
-def test_a_frame_that_is_replayed_beside_a_write_of_it_is_stored_once(keyspace: Keyspace) -> None:
+def test_a_frame_replayed_during_its_write_is_stored_once(keyspace: Keyspace) -> None:
     assert replayed_beside_a_write(keyspace) == 1
 
 

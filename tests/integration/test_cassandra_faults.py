@@ -1,7 +1,6 @@
-"""The store on Cassandra under faults: nothing that was acknowledged is lost, nothing is there
-twice.
+"""The store on Cassandra under faults: nothing acknowledged is lost, nothing is stored twice.
 
-Each has a control that goes red: the same faults with one rule of the store taken out.
+Each test has a control that must fail: the same faults without one rule of the store.
 """
 
 import threading
@@ -29,8 +28,7 @@ IS_QUICK = True
 
 
 def crash_after(keyspace: Keyspace, counts: Iterable[int]) -> tuple[list[str], int]:
-    """Writers that die after so many writes, each followed by one that goes on: faults, and how
-    many died."""
+    """Writers that die after some writes, each followed by another; faults and deaths."""
     clock = ManualClock()
     sources: list[Source] = []
     wrong: list[str] = []
@@ -63,7 +61,7 @@ def crash_after(keyspace: Keyspace, counts: Iterable[int]) -> tuple[list[str], i
         return wrong + faults_in(last, *sources), n_died
 
 
-def test_a_crash_between_any_two_writes_loses_and_doubles_nothing(keyspace: Keyspace) -> None:
+def test_a_crash_between_any_two_writes_loses_and_duplicates_nothing(keyspace: Keyspace) -> None:
     wrong, n_died = crash_after(keyspace, range(100))
     assert 10 <= n_died < 100, "once for every write of a batch"
     assert wrong == []
@@ -118,8 +116,7 @@ def test_control_a_position_before_the_data_loses_it(
 
 
 def tail_under_delays(keyspace: Keyspace, clock: ManualClock) -> tuple[list[str], int]:
-    """Two writers whose writes take up to half a second, and a reader beside them: faults, and
-    how many were late."""
+    """Two writers with writes of up to half a second, and a reader; faults and late writes."""
     sources = [Source(one, n_sessions=4, n_chunks=3) for one in (1, 2)]
     writers = [
         keyspace.open(clock, between=lambda send: Delay(send, most_s=0.5, seed=5)) for _ in sources
@@ -159,7 +156,7 @@ def tail_under_delays(keyspace: Keyspace, clock: ManualClock) -> tuple[list[str]
     return wrong, delayed
 
 
-def test_a_tail_beside_late_writes_shows_everything_once(keyspace: Keyspace) -> None:
+def test_a_tail_during_late_writes_shows_everything_once(keyspace: Keyspace) -> None:
     wrong, delayed = tail_under_delays(keyspace, ManualClock())
     assert delayed > 50
     assert wrong == []
@@ -199,8 +196,7 @@ def late_write(store: Any, batch: WriteBatch) -> tuple[threading.Thread, list[bo
 
 
 def zombie(keyspace: Keyspace, clock: ManualClock) -> list[str]:
-    """A writer is held in the middle of a batch; another takes over and goes on; then the first
-    one's writes land."""
+    """A writer is held mid-batch; another takes over; then the first one's writes land."""
     source = Source(1, n_sessions=2, n_chunks=6)
     first = keyspace.open(clock)
     claim = first.claim(source.name, owner="test", ttl_s=60.0)
@@ -225,8 +221,7 @@ def test_late_writes_of_a_stale_owner_change_nothing(keyspace: Keyspace) -> None
 
 
 def test_an_attempt_made_while_another_claims_stays_below_its_claim(keyspace: Keyspace) -> None:
-    """The first owner decides after the second one began to claim, and its writes land behind
-    the second one's."""
+    """The first owner decides after the second began to claim; its writes land later."""
     clock = ManualClock()
     source = Source(1, n_sessions=2, n_chunks=6)
     first = keyspace.open(clock)
@@ -257,7 +252,7 @@ def test_an_attempt_made_while_another_claims_stays_below_its_claim(keyspace: Ke
 def test_control_commits_that_do_not_follow_claims_let_a_zombie_do_harm(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timestamps that fall from one epoch to the next: whoever claimed first wins."""
+    """Timestamps that fall from one epoch to the next: the first claim wins."""
     monkeypatch.setattr(Lease, "next_attempt", lambda self: (1 << 60) - self.epoch)
     assert zombie(keyspace, ManualClock()) != []
 
@@ -265,7 +260,7 @@ def test_control_commits_that_do_not_follow_claims_let_a_zombie_do_harm(
 # --- the server dies ------------------------------------------------------------------------------
 
 
-def test_cassandra_killed_in_mid_write_and_back_loses_and_doubles_nothing(
+def test_cassandra_killed_mid_write_loses_and_duplicates_nothing(
     cassandra_server: Any,
 ) -> None:
     if not cassandra_server.pid:

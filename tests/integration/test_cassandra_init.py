@@ -1,5 +1,4 @@
-"""`understudy store init` and `migrate` on keyspaces that are not as they were left, or not
-ours."""
+"""`understudy store init` and `migrate` on keyspaces that were changed, or are not ours."""
 
 import re
 import signal
@@ -26,7 +25,7 @@ from understudy.testing.samples import random_session
 IS_QUICK = True
 
 ONE_COPY = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
-PATIENCE_S = 120.0
+WAIT_TIMEOUT_S = 120.0
 """Of the addresses here: what no waiting mends is told long before that."""
 
 
@@ -37,11 +36,11 @@ def told(
     *,
     wanted: str = "",
 ) -> str:
-    """What a refusal says: one line, at once."""
+    """The error of a rejected call: one line, immediately."""
     start_s = time.monotonic()
     with pytest.raises(kind) as caught:
-        call(f"{url}&retry_s={PATIENCE_S}")
-    assert time.monotonic() - start_s < PATIENCE_S / 2
+        call(f"{url}&retry_s={WAIT_TIMEOUT_S}")
+    assert time.monotonic() - start_s < WAIT_TIMEOUT_S / 2
     assert "\n" not in str(caught.value)
     assert wanted in str(caught.value)
     return str(caught.value)
@@ -76,13 +75,13 @@ def columns(keyspace: Keyspace, name: str) -> dict[str, set[str]]:
 # --- asked for something else than is there -------------------------------------------------------
 
 
-def test_init_of_a_whole_store_needs_nothing_but_its_name(keyspace: Keyspace) -> None:
+def test_init_of_a_complete_store_needs_only_its_name(keyspace: Keyspace) -> None:
     init_at(keyspace.url.replace("&replication=1", ""))
     init_at(keyspace.url.replace("&replication=1", "&replication=datacenter1:1&ttl_s=0"))
     init_at(keyspace.url + "&datacenter=datacenter1")
 
 
-def test_init_says_what_a_keyspace_has_when_other_copies_are_asked_for(
+def test_init_reports_the_existing_replication_if_another_one_is_requested(
     keyspace: Keyspace, scratch: str
 ) -> None:
     said = told(init_at, keyspace.url.replace("replication=1", "replication=3"))
@@ -93,7 +92,7 @@ def test_init_says_what_a_keyspace_has_when_other_copies_are_asked_for(
     assert "has replication=datacenter1:2, but the address has replication=datacenter1:1" in said
 
 
-def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(
+def test_init_reports_the_existing_ttl_if_another_one_is_requested(
     keyspace: Keyspace,
 ) -> None:
     said = told(init_at, keyspace.url + "&ttl_s=86400")
@@ -102,16 +101,14 @@ def test_init_says_what_a_keyspace_has_when_another_time_to_live_is_asked_for(
     with started("store", "migrate", keyspace.url + "&ttl_s=86400") as process:
         said, _ = process.communicate(timeout=120)
     try:
-        assert said.endswith(
-            f"were at version {VERSION} already; new chunks are kept for 86400 s\n"
-        )
+        assert said.endswith(f"are already at version {VERSION}; new chunks are kept for 86400 s\n")
         init_at(keyspace.url + "&ttl_s=86400")
         init_at(keyspace.url)
     finally:
         migrate_at(keyspace.url + "&ttl_s=0")
 
 
-def test_a_keyspace_with_more_copies_than_the_cluster_can_hold_is_told_at_once(
+def test_a_replication_above_the_cluster_size_is_reported_immediately(
     keyspace: Keyspace, scratch: str
 ) -> None:
     keyspace.run(f"CREATE KEYSPACE {scratch} {ONE_COPY.replace('1', '3')}")
@@ -123,20 +120,20 @@ def test_a_keyspace_with_more_copies_than_the_cluster_can_hold_is_told_at_once(
     assert columns(keyspace, scratch) == {}
 
 
-def test_the_default_copies_on_one_node_are_told_with_the_next_step(
+def test_the_default_replication_on_one_node_is_reported_with_the_next_step(
     keyspace: Keyspace, scratch: str
 ) -> None:
     url = elsewhere(keyspace.url, scratch).replace("&replication=1", "")
     assert "this cluster has 1; add nodes, or use &replication=1" in told(init_at, url)
 
 
-def test_a_datacenter_that_is_not_there_is_told_with_those_that_are(keyspace: Keyspace) -> None:
+def test_an_unknown_datacenter_is_reported_with_the_known_ones(keyspace: Keyspace) -> None:
     for call in EVERY_WAY:
         said = told(call, keyspace.url + "&datacenter=nowhere")
         assert "no datacenter 'nowhere', its nodes are 1 in datacenter1; use one of those" in said
 
 
-def test_a_keyspace_may_be_called_as_a_word_of_cql(keyspace: Keyspace) -> None:
+def test_a_keyspace_may_have_the_name_of_a_cql_keyword(keyspace: Keyspace) -> None:
     try:
         init_at(elsewhere(keyspace.url, "select"))
         Keyspace.open_at(elsewhere(keyspace.url, "select")).close()
@@ -144,9 +141,7 @@ def test_a_keyspace_may_be_called_as_a_word_of_cql(keyspace: Keyspace) -> None:
         keyspace.run('DROP KEYSPACE IF EXISTS "select"')
 
 
-def test_the_address_in_the_page_of_the_servers_is_ready_made(
-    keyspace: Keyspace, scratch: str
-) -> None:
+def test_the_url_in_docs_servers_works_unchanged(keyspace: Keyspace, scratch: str) -> None:
     page = Path(__file__).parents[2] / "docs" / "servers.md"
     (address,) = re.findall(r"understudy store init '(.*)'", page.read_text())
     assert "/games?credentials=servers/cassandra/credentials&" in address
@@ -160,7 +155,7 @@ def test_the_address_in_the_page_of_the_servers_is_ready_made(
 
 
 @pytest.mark.parametrize("table", ["meta", "sessions", "partitions"])
-def test_a_keyspace_of_somebody_else_is_told_and_left_alone(
+def test_a_foreign_keyspace_is_reported_and_left_unchanged(
     keyspace: Keyspace, scratch: str, table: str
 ) -> None:
     keyspace.run(f"CREATE KEYSPACE {scratch} {ONE_COPY}")
@@ -174,7 +169,9 @@ def test_a_keyspace_of_somebody_else_is_told_and_left_alone(
     assert columns(keyspace, scratch) == {table: {"key", "number"}}
 
 
-def test_tables_of_others_stay_beside_a_store(keyspace: Keyspace, scratch: str) -> None:
+def test_foreign_tables_in_the_keyspace_are_left_unchanged(
+    keyspace: Keyspace, scratch: str
+) -> None:
     keyspace.run(f"CREATE KEYSPACE {scratch} {ONE_COPY}")
     keyspace.run(f"CREATE TABLE {scratch}.specs (key int PRIMARY KEY)")
     init_at(elsewhere(keyspace.url, scratch))
@@ -197,7 +194,7 @@ def test_tables_of_a_newer_release_may_have_any_columns(keyspace: Keyspace, scra
         )
 
 
-def test_a_store_that_lost_something_is_told_and_not_made_anew(
+def test_a_store_with_lost_tables_is_reported_and_not_recreated(
     keyspace: Keyspace, scratch: str
 ) -> None:
     url = elsewhere(keyspace.url, scratch)
@@ -227,7 +224,7 @@ def test_a_store_that_lost_something_is_told_and_not_made_anew(
             )
 
 
-def test_an_init_that_was_cut_off_goes_on_as_it_is_asked_now(
+def test_an_interrupted_init_resumes_with_the_current_options(
     keyspace: Keyspace, scratch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = elsewhere(keyspace.url, scratch)
@@ -254,7 +251,7 @@ def test_an_init_that_was_cut_off_goes_on_as_it_is_asked_now(
 # --- at the same time, and cut off ----------------------------------------------------------------
 
 
-def test_four_inits_at_once_make_one_store(keyspace: Keyspace, scratch: str) -> None:
+def test_four_concurrent_inits_create_one_store(keyspace: Keyspace, scratch: str) -> None:
     url = elsewhere(keyspace.url, scratch)
     for code, said in four_at_once("store", "init", url):
         assert (code, said.count("\n")) == (0, 1), said
@@ -263,9 +260,7 @@ def test_four_inits_at_once_make_one_store(keyspace: Keyspace, scratch: str) -> 
     assert len(keyspace.run(f"SELECT * FROM {scratch}.meta WHERE name = 'id'")) == 1
 
 
-def test_ctrl_c_in_mid_init_ends_it_and_the_next_one_goes_on(
-    keyspace: Keyspace, scratch: str
-) -> None:
+def test_ctrl_c_ends_an_init_and_the_next_one_resumes_it(keyspace: Keyspace, scratch: str) -> None:
     url = elsewhere(keyspace.url, scratch)
     (name, port) = keyspace.location.hosts[0]
     there = keyspace.place.rpartition("/")[0]
@@ -274,7 +269,7 @@ def test_ctrl_c_in_mid_init_ends_it_and_the_next_one_goes_on(
         withholding((name, port or 9042), words.encode()) as server,
         started("store", "init", url.replace(there, f"cassandra://{server.address}")) as process,
     ):
-        assert server.is_heard.wait(PATIENCE_S)
+        assert server.is_heard.wait(WAIT_TIMEOUT_S)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     assert (process.returncode, said.strip()) == (130, "interrupted")
@@ -283,7 +278,7 @@ def test_ctrl_c_in_mid_init_ends_it_and_the_next_one_goes_on(
     Keyspace.open_at(url).close()
 
 
-def test_a_migration_beside_a_writer_loses_nothing(keyspace: Keyspace) -> None:
+def test_a_migration_during_writes_loses_nothing(keyspace: Keyspace) -> None:
     clock = ManualClock()
     rng = np.random.default_rng(7)
     written = 0

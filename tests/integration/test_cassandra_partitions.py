@@ -1,5 +1,4 @@
-"""Partitions that come and go: those that nobody claims any more cost no requests, and lose
-nothing."""
+"""Partitions over time: unclaimed ones cost no requests and lose nothing."""
 
 from collections import Counter
 from typing import Any
@@ -33,8 +32,7 @@ class Counting:
 
 
 def idle_requests(keyspace: Keyspace) -> tuple[Counter[str], list[str]]:
-    """What a reader asks while nothing comes, beside partitions that were left; and what it
-    shows wrongly."""
+    """The requests of an idle reader with released partitions, and what it shows wrongly."""
     clock = ManualClock()
     sources = [Source(one, n_sessions=1) for one in range(N_OLD)]
     with keyspace.open(clock) as store:
@@ -49,14 +47,14 @@ def idle_requests(keyspace: Keyspace) -> tuple[Counter[str], list[str]]:
         return counting.seen, wrong
 
 
-def test_partitions_that_nobody_writes_are_asked_no_more_and_read_as_before(
+def test_idle_partitions_are_no_longer_polled_and_still_read(
     keyspace: Keyspace,
 ) -> None:
     seen, wrong = idle_requests(keyspace)
     assert (seen["partition"], wrong) == (0, [])
 
 
-def test_control_a_reader_that_asks_every_partition_asks_for_ever(
+def test_control_a_reader_that_polls_every_partition_polls_forever(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tailing, "LOOK_S", 0.0)
@@ -64,7 +62,7 @@ def test_control_a_reader_that_asks_every_partition_asks_for_ever(
     assert seen["partition"] > N_OLD
 
 
-def test_a_partition_that_was_left_goes_on_where_it_was(keyspace: Keyspace) -> None:
+def test_a_released_partition_resumes_at_its_position(keyspace: Keyspace) -> None:
     clock = ManualClock()
     first = Source(1)
     other = Source(2)
@@ -84,7 +82,7 @@ def test_a_partition_that_was_left_goes_on_where_it_was(keyspace: Keyspace) -> N
         assert faults_in(reader, first, other) == []
 
 
-def test_a_commit_whose_writer_died_before_it_told_readers_is_shown(
+def test_a_commit_whose_writer_died_before_notifying_readers_is_visible(
     keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers that run find it within a minute, new ones at once, without a new claim."""

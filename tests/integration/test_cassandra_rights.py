@@ -1,4 +1,4 @@
-"""The rights that the page of the Cassandra store asks for: enough, and none of them too many."""
+"""The rights that docs/cassandra.md lists are sufficient, and none is unnecessary."""
 
 import uuid
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def read(url: str) -> None:
         assert store.audit().corrupt == ()
 
 
-def test_a_new_keyspace_needs_create_on_all_keyspaces_and_whoever_makes_it_may_do_everything(
+def test_a_new_keyspace_needs_create_on_all_keyspaces_and_its_creator_has_all_rights(
     keyspace: Keyspace, allowed: As
 ) -> None:
     keyspace.run("DROP KEYSPACE IF EXISTS rights")
@@ -88,7 +88,7 @@ def test_a_new_keyspace_needs_create_on_all_keyspaces_and_whoever_makes_it_may_d
         keyspace.run("DROP KEYSPACE IF EXISTS rights")
 
 
-def test_a_keyspace_that_is_there_needs_create_in_it(keyspace: Keyspace, allowed: As) -> None:
+def test_an_existing_keyspace_needs_create_within_it(keyspace: Keyspace, allowed: As) -> None:
     keyspace.run("DROP KEYSPACE IF EXISTS rights")
     keyspace.run(
         "CREATE KEYSPACE rights WITH replication = {'class': 'SimpleStrategy', "

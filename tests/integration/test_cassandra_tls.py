@@ -1,5 +1,4 @@
-"""A Cassandra that wants TLS: whoever knows its authority and its name is served, everybody else
-is told why not."""
+"""A Cassandra with TLS: clients with its authority and name are served, others get the reason."""
 
 import ssl
 from collections.abc import Iterator
@@ -84,7 +83,7 @@ def files(server: Any, *, ca: str = "ca.pem") -> str:
     return f"&ca={server.place.folder}/{ca}&certificate={server.place.folder}/us.pem"
 
 
-def test_whoever_knows_authority_and_name_is_served(server: Any) -> None:
+def test_a_client_with_the_right_authority_and_name_is_served(server: Any) -> None:
     keyspace = Keyspace(server, server.credentials_file, "secure", options=files(server))
     with keyspace.open() as store:
         chunks = random_session(SPEC, np.random.default_rng(1))
@@ -95,14 +94,14 @@ def test_whoever_knows_authority_and_name_is_served(server: Any) -> None:
     keyspace.close()
 
 
-def test_an_authority_that_did_not_sign_is_said_so(server: Any) -> None:
+def test_an_untrusted_certificate_is_reported(server: Any) -> None:
     for options in (files(server, ca="stranger.pem"), "&tls=true"):
         told = refusal(server, ConfigError, options)
         assert "certificate verify failed" in told
         assert "check ca=FILE" in told
 
 
-def test_a_certificate_for_another_name_is_refused_unless_that_is_asked_for(server: Any) -> None:
+def test_a_certificate_for_another_name_is_rejected_unless_allowed(server: Any) -> None:
     told = refusal(server, ConfigError, files(server), host="localhost")
     assert "certificate is not valid for 'localhost'" in told
     assert "check_hostname" in told
@@ -110,7 +109,7 @@ def test_a_certificate_for_another_name_is_refused_unless_that_is_asked_for(serv
     assert "keyspace none does not exist" in told, "it was let in"
 
 
-def test_tls_or_a_certificate_of_ours_on_one_side_alone_names_the_options(
+def test_tls_or_a_client_certificate_on_one_side_only_names_the_options(
     server: Any, cassandra_server: Any
 ) -> None:
     wanted = (

@@ -1,5 +1,4 @@
-"""The Cassandra store as an operator meets it: what is refused and how, time to live, specs,
-threads, a window."""
+"""The Cassandra store in operation: errors, time to live, specs, threads, a window."""
 
 import threading
 import time
@@ -55,7 +54,7 @@ def chunks_in(store: ExperienceStore) -> list[Chunk]:
     return found
 
 
-def test_a_wrong_password_is_told_and_not_shown(keyspace: Keyspace, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(keyspace: Keyspace, tmp_path: Path) -> None:
     file = tmp_path / "wrong.toml"
     file.write_text('username = "cassandra"\npassword = "open-sesame"\n')
     told = refusal(f"{keyspace.place}?credentials={file}")
@@ -64,7 +63,7 @@ def test_a_wrong_password_is_told_and_not_shown(keyspace: Keyspace, tmp_path: Pa
     assert "requires authentication); check credentials=FILE" in refusal(keyspace.place)
 
 
-def test_a_keyspace_that_is_not_there_is_told_with_the_next_step(keyspace: Keyspace) -> None:
+def test_a_missing_keyspace_is_reported_with_the_next_step(keyspace: Keyspace) -> None:
     told = refusal(elsewhere(keyspace.url, "nowhere"))
     assert "keyspace nowhere does not exist" in told
     assert "understudy store init" in told
@@ -77,7 +76,7 @@ def refused_init(url: str) -> str:
     return str(caught.value)
 
 
-def test_copies_that_the_cluster_cannot_hold_are_refused_before_anything_is_made(
+def test_a_replication_above_the_cluster_size_is_rejected_before_anything_is_created(
     keyspace: Keyspace,
 ) -> None:
     url = elsewhere(keyspace.url, "copies")
@@ -90,7 +89,9 @@ def test_copies_that_the_cluster_cannot_hold_are_refused_before_anything_is_made
     )
 
 
-def test_a_definition_that_cassandra_refuses_is_told_with_the_next_step(keyspace: Keyspace) -> None:
+def test_a_definition_rejected_by_cassandra_is_reported_with_the_next_step(
+    keyspace: Keyspace,
+) -> None:
     wire = Wire(read_options(keyspace.location))
     try:
         with pytest.raises(ConfigError, match="check replication, datacenter and ttl_s") as caught:
@@ -103,7 +104,7 @@ def test_a_definition_that_cassandra_refuses_is_told_with_the_next_step(keyspace
         wire.close()
 
 
-def test_a_user_without_rights_is_told_at_once(keyspace: Keyspace, tmp_path: Path) -> None:
+def test_a_user_without_rights_is_reported_immediately(keyspace: Keyspace, tmp_path: Path) -> None:
     file = tmp_path / "guest.toml"
     file.write_text('username = "guest"\npassword = "guest"\n')
     keyspace.rows("CREATE ROLE IF NOT EXISTS guest WITH LOGIN = true AND PASSWORD = 'guest'")
@@ -121,7 +122,7 @@ def test_a_user_without_rights_is_told_at_once(keyspace: Keyspace, tmp_path: Pat
         (VERSION - 1, ConfigError, "use another keyspace"),
     ],
 )
-def test_tables_of_another_version_are_told_with_the_next_step(
+def test_tables_of_another_version_are_reported_with_the_next_step(
     keyspace: Keyspace, version: int, kind: type[UnderstudyError], told: str
 ) -> None:
     try:
@@ -134,7 +135,7 @@ def test_tables_of_another_version_are_told_with_the_next_step(
         keyspace.rows(f"UPDATE meta SET number = {VERSION} WHERE name = 'schema_version'")
 
 
-def test_migrate_changes_the_time_to_live_only_where_one_is_given(keyspace: Keyspace) -> None:
+def test_migrate_changes_the_ttl_only_if_one_is_given(keyspace: Keyspace) -> None:
     def compaction() -> str:
         cql = (
             "SELECT compaction FROM system_schema.tables WHERE keyspace_name = "
@@ -153,7 +154,7 @@ def test_migrate_changes_the_time_to_live_only_where_one_is_given(keyspace: Keys
         assert compaction() == by
 
 
-def test_init_twice_keeps_what_is_there(keyspace: Keyspace, rng: np.random.Generator) -> None:
+def test_a_second_init_changes_nothing(keyspace: Keyspace, rng: np.random.Generator) -> None:
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda _: keyspace.open(clock))
     desk.put(*random_session(SPEC, rng))
@@ -175,9 +176,7 @@ def test_no_thread_is_left_when_a_store_is_closed(
     assert set(threading.enumerate()) <= before
 
 
-def test_a_waiting_tail_is_woken_by_what_comes(
-    keyspace: Keyspace, rng: np.random.Generator
-) -> None:
+def test_a_waiting_tail_is_woken_by_new_items(keyspace: Keyspace, rng: np.random.Generator) -> None:
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     with keyspace.open(clock) as reader:
@@ -199,7 +198,7 @@ def brief(keyspace: Keyspace) -> Iterator[Keyspace]:
     keyspace.keep(0)
 
 
-def test_chunks_that_ran_out_are_shown_as_expired(
+def test_chunks_past_their_ttl_are_shown_as_expired(
     brief: Keyspace, rng: np.random.Generator
 ) -> None:
     clock = ManualClock()
@@ -221,7 +220,7 @@ def test_chunks_that_ran_out_are_shown_as_expired(
     desk.store.close()
 
 
-def test_commits_that_ran_out_by_themselves_are_no_damage(
+def test_expired_commits_are_no_damage(
     brief: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commits, "REMEMBER_S", 0.0)  # else it takes 16 days
@@ -238,7 +237,7 @@ def test_commits_that_ran_out_by_themselves_are_no_damage(
     desk.store.close()
 
 
-def test_what_ran_out_before_the_time_to_live_changed_is_no_damage_and_what_is_lost_later_is(
+def test_expiry_before_a_ttl_change_is_no_damage_and_a_later_loss_is(
     brief: Keyspace, rng: np.random.Generator
 ) -> None:
     clock = ManualClock(time.time())
@@ -260,7 +259,7 @@ def test_what_ran_out_before_the_time_to_live_changed_is_no_damage_and_what_is_l
     desk.store.close()
 
 
-def test_forgetting_is_known_for_longer_than_what_was_forgotten(
+def test_an_erasure_is_remembered_longer_than_the_erased_data(
     keyspace: Keyspace, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written when chunks were kept for ever, forgotten when they are kept for seconds."""
@@ -295,7 +294,7 @@ def test_a_partition_whose_row_is_lost_is_damage(
 
 
 @pytest.mark.parametrize("ttl_s", [0, 86_400])
-def test_commits_that_are_lost_before_their_time_are_damage(
+def test_commits_lost_before_their_ttl_are_damage(
     keyspace: Keyspace, rng: np.random.Generator, ttl_s: int
 ) -> None:
     keyspace.keep(ttl_s)
@@ -318,9 +317,7 @@ def test_commits_that_are_lost_before_their_time_are_damage(
     keyspace.keep(0)
 
 
-def test_a_damaged_or_lost_frame_is_shown_and_found(
-    keyspace: Keyspace, rng: np.random.Generator
-) -> None:
+def test_a_damaged_or_lost_frame_is_detected(keyspace: Keyspace, rng: np.random.Generator) -> None:
     clock = ManualClock()
     desk = Desk(keyspace.open(clock), clock, lambda one: one)
     chunks = random_session(SPEC, rng)
@@ -369,7 +366,7 @@ def test_a_window_follows_a_cassandra_store(
 
 
 def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[list[str], int]:
-    """A session that moves to another partition: fates when all comes again, and what it counts."""
+    """A session that moves to another partition: fates on redelivery, and its counts."""
     clock = ManualClock()
     chunks = random_session(SPEC, rng, n_chunks=4)
     other = random_session(SPEC, rng, n_chunks=1)
@@ -392,7 +389,7 @@ def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[lis
         return [str(fate) for fate in fates], info.n_chunks
 
 
-def test_a_session_may_go_on_in_another_partition(
+def test_a_session_may_continue_in_another_partition(
     keyspace: Keyspace, rng: np.random.Generator
 ) -> None:
     assert across_partitions(keyspace, rng) == (["duplicate"] * 4, 4)

@@ -69,7 +69,7 @@ def file_of_records(folder: Path) -> tuple[Path, int]:
 
 @contextmanager
 def ingest(data: DataFolder, *flags: str) -> Iterator[None]:
-    """Ingest as flags and config say, in a process of its own."""
+    """Ingest with the flags and config, in its own process."""
     command = [*COMMAND, "ingest", "--data", str(data.root), *flags]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -82,7 +82,7 @@ def ingest(data: DataFolder, *flags: str) -> Iterator[None]:
             assert process.returncode == 0, errors[-2000:]
 
 
-def test_a_player_who_was_forgotten_and_came_back_is_exported(
+def test_a_forgotten_player_who_returns_is_exported(
     keyspace: Keyspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(7)
@@ -111,7 +111,7 @@ def test_a_player_who_was_forgotten_and_came_back_is_exported(
 
 
 @pytest.mark.timeout(300)
-def test_files_go_by_kafka_into_cassandra_each_step_once(
+def test_files_are_imported_through_kafka_to_cassandra_each_step_once(
     keyspace: Keyspace, kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = Topic(kafka_server)
@@ -218,7 +218,7 @@ def ledger_lines(data: DataFolder) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_records_go_by_kinesis_into_a_store_here_and_into_one_elsewhere(
+def test_records_are_imported_through_kinesis_to_a_local_and_a_remote_store(
     keyspace: Keyspace, kinesalite_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards = Shards(kinesalite_server)
@@ -243,7 +243,7 @@ def test_records_go_by_kinesis_into_a_store_here_and_into_one_elsewhere(
 
 
 @pytest.mark.timeout(300)
-def test_games_are_registered_where_the_config_keeps_models(
+def test_games_are_registered_in_the_configured_models_location(
     s3_server: Any, kinesalite_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = on_aws(s3_server, "s3", BUCKET, f"imported-{secrets.token_hex(4)}").url

@@ -1,5 +1,4 @@
-"""The Kafka stream keeps the Stream contract on a real broker, and refuses what would mix
-sessions up."""
+"""The Kafka stream fulfils the Stream contract on a real broker, and rejects mixed-up sessions."""
 
 import contextlib
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from tests.integration.kafka import PATIENCE_S, Topic
+from tests.integration.kafka import WAIT_TIMEOUT_S, Topic
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
 from understudy.core.location import parse_location
 from understudy.experience.frame import decode_frame
@@ -77,7 +76,7 @@ def test_a_session_is_in_one_partition_and_sessions_are_in_all(topic: Topic):
     assert sum(map(len, sessions)) == len(set().union(*sessions)) == 30
 
 
-def test_a_topic_that_grew_is_refused_until_the_address_names_the_old_number(topic: Topic):
+def test_a_topic_that_grew_is_rejected_until_the_url_names_the_old_number(topic: Topic):
     with topic.open() as stream:
         stream.append(sample_frames(3))
         before = read_all(stream)
@@ -95,7 +94,7 @@ def test_a_topic_that_grew_is_refused_until_the_address_names_the_old_number(top
             assert list(read_all(stream)[partition][: len(records)]) == records
 
 
-def test_positions_of_another_number_are_refused_also_when_no_record_is_left(topic: Topic):
+def test_positions_for_another_partition_count_are_rejected_even_without_records(topic: Topic):
     with topic.open() as stream:
         stream.append(sample_frames(3))
         partition, records = next(
@@ -108,16 +107,16 @@ def test_positions_of_another_number_are_refused_also_when_no_record_is_left(top
     assert "partitions=3" in str(raised.value)
 
 
-def test_more_partitions_than_there_are_cannot_be_asked_for(topic: Topic):
+def test_more_partitions_than_exist_cannot_be_requested(topic: Topic):
     with pytest.raises(ConfigError, match="has 3 partitions"):
         topic.open(partitions=4)
 
 
-def test_a_topic_made_again_has_partitions_of_other_names(topic: Topic):
+def test_a_recreated_topic_has_partitions_with_other_names(topic: Topic):
     with topic.open() as stream:
         before = {one.id for one in stream.partitions()}
     topic.delete()
-    made_again_by_s = time.monotonic() + PATIENCE_S
+    made_again_by_s = time.monotonic() + WAIT_TIMEOUT_S
     while True:
         try:
             create_kafka(topic.location(), partitions=3)
@@ -131,7 +130,7 @@ def test_a_topic_made_again_has_partitions_of_other_names(topic: Topic):
         time.sleep(0.1)
 
 
-def test_a_topic_is_made_once(topic: Topic):
+def test_a_topic_is_created_once(topic: Topic):
     create_kafka(topic.location(), partitions=3)
     with pytest.raises(ConfigError, match="already exists with 3 partitions, but 5 were requested"):
         create_kafka(topic.location(), partitions=5)
@@ -140,7 +139,7 @@ def test_a_topic_is_made_once(topic: Topic):
 # --- reading --------------------------------------------------------------------------------------
 
 
-def test_going_on_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(topic: Topic):
+def test_resuming_needs_no_jump_and_a_big_partition_is_read_in_bounded_pieces(topic: Topic):
     with topic.open() as stream:
         frames = sample_frames(1)
         (outcomes,) = {one.accepted for one in stream.append(frames * 500)}
@@ -174,7 +173,7 @@ def count_seeks(stream: Any, partition: str) -> list[object]:
     return seeks
 
 
-def test_whoever_waits_at_the_start_of_an_empty_partition_jumps_once(topic: Topic):
+def test_a_reader_waiting_at_the_start_of_an_empty_partition_jumps_once(topic: Topic):
     with topic.open() as stream:
         partition = stream.partitions()[0].id
         seeks = count_seeks(stream, partition)
@@ -183,7 +182,7 @@ def test_whoever_waits_at_the_start_of_an_empty_partition_jumps_once(topic: Topi
         assert len(seeks) == 1
 
 
-def test_a_position_behind_the_end_is_no_silence(topic: Topic):
+def test_a_position_past_the_end_is_an_error(topic: Topic):
     with (
         topic.open() as stream,
         pytest.raises(StorageFailed, match="ends at offset 0, but was read up to 42"),
@@ -191,7 +190,7 @@ def test_a_position_behind_the_end_is_no_silence(topic: Topic):
         stream.read(stream.partitions()[0].id, Position("41/3"), max_bytes=1, wait_s=0.0)
 
 
-def test_what_is_trimmed_before_a_waiting_reader_is_gone(topic: Topic):
+def test_records_trimmed_before_a_waiting_reader_are_reported_as_gone(topic: Topic):
     """The consumer has its place, and the place is gone: no reset to the newest record."""
     with topic.open() as stream, topic.open() as other:
         other.append(sample_frames(1))
@@ -207,7 +206,7 @@ def test_what_is_trimmed_before_a_waiting_reader_is_gone(topic: Topic):
         assert len(stream.read(partition, earliest, max_bytes=1 << 20, wait_s=0.0).records) == 1
 
 
-def test_a_closed_stream_reads_nothing_and_is_no_stranger_to_partitions(topic: Topic):
+def test_a_closed_stream_reads_nothing_and_still_lists_partitions(topic: Topic):
     stream = topic.open()
     with pytest.raises(ConfigError, match="not a partition of this stream"):
         stream.read("elsewhere", None, max_bytes=1, wait_s=0.0)
@@ -216,7 +215,7 @@ def test_a_closed_stream_reads_nothing_and_is_no_stranger_to_partitions(topic: T
         stream.read(stream.partitions()[0].id, None, max_bytes=1, wait_s=0.0)
 
 
-def test_closing_ends_a_read_that_waits(topic: Topic):
+def test_close_ends_a_waiting_read(topic: Topic):
     stream = topic.open()
     partition = stream.partitions()[0].id
     stream.read(partition, None, max_bytes=1, wait_s=0.0)
@@ -225,16 +224,16 @@ def test_closing_ends_a_read_that_waits(topic: Topic):
         began_s = time.monotonic()
         stream.close()
         with contextlib.suppress(Closed):  # when it was closed before it began
-            assert not waiting.result(PATIENCE_S).records
-    assert time.monotonic() - began_s < PATIENCE_S
+            assert not waiting.result(WAIT_TIMEOUT_S).records
+    assert time.monotonic() - began_s < WAIT_TIMEOUT_S
 
 
-def test_a_topic_deleted_in_mid_run_is_said_so_and_nothing_is_called_durable(topic: Topic):
+def test_a_topic_deleted_mid_run_is_reported_and_nothing_is_acknowledged(topic: Topic):
     with topic.open(timeout_s=2) as stream:
         assert stream.append(sample_frames(1))[0].accepted
         read_all(stream)
         topic.delete()
-        gone_by_s = time.monotonic() + PATIENCE_S
+        gone_by_s = time.monotonic() + WAIT_TIMEOUT_S
         while (outcome := stream.append(sample_frames(1))[0]).accepted:
             assert time.monotonic() < gone_by_s
         assert outcome.retry_after_s > 0
@@ -243,11 +242,11 @@ def test_a_topic_deleted_in_mid_run_is_said_so_and_nothing_is_called_durable(top
             stream.read(stream.partitions()[0].id, None, max_bytes=1, wait_s=0.0)
 
 
-def test_records_of_others_are_records_and_say_nothing_about_partitions(topic: Topic):
+def test_foreign_records_are_records_and_do_not_affect_partitions(topic: Topic):
     producer = Producer(kafka_config(topic.location()).client())
     producer.produce(topic.name, value=b"no frame", headers=[("partitions", b"many")])
     producer.produce(topic.name, value=None, key=b"tombstone")
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(WAIT_TIMEOUT_S) == 0
     with topic.open() as stream:
         assert sorted(
             record.raw for records in read_all(stream).values() for record in records
@@ -265,7 +264,7 @@ def stranger(tmp_path: Path, kafka_server: Any) -> str:
     return f"kafka://{kafka_server.address}/plays?credentials={file}&open_timeout_s=8"
 
 
-def test_a_wrong_password_is_said_so_at_once(stranger: str):
+def test_a_wrong_password_is_reported_immediately(stranger: str):
     began_s = time.monotonic()
     with pytest.raises(ConfigError) as raised:
         open_kafka(parse_location(stranger))
@@ -274,29 +273,29 @@ def test_a_wrong_password_is_said_so_at_once(stranger: str):
     assert "check the credentials file and mechanism=" in str(raised.value)
 
 
-def test_no_credentials_where_they_are_wanted_names_both_possibilities(kafka_server: Any):
+def test_missing_credentials_are_reported_with_both_ways_to_provide_them(kafka_server: Any):
     with pytest.raises(Unreachable) as raised:
         open_kafka(parse_location(f"kafka://{kafka_server.address}/plays?open_timeout_s=2"))
     assert "check that a broker is running" in str(raised.value)
     assert "credentials=FILE" in str(raised.value)
 
 
-def test_a_mechanism_that_the_broker_has_not_is_said_so(topic: Topic):
+def test_an_unsupported_sasl_mechanism_is_reported(topic: Topic):
     with pytest.raises(ConfigError, match=r"SCRAM-SHA-512 mechanism handshake failed.*PLAIN"):
         topic.open(mechanism="SCRAM-SHA-512")
 
 
-def test_tls_with_a_listener_that_speaks_none_is_said_so(topic: Topic):
+def test_tls_with_a_plaintext_listener_is_reported(topic: Topic):
     with pytest.raises(ConfigError, match="check that this listener uses TLS"):
         topic.open(tls="true", open_timeout_s=2)
 
 
-def test_a_missing_topic_is_not_made_behind_your_back(topic: Topic):
+def test_a_missing_topic_is_not_created_implicitly(topic: Topic):
     location = replace(topic.location(), path="nowhere")
     with pytest.raises(ConfigError, match=r"topic 'nowhere' at .*; create it with"):
         open_kafka(location)
     try:
-        found = topic.admin.list_topics(timeout=PATIENCE_S).topics
+        found = topic.admin.list_topics(timeout=WAIT_TIMEOUT_S).topics
     except KafkaException as error:
         pytest.fail(str(error))
     assert "nowhere" not in found

@@ -1,4 +1,4 @@
-"""Three brokers, of which one dies: leaders move, and what two of them have is never lost."""
+"""Three brokers, of which one dies: leaders move, and data on two brokers are never lost."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.kafka import PATIENCE_S, Topic
+from tests.integration.kafka import WAIT_TIMEOUT_S, Topic
 from tests.integration.kafka_table import Table, run
 from understudy.dev import servers
 from understudy.dev.process import HOST, free_ports
@@ -99,5 +99,7 @@ def test_a_leader_dies_and_nothing_acknowledged_is_lost(cluster: Cluster, tmp_pa
 
 
 def leaders(topic: Topic) -> list[int]:
-    found = topic.admin.list_topics(topic.name, timeout=PATIENCE_S).topics[topic.name].partitions
+    found = (
+        topic.admin.list_topics(topic.name, timeout=WAIT_TIMEOUT_S).topics[topic.name].partitions
+    )
     return [one.leader for _, one in sorted(found.items())]

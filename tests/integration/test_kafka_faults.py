@@ -1,5 +1,4 @@
-"""A broker that dies, hangs or is away: nothing acknowledged is lost, nothing is stored twice,
-nobody waits for ever.
+"""A broker that dies, hangs or is unreachable: no loss, no duplicates, and every call times out.
 
     players ─► KafkaStream ─► IngestService ─► LocalStore, with a real broker in the middle
 
@@ -20,7 +19,7 @@ import pytest
 
 from tests.ingest.specs import KnownSpecs
 from tests.integration.hanging import hanging
-from tests.integration.kafka import PATIENCE_S, Skewed, Topic
+from tests.integration.kafka import WAIT_TIMEOUT_S, Skewed, Topic
 from tests.integration.kafka_table import TIMEOUT_S, Table, run
 from understudy.core.errors import StorageFailed, Unreachable
 from understudy.core.names import new_session
@@ -46,8 +45,7 @@ def topic(kafka_server: Any) -> Iterator[Topic]:
 
 
 def kill_and_hang(server: Any, table: Table) -> None:
-    """Dies twice in the middle of appends, and hangs once: then what was sent arrives after its
-    time is over."""
+    """The broker dies twice during appends and hangs once, so that frames arrive late."""
     for _ in range(2):
         table.wait_for(60)
         server.kill()
@@ -62,9 +60,7 @@ def hang(server: Any, table: Table) -> None:
     table.wait_for(60)
 
 
-def test_a_broker_killed_in_the_middle_loses_nothing_and_doubles_nothing(
-    topic: Topic, tmp_path: Path
-):
+def test_a_broker_killed_mid_write_loses_and_duplicates_nothing(topic: Topic, tmp_path: Path):
     found = run(topic, tmp_path, lambda table: kill_and_hang(topic.server, table))
     assert len(found.acked) > 100
     assert found.doubled_in_stream > 0, "no frame was sent twice: the fault did not happen"
@@ -133,7 +129,7 @@ def test_control_without_dedup_the_audit_sees_duplicates(
 # --- nobody waits for ever ------------------------------------------------------------------------
 
 
-def test_appending_and_reading_end_in_time_while_the_broker_hangs_and_go_on_after(topic: Topic):
+def test_append_and_read_time_out_while_the_broker_hangs_and_resume_afterwards(topic: Topic):
     with topic.open(timeout_s=TIMEOUT_S) as stream:
         first, second, third = sample_frames(3)
         assert stream.append([first])[0].accepted
@@ -153,12 +149,12 @@ def test_appending_and_reading_end_in_time_while_the_broker_hangs_and_go_on_afte
 
 
 def append_until_durable(stream: Stream, frame: Frame) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + WAIT_TIMEOUT_S
     while not stream.append([frame])[0].accepted:
         assert time.monotonic() < give_up_s
 
 
-def test_a_broker_away_is_one_clear_error_and_closing_is_quick(topic: Topic):
+def test_an_unreachable_broker_is_one_clear_error_and_closing_is_quick(topic: Topic):
     with topic.open(timeout_s=TIMEOUT_S) as stream:
         partition = stream.partitions()[0].id
         stream.read(partition, None, max_bytes=1, wait_s=0.0)
@@ -184,7 +180,7 @@ def played(n_sessions: int, *, now_s: float, seed: int) -> list[Frame]:
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-def test_draining_stores_what_was_there_and_ends_although_players_never_pause_and_clocks_differ(
+def test_draining_ends_even_if_players_never_pause_and_clocks_differ(
     topic: Topic, tmp_path: Path, ahead_s: float
 ):
     clock = Skewed(ahead_s)
@@ -203,13 +199,13 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
             playing = pool.submit(play)
             config = IngestConfig(max_read_bytes=4_000)
             service = IngestService(reader, store, KnownSpecs(SPEC), owner="test", config=config)
-            assert taken.wait(PATIENCE_S)
+            assert taken.wait(WAIT_TIMEOUT_S)
             draining = pool.submit(service.drain)
             try:
-                draining.result(2 * PATIENCE_S)
+                draining.result(2 * WAIT_TIMEOUT_S)
             finally:
                 stop.set()
-                playing.result(PATIENCE_S)
+                playing.result(WAIT_TIMEOUT_S)
             items = store.tail(None, max_items=10_000, wait_s=0.0).items
     stored = {
         (item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)

@@ -1,5 +1,4 @@
-"""`understudy stream init` on a real Kafka: what is there and what was asked for, and one line
-for what cannot work."""
+"""`understudy stream init` on a real Kafka: existing and requested topics, one-line errors."""
 
 import signal
 import socket
@@ -30,14 +29,14 @@ def new_url(server: Any, **options: object) -> str:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """A command's exit code, and the only line it says."""
+    """A command's exit code and its only line."""
     code = run(["stream", "init", *words])
     out, err = capsys.readouterr()
     (line,) = (out + err).strip().splitlines()
     return code, line
 
 
-def test_a_topic_that_is_there_is_taken_as_it_is_unless_another_number_is_asked_for(
+def test_an_existing_topic_is_used_unchanged_unless_another_number_is_requested(
     topic: Topic, capsys
 ):
     url = topic.location().url
@@ -51,14 +50,14 @@ def test_a_topic_that_is_there_is_taken_as_it_is_unless_another_number_is_asked_
     assert (code, "omit the number to use it as it is, or use another topic" in line) == (2, True)
 
 
-def test_an_address_that_names_the_first_partitions_means_them(topic: Topic, capsys):
+def test_a_url_with_a_partition_count_uses_the_first_partitions(topic: Topic, capsys):
     code, line = said(capsys, topic.location(partitions=2).url)
     assert (code, "is ready with 2 partitions" in line) == (0, True)
     code, line = said(capsys, topic.location(partitions=4).url)
     assert (code, "already exists with 3 partitions, but 4 were requested" in line) == (2, True)
 
 
-def test_two_numbers_that_contradict_each_other_make_nothing(kafka_server: Any, capsys):
+def test_contradicting_partition_counts_create_nothing(kafka_server: Any, capsys):
     url = new_url(kafka_server, partitions=3)
     code, line = said(capsys, url, "--partitions", "5")
     assert (
@@ -69,7 +68,7 @@ def test_two_numbers_that_contradict_each_other_make_nothing(kafka_server: Any, 
     assert (code, '"partitions": 3}' in line) == (0, True)
 
 
-def test_a_topic_that_is_not_there_is_told_with_the_command_that_makes_it(topic: Topic):
+def test_a_missing_topic_is_reported_with_the_command_that_creates_it(topic: Topic):
     location = topic.location()
     topic.name = "nowhere"
     with pytest.raises(ConfigError, match="`understudy stream init URL --partitions 4`"):
@@ -77,16 +76,14 @@ def test_a_topic_that_is_not_there_is_told_with_the_command_that_makes_it(topic:
     assert create_kafka(location) == 3
 
 
-def test_a_name_too_like_another_ones_is_refused_by_the_broker_in_one_line(
-    kafka_server: Any, capsys
-):
+def test_a_colliding_topic_name_is_rejected_by_the_broker_in_one_line(kafka_server: Any, capsys):
     url = new_url(kafka_server).replace("made-", "made_")
     assert said(capsys, url, "--partitions", "1")[0] == 0
     code, line = said(capsys, url.replace("made_", "made."), "--partitions", "1")
     assert (code, "collides with existing topic" in line) == (2, True)
 
 
-def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any, capsys):
+def test_a_server_of_another_kind_is_reported_quickly(s3_server: Any, kafka_server: Any, capsys):
     url = new_url(kafka_server, open_timeout_s=OPEN_S)
     began_s = time.monotonic()
     code, line = said(capsys, url.replace(kafka_server.address, s3_server.address))
@@ -97,19 +94,19 @@ def test_a_server_of_another_kind_is_told_soon(s3_server: Any, kafka_server: Any
     assert time.monotonic() - began_s < OPEN_S / 2
 
 
-def test_tls_with_a_listener_that_speaks_none_is_told_soon(topic: Topic):
+def test_tls_with_a_plaintext_listener_is_reported_quickly(topic: Topic):
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match="check that this listener uses TLS"):
         topic.open(tls="true", open_timeout_s=OPEN_S)
     assert time.monotonic() - began_s < OPEN_S / 2
 
 
-def test_four_at_once_make_one_topic(kafka_server: Any):
+def test_four_concurrent_inits_create_one_topic(kafka_server: Any):
     for code, text in four_at_once("stream", "init", new_url(kafka_server), "--partitions", "2"):
         assert (code, "is ready with 2 partitions" in text) == (0, True), text
 
 
-def test_ctrl_c_while_nobody_answers_ends_with_130_and_a_word(kafka_server: Any):
+def test_ctrl_c_while_the_server_does_not_respond_exits_with_130(kafka_server: Any):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(OPEN_S)
         url = new_url(kafka_server, open_timeout_s=OPEN_S)

@@ -1,5 +1,4 @@
-"""A broker that wants TLS, SCRAM and rights: who has all three is served, whoever lacks one is
-told which."""
+"""A broker with TLS, SCRAM and ACLs: clients with all three are served, others get the reason."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +8,7 @@ import confluent_kafka.admin
 import pytest
 
 from tests.integration.certificates import write_certificates
-from tests.integration.kafka import PATIENCE_S
+from tests.integration.kafka import WAIT_TIMEOUT_S
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.location import Location, parse_location
 from understudy.dev import servers
@@ -80,7 +79,7 @@ def as_user(server: Any, name: str, rights: list[tuple[str, str, str]]) -> Locat
     admin = kafka_admin.AdminClient(kafka_config(as_owner(server)).client())
     secret = kafka_admin.ScramCredentialInfo(kafka_admin.ScramMechanism.SCRAM_SHA_512, 4096)
     known = kafka_admin.UserScramCredentialUpsertion(name, secret, b"their password")
-    admin.alter_user_scram_credentials([known])[name].result(PATIENCE_S)
+    admin.alter_user_scram_credentials([known])[name].result(WAIT_TIMEOUT_S)
     bindings = [
         kafka_admin.AclBinding(
             getattr(kafka_admin.ResourceType, kind),
@@ -94,7 +93,7 @@ def as_user(server: Any, name: str, rights: list[tuple[str, str, str]]) -> Locat
         for kind, what, operation in rights
     ]
     for future in admin.create_acls(bindings).values() if bindings else ():
-        future.result(PATIENCE_S)
+        future.result(WAIT_TIMEOUT_S)
     file = server.place.folder / f"{name}.toml"
     file.write_text(f'username = "{name}"\npassword = "their password"\n')
     return parse_location(
@@ -108,7 +107,7 @@ RIGHTS = [
     ("TOPIC", TOPIC, "WRITE"),
     ("GROUP", f"understudy-{TOPIC}", "DESCRIBE"),
 ]
-"""Describe comes with Read."""
+"""Read implies Describe."""
 
 
 def test_tls_scram_and_the_rights_of_the_docs_are_enough(server: Any):
@@ -121,19 +120,19 @@ def test_tls_scram_and_the_rights_of_the_docs_are_enough(server: Any):
     }
 
 
-def test_an_authority_that_did_not_sign_is_said_so(server: Any):
+def test_an_untrusted_certificate_is_reported(server: Any):
     with pytest.raises(ConfigError) as raised:
         open_kafka(as_owner(server, ca="stranger.pem"))
     assert "check that this listener uses TLS" in str(raised.value)
     assert "ca= is the CA of its certificate" in str(raised.value)
 
 
-def test_no_certificate_where_one_is_wanted_is_said_so(server: Any):
+def test_a_missing_client_certificate_is_reported(server: Any):
     with pytest.raises(ConfigError, match="check that this listener uses TLS"):
         open_kafka(as_owner(server, certificate=""))
 
 
-def test_no_tls_where_it_is_wanted_is_named_as_a_possibility(server: Any):
+def test_missing_tls_is_reported_as_a_possible_cause(server: Any):
     location = parse_location(
         f"kafka://{server.address}/{TOPIC}?credentials={server.credentials_file}&open_timeout_s=2"
     )
@@ -141,14 +140,14 @@ def test_no_tls_where_it_is_wanted_is_named_as_a_possibility(server: Any):
         open_kafka(location)
 
 
-def test_a_user_without_rights_is_told_which_are_needed(server: Any):
+def test_the_error_of_a_user_without_rights_names_the_needed_rights(server: Any):
     with pytest.raises(
         ConfigError, match=r"topic 'plays' .*needs Describe, Read and Write on the topic"
     ):
         open_kafka(as_user(server, "bob", []))
 
 
-def test_a_user_who_may_only_read_is_told_so_by_append(server: Any):
+def test_append_reports_a_user_who_may_only_read(server: Any):
     rights = [RIGHTS[0], RIGHTS[2]]
     with open_kafka(as_user(server, "eve", rights)) as stream:
         (outcome,) = stream.append(sample_frames(1))

@@ -1,4 +1,4 @@
-"""`understudy up` on a real Kafka that is not there, or has no such topic."""
+"""`understudy up` with a Kafka that is unreachable or lacks the topic."""
 
 import re
 import subprocess
@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from tests.cli.platforms import Up
-from tests.integration.kafka import PATIENCE_S, Topic
+from tests.integration.kafka import WAIT_TIMEOUT_S, Topic
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_missing_topic_ends_it_with_the_command_that_makes_one(kafka_server: Any, tmp_path: Path):
+def test_a_missing_topic_ends_it_with_the_command_that_creates_one(
+    kafka_server: Any, tmp_path: Path
+):
     url = f"kafka://{kafka_server.address}/nowhere?credentials={kafka_server.credentials_file}"
     command = [
         sys.executable,
@@ -33,7 +35,7 @@ def test_a_missing_topic_ends_it_with_the_command_that_makes_one(kafka_server: A
         [*command, "--role", "gateway,ingest", "--stream", url],
         capture_output=True,
         text=True,
-        timeout=4 * PATIENCE_S,
+        timeout=4 * WAIT_TIMEOUT_S,
     )
     assert ended.returncode == 2
     (line,) = ended.stderr.strip().splitlines()
@@ -41,7 +43,7 @@ def test_a_missing_topic_ends_it_with_the_command_that_makes_one(kafka_server: A
     assert "`understudy stream init URL --partitions 4`" in line
 
 
-def test_a_broker_that_is_down_is_told_once_and_waited_for(kafka_server: Any, tmp_path: Path):
+def test_an_unreachable_broker_is_reported_once_and_retried(kafka_server: Any, tmp_path: Path):
     url = Topic(kafka_server, partitions=2).location(open_timeout_s=4).url
     kafka_server.kill()
     errors = tmp_path / "D.err"
@@ -49,7 +51,7 @@ def test_a_broker_that_is_down_is_told_once_and_waited_for(kafka_server: Any, tm
 
     def bring_it_back() -> None:
         nonlocal while_away
-        deadline = time.monotonic() + 6 * PATIENCE_S
+        deadline = time.monotonic() + 6 * WAIT_TIMEOUT_S
         while (
             not all(words in while_away for words in (" did; ", "as before"))
             and time.monotonic() < deadline

@@ -1,5 +1,4 @@
-"""The Kinesis stream keeps the Stream contract on real servers of its API, also when they
-misbehave."""
+"""The Kinesis stream fulfils the Stream contract on real servers of its API, also under faults."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,4 @@
-"""What goes wrong around a Kinesis stream is told in one line, tried again where that helps, and
-loses nothing."""
+"""Failures of a Kinesis stream are reported in one line, retried where useful, and lose nothing."""
 
 import threading
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ingest.specs import KnownSpecs
-from tests.integration.kinesis import PATIENCE_S, Desk, desk
+from tests.integration.kinesis import WAIT_TIMEOUT_S, Desk, desk
 from tests.integration.test_kinesis_faults import SPEC, sessions, steps_of
 from tests.servers.fault_proxy import FaultProxy
 from understudy.core.errors import ConfigError, Unreachable
@@ -21,7 +20,7 @@ from understudy.streams.kinesis import create_kinesis, open_kinesis
 from understudy.testing.streams import read_all, sample_frames
 
 
-def test_a_stream_that_does_not_exist_is_told_with_how_to_create_it(kinesalite_server):
+def test_a_missing_stream_is_reported_with_the_command_that_creates_it(kinesalite_server):
     with desk(kinesalite_server) as table:
         location = table.location()
     missing = parse_location(
@@ -33,7 +32,7 @@ def test_a_stream_that_does_not_exist_is_told_with_how_to_create_it(kinesalite_s
         open_kinesis(missing)
 
 
-def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_server):
+def test_a_development_stream_is_created_once_and_usable_immediately(kinesis_server):
     with desk(kinesis_server, shards=1) as table:
         assert create_kinesis(table.location()) == create_kinesis(table.location(), shards=1) == 1
         with pytest.raises(
@@ -52,16 +51,18 @@ def test_a_stream_for_development_is_made_once_and_can_be_used_at_once(kinesis_s
         table.name = table.name.removesuffix("-other")
 
 
-def test_a_server_that_is_down_at_the_start_is_told_soon(kinesalite_server, tmp_path):
+def test_a_server_that_is_down_at_the_start_is_reported_quickly(kinesalite_server, tmp_path):
     with desk(kinesalite_server) as table, FaultProxy(kinesalite_server.url) as proxy:
         gone = proxy.url
     begun = time.monotonic()
     with pytest.raises(Unreachable, match=r"Unreachable: .*start it, or correct endpoint="):
         open_kinesis(table.location(url=gone, retry_s=1.0))
-    assert time.monotonic() - begun < PATIENCE_S
+    assert time.monotonic() - begun < WAIT_TIMEOUT_S
 
 
-def test_wrong_credentials_are_told_with_where_to_look_and_never_shown(kinesalite_server, tmp_path):
+def test_wrong_credentials_are_reported_with_their_source_and_never_shown(
+    kinesalite_server, tmp_path
+):
     wrong = tmp_path / "credentials"
     wrong.write_text(
         "[default]\naws_access_key_id = AKIAWRONG\naws_secret_access_key = hidden-secret\n"
@@ -104,7 +105,7 @@ def test_keys_from_the_environment_and_a_shared_file_work(kinesalite_server, mon
             open_kinesis(plain).close()
 
 
-def test_an_append_without_a_server_promises_nothing_and_says_when_to_come_back(kinesalite_server):
+def test_an_append_without_a_server_acknowledges_nothing_and_names_a_retry_time(kinesalite_server):
     frames = sample_frames(4)
     with (
         FaultProxy(kinesalite_server.url) as proxy,
@@ -125,9 +126,7 @@ def test_an_append_without_a_server_promises_nothing_and_says_when_to_come_back(
         back.close()
 
 
-def test_a_server_killed_and_started_again_in_the_middle_loses_nothing_that_was_acked(
-    kinesalite_server, tmp_path
-):
+def test_a_server_restarted_mid_write_loses_nothing_acknowledged(kinesalite_server, tmp_path):
     lots = sessions(8, n_chunks=30)
     with desk(kinesalite_server) as table:
         told = _play_through(table, lots, folder=tmp_path)
@@ -145,7 +144,7 @@ def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, in
 
     def play(mine) -> None:
         for frame in (frame for frames in mine for frame in frames):
-            deadline = time.monotonic() + 3 * PATIENCE_S
+            deadline = time.monotonic() + 3 * WAIT_TIMEOUT_S
             while not writer.append([frame])[0].accepted:
                 refused.set()
                 assert time.monotonic() < deadline, "a frame is never taken"
@@ -155,9 +154,9 @@ def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, in
         ingesting = pool.submit(repeat, service.step, stop)
         playing = [pool.submit(play, lots[number::2]) for number in range(2)]
         for _ in range(60):
-            assert acked.acquire(timeout=PATIENCE_S)
+            assert acked.acquire(timeout=WAIT_TIMEOUT_S)
         table.server.kill()
-        assert refused.wait(PATIENCE_S), "nobody noticed that the server was away"
+        assert refused.wait(WAIT_TIMEOUT_S), "nobody noticed that the server was away"
         table.server.restart()
         for one in playing:
             one.result()
@@ -171,7 +170,7 @@ def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, in
     return audit.steps, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined
 
 
-def test_a_record_of_the_kpl_is_refused_alone(kinesalite_server, tmp_path):
+def test_only_a_kpl_record_is_rejected(kinesalite_server, tmp_path):
     (frames,) = sessions(1, n_chunks=4)
     with desk(kinesalite_server, shards=1) as table:
         stream = table.open()

@@ -1,5 +1,4 @@
-"""Nothing that was acked is lost and nothing is stored twice: players, Kinesis with faults,
-ingest, store, audit."""
+"""Players, Kinesis with faults, ingest, store: nothing acked is lost, nothing is stored twice."""
 
 import threading
 import time
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.ingest.specs import KnownSpecs
-from tests.integration.kinesis import PATIENCE_S, Desk
+from tests.integration.kinesis import WAIT_TIMEOUT_S, Desk
 from tests.servers.fault_proxy import FaultProxy, Rates
 from tests.streams.memory import MemoryStream
 from understudy.core.names import new_session
@@ -98,13 +97,12 @@ def steps_of(frames: Sequence[Frame]) -> int:
 
 
 def play(stream: Stream, lots: Sequence[Sequence[Frame]], *, acked: Callable[[], None]) -> None:
-    """Send frame by frame as a client does: what is not durable is kept and sent again, the same
-    bytes."""
+    """Send frame by frame like a client; what is not durable is sent again unchanged."""
 
     def one_player(mine: Sequence[Sequence[Frame]]) -> None:
         for frames in mine:
             for frame in frames:
-                deadline = time.monotonic() + PATIENCE_S
+                deadline = time.monotonic() + WAIT_TIMEOUT_S
                 while not stream.append([frame])[0].accepted:
                     assert time.monotonic() < deadline, "a frame is never taken"
                 acked()
@@ -122,8 +120,7 @@ def carry(
     reading: Callable[[Stream], Stream] = lambda stream: stream,
     ingest_at_once: bool = True,
 ) -> Told:
-    """Players write while ingest reads; something happens when half is written; then everything
-    is stored."""
+    """Players write while ingest reads; a fault happens halfway; then all is stored."""
     writer = open_stream()
     reader = open_stream()
     store = CountingStore(folder)
@@ -135,7 +132,7 @@ def carry(
         playing = pool.submit(play, writer, lots, acked=half.release)
         ingesting = pool.submit(service.run, stop) if ingest_at_once else None
         for _ in range(total // 2):
-            if not half.acquire(timeout=PATIENCE_S):
+            if not half.acquire(timeout=WAIT_TIMEOUT_S):
                 break
         in_the_middle()
         playing.result()
@@ -199,7 +196,7 @@ def reshard(table: Desk) -> None:
 # --- the whole way --------------------------------------------------------------------------------
 
 
-def test_partial_failures_timeouts_after_success_and_a_reshard_lose_and_double_nothing(
+def test_partial_failures_timeouts_after_success_and_a_reshard_lose_and_duplicate_nothing(
     faulty, tmp_path
 ):
     table, proxy = faulty(WRITES)
@@ -213,7 +210,7 @@ def test_partial_failures_timeouts_after_success_and_a_reshard_lose_and_double_n
     assert told.stats.fates["duplicate"] > 0
 
 
-def test_every_fault_at_once_loses_and_doubles_nothing(faulty, tmp_path):
+def test_all_faults_at_once_lose_and_duplicate_nothing(faulty, tmp_path):
     table, proxy = faulty(EVERYTHING)
     told = carry(
         tmp_path,
@@ -225,7 +222,7 @@ def test_every_fault_at_once_loses_and_doubles_nothing(faulty, tmp_path):
     assert_nothing_lost_or_doubled(told)
 
 
-def test_a_stream_in_memory_is_carried_by_the_same_test(tmp_path):
+def test_an_in_memory_stream_passes_the_same_test(tmp_path):
     stream = MemoryStream(2)
     told = carry(
         tmp_path,
@@ -255,14 +252,14 @@ def test_control_a_producer_that_ignores_failed_records_loses_acked_steps(
         assert_nothing_lost_or_doubled(told)
 
 
-def test_control_a_store_that_drops_no_duplicate_would_hold_some_steps_twice(faulty, tmp_path):
+def test_control_a_store_without_dedup_stores_some_steps_twice(faulty, tmp_path):
     table, proxy = faulty(Rates(cut=0.05, twice=0.05))
     told = carry(tmp_path, lambda: table.open(poll_s=POLL_S), sessions(8, n_chunks=15))
     proxy.assert_fired()
     assert told.written_steps > told.steps == told.audit.steps
 
 
-def test_parents_are_stored_before_children_and_reading_children_first_would_turn_sessions_around(
+def test_parents_are_stored_before_children_and_the_reverse_would_reorder_sessions(
     faulty, tmp_path
 ):
     table, _ = faulty(Rates())

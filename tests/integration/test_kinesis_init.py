@@ -1,5 +1,4 @@
-"""`understudy stream init` on a real Kinesis API: what is there, what was asked for, and what
-listens elsewhere."""
+"""`understudy stream init` on a real Kinesis API: existing, requested and unreachable streams."""
 
 import time
 import uuid
@@ -25,7 +24,7 @@ def new_url(server: Any, *, endpoint: str = "") -> str:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """A command's exit code, and the only line it says; soon."""
+    """A command's exit code and its only line, within a time limit."""
     began_s = time.monotonic()
     code = run(["stream", "init", *words])
     assert time.monotonic() - began_s < RETRY_S / 2
@@ -34,7 +33,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, line
 
 
-def test_a_stream_that_is_there_says_how_many_shards_it_has(kinesis_server: Any, capsys):
+def test_an_existing_stream_reports_its_number_of_shards(kinesis_server: Any, capsys):
     with desk(kinesis_server, shards=2) as table:
         url = table.location(retry_s=RETRY_S).url
         code, line = said(capsys, url, "--json")
@@ -50,7 +49,7 @@ def test_a_stream_that_is_there_says_how_many_shards_it_has(kinesis_server: Any,
         assert "is ready with 4 partitions" in said(capsys, url, "--partitions", "4")[1]
 
 
-def test_more_shards_than_there_may_be_are_refused_soon(kinesis_server: Any, capsys):
+def test_more_shards_than_the_limit_are_rejected_quickly(kinesis_server: Any, capsys):
     code, line = said(capsys, new_url(kinesis_server), "--partitions", "9999")
     assert (code, "rejects a stream of 9999 shards" in line, "use fewer shards" in line) == (
         2,
@@ -59,7 +58,7 @@ def test_more_shards_than_there_may_be_are_refused_soon(kinesis_server: Any, cap
     )
 
 
-def test_a_server_of_another_kind_is_told_soon(kinesis_server: Any, s3_server: Any, capsys):
+def test_a_server_of_another_kind_is_reported_quickly(kinesis_server: Any, s3_server: Any, capsys):
     code, line = said(capsys, new_url(kinesis_server, endpoint=s3_server.url))
     assert (code, "NotKinesis: status 405" in line) == (2, True)
     with web_page() as url:
@@ -71,7 +70,7 @@ def test_a_server_of_another_kind_is_told_soon(kinesis_server: Any, s3_server: A
     )
 
 
-def test_tls_with_a_server_that_speaks_none_is_told_soon(kinesis_server: Any, capsys):
+def test_tls_with_a_plaintext_server_is_reported_quickly(kinesis_server: Any, capsys):
     code, line = said(
         capsys, new_url(kinesis_server, endpoint=kinesis_server.url.replace("http:", "https:"))
     )
@@ -82,6 +81,6 @@ def test_tls_with_a_server_that_speaks_none_is_told_soon(kinesis_server: Any, ca
     ) == (2, True, True)
 
 
-def test_four_at_once_make_one_stream(kinesis_server: Any):
+def test_four_concurrent_inits_create_one_stream(kinesis_server: Any):
     for code, text in four_at_once("stream", "init", new_url(kinesis_server)):
         assert (code, "is ready with 4 partitions" in text) == (0, True), text

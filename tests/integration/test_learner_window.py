@@ -1,5 +1,4 @@
-"""A learner beside a real Cassandra: it waits while the server is away, says so, and goes on
-with what came since."""
+"""A learner with a real Cassandra: it waits while the server is down, reports it, and resumes."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +51,7 @@ def window(child: Child, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, A
 
 
 @pytest.mark.timeout(300)
-def test_a_learner_waits_for_a_server_that_was_killed_and_goes_on(
+def test_a_learner_waits_for_a_killed_server_and_resumes(
     keyspace: Keyspace, cassandra_server: Any, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(7)
@@ -73,7 +72,7 @@ def test_a_learner_waits_for_a_server_that_was_killed_and_goes_on(
 
 
 @pytest.mark.timeout(300)
-def test_a_learner_whose_store_cannot_be_read_any_more_ends_with_one_line(
+def test_a_learner_with_an_unreadable_store_ends_with_one_line(
     cassandra_server: Any, tmp_path: Path
 ) -> None:
     keyspace = Keyspace(cassandra_server, cassandra_server.credentials_file, "lost")

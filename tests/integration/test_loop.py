@@ -1,4 +1,4 @@
-"""The closed loop on real servers, in one command: people play, and the bots get better."""
+"""The closed loop on real servers, in one command: people play, and the bots improve."""
 
 import json
 import os
@@ -39,8 +39,7 @@ def processes_in(folder: Path) -> list[str]:
 def test_the_bot_gets_better_and_nothing_is_lost(
     words: str, servers: tuple[str, ...], tmp_path: Path
 ):
-    """Takes more than 20 seconds: servers start, and a bot learns until it is measurably better
-    than the first one."""
+    """Takes over 20 seconds: servers start, and a bot improves measurably."""
     must_have(*servers)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(

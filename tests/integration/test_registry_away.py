@@ -1,5 +1,4 @@
-"""A real S3 that is killed while ingest meets a game for the first time: nothing is quarantined,
-nothing is lost."""
+"""A real S3 is killed when ingest first sees a game: nothing is quarantined, nothing is lost."""
 
 import json
 import threading
@@ -54,7 +53,7 @@ class Deployed:
         append(self.stream, some_frames(np.random.default_rng(6)))
 
     def carry(self, server, run: Callable[[threading.Event], None]) -> Audit:
-        """What is stored when ingest runs, the server is away at first and then comes back."""
+        """What ingest stores when the server is down at first and then restarts."""
         self.registry.register(SPEC)
         server.kill()
         stop = threading.Event()
@@ -91,12 +90,12 @@ def assert_all_is_there(audit: Audit) -> None:
     ) == (20, 0, 0, 0, 0)
 
 
-def test_our_own_ingest_waits_for_a_registry_that_is_away(deployed: Deployed, s3_server):
+def test_our_own_ingest_waits_for_an_unreachable_registry(deployed: Deployed, s3_server):
     service = IngestService(deployed.stream, deployed.store, deployed.specs, owner="test")
     assert_all_is_there(deployed.carry(s3_server, lambda stop: repeat(service.step, stop)))
 
 
-def test_a_spark_job_waits_for_a_registry_that_is_away(job: Job, bucket: str, s3_server):
+def test_a_spark_job_waits_for_an_unreachable_registry(job: Job, bucket: str, s3_server):
     """Tasks ask the registry themselves: nothing of it is in the driver."""
     registry = Registry(CloudObjects(bucket), trusted={})
     registry.register(SPEC)

@@ -1,4 +1,4 @@
-"""Models on a real S3 API: the registry's ground, under races, with right and wrong keys."""
+"""Models on a real S3 API: the object store contract, races, right and wrong keys."""
 
 import socket
 
@@ -21,7 +21,7 @@ class TestS3(ObjectsContract):
         return CloudObjects(self._url)
 
 
-def test_a_signed_address_gives_one_object_to_whoever_has_it(bucket: str):
+def test_a_signed_url_grants_access_to_one_object(bucket: str):
     objects = CloudObjects(bucket)
     objects.create("bots/7.safetensors", b"weights")
     url = objects.signed_url("bots/7.safetensors", for_s=60)
@@ -34,9 +34,7 @@ def test_a_signed_address_gives_one_object_to_whoever_has_it(bucket: str):
     )
 
 
-def test_the_keys_of_a_named_file_work_whatever_the_environment_holds(
-    bucket: str, s3_server, monkeypatch
-):
+def test_the_keys_of_a_named_file_override_the_environment(bucket: str, s3_server, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "others")
     monkeypatch.setenv("AWS_PROFILE", "others")
@@ -45,7 +43,7 @@ def test_the_keys_of_a_named_file_work_whatever_the_environment_holds(
     assert objects.get("a") == b"b"
 
 
-def test_wrong_keys_a_missing_bucket_and_a_server_that_is_away_are_told(
+def test_wrong_keys_a_missing_bucket_and_an_unreachable_server_are_reported(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ):
     with pytest.raises(StorageFailed, match=r"NoSuchBucket.*create the bucket"):

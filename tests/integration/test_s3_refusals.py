@@ -1,5 +1,4 @@
-"""What a real S3, and what is none, says to a wrong address or wrong keys: one line with what to
-mend."""
+"""Wrong addresses and keys with S3, and servers that are not S3: one-line errors with a fix."""
 
 import time
 from collections.abc import Callable
@@ -13,8 +12,7 @@ from understudy.core.errors import StorageFailed
 from understudy.models.cloud import CloudObjects
 
 SOON_S = 30.0
-"""A call that nobody answers takes longer than this; one that is refused is tried again for half
-of it at most."""
+"""A call without an answer takes longer; a rejected one is retried for half of it."""
 CALLS: dict[str, Callable[[CloudObjects], Any]] = {
     "read": lambda objects: objects.get("a"),
     "list": lambda objects: objects.list("a"),
@@ -23,7 +21,7 @@ CALLS: dict[str, Callable[[CloudObjects], Any]] = {
 
 
 def told(url: str, doing: str = "read") -> str:
-    """The error of a call, which is one line and comes soon."""
+    """The error of a call: one line, quickly."""
     began_s = time.monotonic()
     with pytest.raises(StorageFailed) as caught:
         CALLS[doing](CloudObjects(url))
@@ -35,7 +33,7 @@ def told(url: str, doing: str = "read") -> str:
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(
+def test_a_missing_bucket_is_reported_with_the_command_that_creates_it(
     bucket: str, s3_server: Any, doing: str
 ):
     line = told(bucket.replace("models-", "nowhere-"), doing)
@@ -45,7 +43,7 @@ def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_a_key_that_nobody_has_is_no_object_that_is_not_there(
+def test_an_unknown_key_is_not_mistaken_for_a_missing_object(
     bucket: str, monkeypatch: pytest.MonkeyPatch, doing: str
 ):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
@@ -57,9 +55,7 @@ def test_a_key_that_nobody_has_is_no_object_that_is_not_there(
     )
 
 
-def test_a_wrong_secret_is_told_with_the_file_it_is_from(
-    bucket: str, s3_server: Any, tmp_path: Path
-):
+def test_a_wrong_secret_is_reported_with_its_file(bucket: str, s3_server: Any, tmp_path: Path):
     wrong = tmp_path / "keys"
     key = s3_server.credentials["access_key_id"]
     wrong.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush-hush\n")
@@ -68,28 +64,28 @@ def test_a_wrong_secret_is_told_with_the_file_it_is_from(
     assert f"check [default] of credentials file {wrong}" in line
 
 
-def test_another_region_is_told_with_that_of_the_bucket(bucket: str):
+def test_a_wrong_region_is_reported_with_the_buckets_region(bucket: str):
     line = told(bucket.replace("region=us-east-1", "region=eu-x-1"))
     assert "region eu-x-1): " in line
     assert line.endswith("; set region= to the region of the bucket")
     assert "us-east-1" in line
 
 
-def test_tls_that_a_server_does_not_speak_is_told(bucket: str):
+def test_tls_with_a_plaintext_server_is_reported(bucket: str):
     assert "the endpoint does not use TLS; use http:// in endpoint=" in told(
         bucket.replace("http://", "https://")
     )
 
 
 @pytest.mark.parametrize("doing", ["read", "create"])
-def test_a_web_server_is_told_as_one(bucket: str, s3_server: Any, doing: str):
+def test_a_web_server_is_reported_as_such(bucket: str, s3_server: Any, doing: str):
     with web_page() as page:
         line = told(bucket.replace(s3_server.url, page), doing)
     assert f"({page}, region us-east-1): " in line
     assert line.endswith("the endpoint is not S3-compatible; correct endpoint=")
 
 
-def test_servers_of_other_kinds_are_told(
+def test_servers_of_other_kinds_are_reported(
     bucket: str, s3_server: Any, kinesis_server: Any, kafka_server: Any
 ):
     line = told(bucket.replace(s3_server.url, kinesis_server.url), "create")

@@ -1,5 +1,4 @@
-"""Every server for tests is a real one: it answers who may ask, refuses who may not, and keeps
-what it said it has."""
+"""Every test server is real: it checks credentials, and keeps what it acknowledged."""
 
 import json
 import os
@@ -84,7 +83,7 @@ def kafka_settings(server: Any, **other: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("user", "password"), [("cassandra", "cassandra"), ("understudy", "wrong")]
 )
-def test_cassandra_refuses_the_default_role_and_wrong_passwords(cassandra_server, user, password):
+def test_cassandra_rejects_the_default_role_and_wrong_passwords(cassandra_server, user, password):
     from cassandra.cluster import NoHostAvailable
 
     cluster = cassandra(cassandra_server, user, password)
@@ -93,7 +92,7 @@ def test_cassandra_refuses_the_default_role_and_wrong_passwords(cassandra_server
     cluster.shutdown()
 
 
-def test_kafka_answers_who_has_the_password_and_nobody_else(kafka_server):
+def test_kafka_accepts_only_clients_with_the_password(kafka_server):
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -108,7 +107,7 @@ def test_kafka_answers_who_has_the_password_and_nobody_else(kafka_server):
             AdminClient(kafka_settings(kafka_server, **settings)).list_topics(timeout=3.0)
 
 
-def test_s3_refuses_a_wrong_secret_and_an_unknown_key(s3_server):
+def test_s3_rejects_a_wrong_secret_and_an_unknown_key(s3_server):
     from botocore.exceptions import ClientError
 
     if isinstance(s3_server, Server) and not s3_server.place.package.name.startswith("s3-"):
@@ -213,7 +212,7 @@ def test_kinesalite_has_what_it_acknowledged_after_a_kill(kinesalite_server):
     assert records(client, stream, shard) == [b"frame"]
 
 
-def test_kinesis_gives_what_was_put_and_comes_back_empty_after_a_kill(kinesis_server):
+def test_kinesis_returns_what_was_put_and_is_empty_after_a_kill(kinesis_server):
     client = aws_client("kinesis", kinesis_server.url, kinesis_server.credentials)
     stream = f"s-{uuid.uuid4().hex[:8]}"
     assert records(client, stream, put_record(client, stream)) == [b"frame"]
@@ -222,7 +221,7 @@ def test_kinesis_gives_what_was_put_and_comes_back_empty_after_a_kill(kinesis_se
     assert client.list_streams()["StreamNames"] == []
 
 
-def test_s3_has_what_it_acknowledged_after_a_kill_and_writes_on_condition(s3_server):
+def test_s3_has_what_it_acknowledged_after_a_kill_and_supports_conditional_writes(s3_server):
     from botocore.exceptions import ClientError
 
     client = aws_client("s3", s3_server.url, s3_server.credentials)
@@ -240,7 +239,7 @@ def test_s3_has_what_it_acknowledged_after_a_kill_and_writes_on_condition(s3_ser
 # What is true of all of them.
 
 
-def test_it_listens_on_loopback_alone(server):
+def test_it_listens_on_loopback_only(server):
     if not Path("/proc/net/tcp").exists():
         pytest.skip("there is no /proc to see who listens where")
     found = listening(server.pid)
@@ -269,7 +268,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def test_its_secret_stands_in_no_log_and_on_no_command_line(server):
+def test_its_secret_is_in_no_log_and_on_no_command_line(server):
     secret = server.credentials.get("password") or server.credentials["secret_access_key"]
     words = subprocess.run(
         ["ps", "-ww", "-o", "args=", "-p", str(server.pid)], capture_output=True, text=True
@@ -280,7 +279,9 @@ def test_its_secret_stands_in_no_log_and_on_no_command_line(server):
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_one_restarted_by_a_thread_stays_and_stop_leaves_no_process_and_no_port(name, tmp_path):
+def test_a_server_restarted_by_a_thread_survives_it_and_stop_leaves_no_process_and_no_port(
+    name, tmp_path
+):
     if reason := why_not(name):
         pytest.skip(reason)
     folder = tmp_path / "A & B, 100%41 #1+2 Zürich"
@@ -367,7 +368,7 @@ def test_the_command_starts_the_usual_four_and_stops_them(tmp_path):
     assert all(identify(one["pid"]) is None for one in started.values())
 
 
-def test_the_example_of_the_page_runs_as_it_stands(tmp_path):
+def test_the_example_of_the_page_runs_unchanged(tmp_path):
     if reason := why_not("s3"):
         pytest.skip(reason)
     text = (ROOT / "docs" / "servers.md").read_text()

@@ -1,5 +1,4 @@
-"""Spark ingest into a real Cassandra: the same as our own service from the same stream, whatever
-happens to a task."""
+"""Spark ingest to a real Cassandra stores the same as our own service, whatever tasks do."""
 
 import time
 from collections.abc import Sequence
@@ -48,15 +47,14 @@ def file_stream(job: Job) -> FileStream:
 
 
 def of_every_kind(rng: np.random.Generator) -> list[Frame]:
-    """Frames of which some come twice, some are another player's, and some are of a game nobody
-    knows."""
+    """Frames with duplicates, frames of another player, and frames of an unknown game."""
     good = some_frames(rng)
     stolen = good[-1].stamped(OTHER_PLAYER, int(time.time()))
     old = next(iter(stamped(random_session(SPEC, rng, n_chunks=1))))
     return [*good, *good[3:9], stolen, old]
 
 
-def test_native_and_spark_ingest_make_the_same_of_one_stream(
+def test_native_and_spark_ingest_store_the_same_from_one_stream(
     job: Job, rng: np.random.Generator, tmp_path: Path
 ):
     for _ in range(3):  # each writer is a partition of its own
@@ -78,9 +76,8 @@ def test_native_and_spark_ingest_make_the_same_of_one_stream(
     )
 
 
-def test_no_byte_of_a_frame_comes_to_the_driver(job: Job, rng: np.random.Generator):
-    """Its stream and store would raise if they were asked for one; what tasks report is counted
-    here."""
+def test_no_byte_of_a_frame_reaches_the_driver(job: Job, rng: np.random.Generator):
+    """The driver's stream and store would raise if asked for a frame; task reports are counted."""
     frames: list[Frame] = []
     for _ in range(3):
         with closing(file_stream(job)) as stream:
@@ -97,7 +94,7 @@ def test_no_byte_of_a_frame_comes_to_the_driver(job: Job, rng: np.random.Generat
     assert max(map(len, told)) < 2_000, "a few numbers, however much was stored"
 
 
-def test_the_next_job_goes_on_where_the_store_stands(job: Job, rng: np.random.Generator):
+def test_the_next_job_resumes_at_the_stores_position(job: Job, rng: np.random.Generator):
     stream = file_stream(job)
     for _ in range(3):
         append(stream, some_frames(rng))
@@ -106,7 +103,7 @@ def test_the_next_job_goes_on_where_the_store_stands(job: Job, rng: np.random.Ge
     assert job.store.audit().duplicate_chunks == 0
 
 
-def test_a_task_whose_worker_dies_is_tried_again_under_a_claim_of_its_own(
+def test_a_task_whose_worker_dies_is_retried_under_its_own_claim(
     job: Job, rng: np.random.Generator
 ):
     stream = file_stream(job)
@@ -120,11 +117,8 @@ def test_a_task_whose_worker_dies_is_tried_again_under_a_claim_of_its_own(
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
 
 
-def test_an_attempt_that_still_runs_is_fenced_by_the_one_that_came_after_it(
-    job: Job, rng: np.random.Generator
-):
-    """Two worker processes of one owner, each with a store of its own: the first hangs between
-    reading and writing."""
+def test_a_running_attempt_is_fenced_by_a_later_one(job: Job, rng: np.random.Generator):
+    """Two workers of one owner with separate stores; the first hangs before writing."""
     stream = file_stream(job)
     append(stream, some_frames(rng))
     (turn,) = [Turn(one.id) for one in stream.partitions()]
@@ -160,7 +154,7 @@ def test_an_attempt_that_still_runs_is_fenced_by_the_one_that_came_after_it(
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
 
 
-def test_a_task_that_fails_each_time_ends_the_job_with_its_reason(job: Job):
+def test_a_task_that_always_fails_ends_the_job_with_its_reason(job: Job):
     stream = file_stream(job)
     append(stream, [])
     append(stream, some_frames(np.random.default_rng(1)))
@@ -171,7 +165,9 @@ def test_a_task_that_fails_each_time_ends_the_job_with_its_reason(job: Job):
     assert job.drain(stream).stats.fates == {"new": 20}
 
 
-def test_a_claim_of_another_owner_ends_its_task_and_not_the_job(job: Job, rng: np.random.Generator):
+def test_a_partition_claimed_by_another_owner_fails_its_task_only(
+    job: Job, rng: np.random.Generator
+):
     with closing(file_stream(job)) as stream:
         append(stream, some_frames(rng))
     (taken,) = [one.id for one in stream.partitions()]
@@ -193,7 +189,7 @@ def test_a_claim_of_another_owner_ends_its_task_and_not_the_job(job: Job, rng: n
     assert job.store.audit().chunks == 40
 
 
-def test_a_store_that_is_away_for_a_while_makes_the_job_wait(job: Job, rng: np.random.Generator):
+def test_a_job_waits_while_its_store_is_unreachable(job: Job, rng: np.random.Generator):
     stream = file_stream(job)
     append(stream, some_frames(rng))
     job.fault("shaky")
@@ -206,7 +202,7 @@ def test_a_store_that_is_away_for_a_while_makes_the_job_wait(job: Job, rng: np.r
 
 
 @pytest.mark.parametrize("fault", ["away", "no-claims"])
-def test_a_job_that_waits_for_its_store_ends_when_it_is_asked_to_and_leaves_all_to_the_next(
+def test_a_job_waiting_for_its_store_stops_on_request_and_leaves_the_rest_to_the_next(
     job: Job, rng: np.random.Generator, fault: str
 ):
     stream = file_stream(job)
@@ -227,7 +223,7 @@ def test_a_job_that_waits_for_its_store_ends_when_it_is_asked_to_and_leaves_all_
         ("throttled", "too many"),
     ],
 )
-def test_why_a_job_waits_is_told_until_it_goes_on(
+def test_the_reason_why_a_job_waits_is_reported_until_it_resumes(
     job: Job, rng: np.random.Generator, fault: str, trouble: str
 ):
     stream = file_stream(job)
@@ -242,9 +238,7 @@ def test_why_a_job_waits_is_told_until_it_goes_on(
     assert ingest.stats.fates == {"new": 20}
 
 
-def test_a_store_that_refuses_while_the_job_is_asked_to_stop_is_an_error(
-    job: Job, rng: np.random.Generator
-):
+def test_a_store_error_while_the_job_is_stopping_is_an_error(job: Job, rng: np.random.Generator):
     stream = file_stream(job)
     stop = Event()
     append(stream, some_frames(rng))
@@ -256,7 +250,7 @@ def test_a_store_that_refuses_while_the_job_is_asked_to_stop_is_an_error(
     assert job.drain(stream).stats.fates == {"new": 20}
 
 
-def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(
+def test_a_job_with_more_to_store_than_its_time_limit_ends_and_leaves_the_rest(
     job: Job, rng: np.random.Generator
 ):
     stream = file_stream(job)
@@ -274,7 +268,7 @@ def test_a_job_with_more_to_store_than_it_has_time_for_ends_and_leaves_the_rest(
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (400, 0, 0)
 
 
-def test_control_a_job_that_loses_a_frame_is_found_out(
+def test_control_a_job_that_loses_a_frame_is_detected(
     job: Job, rng: np.random.Generator, tmp_path: Path
 ):
     stream = file_stream(job)
@@ -287,7 +281,7 @@ def test_control_a_job_that_loses_a_frame_is_found_out(
     )
 
 
-def test_draining_ends_although_players_are_faster_than_the_job(job: Job, rng: np.random.Generator):
+def test_draining_ends_even_if_players_are_faster_than_the_job(job: Job, rng: np.random.Generator):
     stream = file_stream(job)
     stop = Event()
     frames = some_frames(rng)
@@ -310,7 +304,7 @@ def test_draining_ends_although_players_are_faster_than_the_job(job: Job, rng: n
     assert job.store.audit().duplicate_chunks == 0
 
 
-def test_a_kafka_topic_is_stored_like_by_our_own_service(
+def test_a_kafka_topic_is_stored_as_by_our_own_service(
     job: Job, rng: np.random.Generator, kafka_server: Any, tmp_path: Path
 ):
     topic = Topic(kafka_server)
@@ -323,7 +317,7 @@ def test_a_kafka_topic_is_stored_like_by_our_own_service(
         assert digests_of(job.store) == native_digests(stream, tmp_path / "native")
 
 
-def test_a_kinesis_stream_that_is_resharded_is_stored_like_by_our_own_service(
+def test_a_resharded_kinesis_stream_is_stored_as_by_our_own_service(
     job: Job, rng: np.random.Generator, kinesis_server: Any, tmp_path: Path
 ):
     desk = Desk(kinesis_server, shards=1)

@@ -1,5 +1,4 @@
-"""Spark ingest on a real standalone cluster: workers die, one of them cannot take tasks, a
-master is away."""
+"""Spark ingest on a real standalone cluster: dying workers, an unusable worker, no master."""
 
 import json
 import os
@@ -59,8 +58,7 @@ def topic(kafka_server: Any) -> Topic:
 def flags(
     topic: Topic, keyspace: Keyspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    """What any ingest between these is called with; games are registered where workers can reach
-    them."""
+    """The options of an ingest between these; workers can reach the registry."""
     data = DataFolder(tmp_path / "D")
     models = f"file://{tmp_path}/models"
     open_deployment(data, models=models).registry.register(SPEC)
@@ -93,7 +91,7 @@ def started(command: Sequence[str], mark: str) -> subprocess.Popen[str]:
     )
 
 
-def test_on_a_cluster_whose_workers_die_the_same_is_stored_as_by_our_own_service(
+def test_a_cluster_with_dying_workers_stores_the_same_as_our_own_service(
     cluster: Cluster, mark: str, topic: Topic, keyspace: Keyspace, flags: list[str], tmp_path: Path
 ):
     rng = np.random.default_rng(20)
@@ -132,7 +130,7 @@ def test_on_a_cluster_whose_workers_die_the_same_is_stored_as_by_our_own_service
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (80, 0, 0)
 
 
-def test_a_worker_that_cannot_take_tasks_is_told_before_anything_is_read(
+def test_a_worker_that_cannot_run_tasks_is_reported_before_anything_is_read(
     cluster: Cluster, mark: str, flags: list[str], tmp_path: Path
 ):
     bare = tmp_path / "bare"
@@ -152,9 +150,7 @@ def test_a_worker_that_cannot_take_tasks_is_told_before_anything_is_read(
 
 
 @pytest.mark.usefixtures("with_spark")
-def test_a_master_that_says_nothing_is_told_and_asked_to_stop_the_command_waits_no_longer(
-    mark: str, flags: list[str]
-):
+def test_a_silent_master_is_reported_and_a_stop_request_ends_the_wait(mark: str, flags: list[str]):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
         job = started([*COMMAND, "--master", master, *flags], mark)
@@ -169,7 +165,7 @@ def test_a_master_that_says_nothing_is_told_and_asked_to_stop_the_command_waits_
 
 
 @pytest.mark.usefixtures("with_spark")
-def test_a_master_that_is_not_there_is_told_at_once(mark: str, flags: list[str]):
+def test_a_missing_master_is_reported_immediately(mark: str, flags: list[str]):
     job = started([*COMMAND, "--master", "spark://127.0.0.1:9", *flags, "--until-empty"], mark)
     _, errors = job.communicate(timeout=60.0)
     assert job.returncode == 3

@@ -1,5 +1,4 @@
-"""A Spark job with clocks that differ and a store that is away: it ends in time, and says why
-not."""
+"""A Spark job with differing clocks and an unreachable store: it ends in time or reports why."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.integration.hanging import hanging
-from tests.integration.kafka import PATIENCE_S, Skewed, Topic
+from tests.integration.kafka import WAIT_TIMEOUT_S, Skewed, Topic
 from tests.integration.keyspaces import Keyspace
 from tests.integration.spark import Job, Process, append, some_frames, wait_for, wait_until
 from understudy.backends.data import DataFolder
@@ -24,7 +23,7 @@ DRAIN_S = 90.0
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-def test_draining_stores_what_was_there_and_ends_although_players_never_pause_and_clocks_differ(
+def test_draining_ends_even_if_players_never_pause_and_clocks_differ(
     job: Job, kafka_server: Any, ahead_s: float
 ):
     topic = Topic(kafka_server)
@@ -48,13 +47,13 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
         )
         with ThreadPoolExecutor(2) as pool:
             playing = pool.submit(play)
-            assert taken.wait(PATIENCE_S)
+            assert taken.wait(WAIT_TIMEOUT_S)
             draining = pool.submit(ingest.drain)
             try:
                 draining.result(DRAIN_S)
             finally:
                 stop.set()
-                playing.result(PATIENCE_S)
+                playing.result(WAIT_TIMEOUT_S)
         items = job.store.tail(None, max_items=10_000, wait_s=0.0).items
         stored = {
             (item.frame.session, item.frame.chunk_no) for item in items if isinstance(item, Stored)
@@ -67,7 +66,7 @@ def test_draining_stores_what_was_there_and_ends_although_players_never_pause_an
     assert (audit.gap_chunks, audit.duplicate_chunks) == (0, 0)
 
 
-def test_a_store_that_is_away_is_in_the_report_of_the_role(
+def test_an_unreachable_store_is_in_the_report_of_the_role(
     with_spark: None, keyspace: Keyspace, cassandra_server: Any, tmp_path: Path
 ):
     process = Process(keyspace, DataFolder(tmp_path / "D"))

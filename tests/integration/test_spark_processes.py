@@ -1,5 +1,4 @@
-"""Spark ingest as processes: killed again and again, asked to finish, and called from the
-command line."""
+"""Spark ingest as processes: killed repeatedly, stopped, and run from the command line."""
 
 import json
 import os
@@ -37,7 +36,7 @@ from understudy.streams.file import FileStream
 
 ROOT = Path(__file__).parents[2]
 STEPS_S = 0.2
-"""Time between two sessions of the player who never stops."""
+"""Time between two sessions of the player that never stops."""
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def process(with_spark: None, keyspace: Keyspace, tmp_path: Path) -> Iterator[Pr
 
 
 class Player(Thread):
-    """Somebody who plays on whatever happens to ingest."""
+    """A player that keeps playing whatever happens to ingest."""
 
     def __init__(self, stream: FileStream) -> None:
         super().__init__()
@@ -74,8 +73,7 @@ class Player(Thread):
 
 
 def kill_sometime(process: Process, rng: np.random.Generator) -> None:
-    """Start a job and kill it: while it starts, or while it stores; the driver, all of it at
-    once, or its JVM alone."""
+    """Start a job and kill it during startup or storing: driver, whole group, or JVM only."""
     child = process.start()
     if rng.random() < 0.25:
         time.sleep(rng.uniform(0.0, 8.0))
@@ -100,7 +98,7 @@ def kill_sometime(process: Process, rng: np.random.Generator) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
+def test_a_job_killed_repeatedly_loses_and_duplicates_nothing(
     process: Process, keyspace: Keyspace, kills: int, tmp_path: Path
 ):
     rng = np.random.default_rng(kills)
@@ -127,11 +125,10 @@ def test_a_job_that_is_killed_again_and_again_loses_and_doubles_nothing(
     )
 
 
-def test_a_role_interrupted_beside_its_parent_while_spark_starts_hears_and_leaves_nothing(
+def test_a_role_interrupted_with_its_parent_while_spark_starts_stops_and_leaves_nothing(
     process: Process,
 ):
-    """As Ctrl-C in a terminal, which reaches every process; the parent then asks its roles to
-    finish."""
+    """Like Ctrl-C in a terminal, which reaches all processes; the parent drains its roles."""
     child = process.start()
     deadline_s = time.monotonic() + 120.0
     while process.jvm() is None and time.monotonic() < deadline_s:
@@ -148,7 +145,7 @@ def test_a_role_interrupted_beside_its_parent_while_spark_starts_hears_and_leave
 
 @contextmanager
 def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A command in a session of its own, as a terminal starts it."""
+    """A command in its own session, as a terminal starts it."""
     environment = {**os.environ, MARK: process.mark}
     child = subprocess.Popen(
         command,
@@ -168,7 +165,7 @@ def started(process: Process, command: Sequence[str]) -> Iterator[subprocess.Pop
 def asked_to_stop(
     command: subprocess.Popen[str], number: int, *, within_s: float
 ) -> tuple[str, str]:
-    """What a command says when it and all it started are asked to stop, as a terminal does."""
+    """The output of a command whose process group gets a stop signal, as from a terminal."""
     os.killpg(command.pid, number)
     return command.communicate(timeout=within_s)
 
@@ -195,9 +192,7 @@ def command_for(
 
 
 @pytest.mark.timeout(600)
-def test_the_command_stores_the_stream_and_says_no_more_than_it_must(
-    process: Process, keyspace: Keyspace
-):
+def test_the_command_stores_the_stream_with_minimal_output(process: Process, keyspace: Keyspace):
     append(process.stream, some_frames(np.random.default_rng(5)))
     command = command_for(process, keyspace, "--until-empty")
     done = subprocess.run(
@@ -212,7 +207,7 @@ def test_the_command_stores_the_stream_and_says_no_more_than_it_must(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_that_is_asked_to_stop_stores_what_is_there_and_leaves_nothing_running(
+def test_a_stopped_command_drains_and_leaves_nothing_running(
     process: Process, keyspace: Keyspace, number: int
 ):
     rng = np.random.default_rng(8)
@@ -232,7 +227,7 @@ def test_the_command_that_is_asked_to_stop_stores_what_is_there_and_leaves_nothi
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 3.0)])
-def test_the_command_that_is_asked_to_stop_while_spark_starts_ends_well(
+def test_a_command_stopped_while_spark_starts_exits_normally(
     process: Process, keyspace: Keyspace, number: int, after_s: float
 ):
     append(process.stream, some_frames(np.random.default_rng(9)))
@@ -247,7 +242,7 @@ def test_the_command_that_is_asked_to_stop_while_spark_starts_ends_well(
 
 
 @pytest.mark.timeout(600)
-def test_the_command_that_is_asked_twice_ends_at_once_and_leaves_nothing_running(
+def test_a_second_stop_ends_the_command_immediately_and_leaves_nothing_running(
     process: Process, keyspace: Keyspace
 ):
     append(process.stream, some_frames(np.random.default_rng(11)))
@@ -303,7 +298,7 @@ def test_spark_submit_runs_the_same_job(process: Process, keyspace: Keyspace):
         ),
     ],
 )
-def test_a_master_that_cannot_be_is_told_in_one_line(
+def test_an_invalid_master_is_reported_in_one_line(
     process: Process, keyspace: Keyspace, master: str, said: str
 ):
     command = command_for(process, keyspace, "--until-empty", master=master)
@@ -316,7 +311,7 @@ def test_a_master_that_cannot_be_is_told_in_one_line(
 
 
 @pytest.mark.timeout(600)
-def test_speculation_is_refused_wherever_it_was_set(
+def test_speculation_is_rejected_wherever_it_is_set(
     process: Process, keyspace: Keyspace, tmp_path: Path
 ):
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")

@@ -1,4 +1,4 @@
-"""Commands on a data folder whose steps wait in a real topic."""
+"""Commands on a data folder whose steps are still in a real topic."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,7 @@ from understudy.testing.samples import cart_spec
 
 
 def record(folder: Path, topic: Topic, *, store: str = "") -> None:
-    """50 steps, acknowledged by the topic and noted in the folder's ledger; nobody has stored
-    them."""
+    """Record 50 steps that the topic acknowledged and the ledger lists; none is stored."""
     data = DataFolder(folder)
     spec = cart_spec()
     config = Config(
@@ -42,7 +41,7 @@ def record(folder: Path, topic: Topic, *, store: str = "") -> None:
     link.close()
 
 
-def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
+def test_verify_counts_acknowledged_steps_in_the_topic(
     kafka_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     record(tmp_path, Topic(kafka_server))
@@ -52,13 +51,13 @@ def test_verify_finds_what_was_acknowledged_and_waits_in_the_topic(
     assert (found["steps"], found["ledger_steps"], found["lost_steps"]) == (50, 50, 0)
 
 
-def test_verify_of_a_store_elsewhere_names_ingest_while_steps_may_wait_in_the_topic(
+def test_verify_of_a_remote_store_names_ingest_while_steps_may_be_in_the_topic(
     kafka_server: Any, keyspace: Keyspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     record(tmp_path, Topic(kafka_server), store=keyspace.url)
     assert run_command(["data", "verify", "--data", str(tmp_path)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "lost 50" in said
-    assert "let ingest store them (understudy ingest --until-empty), then verify again" in said
+    assert "store them with 'understudy ingest --until-empty', then verify again" in said
     assert run_command(["ingest", "--data", str(tmp_path), "--until-empty"]) == 0
     assert run_command(["data", "verify", "--data", str(tmp_path)]) == 0

@@ -1,5 +1,4 @@
-"""A deployment on real servers goes on with them when it is started again without a flag, and
-every command agrees."""
+"""A deployment on real servers keeps using them when it is restarted without flags."""
 
 import json
 import secrets
@@ -16,7 +15,7 @@ from understudy.dev.servers import on_aws, on_host
 ROLES = ("--role", "gateway,ingest")
 
 
-def test_a_start_without_flags_goes_on_with_the_same_servers(
+def test_a_start_without_flags_uses_the_same_servers(
     kinesalite_server, cassandra_server, s3_server, tmp_path
 ):
     data = tmp_path / "D"
@@ -41,7 +40,7 @@ def test_a_start_without_flags_goes_on_with_the_same_servers(
     assert say(data, "data", "verify")["steps"] == steps
     found = {one["name"]: one for one in say(data, "doctor")["checks"]}
     assert {found[name]["colour"] for name in ("stream", "store", "models")} == {"green"}
-    assert "2 partitions at kinesis://" in found["stream"]["found"]
+    assert "2 partitions at kinesis://" in found["stream"]["result"]
     assert not any((data / name).exists() for name in ("stream", "store", "models"))
 
 

@@ -1,4 +1,4 @@
-"""understudy doctor: is this machine, and this data folder, fit for the platform?"""
+"""understudy doctor: checks whether this machine and a data folder are fit for the platform."""
 
 import contextlib
 import importlib.util
@@ -43,26 +43,25 @@ _FREE_BYTES = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One line: what was looked at, how it is, and what to do about it."""
+    """One line: what was checked, the result, and the next step."""
 
     name: str
     colour: Colour
-    found: str
+    result: str
     next: str = ""
 
 
 @click.command(epilog=examples("understudy doctor", "understudy doctor --data D --json"))
 @common_options
 def doctor(data_text: str | None, as_json: bool) -> int:
-    """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on
-    red."""
+    """Check this machine and a data folder; yellow and red lines name a fix. Exits 1 on red."""
     data = data_folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
     out = console(as_json=as_json)
     checks = []
     for check in _checks(data, data_text):
         checks.append(check)
         advice = f"  → {check.next}" if check.next else ""
-        out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.found}{advice}", soft_wrap=True)
+        out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.result}{advice}", soft_wrap=True)
     code = 1 if any(check.colour == "red" for check in checks) else 0
     return finish(
         {"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code
@@ -70,16 +69,16 @@ def doctor(data_text: str | None, as_json: bool) -> int:
 
 
 def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCheck]:
-    """Every check in turn; a config that cannot be read is one that failed."""
+    """Run every check; an unreadable config is a failed check."""
     config = Config()
     if data is not None:
         try:
             config = resolve({"data": data_text}).config.check()
         except ConfigError as error:
-            yield DoctorCheck("config", "red", str(error), "understudy config check shows more")
+            yield DoctorCheck("config", "red", str(error), "run: understudy config check")
     yield DoctorCheck("python", "green", platform.python_version())
     if sys.platform == "win32":
-        advice = "games can record; run stream, store and roles elsewhere"
+        advice = "games can record; run stream, store and roles on another system"
         yield DoctorCheck("system", "yellow", platform.platform(), advice)
     else:
         yield DoctorCheck("system", "green", platform.platform())
@@ -89,7 +88,7 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
             "packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'"
         )
     else:
-        yield DoctorCheck("packages", "green", f"{len(_NEEDED)} needed, all there")
+        yield DoctorCheck("packages", "green", f"all {len(_NEEDED)} are installed")
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
         stream = config.stream.url
@@ -110,7 +109,7 @@ def _disk(where: Path) -> Iterator[DoctorCheck]:
         f"{free / 1024**3:.1f} GiB at {where}",
         ""
         if free >= _FREE_BYTES
-        else "free some space: the stream stops acknowledging when the disk is full",
+        else "free disk space: the stream stops acknowledging when the disk is full",
     )
     times_s = []
     try:
@@ -125,7 +124,7 @@ def _disk(where: Path) -> Iterator[DoctorCheck]:
             "writing",
             "red",
             f"{where}: {error.strerror}",
-            "give a folder you may write to with --data",
+            "give a writable folder with --data",
         )
         return
     took_ms = sorted(times_s)[4] * 1000
@@ -146,30 +145,28 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
         )
         return
     if not (data.root / "key").exists():
-        advice = "restore it from a backup: recording and forgetting need it"
+        advice = "restore it from a backup: recording and erasing need it"
         yield DoctorCheck("key", "red", f"{data.root / 'key'} is missing", advice)
     yield DoctorCheck(
         "writer",
         "green",
-        "a process has the store open" if data.has_writer() else "nobody has the store open",
+        "a process has the store open" if data.has_writer() else "no process has the store open",
     )
     try:
         with open_view(data.store) as view:
-            trouble = view.damage()
+            damage = view.damage()
             arrivals = view.next_arrival - 1
     except StorageFailed as error:
-        yield DoctorCheck("store", "red", str(error))  # which says what to do
+        yield DoctorCheck("store", "red", str(error))  # the message names the next step
         return
     except (UnderstudyError, OSError) as error:
         yield DoctorCheck("store", "red", str(error), f"understudy data verify --data {data.root}")
         return
-    if trouble:
-        yield DoctorCheck(
-            "store", "red", f"database: {trouble}", "restore the folder from a backup"
-        )
+    if damage:
+        yield DoctorCheck("store", "red", f"database: {damage}", "restore the folder from a backup")
     else:
-        yield DoctorCheck("store", "green", f"{arrivals} arrivals; the database is sound")
-    yield from _leftovers(data)
+        yield DoctorCheck("store", "green", f"{arrivals} arrivals; the database is intact")
+    yield from _unsent_frames(data)
 
 
 def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
@@ -179,7 +176,7 @@ def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
                 "stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}"
             )
     except UnderstudyError as error:
-        yield DoctorCheck("stream", "red", str(error))  # which says what to do
+        yield DoctorCheck("stream", "red", str(error))  # the message names the next step
 
 
 def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
@@ -187,19 +184,19 @@ def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
         specs = RegistrySpecs(open_deployment(data, models=models).registry)
         with contextlib.closing(open_store(url, specs=specs)) as store:
             store.tail(None, max_items=1, wait_s=0.0)
-            yield DoctorCheck("store", "green", f"answers at {hidden(url)}")
+            yield DoctorCheck("store", "green", f"responds at {hidden(url)}")
     except UnderstudyError as error:
         yield DoctorCheck("store", "red", str(error))
-    yield from _leftovers(data)
+    yield from _unsent_frames(data)
 
 
-def _leftovers(data: DataFolder) -> Iterator[DoctorCheck]:
-    left = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
-    if left:
+def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
+    sessions = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
+    if sessions:
         yield DoctorCheck(
             "spool",
             "yellow",
-            f"{left} sessions wait to be sent",
+            f"{sessions} sessions have unsent frames",
             f"understudy data verify --data {data.root}",
         )
     else:
@@ -213,9 +210,9 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
         registry = open_deployment(data, models=models).registry
         games = registry.games()
         damaged = [
-            f"{game} ({what}): {why}"
+            f"{game} ({part}): {damage}"
             for game in games
-            for what, why in registry.damage(game, every=True).items()
+            for part, damage in registry.damage(game, every=True).items()
         ]
     except (UnderstudyError, OSError) as error:
         yield DoctorCheck(
@@ -225,4 +222,4 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
     if damaged:
         yield DoctorCheck("models", "red", "; ".join(damaged))
     else:
-        yield DoctorCheck("models", "green", f"{len(games)} games; journals and models are whole")
+        yield DoctorCheck("models", "green", f"{len(games)} games; journals and models are intact")

@@ -15,7 +15,7 @@ from understudy.backends.addresses import check_backends
 from understudy.backends.data import data_folder
 from understudy.backends.local import open_view
 from understudy.backends.specs import registered_specs
-from understudy.cli.deployed import config_of, store_elsewhere
+from understudy.cli.deployed import config_of, remote_store
 from understudy.cli.options import (
     PATH,
     common_options,
@@ -52,23 +52,20 @@ _LINE_EVERY_S = 2.0
     "kind",
     type=click.Choice(["parquet", "minari"]),
     required=True,
-    help="What to write.",
+    help="Format of the output.",
 )
-@click.option("--game", help="Which game, where there are several.")
-@click.option(
-    "--schema", default="", help="The beginning of a schema's id, where a game has several."
-)
-@click.option("--player", help="Only steps of this player (the name the game gave).")
+@click.option("--game", help="The game, if there are several.")
+@click.option("--schema", default="", help="Prefix of a schema id, if the game has several.")
+@click.option("--player", help="Only steps of this player (the name that the game uses).")
 @click.option(
     "--consent",
     type=click.Choice(CONSENTS),
     multiple=True,
-    help="Only steps under this consent; may be given twice. Default: any for parquet, granted for "
-    "minari.",
+    help="Only steps with this consent; repeatable (default: any for parquet, granted for minari).",
 )
 @click.option(
     "--since",
-    help="Only what came at this time or later, such as 2026-11-01 or 2026-11-01T12:00 (UTC).",
+    help="Only steps received since this time, such as 2026-11-01 or 2026-11-01T12:00 (UTC).",
 )
 @click.option(
     "--with-player", is_flag=True, help="Add a column with each player's pseudonym (parquet)."
@@ -86,29 +83,29 @@ def export_data(
     with_player: bool,
     **chosen: Any,
 ) -> int:
-    """Write stored steps to OUT: a Parquet file with a row for each step, or a Minari dataset of
-    whole episodes.
+    """Export stored steps to OUT: a Parquet file of steps, or a Minari dataset of whole episodes.
 
-    OUT appears when it is whole, and never replaces anything.
+    OUT appears only when it is complete, and never replaces an existing file.
     """
     if kind == "minari" and with_player:
-        raise ConfigError("--with-player is for parquet; a Minari dataset has no place for players")
-    # A Minari dataset is made to learn from, and does not tell consent apart.
+        raise ConfigError(
+            "--with-player needs --format parquet; a Minari dataset cannot hold players"
+        )
+    # A Minari dataset is meant for learning, and does not record consent.
     consent = consent or (("granted",) if kind == "minari" else ())
-    wanted = ExportFilter(consent=consent, since_s=_since(since), **chosen)
+    export_filter = ExportFilter(consent=consent, since_s=_since(since), **chosen)
     must_be_free(out)
     more: dict[str, Any] = {}
     with ExitStack() as opened:
-        there = opened.enter_context(store_elsewhere(data_text, store_url))
-        data = there.data if there else data_folder(data_text).must_exist()
-        if there:
-            view = opened.enter_context(copied(there.store, there.specs, wanted, beside=out))
+        remote = opened.enter_context(remote_store(data_text, store_url))
+        data = remote.data if remote else data_folder(data_text).must_exist()
+        if remote:
+            specs = remote.specs
+            view = opened.enter_context(copied(remote.store, specs, export_filter, beside=out))
         else:
             view = opened.enter_context(open_view(data.store))
-        specs = (
-            there.specs if there else registered_specs(data, models=config_of(data_text).models.url)
-        )
-        history = open_history(data, view, wanted, specs=specs)
+            specs = registered_specs(data, models=config_of(data_text).models.url)
+        history = open_history(data, view, export_filter, specs=specs)
         with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:
             if kind == "parquet":
                 from understudy.exchange.parquet import write_parquet
@@ -135,24 +132,26 @@ def export_data(
     }
     if as_json:
         return finish(fields, as_json=True)
-    say = console()
-    say.print(
+    terminal = console()
+    terminal.print(
         f"wrote {count(written.steps)} steps in {count(written.episodes)} episodes of "
-        f"{history.spec.game}, "
-        f"{size(written.size_bytes)}: {written.path}",
+        f"{history.spec.game}, {size(written.size_bytes)}: {written.path}",
         soft_wrap=True,
     )
     for name, steps in history.left_out.items():
-        say.print(f"left out {count(steps)} steps with consent {name}; --consent {name} takes them")
-    if history.gone_chunks:
-        say.print(f"{history.gone_chunks} chunks were forgotten or expired meanwhile")
-    if left := more.get("left_out"):
-        say.print(
-            f"left out {sum(left.values())} episodes that are not whole: {left['cut']} cut, "
-            f"{left['unfinished']} "
-            f"unfinished, {left['gaps']} with gaps"
+        terminal.print(
+            f"skipped {count(steps)} steps with consent {name}; include them: --consent {name}"
         )
-        say.print(f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True)
+    if history.gone_chunks:
+        terminal.print(f"{history.gone_chunks} chunks were forgotten or expired during the export")
+    if left := more.get("left_out"):
+        terminal.print(
+            f"skipped {sum(left.values())} incomplete episodes: {left['cut']} cut, "
+            f"{left['unfinished']} unfinished, {left['gaps']} with gaps"
+        )
+        terminal.print(
+            f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True
+        )
     return finish(fields, as_json=False)
 
 
@@ -172,49 +171,49 @@ def export_data(
     "kind",
     type=click.Choice(["parquet", "minari", "seed-a"]),
     required=True,
-    help="What the files are.",
+    help="Format of the files.",
 )
-@click.option("--game", help="The game's name here; default is what the files say.")
+@click.option("--game", help="Store under this game name (default: the name in the files).")
 @click.option(
     "--player",
-    help="Whose steps they are; default is 'imported', or what a file with pseudonyms says.",
+    help="The player of the steps (default: the file's pseudonyms, else 'imported').",
 )
 @click.option(
     "--consent",
     type=click.Choice(CONSENTS),
-    help="What the players agreed to; parquet files know it.",
+    help="What the players agreed to; parquet files contain it.",
 )
 @click.option(
     "--repair-shift",
     is_flag=True,
-    help="seed-a: put each state before the action that it belongs to.",
+    help="seed-a: move each state before its action.",
 )
 @click.option(
-    "--as-is", is_flag=True, help="seed-a: keep the records as they are, out of learners' reach."
+    "--as-is", is_flag=True, help="seed-a: keep the records unchanged, hidden from learners."
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help="seed-a: steps after which the game stops by itself.",
+    help="seed-a: the game's step limit.",
 )
 @click.option(
     "--actions",
     type=click.IntRange(min=1),
-    help="seed-a: how many actions the game has, if nothing says so.",
+    help="seed-a: the number of actions, if the files do not state it.",
 )
 @click.option("--game-id", help="seed-a: only records with this game id.")
 @click.option(
     "--stream",
     "stream_url",
     metavar="URL",
-    help="A stream elsewhere to send them by (default: the deployment's own).",
+    help="The stream to send the steps through (default: the deployment's own).",
 )
 @store_option
 @click.option(
     "--models",
     "models_url",
     metavar="URL",
-    help="Where games are registered (default: the deployment's own).",
+    help="The registry of games and models (default: the deployment's own).",
 )
 @click.option(
     "--wait",
@@ -222,7 +221,7 @@ def export_data(
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="With a store elsewhere: seconds to wait for its ingest while nothing gets on.",
+    help="With a remote store: seconds to wait for ingest without progress.",
 )
 @common_options
 def import_data(
@@ -239,8 +238,8 @@ def import_data(
 ) -> int:
     """Store the steps of FILES, each once, as if they had been recorded here.
 
-    Files are read and judged as a whole first: a bad one stores nothing. The command may be killed
-    at any moment and run again, and what is in the store already is left out.
+    All files are checked before any step is stored: one bad file stores nothing. The command can be
+    killed at any moment and run again; steps that are already stored are skipped.
     """
     from understudy.exchange.destination import Destination
     from understudy.exchange.importing import import_files
@@ -254,26 +253,26 @@ def import_data(
     data = data_folder(data_text)
     config = resolve(flags).config
     check_backends(stream=config.stream.url, store=config.store.url)
-    place = Destination(data, config, wait_s)
+    destination = Destination(data, config, wait_s)
     name = None if player is None else player_name(player)
-    incoming = _incoming(files, kind, place=place, **options)
+    incoming = _incoming(files, kind, destination=destination, **options)
     with _progress(console(as_json=as_json), f"importing {incoming[0].spec.game}") as show:
-        result = import_files(place, incoming, player=name, on_steps=show)
+        result = import_files(destination, incoming, player=name, on_steps=show)
     fields = {
         "format": kind,
         **result.to_json(),
-        "next": place.next_step() if result.waiting_steps else "",
+        "next": destination.next_step() if result.waiting_steps else "",
     }
     _print_import(results(as_json=as_json), fields, data_text or str(data.root))
-    is_fine = not (result.refused_steps or result.waiting_steps or fields.get("refused_episodes"))
-    return finish(fields, as_json=as_json, code=0 if is_fine else 1)
+    has_failed = result.refused_steps or result.waiting_steps or fields.get("refused_episodes")
+    return finish(fields, as_json=as_json, code=1 if has_failed else 0)
 
 
 def _incoming(
     files: tuple[Path, ...],
     kind: str,
     *,
-    place: "Destination",
+    destination: "Destination",
     game: str | None,
     consent: str | None,
     repair_shift: bool,
@@ -282,30 +281,29 @@ def _incoming(
 ) -> list[Any]:
     name = None if game is None else game_name(game)
     only_seed = {"repair_shift": repair_shift, "as_is": as_is, **seed}
-    if kind != "seed-a" and (
-        given := [one.replace("_", "-") for one, value in only_seed.items() if value]
-    ):
-        raise ConfigError(f"--{', --'.join(given)} only make sense with --format seed-a")
+    flags = [f"--{flag.replace('_', '-')}" for flag, value in only_seed.items() if value]
+    if kind != "seed-a" and flags:
+        raise ConfigError(
+            f"{', '.join(flags)} cannot be used with --format {kind}; use --format seed-a"
+        )
     if kind == "parquet":
         from understudy.exchange.parquet import ParquetFile
 
-        return [ParquetFile(one, game=name, consent=consent) for one in files]
+        return [ParquetFile(path, game=name, consent=consent) for path in files]
     if kind == "seed-a" and repair_shift == as_is:
         raise ConfigError(
-            "the records' state is the one after the action; say --repair-shift to put that right "
-            "(the first step of "
-            "each episode is lost), or --as-is to keep them, out of learners' reach"
+            "the records hold the state after the action; give --repair-shift to correct that (the "
+            "first step of each episode is lost), or --as-is to keep them, hidden from learners"
         )
     if consent is None and not as_is:
         raise ConfigError(
-            f"{kind} files do not say what their players agreed to; give --consent "
-            f"{', '.join(CONSENTS)} (learners "
-            "read granted)"
+            f"{kind} files do not record the players' consent; give --consent "
+            f"{', '.join(CONSENTS)} (learners read granted)"
         )
     if kind == "minari":
         from understudy.exchange.minari import MinariDataset
 
-        return [MinariDataset(one, game=name, consent=str(consent)) for one in files]
+        return [MinariDataset(path, game=name, consent=str(consent)) for path in files]
     from understudy.exchange.seed_a import SeedA, SeedOptions
 
     mode: Any = "as-is" if as_is else "repair-shift"
@@ -313,7 +311,7 @@ def _incoming(
         SeedA(
             files,
             SeedOptions(mode=mode, game=name, consent=consent or "unknown", **seed),
-            registered=place.specs,
+            registered=destination.specs,
         )
     ]
 
@@ -321,72 +319,69 @@ def _incoming(
 def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
     out.print(
         f"{count(fields['steps'])} steps of {fields['game']} in {count(fields['sessions'])} "
-        "sessions: stored "
-        f"{count(fields['stored_steps'])}, there already {count(fields['there_steps'])}"
+        f"sessions: stored {count(fields['stored_steps'])}, already stored "
+        f"{count(fields['there_steps'])}"
     )
     if fields["format"] == "seed-a":
         _print_seed(out, fields)
     elif fields.get("episodes_without_end"):
-        out.print(f"{fields['episodes_without_end']} episodes have no end and were taken as cut")
+        out.print(f"{fields['episodes_without_end']} episodes have no end and were stored as cut")
     if fields["refused_steps"]:
         out.print(
-            f"[red]{count(fields['refused_steps'])} steps were refused[/]: "
-            f"{dict(fields['refusals'])}; next: "
-            f"understudy data quarantine list --data {data_text}",
+            f"[red]{count(fields['refused_steps'])} steps were rejected[/]: "
+            f"{dict(fields['refusals'])}; next: understudy data quarantine list --data {data_text}",
             soft_wrap=True,
         )
     if fields["waiting_steps"]:
         out.print(
-            f"[yellow]{count(fields['waiting_steps'])} steps are in the stream and not stored "
-            "yet[/]: "
-            f"{fields['next']}",
+            f"[yellow]{count(fields['waiting_steps'])} steps are in the stream but not yet "
+            f"stored[/]: {fields['next']}",
             soft_wrap=True,
         )
 
 
 def _print_seed(out: Console, fields: dict[str, Any]) -> None:
     out.print(
-        f"{count(fields['records'])} records of {fields['game_id']!r}, {fields['duplicates']} of "
-        "them doubled; "
-        f"{fields['episodes']} episodes, {fields['episodes_without_end']} without an end, "
-        f"{fields['gaps']} gaps"
+        f"{count(fields['records'])} records of {fields['game_id']!r}, {fields['duplicates']} "
+        f"duplicates; {fields['episodes']} episodes, {fields['episodes_without_end']} without an "
+        f"end, {fields['gaps']} gaps"
     )
     if fields["mode"] == "as-is":
-        out.print("kept as they are: misaligned, under consent denied, which no learner reads")
+        out.print("kept unchanged: misaligned, with consent denied, which no learner reads")
     else:
         out.print(
-            f"lost {fields['lost_first_steps']} first steps, whose state before the action nobody "
+            f"lost {fields['lost_first_steps']} first steps: their state before the action was not "
             "recorded"
         )
-    limit = "no limit is known" if fields["limit"] is None else f"the limit is {fields['limit']}"
+    limit = "no known limit" if fields["limit"] is None else f"the limit is {fields['limit']}"
     out.print(
-        f"{fields['derived_truncations']} ends taken as truncations, derived from the step count "
+        f"{fields['derived_truncations']} episode ends classified as truncations by step count "
         f"({limit})"
     )
     if fields["looks_aligned"]:
         out.print(
-            "[yellow]these records look as if they had no shift: next_state is the following "
-            "record's state[/]"
+            "[yellow]these records seem to have no shift: next_state equals the following record's "
+            "state[/]"
         )
-    for name, why in list(fields["refused_episodes"].items())[:20]:
-        out.print(f"[red]refused[/] {name}: {why}")
+    for name, reason in list(fields["refused_episodes"].items())[:20]:
+        out.print(f"[red]rejected[/] {name}: {reason}")
 
 
 def _since(text: str | None) -> float:
     if text is None:
         return 0.0
     try:
-        found = datetime.fromisoformat(text)
+        since = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"--since is {text[:40]!r}; give a day or time, such as 2026-11-01 or 2026-11-01T12:00"
+            f"--since is {text[:40]!r}; give a date or time, such as 2026-11-01 or 2026-11-01T12:00"
         ) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp()
 
 
 @contextmanager
 def _progress(out: Console, title: str) -> Iterator[OnSteps]:
-    """Shows how many steps are done: a bar in a terminal, a line now and then elsewhere."""
+    """Show how many steps are done: a bar in a terminal, a line now and then elsewhere."""
     if out.is_terminal:
         with Progress(console=out, transient=True) as bar:
             task = bar.add_task(title, total=None)

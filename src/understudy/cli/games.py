@@ -22,16 +22,18 @@ from understudy.models.registry import Registry
 from understudy.platform.config import resolve
 from understudy.training.env_info import GameChoice, look_at
 
-_WHAT = (
-    "GAME is a Gymnasium id, a name with --obs and --actions for a game of your own, or a .json "
-    "file with a game spec "
-    "(what `spec.to_json()` gives)."
+_GAME_HELP = (
+    "GAME is a Gymnasium id, a name with --obs and --actions for your own game, or a .json file "
+    "with a game spec (written by `spec.to_json()`)."
 )
 _obs_option = click.option(
-    "--obs", type=click.IntRange(1, 1_000_000), metavar="N", help="Observations are N numbers."
+    "--obs",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Number of values in an observation.",
 )
 _actions_option = click.option(
-    "--actions", metavar="N|NAMES", help="Actions: how many, or their names with commas between."
+    "--actions", metavar="N|NAMES", help="Number of actions, or their names, comma-separated."
 )
 
 
@@ -49,7 +51,7 @@ def games() -> None:
         "understudy games add CartPole-v1 --data D",
         "understudy games add my-game --obs 6 --actions up,stay,down --data D --json",
     ),
-    help=f"Register a game, so that keys without --registers may send steps of it.\n\n{_WHAT}",
+    help=f"Register a game; keys without --registers can then send its steps.\n\n{_GAME_HELP}",
 )
 @click.argument("game")
 @_obs_option
@@ -59,12 +61,12 @@ def add(
     data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None
 ) -> int:
     spec = _spec(game, obs, actions)
-    where = deployment(data_text)
-    known = {one.schema for one in where.registry.specs(spec.game)}
-    where.registry.register(spec)
+    registry = deployment(data_text).registry
+    known = {registered.schema for registered in registry.specs(spec.game)}
+    registry.register(spec)
     out = results(as_json=as_json)
-    was = "was registered before" if spec.schema in known else "is registered"
-    out.print(f"{spec.game} {was} ({_words(spec)}, schema {spec.schema[:12]})")
+    result = "was already registered" if spec.schema in known else "is registered"
+    out.print(f"{spec.game} {result} ({_summary(spec)}, schema {spec.schema[:12]})")
     out.print(f"[dim]next: understudy keys create --scopes play --game {spec.game}[/]")
     return finish({**_fields(spec), "is_new": spec.schema not in known}, as_json=as_json)
 
@@ -111,9 +113,8 @@ def list_games(data_text: str | None, as_json: bool) -> int:
     epilog=examples(
         "understudy games check CartPole-v1", "understudy games check my-game.json --data D --json"
     ),
-    help="Look whether a game can be recorded, and in a data folder whether it is registered; "
-    "exits 1 when it is not."
-    f"\n\n{_WHAT}",
+    help="Check whether a game can be recorded and, given a data folder, whether it is registered; "
+    f"exits 1 if it is not.\n\n{_GAME_HELP}",
 )
 @click.argument("game")
 @_obs_option
@@ -128,17 +129,16 @@ def check(
     spec = spec or _spec(game, obs, actions)
     fields = _fields(spec)
     out = console(as_json=as_json)
-    out.print(f"{spec.game} can be recorded: {_words(spec)}, schema {spec.schema[:12]}")
+    out.print(f"{spec.game} can be recorded: {_summary(spec)}, schema {spec.schema[:12]}")
     if registry is None:
         return finish(fields, as_json=as_json)
-    schemas = [one.schema for one in registry.specs(spec.game)]
+    schemas = [registered.schema for registered in registry.specs(spec.game)]
     is_registered = spec.schema in schemas
     if is_registered:
         out.print("it is registered")
     else:
-        others = (
-            f", only with schema {', '.join(one[:12] for one in schemas[:4])}" if schemas else ""
-        )
+        prefixes = ", ".join(schema[:12] for schema in schemas[:4])
+        others = f", only with schema {prefixes}" if schemas else ""
         out.print(f"it is [yellow]not registered[/]{others}; next: understudy games add {game}")
     return finish(
         {**fields, "is_registered": is_registered}, as_json=as_json, code=0 if is_registered else 1
@@ -146,8 +146,7 @@ def check(
 
 
 def _known_spec(game: str, registry: Registry | None) -> GameSpec | None:
-    """The spec of a game of one's own by its name alone: what is registered; None for files and
-    envs."""
+    """The registered spec of a game, by its name; None for files and unregistered games."""
     if registry is None or game.endswith(".json") or game not in registry.games():
         return None
     try:
@@ -159,8 +158,7 @@ def _known_spec(game: str, registry: Registry | None) -> GameSpec | None:
 def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:
     if (obs is None) != (actions is None):
         raise ConfigError(
-            "a game of your own needs both --obs and --actions; give both, or none for a Gymnasium "
-            "id"
+            "your own game needs both --obs and --actions; give both, or neither for a Gymnasium id"
         )
     if obs is not None and actions is not None:
         return game_spec(
@@ -173,7 +171,7 @@ def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:
         return spec_from_json(Path(game).read_bytes())
     except OSError as error:
         raise ConfigError(
-            f"{game} cannot be read: {error.strerror}; give a game spec as a .json file"
+            f"cannot read {game}: {error.strerror}; give a .json file with a game spec"
         ) from None
 
 
@@ -186,7 +184,7 @@ def _fields(spec: GameSpec) -> dict[str, Any]:
     }
 
 
-def _words(spec: GameSpec) -> str:
+def _summary(spec: GameSpec) -> str:
     return f"observations {_shapes(spec.obs)}, actions {_shapes(spec.action)}"
 
 

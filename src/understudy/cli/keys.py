@@ -1,4 +1,4 @@
-"""understudy keys: make, list and revoke keys."""
+"""understudy keys: create, list and revoke keys."""
 
 import time
 from dataclasses import asdict
@@ -22,7 +22,7 @@ _MAX_DAYS = 100_000
     )
 )
 def keys() -> None:
-    """Make, list and revoke the keys of a deployment."""
+    """Create, list and revoke the keys of a deployment."""
 
 
 @keys.command(
@@ -35,21 +35,26 @@ def keys() -> None:
     "--scopes",
     default="play",
     show_default=True,
-    help=f"One or more of {','.join(SCOPES)}, with commas.",
+    help=f"One or more of {','.join(SCOPES)}, comma-separated.",
 )
-@click.option("--game", default=EVERY_GAME, show_default=True, help="The one game it is for.")
-@click.option("--label", default="", help="What it is for, in a word.")
+@click.option("--game", default=EVERY_GAME, show_default=True, help="Restrict the key to one game.")
+@click.option("--label", default="", help="A short note on its purpose.")
 @click.option(
     "--origin",
     "origins",
     multiple=True,
     metavar="URL",
-    help="A web page that may use it; again for more.",
+    help="A web origin that may use the key; repeatable.",
 )
-@click.option("--expires-days", type=float, metavar="N", help="Ends after N days (default: never).")
-@click.option("--registers", is_flag=True, help="An unknown game registers itself under this key.")
 @click.option(
-    "--requests-s", type=float, metavar="N", help="Requests a second, on average (default 200)."
+    "--expires-days", type=float, metavar="N", help="Expire after N days (default: never)."
+)
+@click.option("--registers", is_flag=True, help="Let unknown games register with this key.")
+@click.option(
+    "--requests-s",
+    type=float,
+    metavar="N",
+    help="Average requests per second that the key allows (default 200).",
 )
 @common_options
 def create(
@@ -61,7 +66,7 @@ def create(
     requests_s: float | None,
     **facts: Any,
 ) -> int:
-    """Make a key and print it, once; only its hash is kept."""
+    """Create a key and print it once; only its hash is stored."""
     if expires_days is not None:
         if not 0 < expires_days < _MAX_DAYS:
             raise ConfigError(
@@ -76,26 +81,24 @@ def create(
                 f"{MAX_REQUESTS_S:.0f}, such as 200"
             )
         facts["requests_s"] = requests_s
-    where = deployment(data_text)
-    text, key = where.keys.create(_scopes(scopes), origins=origins, **facts)
+    opened = deployment(data_text)
+    text, key = opened.keys.create(_scopes(scopes), origins=origins, **facts)
     out = results(as_json=as_json)
     out.print(text, soft_wrap=True)
     out.print(
-        f"[dim]{_words(key)}; it is shown only now: keep it where the game reads it[/]",
+        f"[dim]{_summary(key)}; it is shown only once: store it where the game reads it[/]",
         soft_wrap=True,
     )
-    # Not asked for JSON: a registry that does not answer must not cost the one chance to see the
-    # key.
+    # Skipped with --json: if the registry does not respond, the key must still be printed.
     if (
         not as_json
         and key.game != EVERY_GAME
         and not key.registers
-        and key.game not in where.registry.games()
+        and key.game not in opened.registry.games()
     ):
         out.print(
-            f"[dim]{key.game} is not registered yet; next: understudy games add {key.game} (your "
-            "own: with "
-            "--obs and --actions)[/]",
+            f"[dim]{key.game} is not registered yet; next: understudy games add {key.game} (for "
+            "your own game, with --obs and --actions)[/]",
             soft_wrap=True,
         )
     return finish({"key": text, **_fields(key)}, as_json=as_json)
@@ -107,17 +110,17 @@ def create(
 )
 @common_options
 def list_keys(data_text: str | None, as_json: bool) -> int:
-    """List keys that are not revoked; never the keys themselves."""
-    found = deployment(data_text, must_exist=True).keys.all()
-    table = Table("id", "scopes", "game", "label", "made", "ends")
-    for key in found:
-        ends = _date(key.expires_s) if key.expires_s else "never"
+    """List active keys without their secrets."""
+    active = deployment(data_text, must_exist=True).keys.all()
+    table = Table("id", "scopes", "game", "label", "created", "expires")
+    for key in active:
+        expires = _date(key.expires_s) if key.expires_s else "never"
         table.add_row(
-            key.id, ",".join(key.scopes), key.game, escape(key.label), _date(key.created_s), ends
+            key.id, ",".join(key.scopes), key.game, escape(key.label), _date(key.created_s), expires
         )
-    nothing = "no keys yet; next: understudy keys create --scopes play --game GAME"
-    results(as_json=as_json).print(table if found else nothing)
-    return finish({"keys": [_fields(key) for key in found]}, as_json=as_json)
+    empty = "no keys yet; next: understudy keys create --scopes play --game GAME"
+    results(as_json=as_json).print(table if active else empty)
+    return finish({"keys": [_fields(key) for key in active]}, as_json=as_json)
 
 
 @keys.command(
@@ -129,24 +132,26 @@ def list_keys(data_text: str | None, as_json: bool) -> int:
 @click.argument("key_id", metavar="ID")
 @common_options
 def revoke(data_text: str | None, as_json: bool, key_id: str) -> int:
-    """End a key; every gateway obeys within 2 seconds. ID is its id or how it begins."""
-    # A whole key pasted by mistake is understood, and not shown again.
-    wanted = key_id.split("_")[1] if key_id.startswith("uk_") and key_id.count("_") >= 2 else key_id
-    key = deployment(data_text, must_exist=True).keys.revoke(wanted)
+    """Revoke a key; every gateway rejects it within 2 seconds. ID is its id or a prefix of it."""
+    # A full key pasted by mistake is accepted, and not printed again.
+    is_full_key = key_id.startswith("uk_") and key_id.count("_") >= 2
+    key = deployment(data_text, must_exist=True).keys.revoke(
+        key_id.split("_")[1] if is_full_key else key_id
+    )
     results(as_json=as_json).print(
-        f"revoked {key.id} ({_words(key)}); gateways refuse it within 2 s"
+        f"revoked {key.id} ({_summary(key)}); gateways reject it within 2 s"
     )
     return finish({"revoked": key.id}, as_json=as_json)
 
 
 def _scopes(text: str) -> tuple[Scope, ...]:
-    given = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    found = tuple(scope for scope in SCOPES if scope in given)
-    if not given or len(found) != len(given):
+    names = {part.strip() for part in text.split(",") if part.strip()}
+    scopes = tuple(scope for scope in SCOPES if scope in names)
+    if not names or len(scopes) != len(names):
         raise ConfigError(
-            f"--scopes is {text[:60]!r}; give one or more of {','.join(SCOPES)}, with commas"
+            f"--scopes is {text[:60]!r}; give one or more of {','.join(SCOPES)}, comma-separated"
         )
-    return found
+    return scopes
 
 
 def _fields(key: Key) -> dict[str, Any]:
@@ -155,11 +160,10 @@ def _fields(key: Key) -> dict[str, Any]:
     return fields
 
 
-def _words(key: Key) -> str:
+def _summary(key: Key) -> str:
     game = "every game" if key.game == EVERY_GAME else key.game
-    return f"scopes {', '.join(key.scopes)} for {game}" + (
-        f", {escape(key.label)}" if key.label else ""
-    )
+    label = f", {escape(key.label)}" if key.label else ""
+    return f"scopes {', '.join(key.scopes)} for {game}{label}"
 
 
 def _date(at_s: float) -> str:

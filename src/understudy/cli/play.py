@@ -35,7 +35,7 @@ from understudy.cli.options import (
     import_from_here,
     json_object,
 )
-from understudy.cli.up import Asked
+from understudy.cli.up import StopRequest
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.tensors import Array
 from understudy.models.manifest import open_policy
@@ -60,15 +60,15 @@ from understudy.training.env_info import GameChoice, look_at
 from understudy.training.video import check_video, film, frame_of, rendering
 
 MAX_STEPS = 100_000
-"""An episode of a game without an end is left here."""
+"""Episodes that do not end are stopped after this many steps."""
 _MAX_EPISODES = 1000
 _FPS = 15
 _COLUMNS = 72
-_WATCHED = ("episodes", "seed", "gif", "env_kwargs")
-"""Options that say how a bot is watched: a page has no use for them."""
-_KEPT = "Ctrl-C ends it; what was acknowledged is stored."
-_GONE = "Ctrl-C ends it, and what was played and learnt is gone with it; --data D keeps both."
-_PATIENCE_S = 20.0
+_WATCH_OPTIONS = ("episodes", "seed", "gif", "env_kwargs")
+"""Options for watching a bot; they do not apply to a page."""
+_STORED = "Press Ctrl-C to stop; acknowledged steps are stored."
+_TEMPORARY = "Press Ctrl-C to stop and discard games and models; --data D keeps them."
+_KEY_TIMEOUT_S = 20.0
 
 
 @click.command(
@@ -81,47 +81,50 @@ _PATIENCE_S = 20.0
 )
 @click.argument("game")
 @click.option(
-    "--bot", default="champion", show_default=True, help="champion, canary, or a model's number."
+    "--bot", default="champion", show_default=True, help="champion, canary, or a model number."
 )
 @click.option(
     "--episodes",
     type=click.IntRange(1, _MAX_EPISODES),
     default=1,
     show_default=True,
-    help="How many.",
+    help="Number of episodes.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first episode."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the first episode.",
 )
-@click.option("--gif", type=PATH, metavar="DIR", help="Film them into DIR/episode-N.gif.")
+@click.option("--gif", type=PATH, metavar="DIR", help="Record each episode to DIR/episode-N.gif.")
 @click.option(
-    "--web", is_flag=True, help="Play rally or CartPole-v1 yourself in a browser, against the bot."
+    "--web", is_flag=True, help="Play rally or CartPole-v1 yourself, against the bot, in a browser."
 )
-@click.option("--open", "opens", is_flag=True, help="With --web: open the page at once.")
+@click.option("--open", "opens", is_flag=True, help="With --web: open the page in a browser.")
 @click.option(
     "--env-kwargs",
     default="{}",
     metavar="JSON",
-    help="Keywords for gymnasium.make, as a JSON object.",
+    help="Keyword arguments for gymnasium.make, as a JSON object.",
 )
 @common_options
 def play(
-    data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **asked: Any
+    data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **options: Any
 ) -> int:
-    """Let a bot play GAME and watch it: in the terminal, or as GIFs. With --web, play against it in
-    a browser.
+    """Watch a bot play GAME, in the terminal or as GIFs; with --web, play against it in a browser.
 
-    --web prints the address of a page whose games teach the bot, if whoever plays wants that. Where
-    no platform runs on the data folder, it runs one until Ctrl-C; without a folder in one of its
-    own, which goes with it.
+    --web prints the URL of a page; its games train the bot if the player consents. If no platform
+    runs on the data folder, the command runs one until Ctrl-C; without --data, in a temporary
+    folder.
     """
-    _check_together(is_web=asked["web"], opens=asked["opens"])
-    if asked["web"]:
-        return _play_web(data_text, game, bot=bot, opens=asked["opens"], as_json=as_json)
+    _check_options(is_web=options["web"], opens=options["opens"])
+    if options["web"]:
+        return _play_web(data_text, game, bot=bot, opens=options["opens"], as_json=as_json)
     import_from_here()
-    choice = GameChoice(game=game, env_kwargs=json_object(asked["env_kwargs"], "--env-kwargs"))
+    choice = GameChoice(game=game, env_kwargs=json_object(options["env_kwargs"], "--env-kwargs"))
     name, policy = _find_bot(deployment(data_text, must_exist=True), choice, bot)
-    seeds = range(asked["seed"], asked["seed"] + asked["episodes"])
+    seeds = range(options["seed"], options["seed"] + options["episodes"])
     out = console(as_json=as_json)
     paths = []
     if gif is not None:
@@ -141,29 +144,25 @@ def play(
     return finish(fields, as_json=as_json)
 
 
-def _check_together(*, is_web: bool, opens: bool) -> None:
-    """ConfigError for options that mean nothing beside one another."""
+def _check_options(*, is_web: bool, opens: bool) -> None:
+    """Raise ConfigError for options that cannot be combined."""
     if opens and not is_web:
-        raise ConfigError(
-            "--open opens the page of --web, which was not given; add --web, or leave out --open"
-        )
+        raise ConfigError("--open needs --web, whose page it opens; add --web, or omit --open")
     source = click.get_current_context().get_parameter_source
-    given = [
+    flags = ", ".join(
         f"--{name.replace('_', '-')}"
-        for name in _WATCHED
+        for name in _WATCH_OPTIONS
         if source(name) is ParameterSource.COMMANDLINE
-    ]
-    if is_web and given:
+    )
+    if is_web and flags:
         raise ConfigError(
-            f"--web was given with {', '.join(given)}, which say how a bot is watched; leave out "
-            f"{', '.join(given)} to "
-            "play in a browser, or --web to watch"
+            f"--web cannot be combined with {flags}; omit {flags} to play in a browser, or --web "
+            "to watch a bot"
         )
 
 
 def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str, Policy]:
-    """The model that an alias, a number or GAME/NUMBER means; ConfigError when this game has
-    none such."""
+    """Name and policy of an alias, a number or GAME/NUMBER; ConfigError if there is none."""
     registry = deployment.registry
     try:
         spec = look_at(choice).spec
@@ -171,16 +170,15 @@ def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str
         if choice.name not in registry.games():
             raise
         raise ConfigError(
-            f"{choice.name} is registered, and there is no env of it here: {error}; its bots play "
+            f"{choice.name} is registered, but has no env on this machine: {error}; its bots play "
             "in your own game"
         ) from None
     manifest = registry.find(bot, game=str(spec.game))
     policy = open_policy(manifest, registry.policy_bytes(manifest))
     if policy.game.schema != spec.schema:
         raise ConfigError(
-            f"{manifest.name} was made for another shape of {spec.game} than this env has; play it "
-            "with the "
-            "same packages and wrappers"
+            f"{manifest.name} was trained on a {spec.game} with other spaces than this env; use "
+            "the same packages and wrappers"
         )
     return manifest.name, policy
 
@@ -191,7 +189,7 @@ def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str
 def _watch(
     choice: GameChoice, name: str, policy: Policy, seeds: range, out: Console, *, is_filmed: bool
 ) -> list[float]:
-    """Frames in a terminal where the game can show them, else a line for each episode."""
+    """Show frames in a terminal if the game can render them, else a line per episode."""
     can_show = out.is_terminal and not is_filmed
     if can_show:
         try:
@@ -210,7 +208,7 @@ def _watch(
 
         def draw(number: int, moment: Moment) -> None:
             nonlocal next_s
-            time.sleep(max(0.0, next_s - time.monotonic()))  # at a pace that eyes can follow
+            time.sleep(max(0.0, next_s - time.monotonic()))  # at a pace that a viewer can follow
             next_s = time.monotonic() + 1 / _FPS
             assert moment.frame is not None
             text = drawn(moment.frame)
@@ -224,7 +222,7 @@ def _watch(
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One step of an episode that is being watched."""
+    """One step of a watched episode."""
 
     step: int
     action: Any
@@ -232,7 +230,7 @@ class Moment:
     total: float
     has_ended: bool
     frame: Array | None
-    """What the env shows, where it can."""
+    """The rendered image, if the env can render."""
 
 
 def watch(
@@ -243,8 +241,7 @@ def watch(
     shows_frames: bool,
     see: Callable[[int, Moment], None],
 ) -> list[float]:
-    """Play an episode for each seed and show each moment, with the episode's number; the
-    returns."""
+    """Play an episode per seed, call `see` with its number and each moment; the returns."""
     returns = []
     with (
         rendering(choice)
@@ -256,7 +253,7 @@ def watch(
             obs, info = env.reset(seed=seed)
             total = 0.0
             for step in range(1, MAX_STEPS + 1):
-                action = player.act(obs, legal=info.get(MASK))
+                action = player.act(obs, action_mask=info.get(MASK))
                 obs, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
                 has_ended = bool(terminated or truncated)
@@ -269,7 +266,7 @@ def watch(
 
 
 def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
-    """A picture uint8[height, width, 3] as coloured half blocks, two pixels to a letter."""
+    """An image uint8[height, width, 3] as coloured half blocks, two pixels per character."""
     height, width, _ = frame.shape
     columns = min(columns, width)
     rows = max(2, round(columns * height / width) // 2 * 2)
@@ -288,9 +285,9 @@ def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
 
 
 def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_json: bool) -> int:
-    """Give the address of the page; where no platform runs on the folder, be one until Ctrl-C.
+    """Print the URL of the page; if no platform runs on the folder, run one until Ctrl-C.
 
-    Without a data folder it plays in one of its own, which goes with it.
+    Without a data folder, it uses a temporary one.
     """
     check_game(game)
     resolved = resolve({"data": data_text})
@@ -298,23 +295,22 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
     config = resolved.config
     if bot != "champion" and not (config.data and config.folder.root.is_dir()):
         raise ConfigError(
-            f"--bot is {bot}, but there are no models yet to choose from; leave out --bot, or give "
-            "--data D, a folder "
-            "that has some (see 'understudy models list')"
+            f"--bot is {bot}, but there are no models yet; omit --bot, or give a data folder that "
+            "has models with --data (see 'understudy models list')"
         )
     with contextlib.ExitStack() as opened:
-        is_kept = bool(config.data)
-        runs = is_kept and is_running(config.folder)
+        has_data = bool(config.data)
+        runs = has_data and is_running(config.folder)
         if not runs:
-            config = _own(resolved)
-        if not is_kept:
+            config = _own_config(resolved)
+        if not has_data:
             scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="understudy-play-"))
             config = dataclasses.replace(config, data=str(Path(scratch) / "D"))
         served = open_deployment(config.folder, models=config.models.url)
         model = check_bot(served, game, bot)
         key = play_key(served, game)
 
-        def say(url: str) -> None:
+        def announce(url: str) -> None:
             address = page_address(url, game, key=key, bot=model)
             if as_json:
                 sys.stdout.write(
@@ -327,31 +323,29 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
                 out.print(f"[dim]{escape(others)}[/]", soft_wrap=True)
             if opens and not webbrowser.open(address):
                 out.print(
-                    "no browser could be opened from here; open the address by hand", soft_wrap=True
+                    "cannot open a browser on this machine; open the URL yourself", soft_wrap=True
                 )
 
         if not runs:
             return _run(
                 config,
-                say,
+                announce,
                 lambda url: answer_of(url, game, key=key),
-                _KEPT if is_kept else _GONE,
+                _STORED if has_data else _TEMPORARY,
                 out,
             )
-        say(await_gateway(config.folder, game, key=key))
+        announce(await_gateway(config.folder, game, key=key))
     return 0
 
 
-def _own(resolved: Resolved[Config]) -> Config:
-    """The config of a platform that this command runs itself; ConfigError when it would have no
-    page."""
+def _own_config(resolved: Resolved[Config]) -> Config:
+    """The config of the platform that this command runs itself; ConfigError without a gateway."""
     config = resolved.config
     if "gateway" not in config.roles:
         raise ConfigError(
-            f"roles is {','.join(config.roles)} ({resolved.origins['roles']}), but the page is the "
-            "gateway's and none "
-            "runs on this folder; add gateway to roles, or run 'understudy up --role gateway' on "
-            "it first"
+            f"roles is {','.join(config.roles)} ({resolved.origins['roles']}), but the page needs "
+            "a gateway and none runs on this folder; add gateway to roles, or run 'understudy up "
+            "--role gateway' first"
         )
     is_set = resolved.origins["gateway.port"] != "default"
     port = config.gateway.port if is_set else kept_port(config.folder) if config.data else 0
@@ -361,45 +355,44 @@ def _own(resolved: Resolved[Config]) -> Config:
 
 def _run(
     config: Config,
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
     answer: Callable[[str], str],
-    ends: str,
+    stop_hint: str,
     out: Console,
 ) -> int:
-    """Be the platform until asked to stop; the exit code. `answer` says why a page could not
-    play yet."""
-    asked = Asked()
-    is_told = False
-    late_s = time.monotonic() + _PATIENCE_S
+    """Run the platform until stopped; `answer` returns why a page cannot play yet."""
+    request = StopRequest()
+    is_announced = False
+    late_s = time.monotonic() + _KEY_TIMEOUT_S
 
-    def tell(standing: RoleStatus, said: str) -> None:
-        if standing.state == "waiting":
-            out.print(f"[yellow]{standing.role.name}[/] {escape(said)}", soft_wrap=True)
+    def tell(status: RoleStatus, text: str) -> None:
+        if status.state == "waiting":
+            out.print(f"[yellow]{status.role.name}[/] {escape(text)}", soft_wrap=True)
 
-    with asked, Platform(config, tell=tell) as platform:
+    with request, Platform(config, tell=tell) as platform:
 
         def each() -> None:
-            nonlocal is_told, late_s
+            nonlocal is_announced, late_s
             url = platform.url
-            if is_told or not platform.supervisor.is_ready or url is None:
+            if is_announced or not platform.supervisor.is_ready or url is None:
                 return
-            why = answer(url)
-            if not why:
-                is_told = True
+            reason = answer(url)
+            if not reason:
+                is_announced = True
                 keep_port(
-                    config.folder, int(platform.supervisor.standings["gateway"].report["port"])
+                    config.folder, int(platform.supervisor.statuses["gateway"].report["port"])
                 )
-                say(url)
-                out.print(f"[dim]{ends}[/]", soft_wrap=True)
+                announce(url)
+                out.print(f"[dim]{stop_hint}[/]", soft_wrap=True)
             elif time.monotonic() > late_s:
-                late_s += _PATIENCE_S
+                late_s += _KEY_TIMEOUT_S
                 out.print(
-                    f"[yellow]the gateway at {url} does not take the page's key yet:[/] "
-                    f"{escape(why)}"
+                    f"[yellow]the gateway at {url} does not accept the page's key yet:[/] "
+                    f"{escape(reason)}"
                 )
 
-        platform.supervisor.run(asked.stop, each)
-        finished = platform.supervisor.stop(asked.at_once)
-    if asked.number == signal.SIGINT:
+        platform.supervisor.run(request.stop, each)
+        finished = platform.supervisor.stop(request.at_once)
+    if request.number == signal.SIGINT:
         return INTERRUPTED
     return 0 if finished else 1

@@ -31,20 +31,26 @@ _LINE_EVERY_S = 2.0
     )
 )
 @click.argument("game")
-@click.option("--players", default=4, show_default=True, help="How many simulated players.")
+@click.option("--players", default=4, show_default=True, help="Number of simulated players.")
 @click.option("--seconds", default=10.0, show_default=True, help="How long they play.")
+@click.option("--rate", default=0.0, help="Steps per second and player; 0 (default) is unlimited.")
 @click.option(
-    "--rate", default=0.0, help="Steps a second and player; 0 (default) is as fast as they go."
-)
-@click.option(
-    "--linger", "linger_s", default=1.0, show_default=True, help="Seconds a step waits for others."
+    "--linger",
+    "linger_s",
+    default=1.0,
+    show_default=True,
+    help="Seconds that a step waits to be sent with others.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of games and players.")
-@click.option("--env-kwargs", default="{}", help="Keywords for gymnasium.make, as a JSON object.")
+@click.option(
+    "--env-kwargs",
+    default="{}",
+    help="Keyword arguments for gymnasium.make, as a JSON object.",
+)
 @click.option(
     "--no-ingest",
     is_flag=True,
-    help="Only record; 'understudy ingest' or 'data verify' stores later.",
+    help="Only record; store later with 'understudy ingest' or 'understudy data verify'.",
 )
 @common_options
 def simulate(
@@ -55,20 +61,18 @@ def simulate(
     env_kwargs: str,
     **settings: Any,
 ) -> int:
-    """Let simulated players play GAME (any Gymnasium id) through real recorders, a stream and
-    ingest.
+    """Record simulated players of GAME (any Gymnasium id) with real recorders, stream and ingest.
 
-    Every acknowledgement goes into a ledger in the data folder, which 'understudy data verify'
-    proves. The command may be killed at any moment and run again on the same folder.
+    Every acknowledgement is written to a ledger in the data folder, which 'understudy data verify'
+    checks. The command can be killed at any moment and run again on the same folder.
     """
     data = data_folder(data_text)
     out = console(as_json=as_json)
-    where = resolve({"data": data_text}).config
-    if url := where.stream.url or where.store.url:
+    deployed = resolve({"data": data_text}).config
+    if url := deployed.stream.url or deployed.store.url:
         raise ConfigError(
-            f"the deployment in {data.root} records elsewhere ({hidden(url)}), and these players "
-            "record into a data "
-            "folder itself; give another one with --data"
+            f"the deployment in {data.root} records to {hidden(url)}, but simulate records to a "
+            "data folder only; give another folder with --data"
         )
     config = SimulateConfig(
         env_id=game,
@@ -80,8 +84,8 @@ def simulate(
     def line(progress: SimulationProgress) -> str:
         return (
             f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded "
-            f"{count(progress.recorded_steps)}, "
-            f"acked {count(progress.acked_steps)}, stored {count(progress.stored_steps)} steps"
+            f"{count(progress.recorded_steps)}, acked {count(progress.acked_steps)}, stored "
+            f"{count(progress.stored_steps)} steps"
         )
 
     def draw(progress: SimulationProgress) -> Table:
@@ -89,25 +93,25 @@ def simulate(
 
     with Simulation(data, config) as simulation:
         if simulation.uses_running_ingest:
-            out.print("another process has the store open; it stores what these players record")
+            out.print("another process has the store open and stores the recorded steps")
         has_room = out.is_terminal
         with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as show:
             result = simulation.run(show)
-    said = results(as_json=as_json)
-    said.print(
+    summary = results(as_json=as_json)
+    summary.print(
         f"recorded {count(result.recorded_steps)} steps, acked {count(result.acked_steps)} "
         f"({count(result.steps_per_s)}/s), stored {count(result.stored_steps)}"
     )
-    said.print(
+    summary.print(
         f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped "
         f"{result.dropped_steps}"
     )
     if result.unsent_steps:
-        said.print(
-            f"{count(result.unsent_steps)} steps were not acknowledged yet; the spool keeps what "
-            "was cut"
+        summary.print(
+            f"{count(result.unsent_steps)} steps are not acknowledged yet; complete chunks are in "
+            "the spool"
         )
-    said.print(f"next: understudy data verify --data {data_text or data.root}")
+    summary.print(f"next: understudy data verify --data {data_text or data.root}")
     return finish(asdict(result), as_json=as_json)
 
 

@@ -32,14 +32,10 @@ from understudy.core.settings import parse_value
 from understudy.nn.network import ACTIVATIONS
 from understudy.training.events import Event
 
-_STEPS = (
-    "Env steps, at least: the round in which they are reached is finished. Updates, with "
-    "--from-store."
-)
+_STEPS = "Minimum number of env steps; the last round is completed. With --from-store: updates."
 _UNTIL = (
-    "Solved at this return; inf: no goal (default: the preset's, else none where --steps or "
-    "--from-store is given, "
-    "else what the game says)."
+    "Stop as solved at this return; inf: never (default: the preset's; else none with --steps or "
+    "--from-store; else the game's own)."
 )
 
 
@@ -60,30 +56,33 @@ _UNTIL = (
 )
 @click.option(
     "--preset",
-    help="A preset by name or file (default: the one for the algorithm and kind of game).",
+    help="Name or file of a preset (default: the one for the algorithm and kind of game).",
 )
 @click.option(
-    "--config", type=PATH, metavar="FILE", help="A TOML file of settings, written like a preset."
+    "--config",
+    type=PATH,
+    metavar="FILE",
+    help="A TOML file of settings, in the format of a preset.",
 )
 @click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="NAME=VALUE",
-    help="One setting; again for more (see --list).",
+    help="One setting; repeatable (see --list).",
 )
-@click.option("--network", metavar="WIDTHS", help="Widths of the network's layers, such as 64,64.")
+@click.option("--network", metavar="WIDTHS", help="Widths of the network layers, such as 64,64.")
 @click.option(
     "--wrapper",
     multiple=True,
     metavar="MODULE:CLASS",
-    help="A wrapper around each env; again for more.",
+    help="A wrapper around each env; repeatable.",
 )
 @click.option(
     "--env-kwargs",
     default="{}",
     metavar="JSON",
-    help="Keywords for gymnasium.make, as a JSON object.",
+    help="Keyword arguments for gymnasium.make, as a JSON object.",
 )
 @click.option("--frame-skip", default=1, metavar="K", help="Repeat each action for K frames.")
 @click.option("--seed", type=int, help="Seed of everything (default 0).")
@@ -91,11 +90,11 @@ _UNTIL = (
     "--seeds",
     type=int,
     metavar="N",
-    help="N runs with seeds from --seed on, in OUT/seed-S, and a summary.",
+    help="Train N runs with consecutive seeds from --seed, in OUT/seed-S, and summarise them.",
 )
 @click.option("--until", type=float, metavar="RETURN", help=_UNTIL)
 @click.option("--steps", type=int, metavar="N", help=_STEPS)
-@click.option("--eval-every", type=int, metavar="N", help="Env steps between two evaluations.")
+@click.option("--eval-every", type=int, metavar="N", help="Env steps between evaluations.")
 @click.option(
     "--init-from", type=PATH, metavar="RUN", help="Start from the best policy of another run."
 )
@@ -103,30 +102,30 @@ _UNTIL = (
     "--from-store",
     type=PATH,
     metavar="DIR",
-    help="Learn from a data folder; the game is not played.",
+    help="Learn from a data folder instead of playing the game.",
 )
 @click.option(
-    "--out", type=PATH, metavar="DIR", help="The run's folder (default: runs/GAME-ALGORITHM-N)."
+    "--out", type=PATH, metavar="DIR", help="The run folder (default: runs/GAME-ALGORITHM-N)."
 )
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run in --out; past its end with more --steps or --until.",
+    help="Resume the run in --out; give more --steps or --until to train beyond its end.",
 )
 @click.option(
-    "--video", default=0, metavar="N", help="Film N episodes of the best policy into RUN/videos."
+    "--video", default=0, metavar="N", help="Record N episodes of the best policy to RUN/videos."
 )
 @click.option(
     "--log",
     default="",
     metavar="NAMES",
-    help="Also log to tensorboard, wandb, mlflow (with commas).",
+    help="Also log to tensorboard, wandb, mlflow (comma-separated).",
 )
 @click.option(
     "--list",
     "is_list",
     is_flag=True,
-    help="Show algorithms with their settings, defaults and ranges.",
+    help="List algorithms with their settings, defaults and ranges.",
 )
 @json_option
 def train(
@@ -135,23 +134,23 @@ def train(
     env_kwargs: str,
     is_list: bool,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> int:
     """Train a policy on GAME (any Gymnasium id) until it is solved or its steps are done.
 
-    The run's folder holds the settings, checkpoints, the curve as CSV and PNG, and the best and the
-    last policy. It may be killed at any moment and go on with --resume.
+    The run folder contains the settings, checkpoints, the learning curve as CSV and PNG, and the
+    best and the last policy. A run can be killed at any moment and resumed with --resume.
     """
     import_from_here()
     if is_list:
-        fields = _listed(asked["algorithm"])
+        fields = _listed(options["algorithm"])
         _show_list(results(as_json=as_json), fields)
         return finish(fields, as_json=as_json)
-    if game is None and not asked["resume"]:
+    if game is None and not options["resume"]:
         raise ConfigError(
-            "which game? give a Gymnasium id: understudy train CartPole-v1 (or see --help)"
+            "no game given; give a Gymnasium id: understudy train CartPole-v1 (see --help)"
         )
-    asked |= {
+    options |= {
         "settings": dict(map(_pair, sets)),
         "env_kwargs": json_object(env_kwargs, "--env-kwargs"),
     }
@@ -159,14 +158,14 @@ def train(
     progress = RunProgress()
     try:
         with Interrupts() as interrupts:
-            result = _trained(out, progress, game, asked, interrupts)
+            result = _trained(out, progress, game, options, interrupts)
     except (KeyboardInterrupt, StorageFull, StorageFailed, OSError):
-        if stopped := _stopped(progress, asked["seeds"]):
-            print(stopped.pop("said"), file=sys.stderr)
+        if stopped := _stopped(progress, options["seeds"]):
+            print(stopped.pop("message"), file=sys.stderr)
             finish(stopped, as_json=as_json)
         raise
-    _print(results(as_json=as_json), result, seeds=asked["seeds"])
-    # Too few steps for an update are no failure; a run whose every chunk had to be refused is one.
+    _print(results(as_json=as_json), result, seeds=options["seeds"])
+    # Too few steps for an update is not a failure; a run whose every chunk was rejected is one.
     has_failed = result["updates"] == 0 and result.get("guarded_chunks", 0) > 0
     return finish(result, as_json=as_json, code=1 if has_failed else 0)
 
@@ -175,7 +174,7 @@ def _trained(
     out: Console,
     progress: RunProgress,
     game: str | None,
-    asked: Mapping[str, Any],
+    options: Mapping[str, Any],
     interrupts: Interrupts,
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
@@ -188,15 +187,17 @@ def _trained(
             hear(event)
             interrupts.check()
 
-        complain = lambda text: out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)  # noqa: E731
-        common = {**asked, "on_event": on_event}
+        def warn(text: str) -> None:
+            out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+
+        common = {**options, "on_event": on_event}
         seeds = common.pop("seeds")
         eval_every = common.pop("eval_every")
         if eval_every is not None:
             common["settings"] = {**common["settings"], "eval_every": eval_every}
         names = [field.name for field in dataclasses.fields(TrainOptions) if field.name in common]
         common["options"] = TrainOptions(
-            on_warning=complain, started_s=began_s, **{name: common.pop(name) for name in names}
+            on_warning=warn, started_s=began_s, **{name: common.pop(name) for name in names}
         )
         return (
             train_one(game, **common).result
@@ -206,8 +207,7 @@ def _trained(
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, interpreter and all; 0 where the system does not
-    tell."""
+    """Seconds since this process was started, including the interpreter; CPU time if unknown."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -224,7 +224,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
-    """Where a run stands that was stopped, and how it goes on; empty before it has begun."""
+    """The state of a stopped run, and the command that resumes it; empty before it started."""
     run = progress.started
     if run is None:
         return {}
@@ -236,10 +236,10 @@ def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
         command = shlex.join(["understudy", *words, "--resume"])
     from understudy.training.folder import RunFolder
 
-    # From the disk: whoever stops a run between a checkpoint and its event has it all the same.
+    # Read from disk: the run may have been stopped between a checkpoint and its event.
     unit = progress.unit.removesuffix("s")
     saved = RunFolder(Path(run.run)).saved_steps()
-    where = (
+    checkpoint = (
         "there is no checkpoint yet"
         if saved is None
         else f"the last checkpoint is at {unit} {saved}"
@@ -251,7 +251,7 @@ def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
         "stopped_at_step": stopped_at,
         "saved_at_step": saved,
         "next": command,
-        "said": f"stopped at {unit} {stopped_at}, {where}; go on with: {command}",
+        "message": f"stopped at {unit} {stopped_at}, {checkpoint}; resume with: {command}",
     }
 
 
@@ -269,13 +269,13 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
     lines.append(f"run     {escape(result['run'])}")
     lines += [f"video   {escape(path)}" for path in result.get("videos", ())]
     if result["updates"] == 0:
-        refused = result.get("guarded_chunks", 0)
-        why = (
-            f"{count(refused)} chunks were refused"
-            if refused
-            else "the steps were too few for a first update"
+        rejected = result.get("guarded_chunks", 0)
+        reason = (
+            f"{count(rejected)} chunks were rejected"
+            if rejected
+            else "too few steps for a first update"
         )
-        lines.insert(1, f"[bold red]nothing was learned[/]: {why}")
+        lines.insert(1, f"[bold red]nothing was learned[/]: {reason}")
     if result["return_mean"] is not None:
         lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
     if seeds is None and not result["solved"] and result["env_steps"]:
@@ -287,10 +287,7 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
 
 def _outcome(result: Mapping[str, Any]) -> str:
     if result["return_mean"] is None:
-        return (
-            "trained; no return: the game is not installed here, or says returns that are not "
-            "finite"
-        )
+        return "trained; no return: the game is not installed here, or its returns are not finite"
     played = f"return {result['return_mean']:.1f} over {result['episodes']} held-out episodes"
     if result["solved"]:
         return f"[bold green]solved[/]: {played}, goal {result['until']:g}"
@@ -304,8 +301,8 @@ def _outcome(result: Mapping[str, Any]) -> str:
 def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
     if result["return_iqm"] is None:
         return (
-            f"trained {result['seeds']} seeds; no returns: the game is not installed here, or "
-            "says none that is finite"
+            f"trained {result['seeds']} seeds; no returns: the game is not installed here, or its "
+            "returns are not finite"
         )
     low = result["return_low"]
     high = result["return_high"]
@@ -322,7 +319,7 @@ def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
 
 
 def _listed(algorithm: str | None) -> dict[str, Any]:
-    """Every algorithm (or the one that was named) with its settings, and the presets."""
+    """All algorithms (or the named one) with their settings, and the presets."""
     from understudy.training.settings import (
         ALGORITHMS,
         LearnerPart,
@@ -334,12 +331,12 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
 
     algorithms = {}
     for name in [algorithm] if algorithm else sorted(ALGORITHMS):
-        one: Any = described(name) if name in ALGORITHMS else algorithm_class(name)
-        says = " ".join((one.__doc__ or "").strip().partition("\n\n")[0].split())
+        described_class: Any = described(name) if name in ALGORITHMS else algorithm_class(name)
+        summary = (described_class.__doc__ or "").strip().partition("\n\n")[0]
         algorithms[name] = {
-            "says": says,
-            "config": _settings_of(one.Config),
-            "knobs": _settings_of(one.Knobs),
+            "says": " ".join(summary.split()),
+            "config": _settings_of(described_class.Config),
+            "knobs": _settings_of(described_class.Knobs),
         }
     return {
         "algorithms": algorithms,
@@ -351,50 +348,52 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
 
 _OTHERS = {
     "widths": "widths of the layers (--network 64,64)",
-    "network": "a network of one's own (in Python)",
-    "activation": f"what follows each layer: {', '.join(ACTIVATIONS)}",
+    "network": "a custom network (in Python)",
+    "activation": f"activation after each layer: {', '.join(ACTIVATIONS)}",
     "until": "the return at which a run is solved (--until)",
 }
-"""What settings without a range mean."""
+"""Descriptions of settings without a range."""
 
 
 def _settings_of(part: Any) -> list[dict[str, Any]]:
     """The fields of a settings dataclass: name, default, range, help."""
     rows = []
-    for one in dataclasses.fields(part):
-        limits: Range | None = one.metadata.get("range")
-        default: Any = None if one.default is dataclasses.MISSING else one.default
+    for setting in dataclasses.fields(part):
+        limits: Range | None = setting.metadata.get("range")
+        default: Any = None if setting.default is dataclasses.MISSING else setting.default
         is_switch = isinstance(default, bool)
         if isinstance(default, Schedule):
             default = {"start": default.start, "end": default.end, "until": default.until}
         rows.append(
             {
-                "name": one.name,
+                "name": setting.name,
                 "default": list(default) if isinstance(default, tuple) else default,
                 "is_switch": is_switch,
                 "low": None if is_switch else limits and limits.low,
                 "high": None if is_switch else limits and limits.high,
-                "says": limits.says if limits else _OTHERS.get(one.name, ""),
+                "says": limits.says if limits else _OTHERS.get(setting.name, ""),
             }
         )
     return rows
 
 
 def _show_list(out: Console, fields: Mapping[str, Any]) -> None:
-    """Print the list for people."""
-    for name, one in fields["algorithms"].items():
-        out.print(f"[bold]{escape(name)}[/]  {escape(one['says'])}", soft_wrap=True)
+    """Print the list as text."""
+    for name, algorithm in fields["algorithms"].items():
+        out.print(f"[bold]{escape(name)}[/]  {escape(algorithm['says'])}", soft_wrap=True)
         _show_rows(
-            out, one["knobs"], note="may be schedules: --set 'NAME={start=1.0,end=0.1,until=0.5}'"
+            out,
+            algorithm["knobs"],
+            note="may be schedules: --set 'NAME={start=1.0,end=0.1,until=0.5}'",
         )
-        _show_rows(out, one["config"], note="fixed for a run")
+        _show_rows(out, algorithm["config"], note="fixed for a run")
     out.print("[bold]every algorithm[/]")
     _show_rows(out, fields["run"], note="the run")
     _show_rows(out, fields["learner"], note="the learner; only for algorithms with a replay")
     out.print(f"presets: {', '.join(fields['presets'])}", soft_wrap=True)
-    out.print("set one with --set NAME=VALUE, a file of them with --config FILE", soft_wrap=True)
+    out.print("set one with --set NAME=VALUE, several with --config FILE", soft_wrap=True)
     out.print(
-        "a preset changes some of these; RUN/preset.toml holds what a run has used", soft_wrap=True
+        "a preset changes some of these; RUN/preset.toml contains a run's settings", soft_wrap=True
     )
 
 
@@ -436,42 +435,39 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     "--seeds",
     default=10,
     show_default=True,
-    help="Held-out sets of env seeds; an interval wants 5.",
+    help="Held-out sets of env seeds; an interval needs 5.",
 )
 @click.option(
     "--policy",
     type=click.Choice(["best", "last"]),
     default="best",
     show_default=True,
-    help="Which policy.",
+    help="The policy to evaluate.",
 )
 @json_option
 def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -> int:
-    """Play the policy of RUN on env seeds that its training has not seen: IQM and 95 % interval.
+    """Evaluate the policy of RUN on held-out env seeds: IQM and 95 % interval.
 
-    RUN is a run's folder, or a folder of several runs with different seeds; then the interval is
+    RUN is a run folder, or a folder of several runs with different seeds, which gives the interval
     over those runs.
     """
     import_from_here()
-    from understudy.training.evaluation import (
-        evaluate_run,
-    )  # imported late: --help should not wait for it
+    # Imported late, so that --help is fast.
+    from understudy.training.evaluation import evaluate_run
 
     with console(as_json=as_json).status("playing ..."):
-        verdict = evaluate_run(run, episodes=episodes, seeds=seeds, policy=policy)
+        result = evaluate_run(run, episodes=episodes, seeds=seeds, policy=policy)
     interval = (
-        f"95 % interval {verdict.low:.1f} to {verdict.high:.1f}"
-        if verdict.low is not None
-        else ("no interval below 5 seeds" if verdict.runs == 1 else "no interval below 5 runs")
+        f"95 % interval {result.low:.1f} to {result.high:.1f}"
+        if result.low is not None
+        else ("no interval below 5 seeds" if result.runs == 1 else "no interval below 5 runs")
     )
     out = results(as_json=as_json)
+    out.print(f"IQM [bold]{result.iqm:.1f}[/], {interval}; mean {result.mean:.1f}", soft_wrap=True)
+    runs = "" if result.runs == 1 else f" of {result.runs} runs"
     out.print(
-        f"IQM [bold]{verdict.iqm:.1f}[/], {interval}; mean {verdict.mean:.1f}", soft_wrap=True
-    )
-    runs = "" if verdict.runs == 1 else f" of {verdict.runs} runs"
-    out.print(
-        f"{count(verdict.played)} episodes of the {policy} policy{runs}, {seeds} seeds of "
+        f"{count(result.played)} episodes of the {policy} policy{runs}, {seeds} seeds of "
         f"{episodes} each",
         soft_wrap=True,
     )
-    return finish(dataclasses.asdict(verdict), as_json=as_json)
+    return finish(dataclasses.asdict(result), as_json=as_json)

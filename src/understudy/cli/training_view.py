@@ -28,12 +28,12 @@ from understudy.training.events import (
 _LINE_EVERY_S = 5.0
 _WINDOW_S = 5.0
 _GUARDS_SHOWN = 3
-"""Of each kind; the others are counted, and lie in the run's folder."""
+"""Per kind; further ones are counted, and listed in the run folder."""
 _NAMES_SHOWN = 6
 
 
 class RunProgress:
-    """Where a run stands, from its events."""
+    """The progress of a run, from its events."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -42,14 +42,15 @@ class RunProgress:
     def _begin(self, started: Started | None) -> None:
         self.started = started
         self.steps = 0 if started is None else started.env_steps
-        self.updates = self.lag_versions = 0
+        self.updates = 0
+        self.lag_versions = 0
         self.replay_ratio = 0.0
         self.is_compiling = False
         self.evaluation: Evaluation | None = None
         self._recent: deque[float] = deque(maxlen=100)
-        self._seen: deque[tuple[float, int, int]] = deque()
+        self._history: deque[tuple[float, int, int]] = deque()
         self.guards: Counter[str] = Counter()
-        """How often the guard stepped in, by kind of reason."""
+        """How often the guard intervened, by kind of reason."""
 
     def hear(self, event: Event) -> None:
         self.steps = max(self.steps, event.env_steps)
@@ -65,12 +66,12 @@ class RunProgress:
                 self.lag_versions = event.lag_versions
                 self.replay_ratio = event.replay_ratio
                 if self.is_compiling:
-                    # Compiling is not training: rates count from here.
+                    # Compiling is not training: rates are measured from here.
                     self.is_compiling = False
-                    self._seen.clear()
-                self._seen.append((self._now(), self.steps, self.updates))
-                while len(self._seen) > 2 and self._seen[0][0] < self._now() - _WINDOW_S:
-                    self._seen.popleft()
+                    self._history.clear()
+                self._history.append((self._now(), self.steps, self.updates))
+                while len(self._history) > 2 and self._history[0][0] < self._now() - _WINDOW_S:
+                    self._history.popleft()
             case Evaluation():
                 self.evaluation = event
             case Guarded():
@@ -78,26 +79,26 @@ class RunProgress:
 
     @property
     def unit(self) -> str:
-        """What a run's progress is counted in."""
+        """The unit of a run's progress."""
         return "updates" if self.started is not None and self.started.is_from_store else "steps"
 
     def times_guarded(self, event: Guarded) -> int:
-        """How often the guard stepped in for this kind of reason, this event included once it
-        was heard."""
+        """How often the guard intervened for this kind of reason, including this event."""
         return self.guards[_kind(event)]
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Steps and updates a second, over the last seconds; 0 before there is anything to say."""
-        if len(self._seen) < 2:
+        """Steps and updates per second, over the last seconds; 0 before the second update."""
+        if len(self._history) < 2:
             return 0.0, 0.0
-        (from_s, steps, updates), (to_s, *now) = self._seen[0], self._seen[-1]
+        from_s, first_steps, first_updates = self._history[0]
+        to_s, steps, updates = self._history[-1]
         took_s = max(to_s - from_s, 1e-9)
-        return (now[0] - steps) / took_s, (now[1] - updates) / took_s
+        return (steps - first_steps) / took_s, (updates - first_updates) / took_s
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the last step, at the pace of now."""
+        """Seconds until the last step, at the current rate."""
         steps_s = self.rates[0]
         return (
             None
@@ -112,7 +113,7 @@ class RunProgress:
 
 @contextmanager
 def watching_run(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
-    """Show a run until the block ends; `progress` hears every event first."""
+    """Show a run until the block ends; `progress` receives every event first."""
     next_s = 0.0
 
     def hear(event: Event) -> None:
@@ -120,7 +121,7 @@ def watching_run(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
         progress.hear(event)
         is_news = not isinstance(event, Guarded) or progress.times_guarded(event) <= _GUARDS_SHOWN
         if isinstance(event, Started | Guarded) and is_news:
-            out.print(_said(event, progress), soft_wrap=not out.is_terminal)
+            out.print(_message(event, progress), soft_wrap=not out.is_terminal)
         elif out.is_terminal or not is_news:
             return
         elif isinstance(event, Compiling):
@@ -146,26 +147,24 @@ def _kind(event: Guarded) -> str:
     return re.sub(r"[0-9]+", "", event.what.partition(":")[0])
 
 
-def _said(event: Started | Guarded, progress: RunProgress) -> str:
+def _message(event: Started | Guarded, progress: RunProgress) -> str:
     at = f"at {progress.unit.removesuffix('s')} {count(event.env_steps)}"
     if isinstance(event, Started):
-        goes_on = f", goes on {at}" if event.env_steps else ""
-        said = (
+        resumed = f", resumed {at}" if event.env_steps else ""
+        message = (
             f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run "
-            f"{escape(event.run)}{goes_on}"
+            f"{escape(event.run)}{resumed}"
         )
-        return (
-            said
-            if event.init_from is None or goes_on
-            else f"{said}\n{escape(fitted(event.init_from))}"
-        )
-    said = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
+        if event.init_from is None or resumed:
+            return message
+        return f"{message}\n{escape(fitted(event.init_from))}"
+    message = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
     if progress.times_guarded(event) == _GUARDS_SHOWN:
-        said += (
+        message += (
             "\n[yellow]guarded[/] further ones of this kind are only counted; "
-            f"{_guarded_csv(progress)} has them all"
+            f"{_guarded_csv(progress)} lists them all"
         )
-    return said
+    return message
 
 
 def _guarded_csv(progress: RunProgress) -> str:
@@ -174,27 +173,26 @@ def _guarded_csv(progress: RunProgress) -> str:
     )
 
 
-def fitted(found: InitFrom) -> str:
-    """Which weights of another run this one begins with, in one line."""
-    whole = len(found.fit) + len(found.new)
-    if not found.new:
-        return f"from {found.run}: all {whole} weights fit"
-    names = ", ".join(found.new[:_NAMES_SHOWN])
-    more = len(found.new) - _NAMES_SHOWN
-    return f"from {found.run}: {len(found.fit)} of {whole} weights fit; new: {names}" + (
-        f" and {more} more" if more > 0 else ""
-    )
+def fitted(source: InitFrom) -> str:
+    """One line that lists the weights that this run starts with from another run."""
+    total = len(source.fit) + len(source.new)
+    if not source.new:
+        return f"from {source.run}: all {total} weights fit"
+    names = ", ".join(source.new[:_NAMES_SHOWN])
+    more = len(source.new) - _NAMES_SHOWN
+    rest = f" and {more} more" if more > 0 else ""
+    return f"from {source.run}: {len(source.fit)} of {total} weights fit; new: {names}{rest}"
 
 
 def returns(event: Evaluation) -> str:
-    """A return with its interval, where there is one."""
+    """A return with its interval, if there is one."""
     if event.low is None or event.high is None:
         return f"{event.mean:.1f}"
     return f"{event.mean:.1f} ({event.low:.1f} to {event.high:.1f})"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people."""
+    """Format seconds for display: 2 min 05 s."""
     if seconds is None:
         return "?"
     whole = round(seconds)
@@ -208,7 +206,7 @@ def duration(seconds: float | None) -> str:
 
 
 def line(progress: RunProgress) -> str:
-    """Where a run stands, in one line."""
+    """The progress of a run in one line."""
     steps_s, updates_s = progress.rates
     shown = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
     if progress.unit == "updates":
@@ -227,7 +225,7 @@ def line(progress: RunProgress) -> str:
 
 
 def table(progress: RunProgress) -> Table:
-    """Where a run stands, as a table."""
+    """The progress of a run as a table."""
     run = progress.started
     shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     if run is None:

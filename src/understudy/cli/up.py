@@ -50,15 +50,18 @@ from understudy.platform.play_page import PAGES, for_others, openable, page_addr
     "--port",
     type=int,
     metavar="P",
-    help="Where the gateway listens; 0: any free port (default 8600).",
+    help="Port of the gateway; 0: any free port (default 8600).",
 )
 @click.option(
     "--host",
     metavar="HOST",
-    help="The address it listens on (default 127.0.0.1: this machine only).",
+    help="Address that the gateway listens on (default 127.0.0.1: this machine only).",
 )
 @click.option(
-    "--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all)."
+    "--role",
+    "roles",
+    metavar="ROLES",
+    help="Run only these of gateway,ingest,learner (default: all).",
 )
 @click.option(
     "--stream",
@@ -71,7 +74,7 @@ from understudy.platform.play_page import PAGES, for_others, openable, page_addr
 )
 @click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH, or folder.")
 @click.option(
-    "--ingest", "engine", type=click.Choice(["native", "spark"]), help="What stores the stream."
+    "--ingest", "engine", type=click.Choice(["native", "spark"]), help="The ingest engine."
 )
 @click.option(
     "--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages."
@@ -89,16 +92,15 @@ def up(
     engine: str | None,
     json_ready: bool,
 ) -> int:
-    """Run the platform: gateway, ingest and learner, each in a process that is restarted when it
-    crashes.
+    """Run the platform: gateway, ingest and learner as processes that are restarted on a crash.
 
-    Ctrl-C or SIGTERM stops it without losing anything: the gateway takes no more, what it
-    acknowledged is stored, the learner keeps what it learned. A second Ctrl-C ends it at once,
-    which loses nothing that was acknowledged either.
+    Ctrl-C or SIGTERM stops it without loss: the gateway accepts no more frames, acknowledged ones
+    are stored, the learner saves its state. A second Ctrl-C exits immediately, which also loses
+    nothing that was acknowledged.
 
-    Where stream, store and models lie, and what stores, is kept in the data folder: later starts
-    and other commands go on with it until they are told otherwise. `file`, `local` and `folder`
-    mean: in the data folder, where they begin.
+    The URLs of stream, store and models and the ingest engine are saved in the data folder: later
+    starts and other commands use them until they are changed. `file`, `local` and `folder` switch
+    back to the data folder, the default.
     """
     flags = {
         "data": data_text,
@@ -112,85 +114,85 @@ def up(
     }
     config = resolve(flags, file=file).config
     out = console(as_json=json_ready)
-    asked = Asked()
-    _say_where(config, out)
+    request = StopRequest()
+    _print_urls(config, out)
     view = _View(out, is_json=config.log.json)
     with (
         contextlib.closing(view),
-        asked,
+        request,
         Platform(config, tell=view.tell, log=view.log) as platform,
     ):
-        view.standings = platform.supervisor.standings
-        is_told = False
+        view.statuses = platform.supervisor.statuses
+        is_announced = False
 
         def each() -> None:
-            nonlocal is_told
-            if not is_told and platform.supervisor.is_ready:
-                is_told = True
-                _keep_where(config, out)
-                _say_ready(platform, out, json_ready=json_ready)
+            nonlocal is_announced
+            if not is_announced and platform.supervisor.is_ready:
+                is_announced = True
+                _save_urls(config, out)
+                _announce(platform, out, json_ready=json_ready)
                 view.begin()
             view.refresh()
 
         try:
-            platform.supervisor.run(asked.stop, each)
+            platform.supervisor.run(request.stop, each)
         except ConfigError as error:
             view.drop(str(error))
             raise
         finally:
             view.end()
-        finished = platform.supervisor.stop(asked.at_once)
-    if asked.number == signal.SIGINT:
+        finished = platform.supervisor.stop(request.at_once)
+    if request.number == signal.SIGINT:
         return INTERRUPTED
     return 0 if finished else 1
 
 
-def _say_where(config: Config, out: Console) -> None:
-    """Name what lies elsewhere, and what lay elsewhere at the last start."""
-    for said in moved(read_used(config.folder.root), config):
-        out.print(f"[yellow]![/] {escape(said)}", soft_wrap=True)
+def _print_urls(config: Config, out: Console) -> None:
+    """Print the remote stream, store and models, and what changed since the last start."""
+    for change in moved(read_used(config.folder.root), config):
+        out.print(f"[yellow]![/] {escape(change)}", soft_wrap=True)
     for name, url in used_by(config).items():
         if url:
             out.print(f"{name.partition('.')[0]} at {escape(hidden(url))}", soft_wrap=True)
 
 
-def _keep_where(config: Config, out: Console) -> None:
-    """From now on every command on this folder looks where this platform writes; where one will
-    not, say so."""
+def _save_urls(config: Config, out: Console) -> None:
+    """Save the URLs for later commands on this folder; warn where another setting overrides one."""
     try:
         keep_used(config)
         others = used_by(resolve({"data": config.data}).config)
     except (ConfigError, OSError) as error:
         out.print(
-            f"[yellow]![/] where stream, store and models are was not kept: {escape(str(error))}",
+            "[yellow]![/] could not save the URLs of stream, store and models: "
+            f"{escape(str(error))}",
             soft_wrap=True,
         )
         return
     for name, url in used_by(config).items():
         if others[name] != url:
-            said = (
-                f"other commands on this folder go by {name} of its {CONFIG_FILE}, or of the "
+            warning = (
+                f"other commands on this folder use {name} of its {CONFIG_FILE} or of the "
                 "environment"
             )
             out.print(
-                f"[yellow]![/] {escape(said)}: {escape(hidden(others[name])) or HERE[name]}",
+                f"[yellow]![/] {escape(warning)}: {escape(hidden(others[name])) or HERE[name]}",
                 soft_wrap=True,
             )
 
 
-class Asked:
-    """Being asked to stop: the first time gently, the second time at once."""
+class StopRequest:
+    """Collects stop signals: the first stops gracefully, the second immediately."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
         self.at_once = threading.Event()
         self.number = 0
 
-    def __enter__(self) -> "Asked":
-        self._before = {one: signal.signal(one, self._ask) for one in stop_signals()}
+    def __enter__(self) -> "StopRequest":
+        self._before = {number: signal.signal(number, self._handle) for number in stop_signals()}
         return self
 
-    def _ask(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.stop.is_set():
             self.at_once.set()
         self.number = self.number or number
@@ -201,13 +203,12 @@ class Asked:
             signal.signal(number, handler)
 
 
-def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
+def _announce(platform: Platform, out: Console, *, json_ready: bool) -> None:
     url = platform.url
     keys = platform.keys
     pages = dict[str, str]()
     if url is not None and keys is not None:
-        # Where games are played in a browser with the development key: those that are registered
-        # and have a page.
+        # Pages to play registered games in a browser with the development key.
         games = open_deployment(platform.data, models=platform.config.models.url).registry.games()
         pages = {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
     if json_ready:
@@ -227,36 +228,35 @@ def _print_ready(
     pages: Mapping[str, str],
     others: str = "",
 ) -> None:
-    out.print(f"[bold]ready[/] at {url}; Ctrl-C stops it without losing anything", soft_wrap=True)
+    out.print(f"[bold]ready[/] at {url}; Ctrl-C stops it without data loss", soft_wrap=True)
     if others:
         out.print(escape(others), soft_wrap=True)
     if keys is None:
         out.print("next: understudy keys create --scopes play --game GAME", soft_wrap=True)
         return
     for game in PAGES:
-        where = pages.get(game, f"'understudy play {game} --web' on this folder says where")
-        out.print(f"play {game} in a browser: {escape(where)}", soft_wrap=True)
+        page = pages.get(game, f"run 'understudy play {game} --web' on this folder for the URL")
+        out.print(f"play {game} in a browser: {escape(page)}", soft_wrap=True)
     out.print(f"\nexport UNDERSTUDY_URL={url}\nexport UNDERSTUDY_KEY={keys.key}", soft_wrap=True)
-    out.print(f"\n[dim]# the admin's key: {keys.admin_key}[/]", soft_wrap=True)
-    out.print("[dim]# a game to start from; with the key above it registers itself:[/]")
+    out.print(f"\n[dim]# admin key: {keys.admin_key}[/]", soft_wrap=True)
+    out.print("[dim]# an example game; with the key above it registers itself:[/]")
     out.print(GAME, markup=False, soft_wrap=True)
 
 
 class _Lines:
-    """Lines on their way to standard error; while they are not read the newest are dropped, and
-    nothing waits."""
+    """Writes lines to standard error without blocking; when its queue is full, drops new lines."""
 
     def __init__(self) -> None:
-        self._waiting: queue.Queue[str | None] = queue.Queue(maxsize=1000)
+        self._queue: queue.Queue[str | None] = queue.Queue(maxsize=1000)
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
     def put(self, line: str | None) -> None:
         with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(line)
+            self._queue.put_nowait(line)
 
     def _write(self) -> None:
-        while (line := self._waiting.get()) is not None:
+        while (line := self._queue.get()) is not None:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(f"{line}\n")
                 sys.stderr.flush()
@@ -267,22 +267,21 @@ class _Lines:
 
 
 class _View:
-    """Roles as a table in a terminal, as a line for each change elsewhere."""
+    """Shows roles as a table in a terminal, as a line per change elsewhere."""
 
     def __init__(self, out: Console, *, is_json: bool) -> None:
-        """`is_json`: roles' events stay lines of JSON in a terminal, too."""
+        """`is_json`: show the roles' events as JSON lines in a terminal, too."""
         self._out = out
         self._is_json = is_json
         self._lines = None if out.is_terminal else _Lines()
         self._live: Live | None = None
         self._held: dict[str, str] | None = {}
-        """Until everything runs: the last line of each role, which may be the error that ends
-        the command."""
-        self.standings: dict[str, RoleStatus] = {}
+        """During startup: the last line of each role, which may be the error that ends it all."""
+        self.statuses: dict[str, RoleStatus] = {}
         self._next_s = 0.0
 
     def begin(self) -> None:
-        """Everything runs: from now on a table, where there is a terminal."""
+        """Call when all roles run; a terminal shows the table from now on."""
         self._release()
         self._held = None
         if self._out.is_terminal:
@@ -294,29 +293,23 @@ class _View:
             self._live.stop()
             self._live = None
 
-    def tell(self, standing: RoleStatus, said: str) -> None:
-        """What became of a role; its own last line is left out where that is the reason."""
-        if (
-            self._held
-            and (line := self._held.get(standing.role.name))
-            and line[:300] in standing.last_error
-        ):
-            del self._held[standing.role.name]
-        self._release(standing.role.name)
+    def tell(self, status: RoleStatus, text: str) -> None:
+        """Show a role's change of state; its last line is omitted if the text repeats it."""
+        name = status.role.name
+        if self._held and (line := self._held.get(name)) and line[:300] in status.last_error:
+            del self._held[name]
+        self._release(name)
         if self._lines is not None:
-            self._lines.put(f"{standing.role.name:<8} {said}")
+            self._lines.put(f"{name:<8} {text}")
             return
-        colour = {"waiting": "yellow", "running": "green"}.get(standing.state, "dim")
-        self._out.print(f"[{colour}]{standing.role.name:<8}[/] {escape(said)}", soft_wrap=True)
+        colour = {"waiting": "yellow", "running": "green"}.get(status.state, "dim")
+        self._out.print(f"[{colour}]{name:<8}[/] {escape(text)}", soft_wrap=True)
 
     def log(self, role: str, line: str) -> None:
-        """What a role wrote to standard error: as it is for programs, as words in a terminal."""
-        # Why a role ended is told already.
-        if (
-            (standing := self.standings.get(role)) is not None
-            and line
-            and line[:300] in standing.last_error
-        ):
+        """Show a role's line of standard error: unchanged for programs, as text in a terminal."""
+        # The reason why a role ended was already shown.
+        status = self.statuses.get(role)
+        if status is not None and line and line[:300] in status.last_error:
             return
         self._release(role)
         if self._held is None:
@@ -325,7 +318,7 @@ class _View:
             self._held[role] = line
 
     def drop(self, error: str) -> None:
-        """Do not show what a role said last when the command itself ends with just that."""
+        """Discard the last line of a role if it equals the error that ends the command."""
         self._held = {role: line for role, line in (self._held or {}).items() if line != error}
 
     def _release(self, role: str | None = None) -> None:
@@ -341,13 +334,13 @@ class _View:
         if self._lines is not None:
             self._lines.put(line)
         else:
-            said = line if self._is_json else _words(line)
-            self._out.print(f"[dim]{role:<8} {escape(said[:400])}[/]", soft_wrap=True)
+            text = line if self._is_json else _text(line)
+            self._out.print(f"[dim]{role:<8} {escape(text[:400])}[/]", soft_wrap=True)
 
     def refresh(self) -> None:
         if self._live is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + 0.5
-            self._live.update(_table(self.standings), refresh=True)
+            self._live.update(_table(self.statuses), refresh=True)
 
     def close(self) -> None:
         self._release()
@@ -356,8 +349,8 @@ class _View:
             self._lines.close()
 
 
-def _words(line: str) -> str:
-    """An event's line of JSON as words; any other line as it is."""
+def _text(line: str) -> str:
+    """A JSON event as readable text; any other line unchanged."""
     try:
         fields = json.loads(line)
         event = fields.pop("event")
@@ -367,18 +360,16 @@ def _words(line: str) -> str:
     return " ".join([str(event), *(f"{name}={value}" for name, value in shown.items())])
 
 
-def _table(standings: dict[str, RoleStatus]) -> Table:
-    table = Table("role", "state", "since", "restarts", "a second", "lag", min_width=64)
-    for standing in standings.values():
-        rates = ", ".join(
-            f"{count(rate)} {name}" for name, rate in standing.rates().items() if rate
-        )
-        lag_s = standing.report.get("lag_s")
+def _table(statuses: dict[str, RoleStatus]) -> Table:
+    table = Table("role", "state", "since", "restarts", "rates per s", "lag", min_width=64)
+    for status in statuses.values():
+        rates = ", ".join(f"{count(rate)} {name}" for name, rate in status.rates().items() if rate)
+        lag_s = status.report.get("lag_s")
         table.add_row(
-            standing.role.name,
-            standing.state,
-            f"{max(0, time.time() - standing.since_s):.0f} s",
-            str(standing.restarts or ""),
+            status.role.name,
+            status.state,
+            f"{max(0, time.time() - status.since_s):.0f} s",
+            str(status.restarts or ""),
             rates,
             "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
         )

@@ -1,9 +1,8 @@
-"""How each kind of server is made ready, run and asked.
+"""How to configure, launch and probe each kind of server.
 
-Kinesis has two: `kinesis-local` reshards as the real one does, `kinesalite` is much faster. Neither
-checks credentials. Both would listen on every address of the machine; a few lines that Node loads
-first keep them on loopback. S3 is versitygw over a folder, or moto, in memory, where there is no
-Go.
+Kinesis has two: `kinesis-local` reshards like the real one, `kinesalite` is much faster. Neither
+checks credentials. Both would listen on every address of the machine; a script that Node loads
+first restricts them to loopback. S3 is versitygw on a folder, or moto in memory if Go is missing.
 """
 
 import contextlib
@@ -29,14 +28,13 @@ from understudy.dev.packages import (
 from understudy.dev.process import HOST
 
 BUCKET = "understudy"
-"""A bucket that S3 has from the start."""
+"""A bucket that is created with the S3 server."""
 _ASK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFolder:
-    """Where one server lives: its data, its ports, its credentials, and the resolved package it
-    is run from."""
+    """The files of one server: its data, ports, credentials, and the package that it runs from."""
 
     folder: Path
     package: Path
@@ -55,8 +53,7 @@ class ServerFolder:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command line, and what its environment has beyond ours; secrets stand in files or there,
-    never in words."""
+    """A command line and extra environment; secrets are in files or the environment only."""
 
     words: Sequence[str | Path]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -64,28 +61,28 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one kind of server is made ready, run and asked."""
+    """How to configure, launch and probe one kind of server."""
 
     ports: Sequence[str] = ("client",)
-    """Names of the ports it needs; "client" is the one that clients speak to."""
+    """Names of the ports it needs; "client" is the one that clients connect to."""
     keeps_data: bool = True
-    """Whether what it acknowledged outlives its process."""
+    """Whether acknowledged data outlive the process."""
     trouble: Callable[[], str | None]
-    """Why it cannot run here, whatever was downloaded; None when it can."""
+    """Why it cannot run here, even if it is cached; None if it can."""
     prepare: Callable[[ServerFolder], None] = lambda place: None
-    """Write its settings, before every start; what is there already stays."""
+    """Write its settings before every start; existing data stay."""
     launch: Callable[[ServerFolder], Launch]
     """The command that runs it in the foreground."""
     ask: Callable[[ServerFolder], None]
-    """Have a real request answered; raises whatever its client raises while that does not work."""
+    """Send a real request; raises the client's error while the server does not respond."""
     welcome: Callable[[ServerFolder], None] = lambda place: None
-    """What is done as soon as it answers, once for the life of its data; may be done again."""
+    """Set it up once it responds, once per data folder; must be idempotent."""
 
 
 # Apache Cassandra: one node with passwords; a write is acknowledged when its commit log is synced.
 
 _DEFAULT_ROLE = "cassandra"
-"""The superuser that a new node makes itself, and its password."""
+"""The superuser that a new node creates, and its password."""
 
 _CASSANDRA_YAML = """\
 cluster_name: understudy
@@ -179,7 +176,7 @@ def ask_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> 
 
 
 def welcome_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
-    """Create our own superuser, and drop the one whose password is public."""
+    """Create our own superuser, and drop the default one, whose password is public."""
     own = place.credentials
     try:
         ask_cassandra(place, tls=tls)
@@ -188,9 +185,8 @@ def welcome_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None)
             place, {"username": _DEFAULT_ROLE, "password": _DEFAULT_ROLE}, tls
         ) as session:
             session.execute(
-                f"CREATE ROLE IF NOT EXISTS {own['username']} WITH SUPERUSER = true AND LOGIN = "
-                "true "
-                f"AND PASSWORD = '{own['password']}'"
+                f"CREATE ROLE IF NOT EXISTS {own['username']} WITH SUPERUSER = true "
+                f"AND LOGIN = true AND PASSWORD = '{own['password']}'"
             )
     with _cassandra_session(place, own, tls) as session:
         session.execute(f"DROP ROLE IF EXISTS {_DEFAULT_ROLE}")
@@ -200,12 +196,12 @@ def welcome_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None)
 def _cassandra_session(
     place: ServerFolder, user: Mapping[str, str], tls: ssl.SSLContext | None
 ) -> Iterator[Any]:
-    """A session for a few statements, as one user."""
+    """A session of one user, for a few statements."""
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
     from cassandra.policies import WhiteListRoundRobinPolicy
 
-    # Until the server answers, the driver logs a lot, which Python prints where no handler is set.
+    # Until the server responds, the driver logs a lot, which Python prints if no handler is set.
     logging.getLogger("cassandra").addHandler(logging.NullHandler())
     profile = ExecutionProfile(
         load_balancing_policy=WhiteListRoundRobinPolicy([HOST]), request_timeout=_ASK_S
@@ -275,8 +271,7 @@ _LOG4J = """\
 def prepare_kafka(place: ServerFolder) -> None:
     settings = place.folder / "server.properties"
     data = place.folder / "data"
-    # Paths in it are relative: Kafka would read a comma as a list, and other letters than English
-    # ones wrongly.
+    # Paths in it are relative: Kafka would split them at commas, and misread non-ASCII characters.
     text = _KAFKA_PROPERTIES.format(host=HOST, **place.ports, **place.credentials)
     with os.fdopen(os.open(settings, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
@@ -308,7 +303,8 @@ def prepare_kafka(place: ServerFolder) -> None:
         )
         if done.returncode != 0:
             raise ServerFailed(
-                f"kafka could not make its data folder {data}:\n{done.stdout[-2000:].strip()}"
+                f"kafka could not format its data folder {data}; output:\n"
+                f"{done.stdout[-2000:].strip()}"
             )
 
 
@@ -345,10 +341,10 @@ def _ask_kafka(place: ServerFolder) -> None:
         logger=_SILENT,
     )
     if not admin.list_topics(timeout=_KAFKA_ASK_S).brokers:
-        raise ServerFailed("kafka answered and named no broker yet")
+        raise ServerFailed("kafka responded without a broker; it is still starting")
 
 
-# Servers of the APIs of AWS.
+# Servers with AWS APIs.
 
 _LOOPBACK = """\
 const net = require('net'), listen = net.Server.prototype.listen
@@ -374,8 +370,7 @@ _KINESIS_ACTIONS = (
 
 
 def aws_client(service: str, url: str, credentials: Mapping[str, str]) -> Any:
-    """A boto3 client that never waits long, never retries and takes its settings from nowhere
-    else."""
+    """A boto3 client with short timeouts, no retries and no settings from the environment."""
     import boto3
     from botocore.config import Config
 
@@ -451,8 +446,7 @@ def _prepare_versity(place: ServerFolder) -> None:
 
 
 def _launch_versity(place: ServerFolder) -> Launch:
-    # What S3 knows of an object beyond its bytes stands in attributes of the file, where the disk
-    # has them.
+    # Object metadata are stored in extended file attributes if the file system supports them.
     facts: list[str | Path] = ["--sidecar", place.folder / "facts"]
     probe = place.folder / ".attributes"
     probe.touch()
@@ -489,7 +483,7 @@ def _ask_s3(place: ServerFolder) -> None:
 
 def _welcome_s3(place: ServerFolder) -> None:
     client = aws_client("s3", place.url, place.credentials)
-    if BUCKET not in [found["Name"] for found in client.list_buckets()["Buckets"]]:
+    if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
         client.create_bucket(Bucket=BUCKET)
 
 

@@ -1,10 +1,9 @@
-"""A crowd of players in one thread: many kept connections that send real parcels when they are due,
-at little cost.
+"""Simulated players in one thread: many open connections that send real frame batches on time.
 
-The people of `understudy.simulation` play through the client, which sends for all of its players
-over one connection. A thousand games on a thousand machines are a thousand connections, and a
-thousand clients would need more than the two cores that are measured: so this crowd writes requests
-to sockets itself, of frames that were recorded before.
+The players of `understudy.simulation` use the client, which sends for all of its players over one
+connection. A thousand games on a thousand machines are a thousand connections, and a thousand
+clients would need more than the two measured cores. So these players write requests of previously
+recorded frames directly to sockets.
 """
 
 import asyncio
@@ -14,28 +13,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from understudy.core.names import PlayerName, player_name
-from understudy.experience.frame import CONTENT_TYPE, Frame, encode_parcel
+from understudy.experience.frame import CONTENT_TYPE, Frame, encode_frame_batch
 
 Answer = tuple[int, bytes]
-"""Status and body; status 0 when the connection was lost."""
+"""Status and body; status 0 if the connection was lost."""
 _AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where a crowd sends to."""
+class Endpoint:
+    """The gateway, key and game that players send to."""
 
     host: str
     port: int
     key: str
     game: str
 
-    def parcel(self, frames: Sequence[Frame], player: str) -> bytes:
-        """A whole request, ready to be written."""
+    def frame_batch(self, frames: Sequence[Frame], player: str) -> bytes:
+        """A complete request, ready to be sent."""
         players: Mapping[uuid.UUID, PlayerName] = {
             frame.session: player_name(player) for frame in frames
         }
-        body = encode_parcel(frames, players)
+        body = encode_frame_batch(frames, players)
         return (
             self._head(
                 "POST",
@@ -57,7 +56,7 @@ class Door:
 
 
 class Line(asyncio.Protocol):
-    """One kept connection; a request at a time."""
+    """One open connection; one request at a time."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -87,8 +86,8 @@ class Line(asyncio.Protocol):
         if at < 0:
             return
         head = bytes(self._buffer[:at]).lower()
-        found = head.find(b"content-length:")
-        size = int(head[found + 15 :].split(b"\r\n", 1)[0]) if found >= 0 else 0
+        length_at = head.find(b"content-length:")
+        size = int(head[length_at + 15 :].split(b"\r\n", 1)[0]) if length_at >= 0 else 0
         if len(self._buffer) < at + 4 + size:
             return
         body = bytes(self._buffer[at + 4 : at + 4 + size])
@@ -101,28 +100,30 @@ class Line(asyncio.Protocol):
             self._transport.close()
 
 
-async def lines(door: Door, count: int) -> list[Line]:
-    """So many open connections."""
+async def lines(endpoint: Endpoint, count: int) -> list[Line]:
+    """Open this many connections."""
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(Line, door.host, door.port))[1] for _ in range(count)]
+    return [
+        (await loop.create_connection(Line, endpoint.host, endpoint.port))[1] for _ in range(count)
+    ]
 
 
 @dataclass(slots=True)
-class Heard:
-    """What a crowd was answered."""
+class Answers:
+    """The gateway's answers to all players."""
 
     took_s: list[float] = field(default_factory=list)
-    """From when a parcel was due to its acknowledgement."""
+    """From when a batch was due to its acknowledgement."""
     late_s: list[float] = field(default_factory=list)
-    """How late the crowd itself was in sending; not the gateway's doing."""
+    """How late the players themselves were in sending; not caused by the gateway."""
     acked: list[Frame] = field(default_factory=list)
     again: int = 0
-    """Answers other than an acknowledgement; sent again, as a client would."""
+    """Answers other than an acknowledgement; the batch is sent again, as a client would."""
 
     async def play(
         self, line: Line, requests: Sequence[tuple[Frame, bytes]], *, first_s: float, every_s: float
     ) -> None:
-        """Send each frame when it is due and the last one is answered."""
+        """Send each frame when it is due and the previous one is answered."""
         loop = asyncio.get_running_loop()
         for at, (frame, request) in enumerate(requests):
             due_s = first_s + at * every_s
@@ -142,25 +143,24 @@ class Heard:
 
 
 async def play_all(
-    door: Door,
+    endpoint: Endpoint,
     played: Sequence[Sequence[Frame]],
     *,
     linger_s: float,
     rng: random.Random,
     each: Callable[[], None],
-) -> Heard:
-    """All of them play to the end, each with a phase of its own; `each` is called ten times a
-    second."""
-    heard = Heard()
-    opened = await lines(door, len(played))
+) -> Answers:
+    """Play all sessions to the end, with random phases; calls `each` ten times a second."""
+    answers = Answers()
+    opened = await lines(endpoint, len(played))
     requests = [
-        [(frame, door.parcel([frame], f"p-{at}")) for frame in frames]
+        [(frame, endpoint.frame_batch([frame], f"p-{at}")) for frame in frames]
         for at, frames in enumerate(played)
     ]
     now_s = asyncio.get_running_loop().time() + 0.5
     waiting = asyncio.gather(
         *(
-            heard.play(
+            answers.play(
                 line, requests[at], first_s=now_s + rng.uniform(0.0, linger_s), every_s=linger_s
             )
             for at, line in enumerate(opened)
@@ -169,7 +169,7 @@ async def play_all(
     while not waiting.done():
         each()
         await asyncio.wait([waiting], timeout=0.1)
-    await waiting  # raises what a player died of
+    await waiting  # raises the error of a failed player
     for line in opened:
         line.close()
-    return heard
+    return answers
