@@ -70,11 +70,7 @@ class Collector:
             self._passed(name, report)
 
     def _passed(self, name: str, report: pytest.TestReport) -> None:
-        claims: list[dict[str, Any]] = [
-            value
-            for key, value in report.user_properties
-            if key == "card"  # type: ignore[misc]
-        ]
+        claims: list[Any] = [value for key, value in report.user_properties if key == "card"]
         for at, claim in enumerate(claims):
             # The test's seconds are shown once, with its first claim.
             self._line(**claim, seconds=0.0 if at else report.duration)

@@ -15,8 +15,9 @@ import pytest
 from tests.card import Card
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import models_folder, open_deployment
-from understudy.client.connect import Address, connect
+from understudy.client.connect import Address, ClientConfig, connect
 from understudy.client.http import HttpLink
+from understudy.client.sender import SenderConfig
 from understudy.core.errors import Corrupt, Refused
 from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
@@ -57,7 +58,8 @@ class Guest:
         spec = spec_from_gymnasium(gymnasium.make(ENV))
         self.link = TimedLink(Address(url, key), spec.game)
         link = LedgerLink(self.link, data.ledger)
-        self.game = connect(spec=spec, link=link, spool=spool, consent="granted", linger_s=0.1)
+        config = ClientConfig(link=link, spool=spool, sender=SenderConfig(linger_s=0.1))
+        self.game = connect(spec=spec, consent="granted", config=config)
         rng = np.random.default_rng()
         self._person = Solo(self.game, "guest", ENV, rng, bot_share=1.0, choose=self._alone)
         self.by_bot = 0

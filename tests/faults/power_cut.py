@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,7 @@ class Disk:
         for change in [one for one in self._changes if one.creates and one.node is node]:
             assert change.added is not None
             folder, name = change.added
-            self._settle(
-                lambda one, folder=folder, name=name: one.touches(folder, name),
-                up_to=change,  # type: ignore[misc]
-            )
+            self._settle(partial(Change.touches, folder=folder, name=name), up_to=change)
 
     def sync_folder(self, folder: Node) -> None:
         self.syncs += 1
