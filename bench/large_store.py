@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import sys
 import time
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from bench.one_pass import run_once  # noqa: E402
 from bench.store import IMAGE_STEPS  # noqa: E402
 from understudy.app.roles.children import report, stop_with_parent  # noqa: E402
 from understudy.core.chunk import Chunk, chunk_of  # noqa: E402
+from understudy.core.frame import Frame, data_frame  # noqa: E402
 from understudy.core.game import GameSpec, game_spec  # noqa: E402
 from understudy.core.names import new_session  # noqa: E402
 from understudy.core.ports import Candidate, Cursor, Position, Stored, WriteBatch  # noqa: E402
@@ -185,8 +187,13 @@ def _log_mb(folder: Path) -> float:
 
 
 def _write(folder: Path, wanted_bytes: int) -> None:
-    """Commits of eight image chunks and a probe, until there is enough; reports the sum, or each commit for ever."""
+    """Commits of eight image chunks and a probe, until there is enough; reports the sum, or each commit for ever.
+
+    The images are recorded once and compressed once; each commit has them under the id of a new session.
+    """
     probe = _template(_PROBE, np.zeros((2, 1)))
+    images = session_frames(SCREEN, noise(_CHUNKS_A_COMMIT * IMAGE_STEPS), max_steps=IMAGE_STEPS)
+    chunks = [chunk_of(frame) for frame in images]
     began_s = time.monotonic()
     written = 0
     with LocalStore(folder) as store:
@@ -194,8 +201,10 @@ def _write(folder: Path, wanted_bytes: int) -> None:
         for number in itertools.count():
             is_old = written < wanted_bytes / 10
             received_s = int(time.time()) - (_OLD_S if is_old else 0)
-            images = session_frames(SCREEN, noise(_CHUNKS_A_COMMIT * IMAGE_STEPS, seed=number), max_steps=IMAGE_STEPS)
-            candidates = [Candidate(frame.stamped(PLAYER, received_s), chunk_of(frame)) for frame in images]
+            session = new_session(time.time())
+            candidates = [
+                _renamed(frame, chunk, session, received_s) for frame, chunk in zip(images, chunks, strict=True)
+            ]
             candidates.append(_probe(probe, number, received_s))
             store.write(WriteBatch("bench", epoch, Position(str(number)), candidates))
             written += sum(candidate.frame.size_bytes for candidate in candidates)
@@ -205,6 +214,13 @@ def _write(folder: Path, wanted_bytes: int) -> None:
                 break
         seconds = time.monotonic() - began_s
         report({"next_arrival": store.next_arrival, "bytes": written, "seconds": seconds})
+
+
+def _renamed(frame: Frame, chunk: Chunk, session: uuid.UUID, received_s: int) -> Candidate:
+    """The same chunk under the id of another session."""
+    body = frame.body.replace(str(frame.session).encode(), str(session).encode())
+    renamed = data_frame(session, frame.chunk_no, body).stamped(PLAYER, received_s)
+    return Candidate(renamed, replace(chunk, meta=replace(chunk.meta, session=session)))
 
 
 def _template(spec: GameSpec, observations: Array) -> Chunk:
