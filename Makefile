@@ -28,11 +28,11 @@ test:  ## every test that needs no outside server
 	@$(SETUP) $(TESTED)
 	$(PYTEST) -n 2
 
-test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis, S3, Spark
+test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis, S3, Spark; PROFILE=full: repetitions, too
 	@$(SETUP) $(TESTED) servers spark
 	@$(BIN)/understudy dev servers fetch || echo "  tests of what is missing are skipped"
 	@# One worker: servers, Spark and a whole platform already take both cores of a small machine.
-	$(PYTEST) -m "backends and not slow" tests/backends
+	$(PYTEST) -m "backends$(if $(filter full,$(PROFILE)),, and not slow)" tests/backends
 
 check:  ## format, lint, types, imports
 	@$(SETUP) $(TESTED)

@@ -238,7 +238,10 @@ def test_its_secret_stands_in_no_log_and_on_no_command_line(server):
     assert secret not in server.log.read_text(errors="replace")
 
 
-@pytest.mark.parametrize("name", SERVERS)
+# What takes most of a minute to start is restarted in the full profile; other tests of this folder kill it, too.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("cassandra", "kafka") else name for name in SERVERS]
+)
 def test_one_restarted_by_a_thread_stays_and_stop_leaves_no_process_and_no_port(name, tmp_path):
     if reason := why_not(name):
         pytest.skip(reason)

@@ -115,6 +115,7 @@ def test_a_worker_that_cannot_take_tasks_is_told_before_anything_is_read(
     assert "No module named 'understudy'" in errors
 
 
+@pytest.mark.slow  # it waits for most of a minute
 @pytest.mark.usefixtures("with_spark")
 def test_a_master_that_says_nothing_is_told_and_asked_to_stop_the_command_waits_no_longer(mark: str, flags: list[str]):
     with socket.create_server(("127.0.0.1", 0)) as silent:
