@@ -33,7 +33,11 @@ def processes_in(folder: Path) -> list[str]:
             "--stream kinesis --store cassandra --models s3 --ingest spark",
             ("kinesalite", "cassandra", "s3"),
         ),
-        ("--stream kafka --store cassandra --kill ingest", ("kafka", "cassandra")),
+        pytest.param(
+            "--stream kafka --store cassandra --kill ingest",
+            ("kafka", "cassandra"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_bot_gets_better_and_nothing_is_lost(

@@ -278,7 +278,15 @@ def test_its_secret_is_in_no_log_and_on_no_command_line(server):
     assert secret not in server.log.read_text(errors="replace")
 
 
-@pytest.mark.parametrize("name", SERVERS)
+# Servers that take most of a minute to start are restarted in the full profile only; other tests of
+# this folder kill them, too.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("cassandra", "kafka") else name
+        for name in SERVERS
+    ],
+)
 def test_a_server_restarted_by_a_thread_survives_it_and_stop_leaves_no_process_and_no_port(
     name, tmp_path
 ):

@@ -149,6 +149,7 @@ def test_a_worker_that_cannot_run_tasks_is_reported_before_anything_is_read(
     assert "No module named 'understudy'" in errors
 
 
+@pytest.mark.slow  # it waits for most of a minute
 @pytest.mark.usefixtures("with_spark")
 def test_a_silent_master_is_reported_and_a_stop_request_ends_the_wait(mark: str, flags: list[str]):
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -403,16 +403,24 @@ class LocalStore:
         """Return free pages to the file system in slices of `slice_s`; return the bytes freed."""
         self._check_open()
         before = self._database.pragma("page_count")
+        work_s = slice_s / 8
         while self._database.pragma("freelist_count"):
-            deadline = time.monotonic() + slice_s / 2
             with self._state:
                 self._check_open()
+                began_s = time.monotonic()
                 moved = 0
                 with self._changing("compacting"):
-                    while time.monotonic() < deadline and self._database.pragma("freelist_count"):
+                    while time.monotonic() < began_s + work_s and self._database.pragma(
+                        "freelist_count"
+                    ):
                         self._db.execute(f"PRAGMA incremental_vacuum({_COMPACT_PAGES})").fetchall()
                         moved += _COMPACT_PAGES
                 self._database.wrote(moved * PAGE_BYTES)
+                # Sync and checkpoint take longer than the work itself; the next slice does what leaves time for them.
+                took_s = time.monotonic() - began_s
+                work_s = min(
+                    slice_s / 2, max(slice_s / 100, work_s * min(1.2, slice_s / 3 / took_s))
+                )
             if between is not None:
                 between()
         self._database.truncate_log()
