@@ -416,7 +416,8 @@ class LocalStore:
                         self._db.execute(f"PRAGMA incremental_vacuum({_COMPACT_PAGES})").fetchall()
                         moved += _COMPACT_PAGES
                 self._database.wrote(moved * PAGE_BYTES)
-                # Sync and checkpoint take longer than the work itself; the next slice does what leaves time for them.
+                # Sync and checkpoint take longer than the work itself: leave them time in the next
+                # slice.
                 took_s = time.monotonic() - began_s
                 work_s = min(
                     slice_s / 2, max(slice_s / 100, work_s * min(1.2, slice_s / 3 / took_s))
