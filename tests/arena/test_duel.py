@@ -141,7 +141,7 @@ def test_unknown_names_are_rejected(name: str, tmp_path: Path):
 def test_a_file_too_large_for_a_policy_is_not_read(tmp_path: Path):
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ConfigError, match="at most"):
+    with pytest.raises(ConfigError, match="the limit is"):
         side_of(str(tmp_path / "huge"), nobody)
 
 
@@ -149,7 +149,7 @@ def test_a_file_too_large_for_a_policy_is_not_read(tmp_path: Path):
     ("line", "said"),
     [
         ("good good --serves 20", "neither; they play alike"),
-        ("good strong --serves 4", "(too few for an interval)\nbetter: neither; more serves"),
+        ("good strong --serves 4", "(too few serves for an interval)\nbetter: neither; more serves"),
     ],
 )
 def test_an_undecided_duel_explains_why(line: str, said: str, capsys: pytest.CaptureFixture[str]):

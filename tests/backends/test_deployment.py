@@ -115,6 +115,6 @@ def test_a_run_with_non_finite_outputs_is_rejected_and_leaves_no_model(tmp_path:
     policy = random_policy(GAME, "argmax")
     huge = {name: np.full_like(array, 3e38) for name, array in policy.weights.items()}
     RunFolder(run).save_policy("best", replace(policy, weights=huge))
-    with np.errstate(all="ignore"), pytest.raises(Refused, match="is not finite"):
+    with np.errstate(all="ignore"), pytest.raises(Refused, match="are not finite"):
         release_run(opened, run)
     assert opened.registry.games() == []

@@ -412,7 +412,7 @@ def test_an_unreachable_partition_does_not_block_the_others(bench: Bench):
 @pytest.mark.parametrize("name", ["max_read_bytes", "claim_ttl_s", "full_pause_s"])
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
 def test_invalid_settings_are_rejected(name: str, value: float):
-    with pytest.raises(ConfigError, match=f"{name} is {value}; give a number above 0"):
+    with pytest.raises(ConfigError, match=f"{name} is {value}; use a number above 0"):
         IngestConfig(**{name: value})  # type: ignore[arg-type]
 
 

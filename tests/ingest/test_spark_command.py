@@ -59,7 +59,7 @@ def with_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
             "--master needs the Spark engine, but ingest.engine is native; omit it, or give",
         ),
         (["--store", STORE, "--keep-days", "3"], "--keep-days applies to a store in the data"),
-        (["--stream", "ftp://x"], "stream.url begins with ftp://"),
+        (["--stream", "ftp://x"], "stream.url starts with ftp://"),
         (
             ["--stream", "kafka://nowhere:1/t", "--retention", "9"],
             "--retention applies to a stream in the data folder only",
@@ -221,7 +221,7 @@ def test_workers_open_the_addresses_of_the_driver_and_need_no_keys(
 
 
 def test_an_empty_batch_runs_no_job():
-    with pytest.raises(ConfigError, match="max_batch_bytes is 0; give a number above 0"):
+    with pytest.raises(ConfigError, match="max_batch_bytes is 0; use a number above 0"):
         SparkJob(opener="a:b", address="", owner="o", max_batch_bytes=0)
 
 

@@ -293,7 +293,7 @@ def test_a_lost_entry_is_reported_and_nothing_is_written_after_it(tmp_path: Path
         lambda: fresh.point("pong", "champion", 1, why="test"),
         lambda: fresh.takeover("pong", owner="another"),
     ):
-        with pytest.raises(Corrupt, match="later entries are there"):
+        with pytest.raises(Corrupt, match="later entries exist"):
             write()
     assert not lost.exists()
     lost.write_bytes(raw)

@@ -151,7 +151,8 @@ def disk(doing: str) -> Iterator[None]:
             raise StorageFull(
                 f"no space for {doing}: {error}; free some space and try again"
             ) from error
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        # Every statement here is fixed, so a missing table or column is a damaged schema.
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "no such" in str(error):
             raise Corrupt(f"{doing} failed: {error}; restore the store from a backup") from error
         raise StorageFailed(f"{doing} failed: {error}; reopen the store") from error
 
