@@ -85,6 +85,17 @@ def test_a_flipped_byte_anywhere_is_detected_or_has_no_effect(recorded, tmp_path
     assert seen > 100
 
 
+def test_a_damaged_schema_is_corruption_and_not_a_disk_failure(recorded):
+    folder, _ = recorded
+    path = folder / FILE_NAME
+    whole = path.read_bytes()
+    assert b"partition" in whole
+    path.write_bytes(whole.replace(b"partition", b"partitioo"))
+    with pytest.raises(Corrupt, match="no such column"):
+        audit_of(folder)
+    path.write_bytes(whole)
+
+
 @pytest.mark.parametrize(
     "statement",
     [
