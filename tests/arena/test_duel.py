@@ -149,7 +149,10 @@ def test_a_file_too_large_for_a_policy_is_not_read(tmp_path: Path):
     ("line", "said"),
     [
         ("good good --serves 20", "neither; they play alike"),
-        ("good strong --serves 4", "(too few serves for an interval)\nbetter: neither; more serves"),
+        (
+            "good strong --serves 4",
+            "(too few serves for an interval)\nbetter: neither; more serves",
+        ),
     ],
 )
 def test_an_undecided_duel_explains_why(line: str, said: str, capsys: pytest.CaptureFixture[str]):
