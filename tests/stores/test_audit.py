@@ -76,6 +76,17 @@ def test_a_flipped_byte_anywhere_is_seen_or_changes_nothing(recorded, tmp_path: 
     assert seen > 100
 
 
+def test_a_damaged_schema_is_damage_and_no_trouble_of_the_disk(recorded):
+    folder, _ = recorded
+    path = folder / FILE_NAME
+    whole = path.read_bytes()
+    assert b"partition" in whole
+    path.write_bytes(whole.replace(b"partition", b"partitioo"))
+    with pytest.raises(Corrupt, match="no such column"):
+        audit_of(folder)
+    path.write_bytes(whole)
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -120,7 +120,8 @@ def disk(doing: str) -> Iterator[None]:
         code = extended & 0xFF
         if code == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE:
             raise StorageFull(f"no room for {doing}: {error}; free some space and try again") from error
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        # Every statement here is fixed, so a missing table or column is a damaged schema.
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "no such" in str(error):
             raise Corrupt(f"{doing} failed: {error}; restore the store from a backup") from error
         raise StorageFailed(f"{doing} failed: {error}; reopen the store") from error
 
