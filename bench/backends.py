@@ -255,7 +255,6 @@ def spark_into_cassandra(server: Server, folder: Path, size: Size, found: Findin
 def spark_into_a_waiting_store(folder: Path, size: Size, found: Findings) -> None:
     """One Spark worker beside two, where a write is nothing but waiting."""
     if size.spark_rounds:
-        folder.mkdir()
         spread(folder, found, rounds=size.spark_rounds)
 
 
