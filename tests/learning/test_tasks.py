@@ -1,4 +1,4 @@
-"""Every algorithm learns what it is for, on one seed; the full card takes Acrobot and a second seed, `make bench` ten seeds."""
+"""Every algorithm learns what it is for, on one seed; the full card adds Acrobot and a second seed."""
 
 from pathlib import Path
 
