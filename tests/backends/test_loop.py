@@ -28,6 +28,7 @@ def processes_in(folder: Path) -> list[str]:
     ("words", "servers"),
     [
         ("--stream kinesis --store cassandra --models s3 --ingest spark", ("kinesalite", "cassandra", "s3")),
+        # The same loop on another stream: in the full profile. Kafka's own kills are in test_kafka_faults.py.
         pytest.param("--stream kafka --store cassandra --kill ingest", ("kafka", "cassandra"), marks=pytest.mark.slow),
     ],
 )

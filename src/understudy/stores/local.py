@@ -368,7 +368,10 @@ class LocalStore:
                 began_s = time.monotonic()
                 moved = 0
                 with self._changing("compacting"):
-                    while time.monotonic() < began_s + work_s and self._database.pragma("freelist_count"):
+                    # Some pages in every slice, however long it took to begin: else it might never end.
+                    while not moved or (
+                        time.monotonic() < began_s + work_s and self._database.pragma("freelist_count")
+                    ):
                         self._db.execute(f"PRAGMA incremental_vacuum({_COMPACT_PAGES})").fetchall()
                         moved += _COMPACT_PAGES
                 self._database.wrote(moved * PAGE_BYTES)
