@@ -327,7 +327,6 @@ def spark_into_cassandra(server: Server, folder: Path, size: Size, findings: Fin
 def spark_into_a_waiting_store(folder: Path, size: Size, findings: Findings) -> None:
     """One Spark worker and two, into a store whose writes only wait."""
     if size.spark_rounds:
-        folder.mkdir()
         spread(folder, findings, rounds=size.spark_rounds)
 
 

@@ -127,6 +127,7 @@ def test_what_happens_is_said_once_and_counts_are_not(browser: Any, cartpole: St
 def test_a_new_champion_a_model_that_comes_and_a_lost_platform_are_said(browser: Any, rally: Stage):
     with tab(browser, rally.address) as seen:
         seen.page.wait_for_selector("body[data-bot^='rally/']")
+        seen.page.wait_for_selector("#state[data-state=connected]")
         seen.page.evaluate(LISTEN)
         name = rally.release(seed=5)
         wait_for(lambda: seen.fact("bot") == name)

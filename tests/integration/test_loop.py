@@ -33,6 +33,7 @@ def processes_in(folder: Path) -> list[str]:
             "--stream kinesis --store cassandra --models s3 --ingest spark",
             ("kinesalite", "cassandra", "s3"),
         ),
+        # The same loop on another stream; test_kafka_faults.py covers Kafka's own kills.
         pytest.param(
             "--stream kafka --store cassandra --kill ingest",
             ("kafka", "cassandra"),

@@ -43,7 +43,7 @@ def test_the_seeds_client_learns_on_the_whole_stack_and_draws_its_returns(tmp_pa
     assert int(stored[1]) > 1_000
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # `make bench` runs the same at full size
 @pytest.mark.timeout(600)
 def test_the_backends_benchmark_passes_its_gates(tmp_path: Path):
     """Takes over 20 seconds: servers start, and a bot improves measurably."""

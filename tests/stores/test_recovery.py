@@ -321,6 +321,23 @@ def test_compacting_shrinks_the_file_and_keeps_every_chunk(tmp_path: Path):
     desk.store.close()
 
 
+def test_a_slice_too_short_for_anything_still_shrinks_the_file(tmp_path: Path):
+    desk = local_desk(tmp_path)
+    for chunks in sessions(20, 4, max_steps=400):
+        desk.put(*chunks, player=PLAYER)
+    desk.store.forget(PLAYER)
+    slices = 0
+
+    def between() -> None:
+        nonlocal slices
+        slices += 1
+        assert slices < 10_000, "a slice that frees nothing is repeated for ever"
+
+    assert desk.store.compact(slice_s=1e-9, between=between) > 0  # type: ignore[attr-defined]
+    assert slices > 0
+    desk.store.close()
+
+
 def test_under_retention_the_file_stops_growing(tmp_path: Path):
     desk = local_desk(tmp_path)
     sizes: list[int] = []

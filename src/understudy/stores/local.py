@@ -410,8 +410,10 @@ class LocalStore:
                 began_s = time.monotonic()
                 moved = 0
                 with self._changing("compacting"):
-                    while time.monotonic() < began_s + work_s and self._database.pragma(
-                        "freelist_count"
+                    # At least once per slice, however late it started: otherwise it might never end.
+                    while not moved or (
+                        time.monotonic() < began_s + work_s
+                        and self._database.pragma("freelist_count")
                     ):
                         self._db.execute(f"PRAGMA incremental_vacuum({_COMPACT_PAGES})").fetchall()
                         moved += _COMPACT_PAGES
