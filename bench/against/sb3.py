@@ -1,5 +1,5 @@
-# mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported",
-# disallow-subclassing-any=False
+# mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported"
+# mypy: disallow-subclassing-any=False
 """Stable-Baselines3: training with its own callbacks, and acting with `predict`."""
 
 import time

@@ -410,7 +410,7 @@ class LocalStore:
                 began_s = time.monotonic()
                 moved = 0
                 with self._changing("compacting"):
-                    # At least once per slice, however late it started: otherwise it might never end.
+                    # At least once per slice, however late it started, so that this ends.
                     while not moved or (
                         time.monotonic() < began_s + work_s
                         and self._database.pragma("freelist_count")
