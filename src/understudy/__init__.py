@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from understudy.client.connect import ClientConfig as ClientConfig
     from understudy.client.connect import connect as connect
     from understudy.training import events as events
     from understudy.training.events import Stop as Stop
@@ -11,9 +12,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Stop", "TrainOptions", "__version__", "connect", "events", "train"]
+__all__ = ["ClientConfig", "Stop", "TrainOptions", "__version__", "connect", "events", "train"]
 
 _LAZY = {
+    "ClientConfig": "understudy.client.connect:ClientConfig",
     "Stop": "understudy.training.events:Stop",
     "TrainOptions": "understudy.training.train:TrainOptions",
     "connect": "understudy.client.connect:connect",
@@ -34,6 +36,10 @@ def __getattr__(name: str) -> Any:
         except metadata.PackageNotFoundError:
             return "0+source"
     raise AttributeError(f"module 'understudy' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def _load(name: str) -> Any:

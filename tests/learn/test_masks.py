@@ -40,7 +40,7 @@ first = {name: algorithm.init(jax.random.PRNGKey(0)) for name, algorithm in ALGO
 masks = hnp.arrays(np.bool_, (ROWS, ACTIONS)).map(
     lambda action_mask: action_mask | (~action_mask.any(1, keepdims=True))
 )
-"""Random ones; where nothing would be legal, everything is."""
+"""Random masks; a row without a valid action becomes all valid."""
 tables = hnp.arrays(
     np.float32,
     (STATES, ACTIONS),

@@ -250,7 +250,7 @@ def test_mutated_frame_batches_never_break_anything(gateway: Running, key: str, 
         assert reply.status in (200, 400), reply.raw
         if reply.status == 200:
             assert not any(ack["accepted"] for ack in reply.json["acks"])
-    card.line("mutated parcels", tried=400, held=400)
+    card.line("mutated frame batches", tried=400, held=400)
 
 
 @settings(OFTEN, max_examples=60)

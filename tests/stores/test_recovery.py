@@ -163,7 +163,7 @@ def test_anything_in_the_place_of_a_store_counts_as_one_and_is_rejected(tmp_path
     refused: list[tuple[Callable[[Path], None], str]] = [
         (garbage, "not a database"),
         (foreign, "is the database of another program"),
-        (old, "understudy-store/1"),
+        (old, "before the first release"),
         (a_file, "is a file, but a store needs a folder"),
     ]
     for number, (make, said) in enumerate(refused):
@@ -185,7 +185,7 @@ def test_a_store_of_an_older_format_is_rejected_and_not_changed(tmp_path: Path):
     (tmp_path / "segments").mkdir()
     (tmp_path / "catalogue.sqlite").write_bytes(b"old")
     for opening in (LocalStore, StoreView):
-        with pytest.raises(ConfigError, match="understudy-store/1"):
+        with pytest.raises(ConfigError, match="before the first release"):
             opening(tmp_path)
     assert (tmp_path / "catalogue.sqlite").read_bytes() == b"old"
     assert not (tmp_path / FILE_NAME).exists()

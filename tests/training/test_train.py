@@ -551,13 +551,19 @@ def test_train_has_at_most_ten_parameters():
 
 
 def test_importing_understudy_is_cheap_and_stop_needs_no_jax():
-    code = "import sys, understudy; understudy.Stop, understudy.events.Episode; print(*sys.modules)"
+    code = "import sys, understudy; understudy.Stop, understudy.events.Update; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert {"jax", "gymnasium", "numba", "click", "rich"}.isdisjoint(loaded)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = understudy.trian
+
+
+def test_dir_shows_the_public_names_and_each_can_be_loaded():
+    assert dir(understudy) == sorted(understudy.__all__)
+    for name in dir(understudy):
+        assert getattr(understudy, name) is not None
 
 
 def test_a_missing_package_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):

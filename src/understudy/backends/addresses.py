@@ -62,11 +62,11 @@ def init_store(url: str) -> None:
     load("understudy.stores.cassandra:init", what="store")(location)
 
 
-def migrate_store(url: str) -> tuple[int, int, int]:
-    """Apply the URL's ttl_s to new chunks; return the table version before and after, and ttl_s."""
+def migrate_store(url: str) -> int:
+    """Apply the URL's ttl_s, if it has one, to new chunks; return the ttl_s of the store."""
     location = _location(url, STORES, "store", _STORE_FORM)
-    before, after, ttl_s = load("understudy.stores.cassandra:migrate", what="store")(location)
-    return before, after, ttl_s
+    ttl_s: int = load("understudy.stores.cassandra:migrate", what="store")(location)
+    return ttl_s
 
 
 def check_backends(*, stream: str, store: str) -> None:

@@ -77,13 +77,7 @@ def migrate(url: str, as_json: bool) -> int:
     Chunks already stored keep their expiry, and running processes use the old value until they are
     restarted. Without ttl_s in the URL nothing changes.
     """
-    before, after, ttl_s = migrate_store(url)
+    ttl_s = migrate_store(url)
     retention = f"for {ttl_s} s" if ttl_s else "forever"
-    results(as_json=as_json).print(
-        f"the tables of {hidden(url)} are already at version {after}; new chunks are kept "
-        f"{retention}",
-        soft_wrap=True,
-    )
-    return finish(
-        {"store": hidden(url), "before": before, "after": after, "ttl_s": ttl_s}, as_json=as_json
-    )
+    results(as_json=as_json).print(f"{hidden(url)} keeps new chunks {retention}", soft_wrap=True)
+    return finish({"store": hidden(url), "ttl_s": ttl_s}, as_json=as_json)

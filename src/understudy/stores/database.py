@@ -25,7 +25,7 @@ from zlib import crc32
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, StorageFull
 from understudy.core.log import is_locked, make_folder, remove, storage_error, write_file
 
-FORMAT = "understudy-store/2"
+FORMAT = "understudy-store/1"
 FILE_NAME = "experience.sqlite"
 
 Synchronous = Literal["FULL", "NORMAL", "OFF"]
@@ -444,9 +444,9 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file, but a store needs a folder; move it away")
     if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():
         raise ConfigError(
-            f"the store in {folder} has format 'understudy-store/1', but this version reads "
-            f"{FORMAT!r}; use another --data folder, or export it with the version that wrote it "
-            "and import it here"
+            f"the store in {folder} is in segments, a format from before the first release that "
+            "this version does not read; use another --data folder, or export it with the version "
+            "that wrote it and import it here"
         )
 
 

@@ -20,8 +20,8 @@ from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import Location
 from understudy.stores.cassandra.wire import REFUSED, Options, Wire, no_datacenter, read_options
 
-VERSION = 3
-"""3: frames by their hash; sessions are written after their commit."""
+VERSION = 1
+"""The version of the tables."""
 
 TABLES = {
     "meta": "name text PRIMARY KEY, number bigint, value text",
@@ -144,18 +144,15 @@ def _keep(wire: Wire, keep_s: int) -> None:
     wire.one(wire.bind("INSERT INTO meta (name, number) VALUES ('ttl_s', ?)", keep_s))
 
 
-def migrate(location: Location) -> tuple[int, int, int]:
-    """Set the ttl_s of new chunks to that of the address, if it has one.
-
-    Returns the version of the tables before and after, and the ttl_s of new chunks (0: forever).
-    """
+def migrate(location: Location) -> int:
+    """Set the ttl_s of new chunks to that of the address, if it has one; return it (0: forever)."""
     options = read_options(location)
     with Wire(options) as wire:
         check(wire)
         keep_s = numbers(wire)["ttl_s"] if options.ttl_s is None else options.ttl_s
         wire.define(f"ALTER TABLE chunks WITH {settings('chunks', keep_s)}")
         _keep(wire, keep_s)
-        return VERSION, VERSION, keep_s
+        return keep_s
 
 
 def settings(name: str, keep_s: int) -> str:
