@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { connect } from "../../clients/js/understudy.js";
 
-const given = JSON.parse(readFileSync(0, "utf8"));
+const request = JSON.parse(readFileSync(0, "utf8"));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 function drawing(seed) {
@@ -75,7 +75,7 @@ async function play(plan) {
       number,
     }));
     for (let step = 0; step < length; step++) {
-      for (const one of open) {
+      for (const seat of open) {
         const actionMask = hasActionMask ? Array.from({ length: plan.n }, () => random() < 0.5) : null;
         const action = below(plan.n);
         if (actionMask) actionMask[action] = true;
@@ -86,32 +86,32 @@ async function play(plan) {
           by: ["person", "bot", "script", "unknown"][below(4)],
           reward: 0,
         };
-        one.episode.acted(decision.obs, decision.action, { actionMask, by: decision.by });
-        one.steps.push(decision);
+        seat.episode.acted(decision.obs, decision.action, { actionMask, by: decision.by });
+        seat.steps.push(decision);
         for (let times = below(3); times > 0; times--) {
           const reward = Math.fround(random() - 0.5);
           decision.reward += reward;
-          one.episode.reward(reward);
+          seat.episode.reward(reward);
         }
       }
       if (random() < (plan.pauses ?? 0)) await sleep(3);
     }
-    for (const one of open) {
-      one.end = plan.ends[below(plan.ends.length)];
-      one.isRecorded = one.episode.isRecorded;
+    for (const seat of open) {
+      seat.end = plan.ends[below(plan.ends.length)];
+      seat.isRecorded = seat.episode.isRecorded;
       const actionMask = hasActionMask ? Array(plan.n).fill(true) : null;
-      one.last = one.end === "terminated unseen" || one.end === "truncated unseen" ? null : look();
-      if (one.end === "cancelled") one.episode.cancel();
-      else if (one.end === "left") one.episode = null;
-      else one.episode.end(one.last, { truncated: one.end.startsWith("truncated"), result: "win", actionMask });
+      seat.last = seat.end === "terminated unseen" || seat.end === "truncated unseen" ? null : look();
+      if (seat.end === "cancelled") seat.episode.cancel();
+      else if (seat.end === "left") seat.episode = null;
+      else seat.episode.end(seat.last, { truncated: seat.end.startsWith("truncated"), result: "win", actionMask });
       truth.push({
-        seat: one.seat,
-        player: one.player,
-        steps: one.steps,
-        end: one.end,
-        last: one.last,
-        number: one.number,
-        isRecorded: one.isRecorded,
+        seat: seat.seat,
+        player: seat.player,
+        steps: seat.steps,
+        end: seat.end,
+        last: seat.last,
+        number: seat.number,
+        isRecorded: seat.isRecorded,
       });
     }
     if (plan.consents) game.setConsent(["granted", "denied", "unknown"][number % 3]);
@@ -122,5 +122,5 @@ async function play(plan) {
 }
 
 const played = [];
-for (const plan of given.plans) played.push(await play(plan));
+for (const plan of request.plans) played.push(await play(plan));
 console.log(JSON.stringify(played));

@@ -1,5 +1,4 @@
-"""Node, for tests that compare the JavaScript client with Python; they are skipped by name where
-it is missing."""
+"""Runs scripts in Node, to compare the JavaScript client with Python; skipped without Node."""
 
 import functools
 import json
@@ -31,18 +30,18 @@ def why_not() -> str:
     return (
         ""
         if major >= OLDEST
-        else f"node {major} is too old: the JavaScript client wants {OLDEST} or newer"
+        else f"node {major} is too old: the JavaScript client needs {OLDEST} or newer"
     )
 
 
 needs_node = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-def ask(script: str, given: Any = None, *, timeout_s: float = 120.0) -> Any:
-    """What a script of this folder printed as JSON for what it was given as JSON."""
+def run_script(script: str, request: Any = None, *, timeout_s: float = 120.0) -> Any:
+    """Run a script of this folder with a JSON request; returns the JSON it printed."""
     done = subprocess.run(
         [_NODE or "node", HERE / script],
-        input=json.dumps(given),
+        input=json.dumps(request),
         capture_output=True,
         text=True,
         timeout=timeout_s,

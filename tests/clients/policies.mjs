@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { decodeTensors, openPolicy } from "../../clients/js/understudy.js";
 
-const given = JSON.parse(readFileSync(0, "utf8"));
+const request = JSON.parse(readFileSync(0, "utf8"));
 
 function rowsOf(file) {
   const { columns } = decodeTensors(readFileSync(file));
@@ -10,14 +10,14 @@ function rowsOf(file) {
   return Array.from({ length: count }, (_, at) =>
     Object.fromEntries(
       Object.entries(columns).map(([name, { shape, data }]) => {
-        const size = shape.slice(1).reduce((one, other) => one * other, 1);
+        const size = shape.slice(1).reduce((size, length) => size * length, 1);
         return [name, data.slice(at * size, (at + 1) * size)];
       }),
     ),
   );
 }
 
-/** One row as a game gives it: the column itself, or parts by their path; a list of them where the policy stacks. */
+/** One row in a game's form: the column itself, or parts by their path; a list of them for a policy with a stack. */
 function seen(row, policy) {
   const stacked = Array.from({ length: policy.stack }, (_, at) => {
     const parts = Object.entries(row).map(([name, data]) => {
@@ -61,8 +61,8 @@ const refused = (raw) => {
 };
 console.log(
   JSON.stringify({
-    runs: (given.runs ?? []).map(run),
-    drawn: (given.drawn ?? []).map(drawn),
-    refused: (given.refused ?? []).map(refused),
+    runs: (request.runs ?? []).map(run),
+    drawn: (request.drawn ?? []).map(drawn),
+    refused: (request.refused ?? []).map(refused),
   }),
 );

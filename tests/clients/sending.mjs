@@ -8,7 +8,7 @@ import { storage } from "./storage.mjs";
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const answer = (status, body) => new Response(status === 204 ? null : JSON.stringify(body), { status });
 const failure = (status, code, retry_after_s = null) =>
-  answer(status, { error: { code, detail: "told to", retry_after_s } });
+  answer(status, { error: { code, detail: "as requested", retry_after_s } });
 const ACCEPTED = { accepted: true, refused: null, retry_after_s: 0, error: "" };
 
 /** Kind and number of each frame of a batch. */
@@ -20,7 +20,7 @@ function framesOf(raw) {
   return frames;
 }
 
-const frameNames = (kept) => [...kept.kept.keys()].filter((key) => key.includes("/frame/"));
+const frameNames = (stored) => [...stored.items.keys()].filter((key) => key.includes("/frame/"));
 
 /** A gateway whose response to the n-th batch is `reply(frames, n)`; null: all frames accepted. */
 function fakeGateway(reply = () => null) {
@@ -84,17 +84,19 @@ async function done(game, log, more = {}) {
 const scenarios = {
   /** Programs that end while the gateway is down, without a storage and with one. Runs first: it warns only once. */
   async unsent() {
-    const [said, tell, isAll] = [[], console.warn, []];
-    console.warn = (text) => said.push(text);
-    for (const kept of [null, storage()]) {
+    const warnings = [];
+    const { warn } = console;
+    const isAll = [];
+    console.warn = (text) => warnings.push(text);
+    for (const stored of [null, storage()]) {
       const log = fakeGateway();
-      const game = await opened(log, { storage: kept });
+      const game = await opened(log, { storage: stored });
       log.isDown = true;
       played(game);
       isAll.push([await game.flush(0.05), await game.close(0.05)]);
     }
-    console.warn = tell;
-    return { said, isAll };
+    console.warn = warn;
+    return { warnings, isAll };
   },
   async later() {
     const log = fakeGateway((_, n) => (n === 1 ? failure(503, "busy", 0.3) : null));
@@ -159,14 +161,14 @@ const scenarios = {
   },
   /** A proxy responds instead of the gateway, with each of these in turn. */
   async inBetween() {
-    const said = [
+    const responses = [
       new Response("<html>", { status: 400 }),
       new Response("<html>", { status: 413 }),
       new Response("<html>", { status: 403 }),
       answer(400, { error: { code: 400, message: "no" } }),
       answer(400, "bad_frame_batch"),
     ];
-    const log = fakeGateway((_, n) => said[n - 1]);
+    const log = fakeGateway((_, n) => responses[n - 1]);
     const game = await opened(log);
     played(game);
     await game.flush();
@@ -214,38 +216,38 @@ const scenarios = {
     return done(game, log, { away });
   },
   async unsentFrames() {
-    const [log, kept] = [fakeGateway(), storage()];
-    const first = await opened(log, { storage: kept });
+    const [log, stored] = [fakeGateway(), storage()];
+    const first = await opened(log, { storage: stored });
     log.isDown = true;
     played(first, 7);
     const isAll = await first.close(0.05);
-    const left = frameNames(kept).length;
+    const left = frameNames(stored).length;
     log.isDown = false;
-    const second = await opened(log, { storage: kept });
+    const second = await opened(log, { storage: stored });
     played(second, 3);
     await second.flush();
     return done(second, log, {
       first: first.stats(),
       isFirstAll: isAll,
       left,
-      after: frameNames(kept).length,
+      after: frameNames(stored).length,
     });
   },
   async newKey() {
-    const [log, kept] = [fakeGateway(), storage()];
-    const first = await opened(log, { storage: kept });
+    const [log, stored] = [fakeGateway(), storage()];
+    const first = await opened(log, { storage: stored });
     log.ended = "uk_x";
     played(first, 7);
     const isAll = await first.close(1);
     const { stopped, waiting } = first.stats();
-    const second = await opened(log, { storage: kept, key: "uk_y" });
+    const second = await opened(log, { storage: stored, key: "uk_y" });
     await second.flush();
-    return done(second, log, { isFirstAll: isAll, stopped, waiting, left: frameNames(kept).length });
+    return done(second, log, { isFirstAll: isAll, stopped, waiting, left: frameNames(stored).length });
   },
   async swept() {
-    const [log, kept, dayMs] = [fakeGateway(), storage(), 86_400_000];
+    const [log, stored, dayMs] = [fakeGateway(), storage(), 86_400_000];
     const clock = { ms: Date.now() };
-    const how = (url) => ({ storage: kept, url, now: () => clock.ms, random: Math.random });
+    const how = (url) => ({ storage: stored, url, now: () => clock.ms, random: Math.random });
     for (const [at, ageDays] of [9, 7].entries()) {
       clock.ms = Date.now() - ageDays * dayMs;
       const game = await opened(log, how(`http://127.0.0.${at + 1}:1`));
@@ -255,44 +257,44 @@ const scenarios = {
       game._sender.isClosed = true;
       log.isDown = false;
     }
-    const before = frameNames(kept).length;
+    const before = frameNames(stored).length;
     clock.ms = Date.now();
     const game = await opened(log, how("http://127.0.0.3:1"));
-    return done(game, log, { before, after: frameNames(kept).length });
+    return done(game, log, { before, after: frameNames(stored).length });
   },
   async beyondTheStorage() {
-    const [log, kept] = [fakeGateway(), storage()];
-    const first = await opened(log, { storage: kept, obs: 2000 });
+    const [log, stored] = [fakeGateway(), storage()];
+    const first = await opened(log, { storage: stored, obs: 2000 });
     log.isDown = true;
     const episode = first.episode();
     for (let at = 0; at < 400; at++) episode.acted(Array(2000).fill(at), 0);
     episode.end(Array(2000).fill(0));
     const isAll = await first.close(0.05);
-    const chars = [...kept.kept].reduce((sum, [key, value]) => sum + key.length + value.length, 0);
+    const chars = [...stored.items].reduce((sum, [key, value]) => sum + key.length + value.length, 0);
     log.isDown = false;
-    const second = await opened(log, { storage: kept, obs: 2000 });
+    const second = await opened(log, { storage: stored, obs: 2000 });
     await second.flush();
-    const keys = [...kept.kept.keys()].filter((key) => /\/(frame|gap)\//.test(key));
+    const keys = [...stored.items.keys()].filter((key) => /\/(frame|gap)\//.test(key));
     return done(second, log, { first: first.stats(), isFirstAll: isAll, chars, keys });
   },
   async overTheStorageAndBack() {
-    const [log, kept] = [fakeGateway(), storage()];
-    const game = await opened(log, { storage: kept, obs: 2000 });
+    const [log, stored] = [fakeGateway(), storage()];
+    const game = await opened(log, { storage: stored, obs: 2000 });
     log.isDown = true;
     const episode = game.episode();
     for (let at = 0; at < 400; at++) episode.acted(Array(2000).fill(at), 0);
     episode.end(Array(2000).fill(0));
     await game.flush(0.05);
-    const gaps = () => [...kept.kept.keys()].filter((key) => key.includes("/gap/")).length;
+    const gaps = () => [...stored.items.keys()].filter((key) => key.includes("/gap/")).length;
     const away = gaps();
     log.isDown = false;
     await game.flush();
-    return done(game, log, { away, back: gaps(), left: frameNames(kept).length });
+    return done(game, log, { away, back: gaps(), left: frameNames(stored).length });
   },
   /** A second page starts while the first one, which could not send, still runs; then the first one is gone. */
   async twoPages() {
-    const [log, away, kept, clock] = [fakeGateway(), fakeGateway(), storage(), { ms: Date.now() }];
-    const how = { storage: kept, now: () => clock.ms };
+    const [log, away, stored, clock] = [fakeGateway(), fakeGateway(), storage(), { ms: Date.now() }];
+    const how = { storage: stored, now: () => clock.ms };
     const first = await opened(away, how);
     away.isDown = true;
     played(first, 7);
@@ -303,13 +305,13 @@ const scenarios = {
     clock.ms += 200_000;
     second._sender.wake();
     for (let at = 0; at < 200 && !second.stats().adopted; at++) await sleep(5);
-    return done(second, log, { held, left: frameNames(kept).length });
+    return done(second, log, { held, left: frameNames(stored).length });
   },
   /** A page without locks sleeps until another one adopts its frames, and wakes in the middle of an episode. */
   async asleep() {
-    const [log, kept, clock] = [fakeGateway(), storage(), { aheadMs: 0 }];
+    const [log, stored, clock] = [fakeGateway(), storage(), { aheadMs: 0 }];
     const away = { fetch: (url, how) => (away.isDown ? Promise.reject(new TypeError("down")) : log.fetch(url, how)) };
-    const how = { storage: kept, now: () => Date.now() + clock.aheadMs, obs: 2000 };
+    const how = { storage: stored, now: () => Date.now() + clock.aheadMs, obs: 2000 };
     const first = await opened(away, how);
     away.isDown = true;
     const decided = (episode, steps) => {
@@ -331,18 +333,18 @@ const scenarios = {
     decided(open, 10);
     open.end(Array(2000).fill(0));
     const isFirstAll = await first.close(10);
-    const left = [...kept.kept.keys()].filter((key) => /\/(frame|gap)\//.test(key));
+    const left = [...stored.items.keys()].filter((key) => /\/(frame|gap)\//.test(key));
     return done(second, log, { asleepAt, taken, isFirstAll, first: first.stats(), left });
   },
   /** A page is closed while a frame that did not fit into the storage is in flight; its outcome is unknown. */
   async underWay() {
-    const [kept, clock, seen] = [storage(), { aheadMs: 0 }, []];
+    const [stored, clock, seen] = [storage(), { aheadMs: 0 }, []];
     const [lost, log] = [fakeGateway(() => new Promise(() => {})), fakeGateway()];
-    const full = Object.create(kept, {
+    const full = Object.create(stored, {
       setItem: {
         value(key, value) {
           if (key.includes("/frame/")) throw new Error("QuotaExceededError");
-          kept.setItem(key, value);
+          stored.setItem(key, value);
         },
       },
     });
@@ -358,7 +360,7 @@ const scenarios = {
     return done(second, log, { seen, lost: lost.batches });
   },
   async twoPagesWithLocks() {
-    const [log, away, kept, locks] = [fakeGateway(), fakeGateway(), storage(), new Set()];
+    const [log, away, stored, locks] = [fakeGateway(), fakeGateway(), storage(), new Set()];
     const request = async (name, _, work) => {
       if (locks.has(name)) return work(null);
       locks.add(name);
@@ -366,7 +368,7 @@ const scenarios = {
     };
     const listeners = {};
     const page = {
-      localStorage: kept,
+      localStorage: stored,
       addEventListener: (name, call) => (listeners[name] = call),
       removeEventListener: () => {},
     };
@@ -387,7 +389,7 @@ const scenarios = {
     await third.flush();
     delete globalThis.window;
     delete globalThis.navigator;
-    return done(third, log, { held, left: frameNames(kept).length });
+    return done(third, log, { held, left: frameNames(stored).length });
   },
   async unregistered() {
     const log = fakeGateway((_, n) => (n === 1 ? failure(404, "not_registered") : null));
@@ -565,22 +567,22 @@ const scenarios = {
       addEventListener: (name, call) => (listeners[name] = call),
       removeEventListener: () => {},
     };
-    const [log, kept] = [fakeGateway(), storage()];
-    const game = await opened(log, { storage: kept, lingerS: 60 });
+    const [log, stored] = [fakeGateway(), storage()];
+    const game = await opened(log, { storage: stored, lingerS: 60 });
     const episode = game.episode();
     for (let at = 0; at < 4; at++) episode.acted([at, 0, 0], 0);
-    const before = frameNames(kept).length;
+    const before = frameNames(stored).length;
     globalThis.document.visibilityState = "hidden";
     listeners.visibilitychange();
-    const after = frameNames(kept).length;
+    const after = frameNames(stored).length;
     delete globalThis.document;
     return done(game, log, { before, after });
   },
   async slow() {
-    const [kept, frames] = [storage(), () => frameNames(kept).length];
+    const [stored, frames] = [storage(), () => frameNames(stored).length];
     let answered = () => {};
     const log = fakeGateway((_, n) => (n === 1 ? new Promise((resolve) => (answered = () => resolve(null))) : null));
-    const game = await opened(log, { storage: kept });
+    const game = await opened(log, { storage: stored });
     played(game);
     while (!log.batches.length) await sleep(1);
     const before = frames();
@@ -605,9 +607,9 @@ const scenarios = {
   },
   /** Images are compressed in the background; a hidden page stores them at once, uncompressed. */
   async images() {
-    const [log, kept] = [fakeGateway(), storage()];
+    const [log, stored] = [fakeGateway(), storage()];
     const obs = { space: "box", dtype: "U8", shape: [84, 84], low: null, high: null };
-    const game = await opened(log, { obs, storage: kept });
+    const game = await opened(log, { obs, storage: stored });
     const play = (steps) => {
       const episode = game.episode();
       for (let at = 0; at < steps; at++) episode.acted(new Uint8Array(84 * 84).fill(at), at % 4);
@@ -619,15 +621,15 @@ const scenarios = {
     log.isDown = true;
     play(10);
     game._saveNow();
-    const chars = frameNames(kept).map((key) => kept.kept.get(key).length);
+    const chars = frameNames(stored).map((key) => stored.items.get(key).length);
     log.isDown = false;
     return done(game, log, { isFlushed, small, chars });
   },
   async own() {
-    const [log, kept] = [fakeGateway(), storage()];
+    const [log, stored] = [fakeGateway(), storage()];
     const names = [];
     for (let at = 0; at < 2; at++) {
-      const game = await opened(log, { storage: kept, player: undefined });
+      const game = await opened(log, { storage: stored, player: undefined });
       names.push(game.player);
       await game.close();
     }
@@ -635,10 +637,10 @@ const scenarios = {
   },
 };
 
-const found = {};
-const wanted = process.argv.slice(2);
+const output = {};
+const requested = process.argv.slice(2);
 for (const [name, scenario] of Object.entries(scenarios)) {
-  if (!wanted.length || wanted.includes(name)) found[name] = await scenario();
+  if (!requested.length || requested.includes(name)) output[name] = await scenario();
 }
 // Exiting at once would lose output that the pipe has not read yet.
-process.stdout.write(JSON.stringify(found), () => process.exit(0));
+process.stdout.write(JSON.stringify(output), () => process.exit(0));

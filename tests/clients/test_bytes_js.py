@@ -1,4 +1,4 @@
-"""The bytes that understudy.js writes are the ones of docs/protocol.md and of Python."""
+"""understudy.js writes the same bytes as docs/protocol.md and Python."""
 
 import re
 import zlib
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.clients.nodes import ask, needs_node
+from tests.clients.nodes import needs_node, run_script
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json
 from understudy.core.names import new_session
@@ -56,36 +56,42 @@ SPECS: list[dict[str, Any]] = [
 
 
 def plain(shape: Any) -> Any:
-    """A shape as JSON, as a program in another language gives it."""
+    """A shape as JSON, as a program in another language writes it."""
     if isinstance(shape, dict):
         return {path: space.to_json() for path, space in shape.items()}
     return shape.to_json() if hasattr(shape, "to_json") else shape
 
 
-def asked(one: dict[str, Any]) -> dict[str, Any]:
-    facts = {"has_action_mask": False, "max_episode_steps": None} | one
-    return facts | {"obs": plain(one["obs"]), "actions": plain(one["actions"])}
+def spec_request(spec: dict[str, Any]) -> dict[str, Any]:
+    fields = {"has_action_mask": False, "max_episode_steps": None} | spec
+    return fields | {"obs": plain(spec["obs"]), "actions": plain(spec["actions"])}
 
 
 def test_the_example_batch_is_reproduced_byte_for_byte():
-    found = re.findall(r"^```text\n((?:[0-9a-f]{1,64}\n)+)```", PAGE, re.MULTILINE)
-    (wanted,) = [text for text in found if text.startswith("554e5041")]
-    assert ask("bytes.mjs", {})["frameBatch"] == wanted.replace("\n", "")
+    examples = re.findall(r"^```text\n((?:[0-9a-f]{1,64}\n)+)```", PAGE, re.MULTILINE)
+    (expected,) = [text for text in examples if text.startswith("554e5041")]
+    assert run_script("bytes.mjs", {})["frameBatch"] == expected.replace("\n", "")
 
 
-def test_specs_and_schemas_are_those_of_python():
-    wanted = [game_spec(**one) for one in SPECS]
-    texts = [spec.to_json().decode() for spec in wanted]
-    found = ask("bytes.mjs", {"specs": [asked(one) for one in SPECS], "texts": texts})
-    assert found["specs"] == [[text, spec.schema] for text, spec in zip(texts, wanted, strict=True)]
-    assert found["again"] == texts
+def test_specs_and_schemas_equal_those_of_python():
+    expected = [game_spec(**spec) for spec in SPECS]
+    texts = [spec.to_json().decode() for spec in expected]
+    output = run_script(
+        "bytes.mjs", {"specs": [spec_request(spec) for spec in SPECS], "texts": texts}
+    )
+    assert output["specs"] == [
+        [text, spec.schema] for text, spec in zip(texts, expected, strict=True)
+    ]
+    assert output["again"] == texts
 
 
 def test_bounds_equal_to_the_range_of_the_dtype_are_omitted_as_in_python():
     box = {"space": "box", "dtype": "F32", "shape": [2], "low": [0.1, 0.1], "high": [2, 2]}
-    given = {"game": "g", "obs": box, "actions": 2}
+    request = {"game": "g", "obs": box, "actions": 2}
     spec = game_spec("g", obs=Box((2,), F32, (0.1, 0.1), (2, 2)), actions=2)
-    assert ask("bytes.mjs", {"specs": [given]})["specs"] == [[spec.to_json().decode(), spec.schema]]
+    assert run_script("bytes.mjs", {"specs": [request]})["specs"] == [
+        [spec.to_json().decode(), spec.schema]
+    ]
 
 
 def test_an_invalid_spec_is_rejected_before_it_is_sent():
@@ -99,10 +105,10 @@ def test_an_invalid_spec_is_rejected_before_it_is_sent():
         {"game": "g", "obs": ["a\n"], "actions": 2},
         {"game": "g", "obs": 2, "actions": ["up", "\u202edown"]},
     ]
-    assert ask("bytes.mjs", {"refused": bad})["refused"] == ["bad_name", *["bad_spec"] * 7]
+    assert run_script("bytes.mjs", {"refused": bad})["refused"] == ["bad_name", *["bad_spec"] * 7]
 
 
-def test_canonical_json_is_that_of_python():
+def test_canonical_json_equals_that_of_python():
     values: list[Any] = [
         None,
         True,
@@ -119,27 +125,27 @@ def test_canonical_json_is_that_of_python():
         [1, [2, {"b": 1}]],
         {"\U0001f3d3": 1, "\uff5e": 2, "a": 3, "Z": 4, "_": 5},
     ]
-    assert ask("bytes.mjs", {"values": values})["json"] == [
+    assert run_script("bytes.mjs", {"values": values})["json"] == [
         canonical_json(value).decode() for value in values
     ]
 
 
-def test_sums_and_session_ids_are_those_of_python():
+def test_checksums_and_session_ids_equal_those_of_python():
     rng = np.random.default_rng(0)
     raw = [rng.bytes(size) for size in (0, 1, 3, 55, 56, 57, 63, 64, 65, 119, 120, 5000)]
     sessions = [(1_763_000_000_000 + at, rng.bytes(10)) for at in range(20)]
-    found = ask(
+    output = run_script(
         "bytes.mjs",
         {
-            "raw": [one.hex() for one in raw],
+            "raw": [data.hex() for data in raw],
             "sessions": [(ms, random.hex()) for ms, random in sessions],
         },
     )
-    assert found["sums"] == [[zlib.crc32(one), sha256(one).hexdigest()] for one in raw]
-    assert found["sessions"] == [str(new_session(ms / 1000, random)) for ms, random in sessions]
+    assert output["sums"] == [[zlib.crc32(data), sha256(data).hexdigest()] for data in raw]
+    assert output["sessions"] == [str(new_session(ms / 1000, random)) for ms, random in sessions]
 
 
-def test_tensors_are_read_and_written_exactly_and_nothing_else_is():
+def test_tensors_are_read_and_written_exactly_and_damaged_ones_are_rejected():
     rng = np.random.default_rng(1)
     columns = {
         f"c{name}": (
@@ -158,5 +164,5 @@ def test_tensors_are_read_and_written_exactly_and_nothing_else_is():
         b"\xff" * 8 + whole[8:],
     ]
     bad.append(whole.replace(b'"data_offsets":[0', b'"data_offsets":[1'))
-    found = ask("bytes.mjs", {"tensors": [raw.hex() for raw in (whole, *bad)]})["tensors"]
-    assert found == [whole.hex(), *["bad_tensors"] * len(bad)]
+    output = run_script("bytes.mjs", {"tensors": [raw.hex() for raw in (whole, *bad)]})["tensors"]
+    assert output == [whole.hex(), *["bad_tensors"] * len(bad)]

@@ -1,5 +1,4 @@
-"""The JavaScript client sends what was played: every row, for all cuts, ends, masks and lost
-responses."""
+"""The JavaScript client sends every played row, with all cuts, ends, masks and lost responses."""
 
 import uuid
 from collections import defaultdict
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.nodes import ask, needs_node
+from tests.clients.nodes import needs_node, run_script
 from tests.ingest.specs import KnownSpecs
 from understudy.core.clock import SystemClock
 from understudy.core.tensors import DTYPES
@@ -71,14 +70,13 @@ def played() -> dict[str, Any]:
         }
         for seed, plan in enumerate(PLANS.values())
     ]
-    return dict(zip(PLANS, ask("episodes.mjs", {"plans": plans}), strict=True))
+    return dict(zip(PLANS, run_script("episodes.mjs", {"plans": plans}), strict=True))
 
 
-def taken(
+def accepted(
     spec: GameSpec, batches: list[str], *, closed: bool = True
 ) -> tuple[dict[uuid.UUID, list[Chunk]], dict[uuid.UUID, str], int]:
-    """Chunks and players by session that pass intake, checks and session rule, and the number
-    of duplicates."""
+    """Chunks and players by session that pass every check, and the number of duplicates."""
     intake = Intake(bytes(32), spec.game, SystemClock())
     again = 0
     states: dict[uuid.UUID, SessionState] = {}
@@ -96,7 +94,7 @@ def taken(
             assert checked.outcome == "candidate", checked.refusal
             known = seen.setdefault((frame.session, frame.chunk_no), frame)
             if known is not frame:
-                assert known.body == frame.body, "other bytes under the same number"
+                assert known.body == frame.body, "different bytes under the same number"
                 again += 1
                 continue
             chunk = chunk_of(frame) if frame.kind is FrameKind.DATA else None
@@ -110,8 +108,8 @@ def taken(
                 n_steps=chunk.meta.n_steps if chunk else drop.n_steps if drop else 0,
                 dropped=drop.ranges if drop else (),
             )
-            states[frame.session], verdict = admit(states.get(frame.session), arrival)
-            assert verdict == ""
+            states[frame.session], refusal = admit(states.get(frame.session), arrival)
+            assert refusal == ""
             if chunk:
                 chunks[frame.session].append(chunk)
             elif not drop:
@@ -129,9 +127,11 @@ def flat(spec: GameSpec, obs: Any) -> list[float]:
     return [*obs["far"]["away"], obs["on"]] if isinstance(obs, dict) else obs
 
 
-def wanted_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What must be stored of an episode: obs, action, reward, next obs, terminated, truncated,
-    first, by, action_mask."""
+def expected_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The expected rows of an episode.
+
+    Each: obs, action, reward, next obs, terminated, truncated, first, by, action_mask.
+    """
     steps = episode["steps"]
     end = episode["end"]
     last = episode["last"]
@@ -156,14 +156,14 @@ def wanted_steps(spec: GameSpec, episode: dict[str, Any]) -> list[tuple[Any, ...
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_row_is_what_was_played(played: dict[str, Any], name: str):
+def test_every_stored_row_equals_the_played_one(played: dict[str, Any], name: str):
     spec = spec_of(PLANS[name])
     found = played[name]
-    chunks, players, again = taken(spec, found["batches"])
-    wanted: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    chunks, players, again = accepted(spec, found["batches"])
+    expected: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for episode in found["truth"]:
         if episode["isRecorded"]:
-            wanted[episode["player"], episode["seat"]] += wanted_steps(spec, episode)
+            expected[episode["player"], episode["seat"]] += expected_steps(spec, episode)
     got: dict[tuple[str, int], list[Any]] = {}
     for session, some in chunks.items():
         rows = []
@@ -189,7 +189,7 @@ def test_every_row_is_what_was_played(played: dict[str, Any], name: str):
         seat = some[0].meta.episodes[0].seat
         assert (players[session], seat) not in got, "one session for each player and seat"
         got[players[session], seat] = rows
-    assert got == {place: rows for place, rows in wanted.items() if rows}
+    assert got == {place: rows for place, rows in expected.items() if rows}
     stats = found["stats"]
     assert found["isAll"]
     assert stats["recorded"] == stats["acked"] == sum(len(rows) for rows in got.values())
@@ -201,7 +201,9 @@ def test_every_row_is_what_was_played(played: dict[str, Any], name: str):
     )
     assert (again > 0) == (name in ("lost answers", "everything goes wrong"))
     skipped = sum(
-        len(wanted_steps(spec, episode)) for episode in found["truth"] if not episode["isRecorded"]
+        len(expected_steps(spec, episode))
+        for episode in found["truth"]
+        if not episode["isRecorded"]
     )
     assert stats["skipped"] == skipped
     assert (skipped > 0) == (name == "everything goes wrong")
@@ -211,7 +213,7 @@ def test_every_row_is_what_was_played(played: dict[str, Any], name: str):
 def test_notes_hold_the_metadata_of_each_episode(played: dict[str, Any], name: str):
     spec = spec_of(PLANS[name])
     found = played[name]
-    chunks, _, _ = taken(spec, found["batches"])
+    chunks, _, _ = accepted(spec, found["batches"])
     truth = {(episode["seat"], episode["number"]): episode for episode in found["truth"]}
     ends: dict[tuple[int, int], Any] = {}
     for some in chunks.values():
@@ -221,11 +223,11 @@ def test_notes_hold_the_metadata_of_each_episode(played: dict[str, Any], name: s
                 assert note.opponents == ("script",)
                 ends[note.seat, int(note.seed or 0)] = (note.cut, note.result)
     for place, episode in truth.items():
-        if episode["isRecorded"] and wanted_steps(spec, episode):
+        if episode["isRecorded"] and expected_steps(spec, episode):
             is_cut = episode["end"] in ("truncated unseen", "cancelled")
-            said = (is_cut, None if episode["end"] == "cancelled" else "win")
-            # An episode that is cut right behind a chunk has no later one that could say so.
-            assert ends[place] == said or (is_cut and ends[place] == (False, None))
+            expected = (is_cut, None if episode["end"] == "cancelled" else "win")
+            # An episode cut right after a chunk has no later chunk that could record the cut.
+            assert ends[place] == expected or (is_cut and ends[place] == (False, None))
 
 
 def test_chunks_are_cut_at_their_limits(played: dict[str, Any]):
@@ -235,11 +237,11 @@ def test_chunks_are_cut_at_their_limits(played: dict[str, Any]):
         "cut by size": 6,
         "cut by notes": 2,
     }.items():
-        chunks, _, _ = taken(spec_of(PLANS[name]), played[name]["batches"])
+        chunks, _, _ = accepted(spec_of(PLANS[name]), played[name]["batches"])
         assert sum(len(some) for some in chunks.values()) >= least, name
     consents = [
         chunk.meta.consent
-        for some in taken(spec_of(PLANS["consents"]), played["consents"]["batches"])[0].values()
+        for some in accepted(spec_of(PLANS["consents"]), played["consents"]["batches"])[0].values()
         for chunk in some
     ]
     assert set(consents) == {"granted", "denied", "unknown"}

@@ -1,5 +1,4 @@
-"""A policy gives the same in JavaScript as in NumPy: every kind of layer, every head, masks,
-stacks and ranks."""
+"""Policies compute the same in JavaScript as in NumPy: layers, heads, masks, stacks and ranks."""
 
 import json
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.nodes import ask, needs_node
+from tests.clients.nodes import needs_node, run_script
 from tests.nn.networks import random_weights
 from understudy.core import tensors
 from understudy.core.tensors import DTYPES, Array
@@ -150,8 +149,8 @@ CASES: dict[str, Case] = {
 }
 
 
-def policy_of(made: Case, seed: int) -> Policy:
-    game, kind, layers, trunk, heads, stack = made
+def policy_of(case: Case, seed: int) -> Policy:
+    game, kind, layers, trunk, heads, stack = case
     before = (stack,) if stack > 1 else ()
     inputs = {
         name: Input((*before, *space.shape), space.dtype, layers.get(name, ()))
@@ -160,7 +159,7 @@ def policy_of(made: Case, seed: int) -> Policy:
     network = NetworkSpec(inputs, trunk, heads)
     weights = random_weights(network, np.random.default_rng(seed))
     for name, array in weights.items():
-        # As large as those of a network that has learned: outputs stay near 1 however wide it is.
+        # As large as trained weights: outputs stay near 1 at any width.
         if array.ndim == 2:
             weights[name] = array * np.float32(min(1.0, 2 / np.sqrt(len(array))))
     return Policy(game, network, weights, head_for(game, kind), stack=stack, version=7)
@@ -168,18 +167,18 @@ def policy_of(made: Case, seed: int) -> Policy:
 
 def observations(policy: Policy, rng: np.random.Generator) -> dict[str, Array]:
     columns: dict[str, Array] = {}
-    for name, one in policy.network.inputs.items():
-        shape = (VECTORS, *one.shape)
+    for name, layout in policy.network.inputs.items():
+        shape = (VECTORS, *layout.shape)
         space = policy.game.obs_columns[name]
         if isinstance(space, Discrete):
             columns[name] = rng.integers(space.start, space.start + space.n, shape).astype(
-                one.dtype
+                layout.dtype
             )
-        elif one.dtype.kind == "f":
-            columns[name] = rng.normal(0, 2, shape).astype(one.dtype)
+        elif layout.dtype.kind == "f":
+            columns[name] = rng.normal(0, 2, shape).astype(layout.dtype)
         else:
-            most = 256 if one.dtype == U8 else 2
-            columns[name] = rng.integers(0, most, shape).astype(one.dtype)
+            most = 256 if layout.dtype == U8 else 2
+            columns[name] = rng.integers(0, most, shape).astype(layout.dtype)
     return columns
 
 
@@ -187,11 +186,11 @@ def observations(policy: Policy, rng: np.random.Generator) -> dict[str, Array]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every case run in both languages."""
     folder = tmp_path_factory.mktemp("policies")
-    asked = []
-    wanted = {}
-    for seed, (name, made) in enumerate(CASES.items()):
+    requests = []
+    expected = {}
+    for seed, (name, case) in enumerate(CASES.items()):
         rng = np.random.default_rng(seed)
-        policy = policy_of(made, seed)
+        policy = policy_of(case, seed)
         columns = observations(policy, rng)
         n = policy.head.size
         action_mask = rng.random((VECTORS, n)) < 0.5 if policy.game.has_action_mask else None
@@ -200,85 +199,85 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         files = {"policy": folder / f"{seed}.policy", "obs": folder / f"{seed}.obs"}
         files["policy"].write_bytes(policy.encode())
         files["obs"].write_bytes(tensors.encode(columns, {}))
-        asked.append(
+        requests.append(
             {name: str(file) for name, file in files.items()}
             | {"actionMasks": None if action_mask is None else action_mask.tolist()}
         )
-        wanted[name] = (policy, columns, action_mask)
-    found = ask("policies.mjs", {"runs": asked})["runs"]
-    return {name: (*wanted[name], one) for name, one in zip(CASES, found, strict=True)}
+        expected[name] = (policy, columns, action_mask)
+    outputs = run_script("policies.mjs", {"runs": requests})["runs"]
+    return {name: (*expected[name], output) for name, output in zip(CASES, outputs, strict=True)}
 
 
 def test_every_kind_of_layer_and_head_is_among_the_cases():
-    places = [place for made in CASES.values() for place in policy_of(made, 0).network.places()]
+    places = [place for case in CASES.values() for place in policy_of(case, 0).network.places()]
     assert {type(layer) for _, layers in places for layer in layers} == set(_KINDS.values())
-    kinds = {made[1] for made in CASES.values()}
+    kinds = {case[1] for case in CASES.values()}
     assert kinds == {"argmax", "epsilon_greedy", "categorical", "gaussian_clipped", "gaussian_tanh"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_differ_by_less_than_an_error_of_rounding(runs: dict[str, Any], name: str):
-    policy, columns, _, found = runs[name]
-    wanted = policy.outputs(columns)
-    assert len(found["outputs"]) == VECTORS
-    for head, outputs in wanted.items():
-        got = np.array([row[head] for row in found["outputs"]])
+def test_outputs_differ_only_by_rounding_errors(runs: dict[str, Any], name: str):
+    policy, columns, _, output = runs[name]
+    expected = policy.outputs(columns)
+    assert len(output["outputs"]) == VECTORS
+    for head, outputs in expected.items():
+        got = np.array([row[head] for row in output["outputs"]])
         assert got.shape == outputs.shape
         assert np.abs(got - outputs).max() <= ERROR, head
-    assert (found["version"], found["schema"]) == (7, policy.game.schema)
+    assert (output["version"], output["schema"]) == (7, policy.game.schema)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_actions_are_chosen(runs: dict[str, Any], name: str):
-    policy, columns, action_mask, found = runs[name]
+    policy, columns, action_mask, output = runs[name]
     decision = policy.decide(columns, None, deterministic=True)
     if policy.head.is_discrete:
         start = policy.game.discrete.start
-        assert_same_choice(policy, columns, decision.action + start, found["actions"], None)
+        assert_same_choice(policy, columns, decision.action + start, output["actions"], None)
         if action_mask is not None:
             masked = (
                 policy.decide(columns, None, action_mask=action_mask, deterministic=True).action
                 + start
             )
-            assert_same_choice(policy, columns, masked, found["masked"], action_mask)
+            assert_same_choice(policy, columns, masked, output["masked"], action_mask)
     else:
-        got = np.array(found["actions"]).reshape(VECTORS, policy.head.size)
+        got = np.array(output["actions"]).reshape(VECTORS, policy.head.size)
         assert np.abs(got - decision.action).max() <= ERROR
 
 
 def assert_same_choice(
-    policy: Policy, columns: dict[str, Array], wanted: Array, got: Any, action_mask: Array | None
+    policy: Policy, columns: dict[str, Array], expected: Array, got: Any, action_mask: Array | None
 ) -> None:
-    """The same actions, but where two are as good as equal."""
+    """Assert that the actions are the same, except where two are practically equal."""
     scores = policy.outputs(columns)[policy.head.outputs[0]]
     start = policy.game.discrete.start if policy.game.discrete else 0
-    for at in np.flatnonzero(wanted != np.array(got)):
-        assert abs(scores[at, wanted[at] - start] - scores[at, got[at] - start]) <= ERROR * 10
+    for at in np.flatnonzero(expected != np.array(got)):
+        assert abs(scores[at, expected[at] - start] - scores[at, got[at] - start]) <= ERROR * 10
         assert action_mask is None or action_mask[at, got[at] - start]
 
 
-def test_ranks_are_those_of_the_gateway(runs: dict[str, Any]):
+def test_ranks_equal_those_of_the_gateway(runs: dict[str, Any]):
     from understudy.ports import LiveModels
     from understudy.serve.bots import ServedModels, _advise
 
     for name in ("masked values", "masked logits", "choices and switches"):
-        policy, columns, action_mask, found = runs[name]
-        stage = ServedModels(bot=LiveModels(number=1), policy=policy, model_no=1)
-        for at, got in enumerate(found["ranks"]):
+        policy, columns, action_mask, output = runs[name]
+        served = ServedModels(bot=LiveModels(number=1), policy=policy, model_no=1)
+        for at, got in enumerate(output["ranks"]):
             mask = None if action_mask is None else action_mask[at : at + 1]
             row = {column: array[at : at + 1] for column, array in columns.items()}
-            wanted = _advise(stage, row, mask, policy.game).actions
-            assert [(one["action"], one["name"]) for one in got] == [
-                (one.action, one.name) for one in wanted
+            expected = _advise(served, row, mask, policy.game).actions
+            assert [(entry["action"], entry["name"]) for entry in got] == [
+                (advice.action, advice.name) for advice in expected
             ]
-            for one, other in zip(got, wanted, strict=True):
+            for entry, advice in zip(got, expected, strict=True):
                 assert (
-                    one["value"] == pytest.approx(other.value, abs=ERROR)
-                    or one["value"] is other.value is None
+                    entry["value"] == pytest.approx(advice.value, abs=ERROR)
+                    or entry["value"] is advice.value is None
                 )
                 assert (
-                    one["probability"] == pytest.approx(other.probability, abs=ERROR)
-                    or one["probability"] is None
+                    entry["probability"] == pytest.approx(advice.probability, abs=ERROR)
+                    or entry["probability"] is None
                 )
 
 
@@ -291,10 +290,10 @@ def test_sampling_follows_the_probabilities_and_stays_within_bounds(tmp_path: Pa
         Policy(game, network, weights, head_for(game, "categorical")).encode()
     )
     (tmp_path / "b").write_bytes(policy_of(CASES["gaussian"], 1).encode())
-    asked: list[Any] = [{"policy": str(tmp_path / "a"), "obs": [0, 0], "draws": 20_000}]
-    asked.append({**asked[0], "actionMask": [True, False, True, False]})
-    asked.append({"policy": str(tmp_path / "b"), "obs": [1, -1, 2, 0.5], "draws": 2_000})
-    free, action_mask, boxed = ask("policies.mjs", {"drawn": asked})["drawn"]
+    requests: list[Any] = [{"policy": str(tmp_path / "a"), "obs": [0, 0], "draws": 20_000}]
+    requests.append({**requests[0], "actionMask": [True, False, True, False]})
+    requests.append({"policy": str(tmp_path / "b"), "obs": [1, -1, 2, 0.5], "draws": 2_000})
+    free, action_mask, boxed = run_script("policies.mjs", {"drawn": requests})["drawn"]
     assert np.bincount(free) / 20_000 == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.02)
     assert np.bincount(action_mask, minlength=4) / 20_000 == pytest.approx(
         [0.5 / 0.65, 0, 0.15 / 0.65, 0], abs=0.02
@@ -325,9 +324,11 @@ def test_invalid_policies_are_rejected():
         tensors.encode(columns, {**facts, "head": '{"kind":"dice","size":3,"low":[],"high":[]}'}),
         tensors.encode(columns, {**facts, "game": "{}"}),
     ]
-    found = ask("policies.mjs", {"refused": [one.hex() for one in (raw, *bad)]})["refused"]
-    assert found == [
-        "taken",
+    output = run_script("policies.mjs", {"refused": [data.hex() for data in (raw, *bad)]})[
+        "refused"
+    ]
+    assert output == [
+        "accepted",
         "bad_tensors",
         "bad_tensors",
         *["bad_policy"] * 3,

@@ -1,4 +1,4 @@
-"""docs/seeds.md lists every feature of the seed systems, and each proof it claims passes."""
+"""docs/seeds.md lists every feature of the seed systems, and each command in it passes."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_proofs_on_servers_are_files_of_make_test_backends():
     ]
     paths = [ROOT / path for path in named if path.startswith("tests/")]
     assert paths
-    assert all(path.is_file() and path.parent.name == "backends" for path in paths)
+    assert all(path.is_file() and path.parent.name == "integration" for path in paths)
 
 
 COUNT_TESTS = """
@@ -123,7 +123,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.skipif(INSIDE in os.environ, reason="this run is itself the proof of a seed")
 @pytest.mark.parametrize("seed", PROVED_HERE, ids=lambda seed: seed.id)
 def test_the_proof_of_a_feature_passes(seed):
-    """The command as it stands; `make test` runs the same tests, each once."""
+    """Runs the command itself; `make test` runs the same tests, each once."""
     tool, *arguments = shlex.split(seed.command)
     assert tool.startswith(".venv/bin/"), "a proof runs from a checkout after make test"
     here = (
@@ -138,6 +138,6 @@ def test_the_proof_of_a_feature_passes(seed):
         timeout=TIMEOUT_S,
         check=False,
     )
-    said = f"{seed.command}\n{finished.stdout}\n{finished.stderr}"
-    assert finished.returncode == 0, said
-    assert re.search(r"\b[1-9]\d* passed\b", finished.stdout), said
+    output = f"{seed.command}\n{finished.stdout}\n{finished.stderr}"
+    assert finished.returncode == 0, output
+    assert re.search(r"\b[1-9]\d* passed\b", finished.stdout), output

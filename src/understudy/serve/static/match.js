@@ -1,7 +1,7 @@
 /**
  * A match of rally: first to seven points; every serve is an episode of both seats, with one decision every four frames.
  *
- * Independent of the page: inputs come in as arguments, and events go out through `hear`.
+ * Independent of the page: inputs are arguments, and events are reported through `hear`.
  */
 
 import { UNTIL_THERE_IS_A_BOT, script } from "./opponents.js";
