@@ -4,7 +4,10 @@ import pytest
 
 from tests.integration.keyspaces import Keyspace
 from understudy.core.clock import Clock
+from understudy.experience.frame import Frame
 from understudy.ports import FullStore
+from understudy.stores.cassandra.commits import digest_of, erased_frame, frame_key
+from understudy.stores.cassandra.store import CassandraStore
 from understudy.testing.stores import StoreAdminContract, StoreContract
 
 IS_QUICK = True
@@ -21,3 +24,8 @@ class TestCassandraStore(StoreContract, StoreAdminContract):
 
     def reopen(self, store: FullStore, clock: Clock) -> FullStore:
         return self.keyspace.open(clock)
+
+    def damage(self, store: FullStore, frame: Frame) -> None:
+        assert isinstance(store, CassandraStore)
+        key = frame_key(frame.session.bytes, frame.chunk_no, digest_of(frame.encode()))
+        store.wire.one(erased_frame(store.wire, key))

@@ -25,7 +25,7 @@ def recorded(tmp_path: Path) -> tuple[Path, list[Chunk]]:
     harness = local_harness(tmp_path)
     chunks = [chunk for session in sessions(3, 3) for chunk in session]
     harness.put(*chunks)
-    harness.write([harness.close(chunks[0].meta.session, 3)])
+    harness.write([harness.close_frame(chunks[0].meta.session, 3)])
     harness.write(refused=[harness.refusal(sessions(1, 1, seed=8)[0][0])])
     harness.put(*sessions(1, 2, seed=9)[0], player=OTHER_PLAYER)
     harness.store.forget(OTHER_PLAYER)

@@ -40,7 +40,7 @@ def put_and_reopen(harness: StoreHarness, chunks: list[Chunk]) -> None:
 
 def put_and_close(harness: StoreHarness, chunks: list[Chunk]) -> None:
     harness.put(*chunks)
-    harness.write([harness.close(chunks[0].meta.session, len(chunks))])
+    harness.write([harness.close_frame(chunks[0].meta.session, len(chunks))])
 
 
 def put_and_expire_some(harness: StoreHarness, chunks: list[Chunk]) -> None:

@@ -39,7 +39,7 @@ def test_a_reader_in_another_process_gets_every_number_once_and_in_order(tmp_pat
         player = OTHER_PLAYER if turn % 2 else bytes([turn // 20]) * 16
         for chunk in chunks:
             harness.put(chunk, player=player)
-        close = harness.close(chunks[0].meta.session, 3)
+        close = harness.close_frame(chunks[0].meta.session, 3)
         harness.write([type(close)(close.frame.stamped(player, int(harness.clock.now())), None)])
         if turn % 20 == 19:
             harness.store.forget(bytes([turn // 20]) * 16)

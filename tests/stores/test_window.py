@@ -46,7 +46,7 @@ def test_a_window_has_the_same_chunks_as_the_remote_store(
 ) -> None:
     chunks = session(rng, 5)
     harness.put(*chunks)
-    harness.write([harness.close(chunks[0].meta.session, 5)])
+    harness.write([harness.close_frame(chunks[0].meta.session, 5)])
     with opened(harness, tmp_path) as window:
         follow(window)
         assert chunks_in(window.local) == chunks
@@ -180,7 +180,7 @@ def test_a_window_may_copy_only_selected_chunks(
     mine = session(rng, 3)
     theirs = session(rng, 3)
     harness.put(*mine, *theirs)
-    harness.write([harness.close(mine[0].meta.session, 3)])
+    harness.write([harness.close_frame(mine[0].meta.session, 3)])
     wanted = mine[0].meta.session
     with Window(
         harness.store,

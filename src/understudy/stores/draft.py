@@ -130,7 +130,7 @@ class Draft:
             return "refused", "forgotten"
         key = (frame.session, frame.chunk_no)
         if key in self._keys or self._known.is_stored(*key):
-            return "duplicate", "seen"
+            return "duplicate", ""
         if waiting is None or waiting[1] != frame.encode():
             return "refused", "not_quarantined"
         new = _stored(candidate, quarantine_id)

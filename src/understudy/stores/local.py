@@ -22,6 +22,7 @@ from understudy.core.errors import (
     ConfigError,
     Corrupt,
     Refused,
+    StorageFailed,
     StorageFull,
     UnderstudyError,
 )
@@ -179,7 +180,11 @@ class LocalStore:
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         self._check_not_closed()
-        return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
+        try:
+            return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
+        except StorageFailed:
+            self._check_not_closed()  # closed while it waited
+            raise
 
     def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
         """A cursor before all of these chunks that are stored."""

@@ -1,13 +1,17 @@
 """A store under test with its clock, one claimed partition, and a check of its tail."""
 
+import unittest
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import numpy as np
 
 from understudy.core.clock import Clock
 from understudy.core.errors import UnderstudyError
-from understudy.experience.chunk import Chunk
+from understudy.core.names import new_session
+from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.frame import (
     CloseReport,
     DropReport,
@@ -84,13 +88,13 @@ class StoreHarness:
         frame = chunk.frame().stamped(player, int(self.clock.now()))
         return RefusedFrame(frame.encode(), reason, "for a test", self.clock.now(), chunk.meta.game)
 
-    def drop(
+    def drop_frame(
         self, session: uuid.UUID, number: int, *ranges: tuple[int, int], n_steps: int = 0
     ) -> Candidate:
         frame = drop_frame(session, number, DropReport(ranges, n_steps))
         return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
 
-    def close(self, session: uuid.UUID, number: int, *, n_steps: int = 0) -> Candidate:
+    def close_frame(self, session: uuid.UUID, number: int, *, n_steps: int = 0) -> Candidate:
         frame = close_frame(session, number, CloseReport(number, n_steps))
         return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
 
@@ -135,6 +139,15 @@ class StoreHarness:
             if isinstance(item, Stored) and item.frame.kind is kind
         ]
 
+    def removed(self) -> list[tuple[int, str, bytes | None, tuple[ChunkId, ...]]]:
+        """Number, reason, player and chunks of every removed frame and event, in order."""
+        return [
+            (number, item.reason, item.player, item.chunks)
+            for item in self.everything()
+            if isinstance(item, Forgotten)
+            for number in range(item.arrival_no, item.last_no + 1)
+        ]
+
     def session(self, session: uuid.UUID) -> SessionInfo | None:
         infos = [info for info in self.store.sessions(SessionFilter()) if info.session == session]
         assert len(infos) <= 1, "a session is listed once"
@@ -147,7 +160,7 @@ def last_no(item: Stored | Forgotten) -> int:
 
 
 def raises(kind: type[UnderstudyError], call: Callable[[], object]) -> bool:
-    """Whether a call fails with exactly this error."""
+    """Whether a call fails with this error; other errors are raised."""
     try:
         call()
     except kind:
@@ -162,7 +175,7 @@ class StoreFactory:
     _harnesses: Sequence[StoreHarness] = ()
 
     def make(self, clock: Clock) -> FullStore:
-        """Create an empty store; every call creates another one."""
+        """Create an empty store; each call creates another one, apart from the earlier ones."""
         raise NotImplementedError(
             "a subclass of a store contract must define make(): the store under test"
         )
@@ -177,11 +190,21 @@ class StoreFactory:
     def settle(self, store: FullStore) -> None:
         """Run everything that the store defers (flushing, compacting) now."""
 
-    def harness(self) -> StoreHarness:
-        clock = ManualClock()
+    def files(self, store: FullStore) -> Iterable[Path]:
+        """Return every file of a closed store."""
+        raise unittest.SkipTest("this store has no files in which to search for erased bytes")
+
+    def damage(self, store: FullStore, frame: Frame) -> None:
+        """Destroy the bytes of a stored frame, as a failing disk would."""
+        raise unittest.SkipTest("a test cannot damage the bytes of this store")
+
+    def harness(self, *, waits_in_real_time: bool = False) -> StoreHarness:
+        """A harness over a new store; asserts that the store is empty."""
+        clock = ManualClock(waits_in_real_time=waits_in_real_time)
         self.rng = np.random.default_rng(7)
         harness = StoreHarness(self.make(clock), clock, lambda store: self.reopen(store, clock))
         self._harnesses = [*self._harnesses, harness]
+        assert harness.tail() == [], "make() must return an empty store"
         return harness
 
     def teardown_method(self) -> None:
@@ -193,7 +216,27 @@ class StoreFactory:
         """A new session with this many chunks."""
         return random_session(SPEC, self.rng, n_chunks=count)
 
-    def later(self, harness: StoreHarness) -> Callable[[], None]:
-        """Call the result three times: it leaves the store as is, settles it, then reopens it."""
-        stages = iter([lambda: None, lambda: self.settle(harness.store), harness.reopen])
-        return lambda: next(stages)()
+    def session_now(self, harness: StoreHarness) -> list[Chunk]:
+        """Four chunks of a new session that begins now."""
+        session = new_session(harness.clock.now(), self.rng.bytes(10))
+        return random_session(SPEC, self.rng, session=session)
+
+    def stages(self, harness: StoreHarness) -> Iterator[AbstractContextManager[None]]:
+        """Three stages of a store (as written, settled, reopened) to enter with `with`.
+
+        An error inside a stage names the stage.
+        """
+        yield _stage("as written")
+        self.settle(harness.store)
+        yield _stage("settled")
+        harness.reopen()
+        yield _stage("reopened")
+
+
+@contextmanager
+def _stage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"stage of the store: {name}")
+        raise

@@ -295,6 +295,8 @@ class Tailer:
                 )
             except Refused:
                 gone = "damaged"
+        if gone == "forgotten":
+            return Forgotten(number, number, gone)  # without the ids of an erased player
         chunks = ((uuid.UUID(bytes=arrived.session), arrived.chunk_no),)
         return Forgotten(number, number, gone or "damaged", arrived.player, chunks)
 
