@@ -28,8 +28,9 @@ Cursor = NewType("Cursor", str)
 """How far a reader has read a store; opaque."""
 
 Fate = Literal["new", "duplicate", "conflict", "refused"]
-"""The result of writing a frame: stored now, stored before, rejected because its number is stored
-with different bytes, or rejected by a rule."""
+"""The result of writing a frame: stored now; stored or quarantined before; rejected because its
+number has another body or was reported as dropped; or rejected by a rule. Only bodies are compared:
+a frame that is sent again has another `received_s` in its header."""
 
 
 # --- Stream: a partitioned, re-readable log of frames ---------------------------------------------
@@ -146,6 +147,7 @@ class WriteBatch:
     partition: str
     epoch: int
     position: Position | None
+    """None leaves the stored position as it is."""
     candidates: Sequence[Candidate] = ()
     refused: Sequence[RefusedFrame] = ()
     parked: Sequence[RefusedFrame] = ()
@@ -158,7 +160,9 @@ class Receipt:
 
     fates: Sequence[Fate]
     reasons: Sequence[str] = ()
-    """Reason code per candidate; empty text where it was stored."""
+    """Reason code per candidate: empty for a stored frame, new or duplicate; `quarantined` for the
+    duplicate of a quarantined one; `conflict`; or the Rejection of `experience.session.admit`.
+    `replay` also returns `not_quarantined`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +184,24 @@ Gone = Literal["forgotten", "expired", "quarantined", "damaged"]
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Arrival numbers `arrival_no..last_no` without bytes, and what a learner must evict."""
+    """An item of a tail without a frame: places of removed frames, or an event.
+
+    A place keeps the arrival numbers `arrival_no..last_no` of frames that were removed for
+    `reason`; where one reader finds a range, another may find single places. An event tells a
+    learner what to evict. With neither `chunks` nor `player`, there is nothing to evict.
+    """
 
     arrival_no: int
     last_no: int
     reason: Gone
     player: bytes | None = None
-    """With empty `chunks`: evict every earlier frame of the player with this tombstone
-    (`tombstone_of`)."""
+    """Place: the pseudonym of the frame's player, if known. Event `forgotten`: evict every earlier
+    frame of the player with this tombstone (`experience.session.tombstone_of`)."""
     chunks: tuple[tuple[uuid.UUID, int], ...] = ()
-    """Evict these earlier chunks, as (session, chunk_no); or the chunk this number stood for."""
+    """As (session, chunk_no). Place: its frame, if known; empty once the player is forgotten.
+    Event `quarantined`: evict these chunks; `player` is None."""
     at_s: float = 0.0
-    """With a player and empty `chunks`: when the player was forgotten, if the store records it."""
+    """When the event happened, if the store records it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +217,14 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A summary of one stored session."""
+    """A summary of one session, even if all its frames are refused, parked, dropped or expired."""
 
     session: uuid.UUID
     game: str
+    """Empty until a frame names it; reports do not."""
     player: bytes
     n_chunks: int
+    """Stored data chunks, without quarantined ones; expired ones still count."""
     n_steps: int
     high: int
     """Every number below this was seen."""
@@ -230,33 +242,61 @@ class SessionFilter:
     game: str | None = None
     player: bytes | None = None
     since_s: float = 0.0
+    """Last received at or after this time, in whole seconds."""
 
 
 class ExperienceStore(Protocol):
-    """Durable experience, each step once; a position is stored together with the data it covers."""
+    """Durable experience, each step once; a position is stored together with the data it covers.
+
+    Keep one `SessionState` per session and let `experience.session.admit` decide about each frame
+    inside the commit; `readmit` and `withdraw` are for `StoreAdmin`. `stores.draft.Draft` applies
+    all rules below for a store that implements its `CommitLookup`. Every method may be called from
+    many threads; other processes open the store themselves (the embedded one: `StoreView`).
+    """
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
-        """Start a new epoch for a partition; ClaimLost while another owner's claim is fresh."""
-        ...
+        """Start a new epoch for a partition; ClaimLost while another owner's claim is fresh.
 
-    def write(self, batch: WriteBatch) -> Receipt:
-        """Store a batch and its position in one durable commit; ClaimLost if the epoch is stale."""
-        ...
-
-    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
-        """Return the items after a cursor (None: from the start), waiting up to `wait_s`."""
-        ...
-
-    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]: ...
-
-    def forget(self, player: bytes) -> int:
-        """Erase a player (pseudonym) for good and return the number of erased chunks.
-
-        The player's older frames are refused from now on.
+        A claim is fresh for `ttl_s` after it or its last write, by the store's clock, or until the
+        store is closed. Its own owner may claim again at any time.
         """
         ...
 
-    def close(self) -> None: ...
+    def write(self, batch: WriteBatch) -> Receipt:
+        """Store a batch and its position in one durable commit; ClaimLost if the epoch is stale.
+
+        A candidate that conflicts or is refused goes to quarantine with its reason, as `refused`
+        and `parked` frames do: once per number and body. Frames of forgotten players leave nothing.
+        After the candidates, each quarantined frame with an intact header (`identity_of`) is
+        admitted as kind `refused`, so that its number counts as seen if it fits the session: not
+        after the close, outside the window or in another player's session.
+        """
+        ...
+
+    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+        """Return the items after a cursor (None: from the start), waiting up to `wait_s` for one.
+
+        A commit ends the wait. The cursor of an empty store stays valid. Raises ConfigError if the
+        text is no cursor, and Corrupt if the store can tell that the cursor is ahead of it.
+        """
+        ...
+
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        """Return each matching session once, without those of forgotten players."""
+        ...
+
+    def forget(self, player: bytes) -> int:
+        """Erase a player (pseudonym) for good and return the number of erased data chunks.
+
+        Erases frames, sessions and quarantine, and appends one `forgotten` event. From then on,
+        frames are refused that were received before this second, or whose session began by now or
+        was erased. Later sessions are stored.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release all claims and resources; every waiting or later call raises Closed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +306,13 @@ class Audit:
     steps: int
     chunks: int
     sessions: int
+    """Sessions with a stored frame."""
     duplicate_chunks: int
     duplicate_steps: int
     gap_chunks: int
+    """Numbers neither stored, removed, quarantined nor dropped, although later ones are."""
     gap_steps: int
+    """Steps of these gaps, as far as their neighbours show it."""
     dropped_steps: int
     quarantined: int
     parked: int
@@ -292,6 +335,7 @@ class Quarantined:
     session: uuid.UUID | None
     chunk_no: int | None
     crc: int
+    """CRC-32 of the body, or of all bytes if the header is damaged."""
     raw: bytes
 
 
@@ -300,18 +344,31 @@ class StoreAdmin(Protocol):
 
     def audit(self) -> Audit: ...
 
-    def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]: ...
+    def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
+        """Return quarantined frames in order of their ids, without replayed and expired ones."""
+        ...
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Hide stored chunks from learners and return how many of them were stored."""
+        """Move stored chunks to quarantine and return how many of them were stored.
+
+        Appends a `quarantined` event that names them. Their numbers stay seen.
+        """
         ...
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
-        """Store quarantined frames that now pass every check; each at most once."""
+        """Store quarantined frames that now pass every check; each at most once.
+
+        `ids[i]` is the entry of `candidates[i]`, which must have the same bytes. Entries stored as
+        `new` leave quarantine, others stay. A number that counts as seen is counted by `readmit`.
+        """
         ...
 
     def expire(self, before_s: float) -> int:
-        """Delete chunks received before a time and return how many were deleted."""
+        """Delete chunks and quarantined bytes received before a time; return how many chunks.
+
+        Times are whole seconds; `before_s` itself is kept. Numbers stay seen and drop reports stay
+        stored. Appends no event.
+        """
         ...
 
 

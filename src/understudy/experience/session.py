@@ -58,6 +58,7 @@ class SessionState:
     """Number of the close frame, -1 while open."""
     last_received_s: int = 0
     forgotten: bool = False
+    """Whether its player was erased; not needed by a store that keeps tombstones of sessions."""
 
     @property
     def high(self) -> int:
