@@ -14,11 +14,22 @@ from understudy.core.clock import Clock
 from understudy.core.errors import UnderstudyError
 from understudy.experience.chunk import OPTIONAL, Chunk, chunk_of
 from understudy.experience.frame import Frame
-from understudy.ports import Ack, Candidate, FullStore, Position, Read, Receipt, Stream, WriteBatch
+from understudy.experience.session import tombstone_of
+from understudy.ports import (
+    Ack,
+    Candidate,
+    Forgotten,
+    FullStore,
+    Position,
+    Read,
+    Receipt,
+    Stream,
+    WriteBatch,
+)
 from understudy.stores import view
 from understudy.stores.draft import Draft, _stored
 from understudy.stores.local import LocalStore
-from understudy.stores.view import LocalLookup
+from understudy.stores.view import LocalLookup, StoreView
 from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
 
@@ -186,6 +197,117 @@ def test_a_store_with_a_part_switched_off_fails(quick_path: Path, monkeypatch, n
 
 def test_a_store_with_every_part_in_place_passes(quick_path: Path):
     assert not breaks_a_promise(Contract(quick_path))
+
+
+class Equal:
+    """Equal to everything."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+_tail = StoreView.tail
+_events = view._events
+_quarantined = StoreView.quarantined
+_expire = LocalStore.expire
+_add = Draft.add
+_decide_seen = Draft._decide_seen
+_waiting = LocalLookup.waiting
+_item = view._Page._item
+
+
+def add_and_reset_position(self: Draft, batch: WriteBatch) -> Receipt:
+    return _add(self, replace(batch, position=batch.position or Position("0")))
+
+
+def with_reason_for_duplicates(self: Draft, frame: Frame, game: str) -> tuple[str, str]:
+    fate, reason = _decide_seen(self, frame, game)
+    return fate, reason or "seen"
+
+
+def without_chunks(*args: Any) -> Any:
+    item = _item(*args)
+    return replace(item, chunks=()) if isinstance(item, Forgotten) else item
+
+
+WAITS = "test_a_tail_waits_for_a_commit_and_ends_with_close"
+MOVES = "test_a_stored_chunk_can_be_quarantined_and_replayed"
+EXPIRES = "test_expired_chunks_are_deleted_and_stay_known"
+FORGETS = "test_forgetting_refuses_sessions_that_began_before_it"
+
+DETECTED: dict[str, tuple[object, str, object, str]] = {
+    "wait_s ignored": (
+        StoreView,
+        "tail",
+        lambda self, cursor, **more: _tail(self, cursor, **more | {"wait_s": 0.0}),
+        WAITS,
+    ),
+    "waiting tail not closed": (
+        LocalStore,
+        "tail",
+        lambda self, cursor, **more: self._view.tail(cursor, **more),
+        WAITS,
+    ),
+    "quarantine not announced": (
+        view,
+        "_events",
+        lambda *args: {no: replace(event, chunks=()) for no, event in _events(*args).items()},
+        MOVES,
+    ),
+    "removed chunks not named": (view._Page, "_item", without_chunks, EXPIRES),
+    "expiry inclusive": (
+        LocalStore,
+        "expire",
+        lambda self, before_s: _expire(self, before_s + 1.0),
+        EXPIRES,
+    ),
+    "other bytes replayed": (
+        LocalLookup,
+        "waiting",
+        lambda self, number: (_waiting(self, number)[0], Equal()),
+        "test_replay_stores_a_parked_frame_once",
+    ),
+    "no checksum in quarantine": (
+        StoreView,
+        "quarantined",
+        lambda self, **more: [replace(frame, crc=0) for frame in _quarantined(self, **more)],
+        "test_refused_and_parked_frames_are_kept_with_reason_and_bytes",
+    ),
+    "duplicates have a reason": (
+        Draft,
+        "_decide_seen",
+        with_reason_for_duplicates,
+        "test_the_same_chunk_twice_is_stored_once",
+    ),
+    "position reset": (Draft, "add", add_and_reset_position, "test_positions_move_with_the_data"),
+    "session time ignored": (
+        LocalLookup,
+        "is_forgotten",
+        lambda self, player, _, received_s: (
+            received_s < self._tombstones.get(tombstone_of(player), 0.0)
+        ),
+        FORGETS,
+    ),
+    "new sessions refused": (
+        LocalLookup,
+        "is_forgotten",
+        lambda self, player, _, received_s: (
+            received_s <= self._tombstones.get(tombstone_of(player), 0.0)
+        ),
+        FORGETS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DETECTED)
+def test_a_broken_promise_fails_its_own_test(quick_path: Path, monkeypatch, name: str):
+    owner, attribute, replacement, test = DETECTED[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    contract = Contract(quick_path)
+    contract.timeout_s = 1.0
+    with pytest.raises(AssertionError):
+        getattr(contract, test)()
+    contract.teardown_method()
 
 
 @pytest.mark.parametrize("kind", [PositionsLost, ForgetsNobody])
