@@ -40,6 +40,7 @@ class Catalogue:
     signed: dict[str, bytes] = field(default_factory=dict)
     """Signed releases as they were read, by model name, for clients to verify."""
     bad_entries: int = 0
+    last_bad_entry: str = ""
 
     def copy(self) -> "Catalogue":
         """A copy that later entries do not change."""
