@@ -227,7 +227,7 @@ class Episode:
     ) -> None:
         """A person (or `by`) decided: record that `action` was chosen for `obs`.
 
-        Completes the previous step, whose next observation is `obs`. To let a bot decide, use `act`.
+        Completes the previous step, whose next observation is `obs`. For a bot, use `act`.
         """
         session = self._session
         with session.lock:

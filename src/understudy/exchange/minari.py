@@ -88,7 +88,7 @@ def unflattened(columns: Mapping[str, Array], head: str) -> Any:
 
 
 def flattened(value: Any, head: str) -> dict[str, Array]:
-    """Return arrays in nested dictionaries and tuples by their dotted name."""
+    """Return the arrays of nested dicts and tuples as one flat dict, by dotted name."""
     if not isinstance(value, Mapping | tuple):
         return {head: np.asarray(value)}
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)

@@ -377,7 +377,7 @@ def _spec(
     if actions > _MOST_ACTIONS and options.actions is None:
         raise ConfigError(
             f"the highest action is {most}, so the game would have {actions} actions; if that is "
-            "right, pass --actions"
+            f"right, pass --actions {actions}"
         )
     if most >= actions:
         raise ConfigError(

@@ -382,7 +382,9 @@ class ChunkBuilder:
             raise Refused("bad_order", "a reward needs a decision before it")
         if not -_MAX_REWARD <= total <= _MAX_REWARD:
             raise Refused(
-                "not_finite", f"reward {reward!r} is not finite in float32; give a smaller number"
+                "not_finite",
+                f"reward {reward!r} makes the step's reward NaN, or too large for float32; give a "
+                "finite number below 3.4e38",
             )
         self._reward = total
 

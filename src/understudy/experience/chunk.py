@@ -382,7 +382,11 @@ def _check_columns(columns: Mapping[str, Array]) -> None:
                 )
         elif name == "action_mask":
             if column.dtype != np.bool_ or column.ndim != 2:
-                raise Refused("bad_columns", "'action_mask' is not BOOL with one flag per action")
+                raise Refused(
+                    "bad_columns",
+                    f"'action_mask' is {column.dtype}{list(column.shape)}; expected BOOL[rows, "
+                    "actions]",
+                )
         elif name not in REQUIRED and head != "raw_action":
             raise Refused("bad_columns", f"column {name[:40]!r} is not known")
     for head, count in counts.items():

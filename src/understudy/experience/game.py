@@ -174,8 +174,8 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
             raise SpecError(f"spec format {fields['format']!r}; this build reads {SPEC_FORMAT}")
         if fields.keys() != _FIELDS:
             raise SpecError(
-                "the game spec has missing or unknown fields: "
-                f"{sorted(fields.keys() ^ _FIELDS)[:6]}"
+                f"the game spec has wrong fields: missing {sorted(_FIELDS - fields.keys())}, "
+                f"unknown {sorted(fields.keys() - _FIELDS)[:6]}; give those of `GameSpec.to_json()`"
             )
         if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
             raise SpecError(

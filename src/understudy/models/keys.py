@@ -121,8 +121,8 @@ def _key(facts: Any) -> Key:
     if facts.keys() != names:
         raise Refused(
             "bad_entry",
-            f"a key lacks the fields {sorted(names - facts.keys())} and has the unknown fields "
-            f"{sorted(facts.keys() - names)}; install the version that created it",
+            f"a key has wrong fields: missing {sorted(names - facts.keys())}, unknown "
+            f"{sorted(facts.keys() - names)[:6]}; install the version that created it",
         )
     try:
         return Key(**facts | {"scopes": tuple(facts["scopes"]), "origins": tuple(facts["origins"])})

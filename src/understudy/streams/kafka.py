@@ -430,7 +430,7 @@ class _Sender:
 
 
 def position_text(offset: int, count: int) -> Position:
-    """The position after a record; includes the partition count, to detect a change of it."""
+    """The position after a record: offset and partition count, so a changed count is detected."""
     return Position(f"{offset}/{count}")
 
 

@@ -57,8 +57,8 @@ def algorithm_class(name: str | type) -> Any:
     for part in ("Config", "Knobs"):
         if not dataclasses.is_dataclass(getattr(algorithm, part, None)):
             raise ConfigError(
-                f"algorithm {name!r} has no dataclass {part}; give a class that implements "
-                "understudy.algorithm"
+                f"algorithm {name!r} has no dataclass `{part}`; see the protocol "
+                "understudy.algorithm.Algorithm"
             )
     return algorithm
 
@@ -224,7 +224,10 @@ class Resolver:
     )
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Add a preset or file; from another algorithm's, only the sections run and learner."""
+        """Add the settings of a preset or file.
+
+        If it is for another algorithm, only its sections `run` and `learner` are used.
+        """
         same = fields.get("algorithm", self.algorithm) == self.algorithm
         for section in SECTIONS if same else ("run", "learner"):
             known = _field_names(self._types()[section])

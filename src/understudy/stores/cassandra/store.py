@@ -114,7 +114,8 @@ class AdminLock:
                 except ClaimLost:
                     self.wire.wait(_POLL_S)  # another process took over: decide again
         raise Unreachable(
-            "other processes kept making admin commits in this store; try again later"
+            "other processes kept forgetting, quarantining or replaying in this store; try again "
+            "later"
         )
 
     def _commit(self, decide: Decide, grace_s: float) -> None:
