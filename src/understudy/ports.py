@@ -199,7 +199,7 @@ class Forgotten:
 class Tail:
     """One page of a tail: every arrival number once, in order, and the cursor after it.
 
-    The cursor includes the count.
+    The cursor also stores the arrival number, so that a resumed tail continues the count.
     """
 
     items: Sequence[Stored | Forgotten]

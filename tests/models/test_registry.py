@@ -311,7 +311,7 @@ def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_p
     (tmp_path / "registry" / "pong" / "0000000005.json").write_bytes(b"{}")
     damage = registry(tmp_path).damage("pong")["journal"]
     assert "1 of its entries are invalid" in damage
-    assert "entry 5: a signed document has entry, key_id and signature" in damage
+    assert "entry 5: not a signed document" in damage
 
 
 def test_an_entry_of_a_newer_version_is_reported_with_the_advice_to_upgrade(tmp_path: Path):

@@ -367,8 +367,8 @@ class MinariDataset:
         if not n or terminated.shape != (n,) or truncated.shape != (n,):
             raise Refused(
                 "bad_shape",
-                f"it has {n} rewards, {terminated.shape} terminations, {truncated.shape} "
-                "truncations",
+                f"it has {n} rewards, terminations{list(terminated.shape)} and "
+                f"truncations{list(truncated.shape)}; expected one of each per step",
             )
         if (terminated | truncated)[:-1].any():
             raise Refused("bad_rows", "it has steps after it was terminated or truncated")

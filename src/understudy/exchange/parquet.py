@@ -420,7 +420,9 @@ class ParquetFile:
             return None
         rows = column.from_arrow(values)
         if rows is None:
-            raise Refused("bad_columns", f"{name!r} has values of another shape or missing values")
+            raise Refused(
+                "bad_columns", f"{name!r} lacks values, or their shape is not that of the spec"
+            )
         return rows
 
 

@@ -155,7 +155,8 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
     if metadata.keys() != _META_KEYS:
         raise Refused(
             "bad_metadata",
-            f"metadata keys are missing or unknown: {sorted(metadata.keys() ^ _META_KEYS)[:6]}",
+            f"wrong metadata: missing {sorted(_META_KEYS - metadata.keys())}, unknown "
+            f"{sorted(metadata.keys() - _META_KEYS)[:6]}",
         )
     if metadata["format"] != CHUNK_FORMAT:
         raise Refused(

@@ -240,7 +240,7 @@ class IngestService:
         clock: Clock | None = None,
         spread: Spread | None = None,
     ) -> None:
-        """`spread` runs the turns elsewhere; without it they run here, one after another."""
+        """`spread` runs the turns, such as in Spark; by default they run here, one by one."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()

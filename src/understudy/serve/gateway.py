@@ -186,7 +186,8 @@ def check_host(host: str, hosts: Sequence[str]) -> None:
     if (name if colon and is_port else host).lower() not in (*_LOOPBACK, *hosts):
         raise Refused(
             "wrong_host",
-            f"this gateway does not serve the host {host[:60]!r}; add it to gateway.hosts",
+            f"this gateway does not serve the host {host[:60]!r}; add it to gateway.hosts in "
+            "the config",
         )
 
 
