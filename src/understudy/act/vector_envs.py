@@ -121,7 +121,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         return self._obs(), {}
 
     def step(self, actions: NDArray[np.integer[Any]]) -> Step:
-        """Step every env; an env whose episode ended keeps falling until it is reset."""
+        """Step every env; a cart whose episode has ended moves on until its env is reset."""
         terminated = self._carts.step(checked_actions(actions, self.num_envs, num_actions=2))
         self._elapsed += 1
         return (

@@ -292,7 +292,8 @@ class MinariDataset:
             RuntimeError,
         ) as error:
             raise ConfigError(
-                f"{path} is not a readable Minari dataset: {one_line(error)}"
+                f"{path} is not a readable Minari dataset: {one_line(error)}; pass one in Minari's "
+                "HDF5 format"
             ) from None
         self.spec = self._spec(metadata.get(SPEC_KEY), game)
 
@@ -303,7 +304,8 @@ class MinariDataset:
                 spec = spec_from_json(own)
             except SpecError as error:
                 raise ConfigError(
-                    f"{self.name} has no readable game spec in its metadata: {one_line(error)}"
+                    f"{self.name} has no readable game spec in its metadata: {one_line(error)}; "
+                    "export it again"
                 ) from None
             return spec if game is None else replace(spec, game=game)
         if game is None:
@@ -340,7 +342,8 @@ class MinariDataset:
             RuntimeError,
         ) as error:
             raise ConfigError(
-                f"episode {n_episodes} of {self.name} cannot be imported: {one_line(error)}"
+                f"episode {n_episodes} of {self.name} cannot be imported: {one_line(error)}; "
+                "correct or remove it, then import again"
             ) from None
         self._counts = {"episodes": n_episodes, "episodes_without_end": n_cut}
 

@@ -347,14 +347,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return _parsed(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
+        raise ConfigError(
+            f"the settings file {path} cannot be read: {error}; pass a readable TOML file"
+        ) from None
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not TOML: {error}") from None
+        raise ConfigError(f"{name} is not TOML: {error}; correct it there") from None
     if unknown := fields.keys() - {"algorithm", *SECTIONS}:
         raise ConfigError(
             f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, "

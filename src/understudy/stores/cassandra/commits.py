@@ -81,7 +81,7 @@ class Arrived(msgspec.Struct, array_like=True, frozen=True):
         return frame_key(self.session, self.chunk_no, self.digest)
 
     def arrival(self) -> Arrival:
-        """The facts that change its session's state."""
+        """The facts of this frame that change the state of its session."""
         return Arrival(
             number=self.chunk_no,
             player=self.player,
