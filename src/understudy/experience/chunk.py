@@ -343,8 +343,8 @@ def _inflate(columns: dict[str, Array], codecs: str | None) -> dict[str, Array]:
         if not is_shape or columns[name].dtype != np.uint8:
             raise Refused(
                 "bad_codec",
-                f"{name!r} has shape {str(shape)[:60]} and bytes of {columns[name].dtype}; expected "
-                f"at most {tensors.MAX_DIMENSIONS} whole numbers, and uint8",
+                f"{name!r} has shape {str(shape)[:60]} and bytes of {columns[name].dtype}; "
+                f"expected at most {tensors.MAX_DIMENSIONS} whole numbers, and uint8",
             )
         size = dtype.itemsize * math.prod(shape)
         budget -= size

@@ -71,8 +71,8 @@ class Listen:
         )
         if self.max_connections < 1 or not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError(
-                f"max_connections is {self.max_connections} and the timeouts are {times} s; pass at "
-                "least 1 connection, and timeouts above 0 and below 1e6"
+                f"max_connections is {self.max_connections} and the timeouts are {times} s; pass "
+                "at least 1 connection, and timeouts above 0 and below 1e6"
             )
 
 
@@ -280,7 +280,7 @@ class Connection(HttpToolsProtocol):
             self._idle()
 
     def shutdown(self) -> None:
-        """Close the connection for a server stop: at once if idle, else after the answer."""
+        """Close the connection because the server stops: at once if idle, else after the answer."""
         super().shutdown()
         self._is_last = True
         if not self._unanswered:

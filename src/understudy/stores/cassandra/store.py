@@ -576,7 +576,7 @@ class CassandraStore:
     # --- expiry ---------------------------------------------------------------------------------
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks and quarantined bytes received before a time; return the chunks."""
+        """Drop chunks and quarantined bytes received before a time; return how many chunks."""
         heads = self._tailer.heads(look=True)
         self._journal.refresh()
         old = self._journal.expired_before_s
