@@ -42,7 +42,7 @@ _COMMANDS = {
     "restore": ("understudy.cli.backup:restore", "create a data folder from a backup"),
     "simulate": (
         "understudy.cli.simulate:simulate",
-        "let simulated players play, through the real client, stream and ingest",
+        "simulate players, through the real client, stream and ingest",
     ),
     "status": (
         "understudy.cli.status:status",

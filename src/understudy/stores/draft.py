@@ -94,7 +94,7 @@ class Draft:
         return bool(self.stored or self.quarantined or self.positions)
 
     def sessions(self) -> Sessions:
-        """The changed sessions as of after the commit; stored frames are counted before refused."""
+        """The changed sessions after the commit; refused frames are counted after stored ones."""
         sessions = dict(self._sessions)
         for frame in self.quarantined:
             if any(frame.session):

@@ -91,7 +91,7 @@ class _ReadAhead:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An item that is not loaded yet: an arrival or event of a commit, or `n_lost` lost arrivals."""
+    """An item that is not loaded yet: an arrival or event of a commit, or lost arrivals."""
 
     commit: Commit | None
     arrived: Arrived | None = None
