@@ -2,8 +2,9 @@
 
 Read this file first.
 
-    game ─ Recorder ─ spool ─► Link ─► (intake) ─► Stream ─► ingest ─► ExperienceStore
-        ─► tail ─► replay ─► learner
+    game ─► Episode or Recorder ─► spool ─► Link.send ─► intake ─► Stream ─► ingest
+        ─► ExperienceStore ─► tail ─► replay ─► learner ─► registry (Objects) ─► gate
+        ─► Link.bot ─► game
 
 A port has at most six methods and a contract test in `understudy.testing` that every adapter
 passes. Positions and cursors are opaque text: store them and pass them back unchanged, never parse
@@ -37,7 +38,7 @@ with different bytes, or rejected by a rule."""
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The result for one frame, the same from the stream to the client.
+    """The result for one frame; stream, gateway and client all use this type.
 
     A frame that is neither accepted nor refused must be sent again after `retry_after_s`.
     """
@@ -163,7 +164,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored frame, in order of arrival."""
+    """One stored frame, as a tail returns it."""
 
     arrival_no: int
     """Counts the items of a tail from its start: 1, 2, 3. A store with many writers has no single
@@ -198,7 +199,7 @@ class Forgotten:
 class Tail:
     """One page of a tail: every arrival number once, in order, and the cursor after it.
 
-    The cursor includes the count.
+    The cursor also stores the arrival number, so that a resumed tail continues the count.
     """
 
     items: Sequence[Stored | Forgotten]
@@ -339,9 +340,9 @@ class LiveModels:
 
 
 class Link(Protocol):
-    """The connection from a client to the platform; it never returns an older version.
+    """The connection from a client to the platform. After LinkFailed, retry the whole call later.
 
-    After LinkFailed, retry the whole call later.
+    It never returns older live models, with a journal number below one that it returned before.
     """
 
     @property

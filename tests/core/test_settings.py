@@ -111,7 +111,8 @@ def test_a_tree_is_checked_like_a_file():
         fan=True
     )
     with pytest.raises(
-        ConfigError, match=r"x sets oven.haet, which does not exist; did you mean oven.heat?"
+        ConfigError,
+        match=r"x sets oven.haet, but there is no such setting; did you mean oven.heat\?",
     ):
         from_tree(Kitchen, {"oven": {"haet": 1}}, where="x")
 

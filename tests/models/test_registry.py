@@ -309,4 +309,15 @@ def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_p
     assert ours.damage("pong") == {}
     assert list(ours.damage("pong", every=True)) == ["pong/1"]
     (tmp_path / "registry" / "pong" / "0000000005.json").write_bytes(b"{}")
-    assert "entries are invalid" in registry(tmp_path).damage("pong")["journal"]
+    damage = registry(tmp_path).damage("pong")["journal"]
+    assert "1 of its entries are invalid" in damage
+    assert "entry 5: not a signed document" in damage
+
+
+def test_an_entry_of_a_newer_version_is_reported_with_the_advice_to_upgrade(tmp_path: Path):
+    registry(tmp_path).takeover("pong", owner="test")
+    journal = Journal(FolderObjects(tmp_path), "registry/pong")
+    entry = {"journal": "registry/pong", "number": 2, "at_s": 0.0, "kind": "retire"}
+    assert journal.append(2, SIGNER.sign(entry))
+    damage = registry(tmp_path).damage("pong")["journal"]
+    assert "entry 2: this version does not know entry kind 'retire'; install a newer" in damage

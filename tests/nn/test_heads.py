@@ -184,7 +184,7 @@ def test_a_head_is_restored_from_its_json(head: Head) -> None:
             "one Box of floats",
         ),
         (lambda: head_for(box_game(), "softmax"), "not known"),
-        (lambda: head_from_json({"kind": "argmax"}), "give kind, size, low and high"),
+        (lambda: head_from_json({"kind": "argmax"}), "expected exactly kind, size, low and high"),
         (
             lambda: head_from_json({"kind": "argmax", "size": 2, "low": "0", "high": []}),
             "list of numbers",

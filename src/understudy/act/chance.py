@@ -18,7 +18,7 @@ _AHEAD = 1024
 def episode_starts(
     root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0
 ) -> NDArray[np.uint64]:
-    """Return uint64[envs], each env's seed counter; a new incarnation plays other episodes."""
+    """Return uint64[envs], the start of each env's seeds; each incarnation plays other episodes."""
     names = [
         f"episodes/{root_seed}/{env}/{incarnation}"
         for env in range(first_env, first_env + num_envs)

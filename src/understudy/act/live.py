@@ -64,7 +64,7 @@ class LiveEnvs:
         return env_actions(self.game, decided)
 
     def reset(self, seeds: Sequence[int | None], mask: Flags | None = None) -> None:
-        """Start an episode in the envs of the mask, or in all."""
+        """Start an episode in the envs that `mask` selects, or in all."""
         options = None if mask is None else {"reset_mask": mask}
         mask = self._all if mask is None else mask
         try:

@@ -285,8 +285,8 @@ def q_of(outputs: Mapping[str, Array]) -> Array:
     """Return the action values of a network's outputs."""
     if "q" not in outputs:
         raise ConfigError(
-            f"first priorities need a head 'q', but the network has {sorted(outputs)}; remove the "
-            "policy's priority"
+            f"initial priorities need a head 'q', but the network has {sorted(outputs)}; remove "
+            "the policy's `priority`"
         )
     return outputs["q"]
 

@@ -154,7 +154,7 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
         ) from error
     except TypeError as error:
         raise ConfigError(
-            f"game {game_id!r} does not accept {dict(env_kwargs)}: {error}"
+            f"game {game_id!r} does not accept {dict(env_kwargs)}: {error}; correct its arguments"
         ) from error
     except (gymnasium.error.Error, ValueError) as error:
         hint = f"check {dict(env_kwargs)}" if env_kwargs else "use an id such as CartPole-v1"

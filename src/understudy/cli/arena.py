@@ -78,10 +78,10 @@ def arena() -> None:
 def duel(
     data_text: str | None, as_json: bool, a: str, b: str, game: str, serves: int, seed: int
 ) -> int:
-    """Play A against B on the same serves from both sides; report the result with its interval.
+    """Play A against B on the same serves from both sides; report the win rate of A.
 
-    A and B are each a model (rally/3, champion, canary), a run folder, a policy file, or a scripted
-    opponent: beginner, casual, good, strong.
+    The win rate has a 95 % confidence interval. A and B are each a model (rally/3, champion,
+    canary), a run folder, a policy file, or a scripted opponent: beginner, casual, good, strong.
     """
     import_from_here()
     began_s = time.perf_counter()

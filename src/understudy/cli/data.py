@@ -156,8 +156,8 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
     """Finish interrupted work, then verify every acknowledged step against the stored bytes.
 
     Exits 0 if every step is stored exactly once; 1 on any loss, duplicate or damage; 2 if there is
-    no ledger to verify against (the bytes are still audited). For a remote store, only what
-    ingest has stored so far is checked.
+    no ledger, the simulator's own list of acknowledgements, to verify against (the bytes are still
+    audited). For a remote store, only what ingest has stored so far is checked.
     """
     began_s = time.monotonic()
     by_session = {}

@@ -87,7 +87,7 @@ _KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
     type=click.Choice(["native", "spark"]),
     default="native",
     show_default=True,
-    help="The ingest engine. Servers that are not running are started, and stopped at the end.",
+    help="The ingest engine.",
 )
 @click.option(
     "--check",
@@ -124,8 +124,10 @@ def demo(
     """Run the closed loop: players play, a learner learns from them, its bots play against them.
 
     Simulated players of different skill use the real client over real HTTP; gateway, ingest and
-    learner are the processes that `understudy up` runs. The learner never runs the game. The demo
-    ends by itself with an evaluation of the first and the last bot on equal seeds.
+    learner are the processes that `understudy up` runs. The learner never runs the game. Servers
+    that --stream, --store, --models or --ingest need are started if they are not running, and
+    stopped at the end. The demo ends by itself with an evaluation of the first and the last bot on
+    equal seeds.
     """
     if svg is not None:
         check_svg(svg)

@@ -181,15 +181,18 @@ def export_data(
 @click.option(
     "--consent",
     type=click.Choice(CONSENTS),
-    help="What the players agreed to; parquet files contain it.",
+    help="Whether bots may learn from the steps (default for parquet: as in the file).",
 )
 @click.option(
     "--repair-shift",
     is_flag=True,
-    help="seed-a: move each state before its action.",
+    help="seed-a: the recorded state is the one after the action; use the previous record's as the "
+    "observation. Give this or --as-is.",
 )
 @click.option(
-    "--as-is", is_flag=True, help="seed-a: keep the records unchanged, hidden from learners."
+    "--as-is",
+    is_flag=True,
+    help="seed-a: import unchanged, with consent `denied`, so that no learner uses it.",
 )
 @click.option(
     "--limit",
@@ -221,7 +224,7 @@ def export_data(
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="With a remote store: seconds to wait for ingest without progress.",
+    help="With a remote store: give up after this many seconds without progress of ingest.",
 )
 @common_options
 def import_data(
@@ -293,7 +296,8 @@ def _incoming(
     if kind == "seed-a" and repair_shift == as_is:
         raise ConfigError(
             "the records hold the state after the action; give --repair-shift to correct that (the "
-            "first step of each episode is lost), or --as-is to keep them, hidden from learners"
+            "first step of each episode is lost), or --as-is to import them unchanged, with "
+            "consent denied, so that no learner uses them"
         )
     if consent is None and not as_is:
         raise ConfigError(

@@ -51,7 +51,7 @@ def games() -> None:
         "understudy games add CartPole-v1 --data D",
         "understudy games add my-game --obs 6 --actions up,stay,down --data D --json",
     ),
-    help=f"Register a game; keys without --registers can then send its steps.\n\n{_GAME_HELP}",
+    help=f"Register a game, so that keys without --registers can send its steps.\n\n{_GAME_HELP}",
 )
 @click.argument("game")
 @_obs_option

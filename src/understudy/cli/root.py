@@ -42,7 +42,7 @@ _COMMANDS = {
     "restore": ("understudy.cli.backup:restore", "create a data folder from a backup"),
     "simulate": (
         "understudy.cli.simulate:simulate",
-        "record simulated players through real processes",
+        "simulate players, through the real client, stream and ingest",
     ),
     "status": (
         "understudy.cli.status:status",

@@ -32,10 +32,13 @@ from understudy.core.settings import parse_value
 from understudy.nn.network import ACTIVATIONS
 from understudy.training.events import Event
 
-_STEPS = "Minimum number of env steps; the last round is completed. With --from-store: updates."
+_STEPS = (
+    "Env steps to train for; the last round is finished, so slightly more may be played. With "
+    "--from-store: updates."
+)
 _UNTIL = (
-    "Stop as solved at this return; inf: never (default: the preset's; else none with --steps or "
-    "--from-store; else the game's own)."
+    "Stop when the mean return reaches this; `inf` turns it off. Default: the preset's goal; else, "
+    "without --steps and --from-store, the game's."
 )
 
 
@@ -85,7 +88,7 @@ _UNTIL = (
     help="Keyword arguments for gymnasium.make, as a JSON object.",
 )
 @click.option("--frame-skip", default=1, metavar="K", help="Repeat each action for K frames.")
-@click.option("--seed", type=int, help="Seed of everything (default 0).")
+@click.option("--seed", type=int, help="Random seed of envs, weights and sampling (default 0).")
 @click.option(
     "--seeds",
     type=int,
@@ -430,12 +433,12 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     )
 )
 @click.argument("run", type=PATH)
-@click.option("--episodes", default=100, show_default=True, help="Episodes per seed.")
+@click.option("--episodes", default=100, show_default=True, help="Episodes per set of seeds.")
 @click.option(
     "--seeds",
     default=10,
     show_default=True,
-    help="Held-out sets of env seeds; an interval needs 5.",
+    help="Number of held-out seed sets; the interval needs at least 5.",
 )
 @click.option(
     "--policy",

@@ -67,12 +67,22 @@ from understudy.platform.play_page import PAGES, for_others, openable, page_addr
     "--stream",
     "stream_url",
     metavar="URL",
-    help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file.",
+    help="Where the stream is: kinesis://STREAM, kafka://HOST:PORT/TOPIC, or the word `file` for "
+    "the data folder.",
 )
 @click.option(
-    "--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE, or local."
+    "--store",
+    "store_url",
+    metavar="URL",
+    help="Where the store is: cassandra://HOST:PORT/KEYSPACE, or the word `local` for the data "
+    "folder.",
 )
-@click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH, or folder.")
+@click.option(
+    "--models",
+    "models_url",
+    metavar="URL",
+    help="Where models are: s3://BUCKET/PATH, or the word `folder` for the data folder.",
+)
 @click.option(
     "--ingest", "engine", type=click.Choice(["native", "spark"]), help="The ingest engine."
 )

@@ -3,8 +3,9 @@
     link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden
         ─► disk ─► live
 
-A game never waits: a decision reads one attribute, and a thread that starts with the first decision
-does the rest. A folder that several processes may share stores what the next start needs:
+A game never waits: a decision reads one attribute, and a thread does the rest. It starts at the
+first `act` or `wait_for_bot`, so a game that only records never fetches bots. A folder that several
+processes may share stores what the next start needs:
 
     bot.json             the last good live models, and the highest entry seen of each alias
     trust.json           the deployment's public keys, pinned at first contact
@@ -262,7 +263,8 @@ class Bots:
         if signed["key_id"] not in known:
             raise Refused(
                 "unknown_key",
-                f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now",
+                f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now; "
+                "the current bot is fetched",
             )
         manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
         return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))

@@ -202,7 +202,10 @@ class Game:
         return opened
 
     def wait_for_bot(self, timeout_s: float = 5.0) -> bool:
-        """Wait for a bot and return whether there is one. Optional: a bot plays once it arrives."""
+        """Wait for a bot; return whether there is one.
+
+        Games need not call this: `act` uses a bot as soon as one arrives.
+        """
         return self._bots.wait(timeout_s)
 
     def flush(self, timeout_s: float = 10.0) -> bool:

@@ -1,4 +1,4 @@
-"""The log format of spool, stream and store: append-only files of checksummed entries.
+"""The log format of the spool and the file stream: append-only files of checksummed entries.
 
     entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload
 

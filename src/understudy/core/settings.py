@@ -266,7 +266,9 @@ def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -
 
     for name in inside(tree, ""):
         if name not in names:
-            raise ConfigError(f"{where} sets {name}, which does not exist; {nearest(name, names)}")
+            raise ConfigError(
+                f"{where} sets {name}, but there is no such setting; {nearest(name, names)}"
+            )
 
 
 def _check_variables(environ: Mapping[str, str], known: Sequence[Leaf]) -> None:
@@ -278,7 +280,8 @@ def _check_variables(environ: Mapping[str, str], known: Sequence[Leaf]) -> None:
     for name in environ:
         if name.startswith(tables) and name.removesuffix("_FILE") not in names:
             raise ConfigError(
-                f"{name} is set in the environment and does not exist; {nearest(name, names)}"
+                f"{name} is set in the environment, but there is no such setting; "
+                f"{nearest(name, names)}"
             )
 
 

@@ -76,7 +76,7 @@ OnPart = Callable[[str], None]
 
 
 def find(tool: str) -> Path | None:
-    """The path of a program; Java is searched in JAVA_HOME first."""
+    """The path of a program, or None; for Java, JAVA_HOME is tried first."""
     home = os.environ.get("JAVA_HOME") if tool == "java" else None
     path = (home and shutil.which("java", path=str(Path(home) / "bin"))) or shutil.which(tool)
     return Path(path) if path else None

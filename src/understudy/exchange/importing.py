@@ -282,7 +282,7 @@ def _send(
     after_each: Callable[[], None],
     on_steps: OnSteps | None,
 ) -> None:
-    """Send the sessions that have an id; `after_each` is called after every batch of frames."""
+    """Send the frames of the planned sessions; `after_each` is called after each full batch."""
     total = sum(plan.outline.steps for plan in plans.values())
     done = 0
     waiting: list[Frame] = []

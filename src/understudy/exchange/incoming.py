@@ -150,7 +150,8 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
         except Refused as refused:
             where = f"session {chunk.meta.session}, step {chunk.meta.first_step}"
             raise ConfigError(
-                f"{incoming.name} holds steps that cannot be stored: {refused} ({where})"
+                f"{incoming.name} holds steps that cannot be stored: {refused} ({where}); correct "
+                "or remove them, then import again"
             ) from None
         n_steps += chunk.meta.n_steps
         if on_steps is not None:

@@ -88,7 +88,7 @@ def unflattened(columns: Mapping[str, Array], head: str) -> Any:
 
 
 def flattened(value: Any, head: str) -> dict[str, Array]:
-    """Return arrays in nested dictionaries and tuples by their dotted name."""
+    """Return the arrays of nested dicts and tuples as one flat dict, by dotted name."""
     if not isinstance(value, Mapping | tuple):
         return {head: np.asarray(value)}
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -292,7 +292,8 @@ class MinariDataset:
             RuntimeError,
         ) as error:
             raise ConfigError(
-                f"{path} is not a readable Minari dataset: {one_line(error)}"
+                f"{path} is not a readable Minari dataset: {one_line(error)}; pass one in Minari's "
+                "HDF5 format"
             ) from None
         self.spec = self._spec(metadata.get(SPEC_KEY), game)
 
@@ -303,7 +304,8 @@ class MinariDataset:
                 spec = spec_from_json(own)
             except SpecError as error:
                 raise ConfigError(
-                    f"{self.name} has no readable game spec in its metadata: {one_line(error)}"
+                    f"{self.name} has no readable game spec in its metadata: {one_line(error)}; "
+                    "export it again"
                 ) from None
             return spec if game is None else replace(spec, game=game)
         if game is None:
@@ -340,7 +342,8 @@ class MinariDataset:
             RuntimeError,
         ) as error:
             raise ConfigError(
-                f"episode {n_episodes} of {self.name} cannot be imported: {one_line(error)}"
+                f"episode {n_episodes} of {self.name} cannot be imported: {one_line(error)}; "
+                "correct or remove it, then import again"
             ) from None
         self._counts = {"episodes": n_episodes, "episodes_without_end": n_cut}
 
@@ -367,8 +370,8 @@ class MinariDataset:
         if not n or terminated.shape != (n,) or truncated.shape != (n,):
             raise Refused(
                 "bad_shape",
-                f"it has {n} rewards, {terminated.shape} terminations, {truncated.shape} "
-                "truncations",
+                f"it has {n} rewards, terminations{list(terminated.shape)} and "
+                f"truncations{list(truncated.shape)}; expected one of each per step",
             )
         if (terminated | truncated)[:-1].any():
             raise Refused("bad_rows", "it has steps after it was terminated or truncated")

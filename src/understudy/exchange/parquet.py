@@ -277,7 +277,8 @@ class ParquetFile:
             self.spec: GameSpec = spec_from_json(metadata.get(SPEC_KEY, b""))
         except SpecError as error:
             raise ConfigError(
-                f"{path} has no readable game spec in its metadata: {one_line(error)}"
+                f"{path} has no readable game spec in its metadata: {one_line(error)}; export it "
+                "again"
             ) from None
         self._has_player = "player" in schema.names
         expected = parquet_schema(self.spec, with_player=self._has_player)
@@ -289,7 +290,7 @@ class ParquetFile:
             ]
             raise ConfigError(
                 f"{path} has columns that do not match its game: "
-                f"{', '.join(sorted(wrong)[:6]) or 'their order'}"
+                f"{', '.join(sorted(wrong)[:6]) or 'their order'}; import the original file"
             )
         self._columns = data_columns(self.spec)
         if game is not None:
@@ -420,7 +421,9 @@ class ParquetFile:
             return None
         rows = column.from_arrow(values)
         if rows is None:
-            raise Refused("bad_columns", f"{name!r} has values of another shape or missing values")
+            raise Refused(
+                "bad_columns", f"{name!r} lacks values, or their shape is not that of the spec"
+            )
         return rows
 
 

@@ -150,7 +150,8 @@ def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Record
                 records.add(value, game_id)
             except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise ConfigError(
-                    f"record {number} of {path} is not a record of the original pipeline: {error}"
+                    f"record {number} of {path} is not a record of the original pipeline: {error}; "
+                    "correct or remove it"
                 ) from None
         if not number:
             raise ConfigError(
@@ -377,7 +378,7 @@ def _spec(
     if actions > _MOST_ACTIONS and options.actions is None:
         raise ConfigError(
             f"the highest action is {most}, so the game would have {actions} actions; if that is "
-            "right, pass --actions"
+            f"right, pass --actions {actions}"
         )
     if most >= actions:
         raise ConfigError(

@@ -171,11 +171,14 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
                 f"{', '.join(sorted(_FIELDS))}"
             )
         if fields["format"] != SPEC_FORMAT or type(fields["format"]) is not int:
-            raise SpecError(f"spec format {fields['format']!r}; this build reads {SPEC_FORMAT}")
+            raise SpecError(
+                f"the game spec has format {fields['format']!r}, but this version reads "
+                f"{SPEC_FORMAT}; use the version that wrote it"
+            )
         if fields.keys() != _FIELDS:
             raise SpecError(
-                "the game spec has missing or unknown fields: "
-                f"{sorted(fields.keys() ^ _FIELDS)[:6]}"
+                f"the game spec has wrong fields: missing {sorted(_FIELDS - fields.keys())}, "
+                f"unknown {sorted(fields.keys() - _FIELDS)[:6]}; give those of `GameSpec.to_json()`"
             )
         if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
             raise SpecError(

@@ -76,7 +76,7 @@ class Box:
         return ok
 
     def ends(self) -> tuple[Array, Array]:
-        """The bounds of each element: infinite floats where there is none, bytes for booleans."""
+        """The bounds of each element, or the extremes of its type; uint8 for booleans."""
         dtype = np.dtype(np.uint8) if self.dtype.kind == "b" else self.dtype
         ends = [
             np.asarray(extreme if bound is None else bound, dtype)

@@ -135,11 +135,11 @@ def _check_action_mask(chunk: Chunk, spec: GameSpec, is_step: Array) -> None:
         if spec.has_action_mask:
             raise Refused("bad_columns", "'action_mask' is missing; this game has action masks")
         return
-    if discrete is None or action_mask.shape[1] != discrete.n:
-        raise Refused(
-            "bad_columns",
-            f"'action_mask' has {action_mask.shape[1]} flags and does not match the action space",
-        )
+    got = f"'action_mask' has {action_mask.shape[1]} flags per row, but the game has"
+    if discrete is None:
+        raise Refused("bad_columns", f"{got} no discrete actions; omit it")
+    if action_mask.shape[1] != discrete.n:
+        raise Refused("bad_columns", f"{got} {discrete.n} actions")
     steps = np.flatnonzero(is_step)
     if not action_mask[steps, chunk.columns["action"][steps] - discrete.start].all():
         raise Refused("invalid_action", "an action is not valid by its own action mask")

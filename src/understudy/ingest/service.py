@@ -240,7 +240,7 @@ class IngestService:
         clock: Clock | None = None,
         spread: Spread | None = None,
     ) -> None:
-        """`spread` runs the turns elsewhere; without it they run here, one after another."""
+        """`spread` runs the turns, such as in Spark; by default they run here, one by one."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
@@ -304,7 +304,7 @@ class IngestService:
     def _round(
         self, *, without: Container[str], draining_since_s: float | None = None
     ) -> Iterator[IngestProgress]:
-        """Advance each readable partition once; yield those that we claim."""
+        """Take one turn of every readable partition; yield progress of those this owner holds."""
         for progress in self._spread(self._turns(without, draining_since_s)):
             for event, details in progress.events:
                 (_log.error if event == "position_gone" else _log.warning)(event, **details)

@@ -59,6 +59,8 @@ _MASTER = re.compile(
 )
 _RAISED = re.compile(r"^\s*(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 
+_NEXT = "run `understudy ingest` again (`understudy up` does it by itself)"
+
 Opened = tuple[Stream, ExperienceStore, Specs]
 Report = tuple[IngestProgress, Exception | None]
 """A task's progress, and the error that ended it early."""
@@ -239,14 +241,12 @@ def _explained(spark: Spark) -> Iterator[None]:
                 "every worker"
             ) from None
         if "SparkContext was shut down" in text or "stopped SparkContext" in text:
-            raise SparkEnded(f"Spark was stopped{where}; start it again") from None
+            raise SparkEnded(f"Spark was stopped; {_NEXT}{where}") from None
         if "Traceback (most recent call last)" in text:
             raise StorageFailed(f"a Spark task failed: {reason}{where}") from None
         raise Unreachable(f"a Spark job failed: {reason}{where}") from None
     except (Py4JError, OSError) as error:
-        raise SparkEnded(
-            f"Spark has exited ({type(error).__name__}){where}; start it again"
-        ) from None
+        raise SparkEnded(f"Spark has exited ({type(error).__name__}); {_NEXT}{where}") from None
 
 
 @contextlib.contextmanager

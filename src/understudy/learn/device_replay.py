@@ -65,7 +65,7 @@ def levels_of(leaves: jax.Array, like: Levels) -> Levels:
 
 
 def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
-    """n rows, int32, drawn in proportion to mass, one from each n-th of the total."""
+    """Draw n rows (int32) in proportion to their mass, one from each n-th of the total mass."""
     over, inside = jax.random.uniform(key, (2, n))
     left = (jnp.arange(n) + over) * (_sum(levels[-1]) / n)
     rows = jnp.zeros(n, jnp.int32)

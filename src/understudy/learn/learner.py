@@ -133,9 +133,9 @@ class Learner:
         self._is_compiled = False
 
     def insert(self, chunk: Chunk, *, is_own: bool = True) -> int:
-        """Insert a chunk; returns its steps, 0 if it is stale. Refused if it is invalid.
+        """Insert a chunk and return how many steps it has; 0 if it is stale, Refused if invalid.
 
-        Chunks of another run's actors are not `is_own`: their versions are unrelated to this
+        Pass `is_own=False` for chunks of another run's actors: their versions are unrelated to this
         learner's.
         """
         if is_own and self.lag_of(chunk) > (

@@ -76,7 +76,7 @@ class Roster:
         self._n = end
 
     def _remove(self, rows: Rows) -> None:
-        """Fill the gaps that these rows leave with the last of the remaining ones."""
+        """Remove these rows; rows from the end of the array fill the gaps."""
         if not len(rows):
             return
         gaps = self._place[rows]

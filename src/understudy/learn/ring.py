@@ -325,8 +325,9 @@ class Ring:
     def restore(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> tuple[Iterator[Placed], list[Edit]]:
-        """Restore the ring from its `state`: what to write, and edits that clear unreadable chunks.
+        """Restore the ring from its `state`.
 
+        Returns the rows to write, and the edits that clear chunks which can no longer be read.
         ConfigError if the state is of a replay with other settings. `arrays["weights"]` has the
         weights of all rows.
         """

@@ -219,7 +219,10 @@ def _summed_child(sums: Any, at: Any, value: Any) -> tuple[Any, Any]:
 
 @_compiled(types.void(_Tree, _Nodes, _Numbers, _Bytes, _Bytes))
 def _descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
-    """Find the row at each distance into the total, and prefetch its data; overwrites `left`."""
+    """Find the row where the running sum of masses exceeds each `left`, and prefetch its data.
+
+    Overwrites `left`.
+    """
     nodes, sums, begin = tree
     # Unsigned, which avoids checks for negative indices.
     one = np.uint64(1)

@@ -48,7 +48,7 @@ _OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
 @dataclass(frozen=True, slots=True)
 class ObjectLocation:
-    """Where objects are stored, for messages; the fields of S3 are empty for other stores."""
+    """Where objects are stored, for messages; bucket, region and endpoint are set only for S3."""
 
     url: str
     """Without secrets."""

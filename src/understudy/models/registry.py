@@ -147,7 +147,8 @@ class Registry:
             )
         elif now.bad_entries:
             problems["journal"] = (
-                f"{now.bad_entries} of its entries are invalid; restore them from a backup"
+                f"{now.bad_entries} of its entries are invalid and were ignored, the last one: "
+                f"{now.last_bad_entry}; restore entries that are damaged from a backup"
             )
         names = {now.points_to(alias): alias for alias in reversed(ALIASES)}
         for number, manifest in now.models.items():

@@ -268,8 +268,15 @@ def head_to_json(head: Head) -> dict[str, Any]:
 
 def head_from_json(fields: Any) -> Head:
     """The inverse of `head_to_json`; ConfigError unless the fields are exactly those of a head."""
-    if not isinstance(fields, dict) or fields.keys() != {"kind", "size", "low", "high"}:
-        raise ConfigError(f"a head is {str(fields)[:80]}; give kind, size, low and high")
+    if not isinstance(fields, dict):
+        raise ConfigError(
+            f"a head is {str(fields)[:80]}; expected an object of kind, size, low and high"
+        )
+    if fields.keys() != {"kind", "size", "low", "high"}:
+        raise ConfigError(
+            f"a head has the fields {str(list(fields))[:80]}; expected exactly kind, size, low and "
+            "high"
+        )
     ends = []
     for name, default in (("low", -math.inf), ("high", math.inf)):
         values = fields[name] if isinstance(fields[name], list) else [""]

@@ -146,7 +146,8 @@ def prove(backup: Path) -> Proof:
         facts = json.loads((backup / _FACTS).read_text())
         if facts["format"] != FORMAT:
             raise ConfigError(
-                f"{backup} has format {facts['format']!r}; this build reads {FORMAT!r}"
+                f"{backup} has format {facts['format']!r}, but this version reads {FORMAT!r}; use "
+                "the version that wrote it"
             )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

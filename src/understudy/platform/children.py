@@ -99,18 +99,18 @@ class Child:
                 self._on_log(line.rstrip("\n"))
 
     def stop(self) -> None:
-        """Request that it finishes its work and exits."""
+        """Ask the process to finish its work and exit."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kill it immediately, as a crash would."""
+        """Kill the process immediately, as a crash would."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for it to exit; return its exit code, or None if it is still running."""
+        """Wait for the process to exit; return its exit code, or None if it is still running."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
             for reader in self._readers:

@@ -192,7 +192,7 @@ class Config:
 
     @property
     def learn_from(self) -> tuple[str, ...]:
-        """The consents to learn from; on loopback all players are developers."""
+        """The consents to learn from; on loopback also `unknown`, as all players are developers."""
         return self.learner.learn_from or (
             ("granted", "unknown") if self.is_local else ("granted",)
         )

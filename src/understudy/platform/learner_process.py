@@ -146,9 +146,10 @@ class LearnerRole:
     # --- games ------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
-        """Open the store and return whether it exists; progress on another one is set aside.
+        """Open the store and return whether it exists.
 
-        The arrival numbers of another store have no meaning in this one.
+        If the progress on disk belongs to another store, its folder is renamed and a new one is
+        started: arrival numbers of another store have no meaning in this one.
         """
         if not self._data.has_store():
             return False

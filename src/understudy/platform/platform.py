@@ -106,7 +106,7 @@ class RoleStatus:
         return self.child is not None and self.child.exit_code is None
 
     def rates(self) -> dict[str, float]:
-        """Return counts per second over the last samples."""
+        """Return the rates of the role's counters per second, over the stored samples."""
         if len(self.samples) < 2:
             return {}
         first_s, first = self.samples[0]

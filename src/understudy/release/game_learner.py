@@ -1,4 +1,18 @@
-"""Learns one game: trains, releases and promotes its bots, one step of the schedule at a time."""
+"""Learns one game: trains, releases and promotes its bots, one step of the schedule at a time.
+
+How the learner service reaches an algorithm's update; each call runs the next one at most once,
+except where noted:
+
+    LearnerRole.run         until it is stopped
+    LearnerRole.step        for every game
+    GameLearner.step        one action of the schedule; catches this game's errors
+    GameTraining.step       saves a first checkpoint
+    TrainingJob.step        restores a checkpoint after too many non-finite updates
+    FromStore.step          reads what is new in the store
+    Learner.run             until one call was made; publishes the new weights
+    Learner.step            draws `updates_per_call` batches and makes one compiled call
+    Algorithm.update        one update, for each of the batches
+"""
 
 import hashlib
 import math
@@ -99,7 +113,7 @@ class Marks:
 
 
 class GameTraining:
-    """Trains one algorithm on one game from the store."""
+    """Trains one algorithm on one game from the store, from new weights or its last checkpoint."""
 
     def __init__(
         self,
@@ -186,7 +200,7 @@ class GameTraining:
         )
 
     def step(self) -> None:
-        """One call of updates."""
+        """Run one compiled call (`updates_per_call` updates)."""
         if self._job.saved_steps < 0:
             self._save()  # a checkpoint to restore
         self._job.step()
@@ -217,7 +231,11 @@ class GameTraining:
 
 
 class GameLearner:
-    """Runs the schedule for one game; raises Fenced once another learner has taken over."""
+    """Runs the schedule for one game; raises Fenced once another learner has taken over.
+
+    Each algorithm is a training of its own: dqn starts from new weights, not from those of the
+    clone (bc) before it.
+    """
 
     def __init__(self, game: str, context: ServiceContext, *, owner: str) -> None:
         self.game = game

@@ -60,9 +60,10 @@ class Gatekeeper:
     def admit(
         self, game: str, model_no: int, *, epoch: int, play: Play | None = None
     ) -> GateDecision:
-        """Check a release: a first bot becomes champion, a later one canary; a bad one is rejected.
+        """Check a release and move an alias: a first bot becomes champion, a later one canary.
 
-        With `play`, held-out episodes decide at once, and players never meet a worse bot.
+        A release that fails a check is rejected and no alias is moved. With `play`, held-out
+        episodes decide at once between champion and rejection, so no canary is needed.
         """
         now = self._registry.catalogue(game)
         checks = self._checks(now, model_no)
@@ -86,7 +87,10 @@ class Gatekeeper:
         return decision
 
     def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
-        """Compare the returns of canary and champion since it started; None without a canary."""
+        """Compare the returns of canary and champion since the canary started.
+
+        If that is conclusive, promote or clear the canary. None without a canary.
+        """
         now = self._registry.catalogue(game)
         canary = now.aliases.get("canary")
         champion = now.points_to("champion")

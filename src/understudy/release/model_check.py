@@ -42,7 +42,10 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_decision_ms <= 0 or self.timeout_s <= 0:
-            raise ConfigError(f"{self}; give numbers above 0")
+            raise ConfigError(
+                "max_bytes, max_decision_ms and timeout_s must be above 0, got "
+                f"{self.max_bytes}, {self.max_decision_ms} and {self.timeout_s}"
+            )
 
 
 def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:

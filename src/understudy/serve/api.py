@@ -54,7 +54,9 @@ class Call(Request):
         """Return Content-Length; 0 without one, as for chunked bodies."""
         text = self.head.get("content-length", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
-            raise Refused("bad_headers", f"content-length is {text[:20]!r}")
+            raise Refused(
+                "bad_headers", f"content-length is {text[:20]!r}; expected a number of bytes"
+            )
         return int(text)
 
     def read(self, kind: type[Any]) -> Any:

@@ -66,8 +66,9 @@ class Gateway:
                 await state.close()
             if isinstance(error, UnderstudyError):
                 raise
-            _log.error("gateway_not_started", error=repr(error)[:300])
-            raise ConfigError("the gateway could not start; see its log for the reason") from error
+            reason = repr(error)[:300]
+            _log.error("gateway_not_started", error=reason)
+            raise ConfigError(f"the gateway could not start: {reason}") from error
         state.appender.start()
         state.is_ready = True
         return state, [loop.create_task(state.bots.follow()), loop.create_task(follow_keys(state))]
@@ -185,7 +186,8 @@ def check_host(host: str, hosts: Sequence[str]) -> None:
     if (name if colon and is_port else host).lower() not in (*_LOOPBACK, *hosts):
         raise Refused(
             "wrong_host",
-            f"this gateway does not serve the host {host[:60]!r}; add it to gateway.hosts",
+            f"this gateway does not serve the host {host[:60]!r}; add it to gateway.hosts in "
+            "the config",
         )
 
 

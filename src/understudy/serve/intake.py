@@ -108,7 +108,7 @@ def _arrays(sent: ChunkColumns, spec: GameSpec) -> dict[str, Array]:
             "bad_columns", f"{names} are not columns of {spec.game}; known: {sorted(dtypes)[:40]}"
         )
     if missing := {*REQUIRED, *spec.obs_columns, *spec.action_columns} - sent.columns.keys():
-        raise Refused("bad_columns", f"{sorted(missing)[:8]} are missing")
+        raise Refused("bad_columns", f"the columns {sorted(missing)[:8]} are missing; add them")
     return {name: _array(name, values, dtypes[name]) for name, values in sent.columns.items()}
 
 

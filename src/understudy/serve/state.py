@@ -84,7 +84,10 @@ class GatewayConfig:
             self.decide_within_s,
         )
         if not all(0 < time_s < 1e6 for time_s in times):
-            raise ConfigError("intervals and timeouts of a gateway must be above 0 seconds")
+            raise ConfigError(
+                "follow_every_s, keys_every_s, body_timeout_s, max_poll_s and decide_within_s are "
+                f"{times}; pass seconds above 0 and below 1e6"
+            )
         if self.keys_every_s > 1:
             raise ConfigError(
                 f"keys_every_s is {self.keys_every_s}; pass at most 1, so that a revoked key is "

@@ -393,7 +393,9 @@ class SimulateConfig:
         if not 1 <= self.players <= 10_000:
             raise ConfigError(f"--players is {self.players}; pass a number from 1 to 10000")
         if not 0 < self.seconds <= 7 * 86_400:
-            raise ConfigError(f"--seconds is {self.seconds}; pass a number above 0, such as 10")
+            raise ConfigError(
+                f"--seconds is {self.seconds}; pass a number above 0 and up to 604800 (a week)"
+            )
         if self.seed < 0:
             raise ConfigError(f"--seed is {self.seed}; pass a number of at least 0")
         if not 0 <= self.rate < 1e9 or not 0 < self.linger_s < 1e9:

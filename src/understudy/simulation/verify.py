@@ -1,4 +1,4 @@
-"""verify: sends unsent frames, then checks every ledger entry against the stored bytes; digests."""
+"""Sends unsent frames, verifies every ledger entry against the stored bytes, computes digests."""
 
 import hashlib
 import time

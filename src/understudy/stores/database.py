@@ -439,7 +439,7 @@ def _lost(folder: Path) -> Corrupt:
 
 
 def check_folder(folder: Path) -> None:
-    """ConfigError for a file, or a store of an older format."""
+    """Raise ConfigError if the folder is a file, or holds a store of an older format."""
     if folder.is_file():
         raise ConfigError(f"{folder} is a file, but a store needs a folder; move it away")
     if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():

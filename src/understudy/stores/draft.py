@@ -94,7 +94,7 @@ class Draft:
         return bool(self.stored or self.quarantined or self.positions)
 
     def sessions(self) -> Sessions:
-        """The changed sessions after the commit; refused frames count after stored ones."""
+        """The changed sessions after the commit; refused frames are counted after stored ones."""
         sessions = dict(self._sessions)
         for frame in self.quarantined:
             if any(frame.session):

@@ -680,7 +680,7 @@ class LocalStore:
         return total
 
     def _prune(self, before_s: float) -> None:
-        """Delete the oldest records of removed frames whose sessions can no longer return."""
+        """Delete the records of removed frames that are too old to be sent again, oldest first."""
         kept = (
             "SELECT arrival, received FROM frames WHERE (fate = ? AND kind = ?) OR received >= ? "
             "ORDER BY arrival LIMIT 1"

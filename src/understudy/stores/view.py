@@ -155,7 +155,7 @@ class StoreView:
             return uuid.UUID(bytes=read_head(db).store)
 
     def damage(self) -> str:
-        """The problems that SQLite's quick check finds, or ""; one long transaction."""
+        """The problems that SQLite's quick check finds, or ""; reads in one long transaction."""
         with self.looking() as db:
             problems = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
         return "" if problems == ["ok"] else "; ".join(problems)
@@ -559,7 +559,7 @@ class LocalLookup:
         return at_s is not None and (session_time_s(session) <= at_s or received_s < int(at_s))
 
     def forget(self, tombstone: bytes, at_s: float) -> None:
-        """Note that a player was erased."""
+        """Add an erased player, whose older frames are rejected from now on."""
         self._tombstones[tombstone] = max(at_s, self._tombstones.get(tombstone, 0.0))
         self._recent.clear()
 

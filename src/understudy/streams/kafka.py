@@ -430,7 +430,7 @@ class _Sender:
 
 
 def position_text(offset: int, count: int) -> Position:
-    """The position after a record; includes the partition count, to detect a change of it."""
+    """The position after a record: offset and partition count, so a changed count is detected."""
     return Position(f"{offset}/{count}")
 
 
@@ -547,7 +547,7 @@ class PartitionReader:
         return message
 
     def _next_existing(self) -> Any:
-        """The next existing record; Unreachable on timeout; None: only gaps up to the end."""
+        """The next existing record; None if only gaps remain. Unreachable on timeout."""
         give_up_s = self._clock.monotonic() + self._config.timeout_s
         while not self._closed.is_set() and self._place < self._end:
             if (message := self._next(_POLL_SLICE_S)) is not None:

@@ -97,11 +97,11 @@ class KafkaConfig:
 
     @property
     def where(self) -> str:
-        """The brokers, for messages."""
+        """The brokers as text, for error messages."""
         return ", ".join(self.servers)
 
     def client(self) -> dict[str, Any]:
-        """Settings shared by all clients of the library."""
+        """confluent-kafka settings that producer, consumer and admin client share."""
         protocol = ("SASL_" if self.credentials else "") + ("SSL" if self.tls else "PLAINTEXT")
         settings: dict[str, Any] = {
             "bootstrap.servers": ",".join(self.servers),
@@ -361,7 +361,7 @@ class OffsetBounds:
             return self._consumer
 
     def close(self) -> None:
-        """Close the connection; no further requests follow."""
+        """Close the connection; the caller sends no requests afterwards."""
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()

@@ -346,5 +346,5 @@ def _client(config: KinesisConfig) -> Any:
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(
             f"invalid AWS settings for Kinesis stream {config.stream!r}: {error}; correct the "
-            f"address, or {config.keys_from}"
+            f"address, or the keys from {config.keys_from}"
         ) from None

@@ -74,7 +74,7 @@ class EvaluationResult:
     high: float | None
     mean: float
     episodes: int
-    """Episodes per seed."""
+    """Episodes per set of seeds."""
     seeds: int
     runs: int
     played: int

@@ -243,7 +243,10 @@ def _read_policy(path: Path) -> Policy:
 
 
 def _cells(row: Mapping[str, float]) -> list[str]:
-    """Counts in full, measurements to eight digits."""
+    """A row of the curve as text: whole numbers in full, others to eight digits.
+
+    The ends of an unknown interval are empty.
+    """
     texts = {
         name: str(int(row[name])) if float(row[name]).is_integer() else f"{row[name]:.8g}"
         for name in CURVE

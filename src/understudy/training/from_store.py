@@ -45,7 +45,11 @@ class FromStore:
         learn_from: Sequence[str] = ("granted",),
         only_people: bool = False,
     ) -> None:
-        """`only_people`: skip episodes in which a bot or a script decided, for cloning."""
+        """`only_people`: use only episodes in which every decision is of a person or unknown.
+
+        The learner service sets it for cloning. `train --algorithm bc --from-store` does not, and
+        clones every decision in the store.
+        """
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError(
                 "an on-policy algorithm learns from its own rollouts and cannot train from a "
@@ -232,7 +236,7 @@ class FromStore:
 
 
 def people_in(chunk: Chunk) -> Chunk | None:
-    """The chunk without episodes in which a bot or script decided; None if none remain."""
+    """The episodes in which each decision is of a person or unknown; None if there are none."""
     if chunk.meta.kind == "actor":
         return None
     by = chunk.columns.get("by")

@@ -57,8 +57,8 @@ def algorithm_class(name: str | type) -> Any:
     for part in ("Config", "Knobs"):
         if not dataclasses.is_dataclass(getattr(algorithm, part, None)):
             raise ConfigError(
-                f"algorithm {name!r} has no dataclass {part}; give a class that implements "
-                "understudy.algorithm"
+                f"algorithm {name!r} has no dataclass `{part}`; see the protocol "
+                "understudy.algorithm.Algorithm"
             )
     return algorithm
 
@@ -224,7 +224,10 @@ class Resolver:
     )
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Add a preset or file; from another algorithm's, only the sections run and learner."""
+        """Add the settings of a preset or file.
+
+        If it is for another algorithm, only its sections `run` and `learner` are used.
+        """
         same = fields.get("algorithm", self.algorithm) == self.algorithm
         for section in SECTIONS if same else ("run", "learner"):
             known = _field_names(self._types()[section])
@@ -344,14 +347,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return _parsed(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
+        raise ConfigError(
+            f"the settings file {path} cannot be read: {error}; pass a readable TOML file"
+        ) from None
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not TOML: {error}") from None
+        raise ConfigError(f"{name} is not TOML: {error}; correct it there") from None
     if unknown := fields.keys() - {"algorithm", *SECTIONS}:
         raise ConfigError(
             f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, "

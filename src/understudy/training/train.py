@@ -128,8 +128,9 @@ def train(
     on_event: OnEvent | None = None,
     options: TrainOptions | None = None,
 ) -> Run:
-    """Train a policy and return it with its run's folder; `understudy train --help` has the words.
+    """Train a policy; return it with its run's folder.
 
+    `understudy train --help` describes the options.
     `game` is a Gymnasium id, an env (which is copied and never modified) or a function that
     creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings` are
     single settings by name, as `understudy train --list` shows them; `steps` overrides its entry.
@@ -457,11 +458,11 @@ def matching_weights(run: str, weights: Mapping[str, Array], network: NetworkSpe
     kernels = [name for name, shape in network.shapes().items() if len(shape) > 1]
     if not set(kernels) & set(fit):
         first = kernels[0]
-        got = f"is {theirs[first]} in that run" if first in theirs else "does not exist in that run"
+        got = f"is {theirs[first]} there" if first in theirs else "does not exist there"
         raise ConfigError(
-            f"no kernel of {run} fits this network: {first} {got}, and this network needs "
-            f"{ours[first]}; start from a run of the same game, and use the algorithm and widths "
-            "of its preset.toml (--algorithm, --network 64,64)"
+            f"cannot start from {run}: none of its weight matrices has the shape that this network "
+            f"needs ({first} {got}, and {ours[first]} here); choose a run of the same game, and "
+            f"use --algorithm and --network as in {run}/preset.toml"
         )
     return InitFrom(run=run, fit=fit, new=[name for name in ours if name not in fit])
 

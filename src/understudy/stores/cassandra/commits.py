@@ -81,7 +81,7 @@ class Arrived(msgspec.Struct, array_like=True, frozen=True):
         return frame_key(self.session, self.chunk_no, self.digest)
 
     def arrival(self) -> Arrival:
-        """The facts that change its session's state."""
+        """The facts of this frame that change the state of its session."""
         return Arrival(
             number=self.chunk_no,
             player=self.player,
@@ -229,7 +229,7 @@ def frame_key(session: bytes, chunk_no: int, digest: bytes) -> FrameKey:
 
 
 def lasting_s(keep_s: int) -> int:
-    """How long a frame's record is kept, until it cannot be sent again; 0: forever."""
+    """How long a frame's record is kept: until the frame is too old to be resent; 0: forever."""
     return min(keep_s + int(REMEMBER_S), _LONGEST_S) if keep_s else 0
 
 

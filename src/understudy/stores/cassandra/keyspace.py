@@ -286,7 +286,7 @@ def columns_of(definition: str) -> dict[str, str]:
 
 
 def requested_copies(options: Options, nodes: Mapping[str, int]) -> Copies:
-    """The replication of an address."""
+    """The replication that an address requests, by datacenter."""
     copies = options.replication
     return {options.datacenter or _only(nodes): copies} if isinstance(copies, int) else copies
 

@@ -103,7 +103,7 @@ class AdminJournal:
         return "expired" if kind == FrameKind.DATA and received_s < self.expired_before_s else None
 
     def arrival_gone(self, arrived: Arrived, events: int) -> Gone | None:
-        """The same, for an arrival."""
+        """Why the frame of an arrival is no longer readable; else None."""
         return self.gone(arrived.key, arrived.player, arrived.kind, arrived.received_s, events)
 
     def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:

@@ -96,7 +96,9 @@ class Partitions:
         number = row.commit_no + 1
         if not self._changed(row, "events = ?", number):
             raise ClaimLost(
-                "another process is making an admin commit in this store", retry_after_s=1.0
+                "another process is forgetting, quarantining or replaying in this store; try again "
+                "in a second",
+                retry_after_s=1.0,
             )
         return Lease(ADMIN, row.epoch + _EPOCH, 0.0, row.commit_no, row.arrivals, number)
 

@@ -114,7 +114,8 @@ class AdminLock:
                 except ClaimLost:
                     self.wire.wait(_POLL_S)  # another process took over: decide again
         raise Unreachable(
-            "other processes kept making admin commits in this store; try again later"
+            "other processes kept forgetting, quarantining or replaying in this store; try again "
+            "later"
         )
 
     def _commit(self, decide: Decide, grace_s: float) -> None:
@@ -575,7 +576,7 @@ class CassandraStore:
     # --- expiry ---------------------------------------------------------------------------------
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks and quarantined bytes received before a time; return the chunks."""
+        """Drop chunks and quarantined bytes received before a time; return how many chunks."""
         heads = self._tailer.heads(look=True)
         self._journal.refresh()
         old = self._journal.expired_before_s

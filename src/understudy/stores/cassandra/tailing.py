@@ -91,7 +91,7 @@ class _ReadAhead:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A future item: an arrival or event of a commit, or arrivals that no longer exist."""
+    """An item that is not loaded yet: an arrival or event of a commit, or lost arrivals."""
 
     commit: Commit | None
     arrived: Arrived | None = None

@@ -312,8 +312,8 @@ def too_long(error: BaseException, options: Options) -> Unreachable:
     """The error to raise when retries did not help in time."""
     return Unreachable(
         f"Cassandra at {options.address} did not respond for {options.retry_s:g} s "
-        f"({short(error)}); nothing was committed since, try again when enough of its nodes are "
-        "up"
+        f"({short(error)}); nothing was committed in that time; try again when enough of its nodes "
+        "are up"
     )
 
 
