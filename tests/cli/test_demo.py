@@ -164,7 +164,7 @@ def test_a_low_terminal_omits_the_court():
     ],
 )
 def test_a_terminal_without_room_for_the_view_gets_lines(kind: dict[str, object]):
-    said = shown(EARLIER, LOOK, replace(LOOK, said="rally/3 is champion"), **kind)  # type: ignore[arg-type]
+    said = shown(EARLIER, LOOK, replace(LOOK, message="rally/3 is champion"), **kind)  # type: ignore[arg-type]
     assert "\x1b" not in said
     assert "acknowledged 1 500, stored 1 400 steps" in said
     assert " 12.0 s  rally/3 is champion\n" in said

@@ -48,7 +48,7 @@ def welcome(place: ServerFolder) -> None:
         file.write("one\n")
 
 
-SMALL = Recipe(trouble=lambda: None, prepare=prepare, launch=launch, ask=ask, welcome=welcome)
+SMALL = Recipe(problem=lambda: None, prepare=prepare, launch=launch, ask=ask, welcome=welcome)
 """Responds with its password, which is in its environment."""
 BROKEN = replace(SMALL, launch=lambda place: launch(place, "breaks"))
 """Exits before it responds."""

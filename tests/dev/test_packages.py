@@ -20,7 +20,7 @@ class FakePackage(Package):
 
     error: BaseException | None = None
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         return None
 
     def resolve(self, into: Path, on_part: OnPart) -> None:

@@ -86,7 +86,7 @@ def test_a_store_that_is_unreachable_for_a_while_is_reported_and_retried(tmp_pat
     with window, WindowFiller(window, stop) as follower:
         until(stop, lambda: bool(follower.fields()["window"]["error"]))
         assert follower.fields()["window"] == {"items": 2, "error": "nobody answers"}
-        until(stop, lambda: window.items == 6 and not window.trouble)
+        until(stop, lambda: window.items == 6 and not window.error)
         assert follower.fields()["window"] == {"items": 6, "error": ""}
         assert not stop.is_set()
 

@@ -186,7 +186,7 @@ def test_a_window_may_copy_only_selected_chunks(
         desk.store,
         tmp_path / "window",
         clock=desk.clock,
-        wanted=lambda meta: meta.session == wanted,
+        include=lambda meta: meta.session == wanted,
     ) as window:
         follow(window)
         assert chunks_in(window.local) == mine
@@ -270,14 +270,14 @@ def test_a_window_waits_for_an_unreachable_remote_store(
         """Set once everything is copied."""
 
         def is_set(self) -> bool:
-            troubles.add(window.trouble)
+            troubles.add(window.error)
             return window.items == 9
 
     with Window(_Away(desk.store), tmp_path / "window", clock=desk.clock) as window:  # type: ignore[arg-type]
         window.run(Until())  # type: ignore[arg-type]
         assert chunks_in(window.local) == chunks
         assert troubles == {"", "nobody answers"}, "it says so meanwhile"
-        assert not window.trouble
+        assert not window.error
 
 
 def test_a_limit_of_zero_is_rejected(desk: Desk, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from understudy.experience.builder import raw_name
 from understudy.experience.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec
 from understudy.experience.writer import raw_space
-from understudy.nn.heads import LOWEST, masked
+from understudy.nn.heads import LOWEST_VALID, masked
 
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -276,7 +276,7 @@ def count(
 def best_value(q: Array, action_mask: Array | None) -> Array:
     """Return the largest value of valid actions along the last axis; of all if none is valid."""
     best: Array = (q if action_mask is None else masked(q, action_mask)).max(-1)
-    if action_mask is not None and (is_empty := best < LOWEST).any():
+    if action_mask is not None and (is_empty := best < LOWEST_VALID).any():
         best[is_empty] = q[is_empty].max(-1)
     return best
 

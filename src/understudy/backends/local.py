@@ -47,10 +47,10 @@ def open_window(
     *,
     specs: Specs,
     keep_s: float | None = None,
-    wanted: Callable[[ChunkMeta], bool] | None = None,
+    include: Callable[[ChunkMeta], bool] | None = None,
 ) -> Window:
-    """Open a local copy of a remote store; `wanted` selects chunks, None copies all of them."""
-    return Window(remote, folder, specs=specs, keep_s=keep_s, wanted=wanted)
+    """Open a local copy of a remote store; `include` selects chunks, None copies all of them."""
+    return Window(remote, folder, specs=specs, keep_s=keep_s, include=include)
 
 
 def open_file_stream(folder: Path) -> FileStream:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.backends.data import data_folder, stats_elsewhere
+from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
 from understudy.backends.local import open_view
 from understudy.cli.deployed import config_of, released_models, remote_store
@@ -26,13 +26,13 @@ from understudy.cli.options import (
 from understudy.core.log import is_locked
 from understudy.platform.erase import (
     compact_store,
-    forget_elsewhere,
+    forget_in_remote_store,
     forget_player,
     replay_quarantine,
 )
 from understudy.platform.ingest import replay as replay_frames
 from understudy.ports import SessionFilter
-from understudy.simulation.verify import Verification, digests, verify_elsewhere, whole
+from understudy.simulation.verify import Verification, digests, verify_remote_store, whole
 from understudy.simulation.verify import verify as verify_data
 
 
@@ -61,7 +61,7 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     """
     with remote_store(data_text, store_url) as remote:
         fields = (
-            stats_elsewhere(remote.data, remote.store)
+            remote_stats(remote.data, remote.store)
             if remote
             else count_stats(data_folder(data_text).must_exist())
         )
@@ -165,7 +165,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
         remote = opened.enter_context(remote_store(data_text, store_url))
         folder = remote.data if remote else data_folder(data_text).must_exist()
         verification = (
-            verify_elsewhere(folder, remote.store, live=is_locked(folder.root / "ingest.lock"))
+            verify_remote_store(folder, remote.store, live=is_locked(folder.root / "ingest.lock"))
             if remote
             else verify_data(folder, config=config_of(data_text, store_url=store_url))
         )
@@ -252,7 +252,7 @@ def forget(
     """Permanently erase everything PLAYER (the name that the game uses) has recorded."""
     with remote_store(data_text, store_url) as remote:
         if remote:
-            fields = forget_elsewhere(
+            fields = forget_in_remote_store(
                 remote.data, remote.store, player, known=remote.games, game=game
             )
         else:

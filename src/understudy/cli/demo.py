@@ -284,8 +284,10 @@ def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
     with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as update:
 
         def show(look: Look) -> None:
-            if look.said:
-                out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
+            if look.message:
+                out.print(
+                    f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.message)}", soft_wrap=True
+                )
                 return
             recent.append(look)
             while recent[0].elapsed_s < look.elapsed_s - _WINDOW_S:

@@ -188,7 +188,7 @@ def fetch(names: Sequence[str], as_json: bool) -> int:
 
 def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     package = PACKAGES[name]
-    if name == "s3" and package.trouble() and uses_moto():
+    if name == "s3" and package.problem() and uses_moto():
         return _moto("Go, which builds versitygw, is not installed", out)
     began_s = time.monotonic()
     title = f"{name:<11}{package.version:<8}"

@@ -95,7 +95,7 @@ def missing(tool: str) -> str:
     return f"{tool} is not installed; {_NEXT[tool]}"
 
 
-def java_trouble(supported: range) -> str | None:
+def java_problem(supported: range) -> str | None:
     """Why this machine's Java cannot run a server that needs one of these releases; None if ok."""
     path = find("java")
     if path is None:
@@ -121,7 +121,7 @@ def _java_release(path: Path) -> int | None:
     return int(version[1]) if version else None
 
 
-def client_trouble(module: str) -> str | None:
+def client_problem(module: str) -> str | None:
     """Why a server's client package cannot be used: it is not installed; None if it is."""
     package, extra = _CLIENTS[module]
     return (
@@ -153,7 +153,7 @@ class Package:
     names: Sequence[str]
     size_mib: int
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Why it cannot be resolved here; None if the tool is installed."""
         return next((missing(tool) for tool in _NEEDS[self.tool] if not find(tool)), None)
 
@@ -291,8 +291,8 @@ def fetch(
                 _digest(place / path) == facts[1] for path, facts in _listed(place).items()
             ):
                 return False
-            if trouble := package.trouble():
-                raise ServerFailed(f"{name} {package.version} cannot be fetched: {trouble}")
+            if problem := package.problem():
+                raise ServerFailed(f"{name} {package.version} cannot be fetched: {problem}")
             _resolve(place, package, on_part)
             return True
     except OSError as error:

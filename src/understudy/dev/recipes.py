@@ -18,9 +18,9 @@ from typing import Any
 
 from understudy.core.errors import ServerFailed
 from understudy.dev.packages import (
-    client_trouble,
+    client_problem,
     find,
-    java_trouble,
+    java_problem,
     missing,
     must_find,
     plain_environment,
@@ -67,7 +67,7 @@ class Recipe:
     """Names of the ports it needs; "client" is the one that clients connect to."""
     keeps_data: bool = True
     """Whether acknowledged data outlive the process."""
-    trouble: Callable[[], str | None]
+    problem: Callable[[], str | None]
     """Why it cannot run here, even if it is cached; None if it can."""
     prepare: Callable[[ServerFolder], None] = lambda place: None
     """Write its settings before every start; existing data stay."""
@@ -389,8 +389,8 @@ def aws_client(service: str, url: str, credentials: Mapping[str, str]) -> Any:
     return session.client(service, endpoint_url=url, config=config)
 
 
-def _node_trouble() -> str | None:
-    return (None if find("node") else missing("node")) or client_trouble("boto3")
+def _node_problem() -> str | None:
+    return (None if find("node") else missing("node")) or client_problem("boto3")
 
 
 def _prepare_node(place: ServerFolder) -> None:
@@ -490,7 +490,7 @@ def _welcome_s3(place: ServerFolder) -> None:
 RECIPES = {
     "cassandra": Recipe(
         ports=("client", "peers"),
-        trouble=lambda: java_trouble(range(17, 18)) or client_trouble("cassandra"),
+        problem=lambda: java_problem(range(17, 18)) or client_problem("cassandra"),
         prepare=prepare_cassandra,
         launch=_launch_cassandra,
         ask=ask_cassandra,
@@ -498,7 +498,7 @@ RECIPES = {
     ),
     "kafka": Recipe(
         ports=("client", "controller"),
-        trouble=lambda: java_trouble(range(17, 100)) or client_trouble("confluent_kafka"),
+        problem=lambda: java_problem(range(17, 100)) or client_problem("confluent_kafka"),
         prepare=prepare_kafka,
         launch=_launch_kafka,
         ask=_ask_kafka,
@@ -506,16 +506,16 @@ RECIPES = {
     "kinesis": Recipe(
         ports=("client", "tls"),
         keeps_data=False,
-        trouble=_node_trouble,
+        problem=_node_problem,
         prepare=_prepare_node,
         launch=_launch_kinesis_local,
         ask=_ask_kinesis,
     ),
     "kinesalite": Recipe(
-        trouble=_node_trouble, prepare=_prepare_node, launch=_launch_kinesalite, ask=_ask_kinesis
+        problem=_node_problem, prepare=_prepare_node, launch=_launch_kinesalite, ask=_ask_kinesis
     ),
     "s3": Recipe(
-        trouble=lambda: client_trouble("boto3"),
+        problem=lambda: client_problem("boto3"),
         prepare=_prepare_versity,
         launch=_launch_versity,
         ask=_ask_s3,
@@ -524,7 +524,7 @@ RECIPES = {
 }
 MOTO = Recipe(
     keeps_data=False,
-    trouble=lambda: client_trouble("boto3") or client_trouble("moto"),
+    problem=lambda: client_problem("boto3") or client_problem("moto"),
     launch=_launch_moto,
     ask=_ask_s3,
     welcome=_welcome_s3,

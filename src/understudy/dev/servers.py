@@ -57,7 +57,7 @@ def uses_moto() -> bool:
 
 def give_up_on_versity() -> bool:
     """Use moto for S3 until versitygw is fetched; False if moto is not installed."""
-    if MOTO.trouble():
+    if MOTO.problem():
         return False
     _no_versity().touch()
     return True
@@ -71,12 +71,12 @@ def why_not(name: str) -> str | None:
     """Why a server cannot run on this machine, with the next step; None if it can."""
     if sys.platform == "win32":
         return f"{name} runs on Linux and macOS only; use the address of a remote server"
-    if trouble := recipe_of(name).trouble():
-        return f"{name}: {trouble}"
+    if problem := recipe_of(name).problem():
+        return f"{name}: {problem}"
     if is_ready(name):
         return None
     package = PACKAGES[name]
-    next_step = package.trouble() or f"run: understudy dev servers fetch {name}"
+    next_step = package.problem() or f"run: understudy dev servers fetch {name}"
     return f"{name} {package.version} is not in the cache; {next_step}"
 
 
@@ -158,8 +158,8 @@ def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) ->
     ones.
     """
     recipe = recipe_of(name)
-    if trouble := why_not(name):
-        raise ServerFailed(trouble)
+    if problem := why_not(name):
+        raise ServerFailed(problem)
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

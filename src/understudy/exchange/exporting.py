@@ -186,7 +186,7 @@ def copied(
     with tempfile.TemporaryDirectory(
         prefix=f".{beside.name}.", suffix=".copy", dir=beside.absolute().parent
     ) as folder:
-        with open_window(store, Path(folder), specs=specs, wanted=matches) as window:
+        with open_window(store, Path(folder), specs=specs, include=matches) as window:
             short = 0
             while short < _SHORT_PAGES and (items := window.step()):
                 short += items < WINDOW_PAGE

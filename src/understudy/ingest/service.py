@@ -66,7 +66,7 @@ class IngestStats:
     fates: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     lag_s: float = 0.0
-    trouble: str = ""
+    error: str = ""
     """Why reading or storing fails now; empty while both work."""
 
     def add(self, turn: "IngestStats") -> None:
@@ -259,9 +259,9 @@ class IngestService:
         try:
             moved = sum(progress.records for progress in self._round(without=()))
         except (StorageFull, Unreachable) as error:
-            self.stats.trouble = str(error)
+            self.stats.error = str(error)
             raise
-        self.stats.trouble = ""
+        self.stats.error = ""
         return moved
 
     def run(self, stop: Event) -> None:

@@ -30,14 +30,14 @@ from understudy.experience.spaces import OPEN, Box, Discrete
 DISCRETE = ("argmax", "epsilon_greedy", "categorical")
 GAUSSIAN = ("gaussian_clipped", "gaussian_tanh")
 
-ILLEGAL = -1e30
-LOWEST = -1e20
+INVALID = -1e30
+LOWEST_VALID = -1e20
 """Invalid actions get the output ILLEGAL and valid ones at least LOWEST, so that a valid one always
 wins."""
 LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
-TANH_END = 0.999
+TANH_LIMIT = 0.999
 """Where raw_of clips: an action at the bound itself needs an infinite raw number."""
 
 _OUTPUTS = {"argmax": ("q",), "epsilon_greedy": ("q",), "categorical": ("logits",)}
@@ -198,13 +198,15 @@ class Head:
         factor, middle = self.scale
         unit = (np.asarray(action, np.float32) - middle) / factor
         return (
-            np.arctanh(np.clip(unit, -TANH_END, TANH_END)) if self.kind == "gaussian_tanh" else unit
+            np.arctanh(np.clip(unit, -TANH_LIMIT, TANH_LIMIT))
+            if self.kind == "gaussian_tanh"
+            else unit
         )
 
 
 def masked(outputs: Array, action_mask: Array) -> Array:
     """Outputs with every invalid action below every valid one."""
-    return np.where(action_mask, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
+    return np.where(action_mask, np.maximum(outputs, np.float32(LOWEST_VALID)), np.float32(INVALID))
 
 
 def head_for(game: GameSpec, kind: str | None = None) -> Head:

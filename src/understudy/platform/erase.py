@@ -45,7 +45,7 @@ def forget_player(
     return {**result, "spooled_sessions": spooled, "games": games}
 
 
-def forget_elsewhere(
+def forget_in_remote_store(
     data: DataFolder, store: FullStore, player: str, *, known: list[str], game: str | None
 ) -> dict[str, Any]:
     """Erase a player in a remote store; ingest rejects frames that are still in the stream."""

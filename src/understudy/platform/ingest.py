@@ -229,7 +229,7 @@ class IngestRole:
             "lag_s": round(stats.lag_s, 4),
             "fates": dict(stats.fates),
             "refusals": dict(stats.refusals),
-            "storage_error": stats.trouble[:300],
+            "storage_error": stats.error[:300],
             **({} if self._spark is None else {"engine": "spark", **self.spark_figures()}),
         }
 

@@ -260,7 +260,7 @@ class WindowFiller:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the role's report: items copied, and the current error, if any."""
-        return {"window": {"items": self._window.items, "error": self._window.trouble}}
+        return {"window": {"items": self._window.items, "error": self._window.error}}
 
     def __enter__(self) -> "WindowFiller":
         self._thread.start()

@@ -248,7 +248,7 @@ class Appender:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-appender")
         self._waiting: list[_PendingFrames] = []
         self.waiting_bytes = 0
-        self.trouble = ""
+        self.error = ""
         """The error of the last append; empty once the stream accepts frames again."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -306,10 +306,10 @@ class Appender:
                 if not (ack.accepted or ack.refused)
             ]
             if failed or any(ack.accepted for ack in acks):
-                self.trouble = failed[0] if failed else ""
+                self.error = failed[0] if failed else ""
             return acks
         except Exception as error:
-            self.trouble = str(error) or repr(error)
+            self.error = str(error) or repr(error)
             # Nothing was acknowledged, so clients keep their frames; the next append is attempted
             # after any error.
             _log.error(

@@ -43,7 +43,7 @@ from understudy.platform.config import (
 from understudy.platform.platform import Platform, RoleStatus
 from understudy.platform.play_page import PAGES, page_address, play_key
 from understudy.simulation.people import Groups, PeopleSettings
-from understudy.simulation.verify import Verification, verify, verify_elsewhere
+from understudy.simulation.verify import Verification, verify, verify_remote_store
 
 Killable = Literal["learner", "ingest", "gateway"]
 KILLABLE: tuple[Killable, ...] = ("learner", "ingest", "gateway")
@@ -318,7 +318,7 @@ class Look:
     """The view of one of the players, for drawing."""
     play_s: float = 0.0
     """Time since all roles run, which the time limit applies to."""
-    said: str = ""
+    message: str = ""
     """Message about an event; empty most of the time."""
 
 
@@ -376,7 +376,7 @@ class Loop:
                 with closing(
                     open_store(settings.store.url, specs=RegistrySpecs(opened.registry))
                 ) as store:
-                    verification = verify_elsewhere(self._data, store, live=False)
+                    verification = verify_remote_store(self._data, store, live=False)
             else:
                 verification = verify(self._data, config=settings)
             returns: list[Estimate | None] = list(judge.returns.values()) or [None]
@@ -405,7 +405,7 @@ class Loop:
                 phase=message,
                 champion=0,
                 canary=0,
-                said=message,
+                message=message,
             )
         )
 
@@ -510,5 +510,5 @@ class Loop:
             play_s=self._play_s,
         )
         for message in [*self._messages, ""]:
-            self._show(replace(look, said=message))
+            self._show(replace(look, message=message))
         self._messages.clear()

@@ -94,7 +94,7 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
     return _compare(findings, promises, recovered, live)
 
 
-def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
+def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
     """Check the ledger against a remote store, by its audit and tail; `live`: a process writes."""
     promises = list(read_ledger(data.ledger))
     stored: dict[Key, Held] = {}

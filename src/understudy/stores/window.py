@@ -54,12 +54,12 @@ class Window:
         keep_s: float | None = None,
         max_steps: int | None = None,
         max_bytes: int | None = None,
-        wanted: Callable[[ChunkMeta], bool] | None = None,
+        include: Callable[[ChunkMeta], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`keep_s`, `max_steps` and `max_bytes` limit the copy, oldest first; None: no limit.
 
-        `wanted` selects the chunks to copy; it must stay the same for one folder.
+        `include` selects the chunks to copy; it must stay the same for one folder.
         """
         for name, value in (("keep_s", keep_s), ("max_steps", max_steps), ("max_bytes", max_bytes)):
             if value is not None and not value > 0:
@@ -71,7 +71,7 @@ class Window:
         self._keep_s = keep_s
         self._max_steps = max_steps
         self._max_bytes = max_bytes
-        self._wanted = wanted
+        self._include = include
         self.local = LocalStore(folder, specs=specs, clock=clock)
         try:
             self._partition = self._source()
@@ -85,7 +85,7 @@ class Window:
         self._gone: OrderedDict[uuid.UUID, list[tuple[int, Gone]]] = OrderedDict()
         self.items = 0
         """Items of the tail copied since this was opened."""
-        self.trouble = ""
+        self.error = ""
         """Why copying fails now; empty while it works."""
 
     def _source(self) -> str:
@@ -116,9 +116,9 @@ class Window:
         while not stop.is_set():
             try:
                 self.step(wait_s=0.25)
-                self.trouble = ""
+                self.error = ""
             except (Unreachable, StorageFull) as error:
-                self.trouble = str(error)
+                self.error = str(error)
                 _log.warning("window_waits", error=str(error), retry_in_s=_RETRY_PAUSE_S)
                 self._clock.wait(stop, _RETRY_PAUSE_S)
 
@@ -130,9 +130,9 @@ class Window:
         for item in items:
             if isinstance(item, Stored):
                 if (
-                    self._wanted is not None
+                    self._include is not None
                     and item.chunk is not None
-                    and not self._wanted(item.chunk.meta)
+                    and not self._include(item.chunk.meta)
                 ):
                     continue
                 if placeholders := self._placeholders(item.frame):
