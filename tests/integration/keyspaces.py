@@ -10,7 +10,7 @@ from understudy.experience.game import GameSpec
 from understudy.stores.cassandra import CassandraStore, init, open_cassandra
 from understudy.stores.cassandra.keyspace import TABLES, check
 from understudy.stores.cassandra.wire import Send, Wire, read_options
-from understudy.testing.desk import SPEC
+from understudy.testing.store_harness import SPEC
 
 _BACK_S = 60.0
 """How long a server that was killed may take to be found again."""

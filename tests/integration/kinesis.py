@@ -15,7 +15,7 @@ from understudy.streams.kinesis import KinesisStream, open_kinesis
 WAIT_TIMEOUT_S = 20.0
 
 
-class Desk:
+class KinesisHarness:
     """One stream of a server; `url` may be that of a proxy before it."""
 
     def __init__(self, server: Any, *, shards: int = 2, url: str = "") -> None:
@@ -96,9 +96,9 @@ def _client(server: Any) -> Any:
 
 
 @contextmanager
-def desk(server: Any, *, shards: int = 2, url: str = "") -> Iterator[Desk]:
+def harness(server: Any, *, shards: int = 2, url: str = "") -> Iterator[KinesisHarness]:
     """A stream for one test, deleted at the end."""
-    one = Desk(server, shards=shards, url=url)
+    one = KinesisHarness(server, shards=shards, url=url)
     try:
         yield one
     finally:

@@ -41,8 +41,8 @@ from understudy.ports import Claim, FullStore, Partition, Read, Receipt, Stream,
 from understudy.simulation.verify import digests
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
-from understudy.testing.desk import SPEC
 from understudy.testing.samples import random_session, stamped
+from understudy.testing.store_harness import SPEC
 
 MARK = "UNDERSTUDY_TEST_MARK"
 

@@ -20,8 +20,8 @@ from understudy.dev.recipes import (
     welcome_cassandra,
 )
 from understudy.ports import Candidate, Position, SessionFilter, WriteBatch
-from understudy.testing.desk import SPEC
 from understudy.testing.samples import PLAYER, random_session
+from understudy.testing.store_harness import SPEC
 
 _SETTINGS = """
 client_encryption_options:

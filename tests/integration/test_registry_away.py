@@ -21,7 +21,7 @@ from understudy.platform.ingest import repeat
 from understudy.ports import Audit
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
-from understudy.testing.desk import SPEC
+from understudy.testing.store_harness import SPEC
 
 pytestmark = pytest.mark.timeout(300)
 

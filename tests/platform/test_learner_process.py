@@ -21,8 +21,8 @@ from understudy.ports import Cursor, Tail
 from understudy.release.game_learner import LearnerServiceConfig
 from understudy.stores.view import StoreView
 from understudy.stores.window import Window
-from understudy.testing.desk import SPEC
 from understudy.testing.samples import random_session
+from understudy.testing.store_harness import SPEC
 
 
 class Remote:

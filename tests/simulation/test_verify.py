@@ -21,7 +21,7 @@ from understudy.ports import Ack, Cursor, LiveModels, Tail
 from understudy.simulation.ledger import LedgerLink, read_ledger
 from understudy.simulation.verify import digests, verify, whole
 from understudy.stores.local import LocalStore
-from understudy.testing.desk import Desk, StoreFactory
+from understudy.testing.store_harness import StoreFactory, StoreHarness
 
 SPEC = game_spec("tag", obs=3, actions=["left", "right"])
 
@@ -272,17 +272,17 @@ class _Factory(StoreFactory):
         return LocalStore(self._folder / str(self._count), clock=clock)
 
 
-def _digests(desk: Desk) -> dict[str, str]:
+def _digests(harness: StoreHarness) -> dict[str, str]:
     def page(cursor: Cursor | None) -> Tail:
-        return desk.store.tail(cursor, max_items=2, wait_s=0.0)
+        return harness.store.tail(cursor, max_items=2, wait_s=0.0)
 
     return digests(page)
 
 
 def test_the_order_of_arrival_and_repeats_do_not_change_digests(tmp_path: Path):
     factory = _Factory(tmp_path)
-    one = factory.desk()
-    other = factory.desk()
+    one = factory.harness()
+    other = factory.harness()
     chunks = factory.chunks(4)
     more = factory.chunks(2)
     one.put(*chunks, *more)
@@ -295,7 +295,7 @@ def test_the_order_of_arrival_and_repeats_do_not_change_digests(tmp_path: Path):
 
 def test_any_changed_bit_changes_the_digest(tmp_path: Path):
     factory = _Factory(tmp_path)
-    factory.desk()
+    factory.harness()
     (chunk,) = factory.chunks(1)
     obs = chunk.columns["obs"]
     others = [
@@ -310,7 +310,7 @@ def test_any_changed_bit_changes_the_digest(tmp_path: Path):
     ]
     found = set()
     for one in [chunk, *others]:
-        desk = factory.desk()
-        desk.put(one)
-        found.add(whole(_digests(desk)))
+        harness = factory.harness()
+        harness.put(one)
+        found.add(whole(_digests(harness)))
     assert len(found) == len({one.encode() for one in [chunk, *others]})

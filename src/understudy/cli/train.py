@@ -371,7 +371,7 @@ def _settings_of(part: Any) -> list[dict[str, Any]]:
                 "is_switch": is_switch,
                 "low": None if is_switch else limits and limits.low,
                 "high": None if is_switch else limits and limits.high,
-                "says": limits.help if limits else _OTHERS.get(setting.name, ""),
+                "says": limits.description if limits else _OTHERS.get(setting.name, ""),
             }
         )
     return rows

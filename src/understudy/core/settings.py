@@ -57,7 +57,7 @@ class Range:
 
     low: float
     high: float
-    help: str
+    description: str
     choices: tuple[str, ...] = ()
     """The allowed texts; empty for any."""
 
@@ -66,12 +66,12 @@ def setting(
     default: Any,
     low: float = -math.inf,
     high: float = math.inf,
-    help: str = "",
+    description: str = "",
     *,
     choices: Sequence[str] = (),
 ) -> Any:
     """A dataclass field with its range and a line of help."""
-    return field(default=default, metadata={"range": Range(low, high, help, tuple(choices))})
+    return field(default=default, metadata={"range": Range(low, high, description, tuple(choices))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Leaf:
 
     @property
     def help(self) -> str:
-        return self.range.help if self.range else ""
+        return self.range.description if self.range else ""
 
 
 def leaves(kind: Any, *, prefix: str = PREFIX, above: str = "") -> Iterator[Leaf]:
@@ -316,7 +316,7 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
             ) from None
     if isinstance(value, Schedule) and not may_move:
         raise ConfigError(f"{name} is a schedule{by}; it is fixed for a run, so give one value")
-    about = f": {limits.help}" if limits and limits.help else ""
+    about = f": {limits.description}" if limits and limits.description else ""
     if expected := _expected_type(value, default, may_move=may_move):
         raise ConfigError(f"{name} is {hidden(value)!r}{by}; give {expected}{about}")
     if limits is not None and limits.choices and value not in limits.choices:

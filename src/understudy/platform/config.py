@@ -52,19 +52,19 @@ class GatewaySection:
     """[gateway]"""
 
     host: str = setting(
-        "127.0.0.1", help="Address to listen on; other than loopback needs TLS, or insecure."
+        "127.0.0.1", description="Address to listen on; other than loopback needs TLS, or insecure."
     )
     port: int = setting(DEFAULT_PORT, 0, 65535, "Port to listen on; 0: any free port.")
     hosts: tuple[str, ...] = setting(
-        (), help="Host names to accept requests for, besides those of loopback."
+        (), description="Host names to accept requests for, besides those of loopback."
     )
-    certificate: str = setting("", help="A PEM file; with certificate_key it enables TLS.")
-    certificate_key: str = setting("", help="The PEM file of the private key.")
+    certificate: str = setting("", description="A PEM file; with certificate_key it enables TLS.")
+    certificate_key: str = setting("", description="The PEM file of the private key.")
     insecure: bool = setting(
-        False, help="Plain HTTP for other machines too, if something else encrypts."
+        False, description="Plain HTTP for other machines too, if something else encrypts."
     )
     target_steps_s: float = setting(
-        0.0, 0, help="Steps per second and game to record of all players together; 0: all."
+        0.0, 0, description="Steps per second and game to record of all players together; 0: all."
     )
     canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
 
@@ -75,7 +75,7 @@ class StreamSection:
 
     url: str = setting(
         "",
-        help="Stream of frames to store, such as kinesis://STREAM or "
+        description="Stream of frames to store, such as kinesis://STREAM or "
         f"kafka://HOST:PORT/TOPIC; file {_DEFAULT}",
     )
 
@@ -85,12 +85,12 @@ class StoreSection:
     """[store]"""
 
     url: str = setting(
-        "", help=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
+        "", description=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
     )
     window_hours: float = setting(
         0.0,
         0,
-        help="How long the learner keeps its copy of a remote store; 0: as long as that store.",
+        description="How long the learner keeps its copy of a remote store; 0: as long as that store.",
     )
 
 
@@ -100,11 +100,13 @@ class IngestSection:
 
     engine: str = setting(
         "native",
-        help="native: the built-in service; spark: a streaming job; not set: as at the last start, "
+        description="native: the built-in service; spark: a streaming job; not set: as at the last start, "
         "else native.",
         choices=("native", "spark"),
     )
-    master: str = setting("local[2]", help="Where Spark runs: this machine, or spark://HOST:7077.")
+    master: str = setting(
+        "local[2]", description="Where Spark runs: this machine, or spark://HOST:7077."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ class ModelsSection:
     """[models]"""
 
     url: str = setting(
-        "", help=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
+        "", description=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
     )
 
 
@@ -122,27 +124,31 @@ class LearnerSection:
 
     learn_from: tuple[str, ...] = setting(
         (),
-        help="Consents to learn from; empty: granted, and unknown too if only this machine can "
+        description="Consents to learn from; empty: granted, and unknown too if only this machine can "
         "play.",
     )
     first_steps: int = setting(
-        _SCHEDULE.first_steps, 1, help="Steps of people before the first bot is trained."
+        _SCHEDULE.first_steps, 1, description="Steps of people before the first bot is trained."
     )
     bc_updates: int = setting(
-        _SCHEDULE.bc_updates, 1, help="Updates of a clone before it is released."
+        _SCHEDULE.bc_updates, 1, description="Updates of a clone before it is released."
     )
     bc_growth: float = setting(
         _SCHEDULE.bc_growth,
         1.001,
-        help="For games with clones only: growth factor of people's steps between two clones.",
+        description="For games with clones only: growth factor of people's steps between two clones.",
     )
-    dqn_updates: int = setting(_SCHEDULE.dqn_updates, 1, help="Updates between two candidates.")
-    dqn_steps: int = setting(_SCHEDULE.dqn_steps, 1, help="New steps between two candidates.")
+    dqn_updates: int = setting(
+        _SCHEDULE.dqn_updates, 1, description="Updates between two candidates."
+    )
+    dqn_steps: int = setting(
+        _SCHEDULE.dqn_steps, 1, description="New steps between two candidates."
+    )
     updates_per_step: float = setting(
-        _SCHEDULE.updates_per_step, 1e-9, help="Maximum updates per recorded step."
+        _SCHEDULE.updates_per_step, 1e-9, description="Maximum updates per recorded step."
     )
     simulator: str = setting(
-        "", help="A Gymnasium id to evaluate candidates in; empty: live play decides."
+        "", description="A Gymnasium id to evaluate candidates in; empty: live play decides."
     )
 
 
@@ -151,10 +157,12 @@ class GateSection:
     """[gate]"""
 
     min_episodes: int = setting(
-        _BOUNDS.min_episodes, 2, help="Episodes of canary and champion before they are compared."
+        _BOUNDS.min_episodes,
+        2,
+        description="Episodes of canary and champion before they are compared.",
     )
     max_episodes: int = setting(
-        _BOUNDS.max_episodes, 2, help="Episodes after which an undecided canary is rejected."
+        _BOUNDS.max_episodes, 2, description="Episodes after which an undecided canary is rejected."
     )
     worse_by: float = setting(
         _BOUNDS.worse_by, 0, 0.999, "How much lower a canary's return may be, as a share."
@@ -168,15 +176,15 @@ class GateSection:
 class LogSection:
     """[log]"""
 
-    json: bool = setting(False, help="Log events as JSON lines, also in a terminal.")
+    json: bool = setting(False, description="Log events as JSON lines, also in a terminal.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings of the platform."""
 
-    data: str = setting("", help="The data folder.")
-    roles: tuple[str, ...] = setting(ROLES, help="Roles that run on this machine.")
+    data: str = setting("", description="The data folder.")
+    roles: tuple[str, ...] = setting(ROLES, description="Roles that run on this machine.")
     gateway: GatewaySection = GatewaySection()
     stream: StreamSection = StreamSection()
     store: StoreSection = StoreSection()
