@@ -90,7 +90,8 @@ class StoreSection:
     window_hours: float = setting(
         0.0,
         0,
-        description="How long the learner keeps its copy of a remote store; 0: as long as that store.",
+        description="How long the learner keeps its copy of a remote store; "
+        "0: as long as that store.",
     )
 
 
@@ -100,8 +101,8 @@ class IngestSection:
 
     engine: str = setting(
         "native",
-        description="native: the built-in service; spark: a streaming job; not set: as at the last start, "
-        "else native.",
+        description="native: the built-in service; spark: a streaming job; "
+        "not set: as at the last start, else native.",
         choices=("native", "spark"),
     )
     master: str = setting(
@@ -124,8 +125,8 @@ class LearnerSection:
 
     learn_from: tuple[str, ...] = setting(
         (),
-        description="Consents to learn from; empty: granted, and unknown too if only this machine can "
-        "play.",
+        description="Consents to learn from; empty: granted, and unknown too if only this machine "
+        "can play.",
     )
     first_steps: int = setting(
         _SCHEDULE.first_steps, 1, description="Steps of people before the first bot is trained."
@@ -136,7 +137,8 @@ class LearnerSection:
     bc_growth: float = setting(
         _SCHEDULE.bc_growth,
         1.001,
-        description="For games with clones only: growth factor of people's steps between two clones.",
+        description="For games with clones only: growth factor of people's steps between two "
+        "clones.",
     )
     dqn_updates: int = setting(
         _SCHEDULE.dqn_updates, 1, description="Updates between two candidates."
