@@ -192,7 +192,7 @@ def test_a_player_erased_before_the_import_is_stored_may_be_imported_again(
 ) -> None:
     made.bring(player=ADA)
     with made.ingest() as role:
-        forget_in_remote_store(made.data, role.store, "ada", known=[SPEC.game], game=None)
+        forget_in_remote_store(made.data, role.store, "ada", registered=[SPEC.game], game=None)
     assert made.drained().steps == 0, "what was sent before is refused"
     result = made.bring(player=ADA)
     assert made.drained().steps == result.steps

@@ -85,7 +85,7 @@ def test_a_read_error_of_sqlite_becomes_an_error_of_the_store(tmp_path: Path):
     harness = local_harness(tmp_path)
     harness.put(chunk)
     store = local(harness)
-    store.known.clear()
+    store.lookup.clear()
     store._database.db.close()
     for call in (
         partial(store.quarantine, [(chunk.meta.session, 0)], reason="by hand"),

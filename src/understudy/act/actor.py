@@ -241,11 +241,11 @@ class Actor:
         ConfigError if an env does not return the same observations, or the state is of another
         actor.
         """
-        mine = self._facts()
-        if any(facts.get(name) != value for name, value in mine.items()):
+        own_facts = self._facts()
+        if any(facts.get(name) != value for name, value in own_facts.items()):
             raise ConfigError(
-                f"the state is of the actor {dict(facts)}, but this actor is {mine}; restore it in "
-                "the actor that saved it"
+                f"the state is of the actor {dict(facts)}, but this actor is {own_facts}; restore "
+                "it in the actor that saved it"
             )
         self._chunk_no = facts["chunk_no"]
         self._first_step = facts["first_step"]
@@ -286,9 +286,9 @@ def _priority(policy: Policy, tape: Tape, *, last: LiveEnvs) -> Array:
         )
     after[tape.terminated] = 0
     start = tape.game.discrete.start if tape.game.discrete else 0
-    taken = np.take_along_axis(tape.q[:-1], (tape.action - start)[..., None], -1)[..., 0]
+    q_taken = np.take_along_axis(tape.q[:-1], (tape.action - start)[..., None], -1)[..., 0]
     return n_step_td(
-        taken,
+        q_taken,
         after,
         reward=tape.reward,
         ended=tape.ended,

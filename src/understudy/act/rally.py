@@ -61,9 +61,11 @@ class RallyEnv(gymnasium.Env[Obs, np.int64]):
 
     def step(self, action: int | np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         drawn = rally.drawn_at(self._seed, self._decisions)
-        theirs = rally.scripted(Ints, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
-        ours = _action(action)
-        both = (ours, theirs) if self._seat == 0 else (theirs, ours)
+        opponent_action = rally.scripted(
+            Ints, rally.seen(self.court, 1 - self._seat), self._skill, drawn
+        )
+        own_action = _action(action)
+        both = (own_action, opponent_action) if self._seat == 0 else (opponent_action, own_action)
         self.court, point = rally.step(Ints, self.court, *both)
         self._decisions += 1
         reward = float(point if self._seat == 0 else -point)
@@ -120,10 +122,14 @@ class RallyVector(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: NDArray[np.integer[Any]]) -> Step:
         """Play one decision in every env."""
-        ours = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
+        own_actions = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
         drawn = rally.drawn_at(self._seeds, self._decisions)
-        theirs = rally.scripted(np, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
-        both = (ours, theirs) if self._seat == 0 else (theirs, ours)
+        opponent_actions = rally.scripted(
+            np, rally.seen(self.court, 1 - self._seat), self._skill, drawn
+        )
+        both = (
+            (own_actions, opponent_actions) if self._seat == 0 else (opponent_actions, own_actions)
+        )
         self.court, points = rally.step(np, self.court, *both)
         self._decisions += 1
         terminated = points != 0

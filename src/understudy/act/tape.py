@@ -102,11 +102,11 @@ class Tape:
         self.ends = Ends(step, env, step, {}, {})
         if self.ending:
             seeds, *columns = zip(*self.ending, strict=True)
-            seen, inputs = (
+            final_obs, inputs = (
                 {name: np.concatenate([rows[name] for rows in kind]) for name in kind[0]}
                 for kind in columns
             )
-            self.ends = Ends(step, env, np.concatenate(seeds), seen, inputs)
+            self.ends = Ends(step, env, np.concatenate(seeds), final_obs, inputs)
 
     def cuts(self, *, is_first: Flags, version: int, priority: Array | None) -> Iterator[Cut]:
         """Yield every chunk's columns and notes, env by env; `is_first` is bool[steps, envs]."""
@@ -171,10 +171,10 @@ class Tape:
             self.ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP
         )
         last = layout.at[self.ends.step, self.ends.env] + 1
-        for name, seen in (
+        for name, values in (
             self.obs if self.action_mask is None else {**self.obs, "action_mask": self.action_mask}
         ).items():
-            columns[name] = layout.seen(seen)
+            columns[name] = layout.seen(values)
             if len(last):
                 columns[name][last] = self.ends.seen[name]
         return columns
@@ -292,11 +292,11 @@ def q_of(outputs: Mapping[str, Array]) -> Array:
 
 
 def n_step_td(
-    taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
+    q_taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
 ) -> NDArray[np.float32]:
     """Return float32[steps, envs]; windows that reach the last step bootstrap there.
 
-    `taken` is the value of each step's action, `after` the value of the next state: 0 if the
+    `q_taken` is the value of each step's action, `after` the value of the next state: 0 if the
     episode terminated.
     """
     n_steps = len(reward)
@@ -310,4 +310,4 @@ def n_step_td(
         gain = discount**k * (reward[k:] + stop * (discount * after[k:]))
         target[: n_steps - k] += np.where(is_live, gain, 0.0)
         is_live &= ~stop
-    return np.abs(target - taken).astype(np.float32)
+    return np.abs(target - q_taken).astype(np.float32)

@@ -141,7 +141,7 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
     except gymnasium.error.UnregisteredEnv as error:
         own = "an id of your own package has the form 'module:Name-v0'"
         # The last of several versions.
-        by_stem = {_stem(known): known for known in (*BUILTIN_GAMES, *gymnasium.registry)}
+        by_stem = {_stem(other): other for other in (*BUILTIN_GAMES, *gymnasium.registry)}
         stems = difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)
         near = [by_stem[stem] for stem in stems]
         hint = f"use {', '.join(BUILTIN_GAMES)}, CartPole-v1 or any other id of Gymnasium; {own}"

@@ -77,9 +77,9 @@ def check_backends(*, stream: str, store: str) -> None:
         _location(store, STORES, "store", _STORE_FORM)
 
 
-def _location(url: str, known: Mapping[str, str], what: str, form: str) -> Location:
+def _location(url: str, backends: Mapping[str, str], what: str, form: str) -> Location:
     location = parse_location(url)
-    if location.scheme not in known:
+    if location.scheme not in backends:
         raise ConfigError(
             f"{what}.url starts with {location.scheme}://, which is not a supported {what}; "
             f"use {form}"

@@ -253,7 +253,7 @@ def forget(
     with remote_store(data_text, store_url) as remote:
         if remote:
             fields = forget_in_remote_store(
-                remote.data, remote.store, player, known=remote.games, game=game
+                remote.data, remote.store, player, registered=remote.games, game=game
             )
         else:
             folder = data_folder(data_text).must_exist()

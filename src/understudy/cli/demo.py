@@ -363,8 +363,10 @@ def _view(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> R
         parts.append(Text(points, overflow="ellipsis", no_wrap=True))
     if has_court and (court := look.view.get("court")):
         seats = ("person", "bot") if look.view["seat"] == 0 else ("bot", "person")
-        mine, bots_points = look.view["score"]
-        score = (mine, bots_points) if look.view["seat"] == 0 else (bots_points, mine)
+        person_points, bots_points = look.view["score"]
+        score = (
+            (person_points, bots_points) if look.view["seat"] == 0 else (bots_points, person_points)
+        )
         title = f"{seats[0]} {score[0]} : {score[1]} {seats[1]}"
         parts.append(Panel(as_text(Court(*court), columns=64, rows=9), title=title, width=68))
     return Group(*parts)

@@ -144,10 +144,10 @@ def export_data(
         )
     if history.gone_chunks:
         terminal.print(f"{history.gone_chunks} chunks were forgotten or expired during the export")
-    if left := more.get("left_out"):
+    if omitted := more.get("left_out"):
         terminal.print(
-            f"skipped {sum(left.values())} incomplete episodes: {left['cut']} cut, "
-            f"{left['unfinished']} unfinished, {left['gaps']} with gaps"
+            f"skipped {sum(omitted.values())} incomplete episodes: {omitted['cut']} cut, "
+            f"{omitted['unfinished']} unfinished, {omitted['gaps']} with gaps"
         )
         terminal.print(
             f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True

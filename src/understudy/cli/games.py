@@ -62,13 +62,13 @@ def add(
 ) -> int:
     spec = _spec(game, obs, actions)
     registry = deployment(data_text).registry
-    known = {registered.schema for registered in registry.specs(spec.game)}
+    schemas = {registered.schema for registered in registry.specs(spec.game)}
     registry.register(spec)
     out = results(as_json=as_json)
-    result = "was already registered" if spec.schema in known else "is registered"
+    result = "was already registered" if spec.schema in schemas else "is registered"
     out.print(f"{spec.game} {result} ({_summary(spec)}, schema {spec.schema[:12]})")
     out.print(f"[dim]next: understudy keys create --scopes play --game {spec.game}[/]")
-    return finish({**_fields(spec), "is_new": spec.schema not in known}, as_json=as_json)
+    return finish({**_fields(spec), "is_new": spec.schema not in schemas}, as_json=as_json)
 
 
 @games.command(

@@ -128,8 +128,8 @@ def play(
     out = console(as_json=as_json)
     paths = []
     if gif is not None:
-        check_video(choice, asked="--gif")
-        paths = film(choice, policy, gif, seeds=seeds, asked="--gif")
+        check_video(choice, option="--gif")
+        paths = film(choice, policy, gif, seeds=seeds, option="--gif")
     returns = _watch(choice, name, policy, seeds, out, is_filmed=gif is not None)
     mean = float(np.mean(returns))
     out.print(f"{name}: mean return {mean:.4g} over {len(returns)} episodes")

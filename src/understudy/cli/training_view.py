@@ -195,25 +195,25 @@ def duration(seconds: float | None) -> str:
     """Format seconds for display: 2 min 05 s."""
     if seconds is None:
         return "?"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
     return (
-        f"{whole // 60} min {whole % 60:02d} s"
-        if whole < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+        f"{rounded // 60} min {rounded % 60:02d} s"
+        if rounded < 3600
+        else f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
     )
 
 
 def line(progress: RunProgress) -> str:
     """The progress of a run in one line."""
     steps_s, updates_s = progress.rates
-    shown = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
+    counts = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
     if progress.unit == "updates":
-        del shown["steps"]
-    parts = [f"{count(done)} {unit}" for unit, (done, _) in shown.items()]
+        del counts["steps"]
+    parts = [f"{count(done)} {unit}" for unit, (done, _) in counts.items()]
     if steps_s:
-        parts.append(", ".join(f"{count(rate)} {unit}/s" for unit, (_, rate) in shown.items()))
+        parts.append(", ".join(f"{count(rate)} {unit}/s" for unit, (_, rate) in counts.items()))
     if progress.evaluation is not None:
         parts.append(f"return {returns(progress.evaluation)}")
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
@@ -227,29 +227,29 @@ def line(progress: RunProgress) -> str:
 def table(progress: RunProgress) -> Table:
     """The progress of a run as a table."""
     run = progress.started
-    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     if run is None:
-        shown.add_row("[dim]starting ...[/]")
-        return shown
+        table.add_row("[dim]starting ...[/]")
+        return table
     steps_s, updates_s = progress.rates
     waits = "[bold yellow]compiling ...[/]" if progress.is_compiling else f"{count(updates_s)}/s"
     if progress.unit == "steps":
-        shown.add_row(
+        table.add_row(
             "steps", f"{count(progress.steps)} of {count(run.steps)}", f"{count(steps_s)}/s"
         )
-        shown.add_row("updates", count(progress.updates), waits)
+        table.add_row("updates", count(progress.updates), waits)
     else:
-        shown.add_row("updates", f"{count(progress.steps)} of {count(run.steps)}", waits)
+        table.add_row("updates", f"{count(progress.steps)} of {count(run.steps)}", waits)
     goal = "" if run.until is None else f"goal {run.until:g}"
     best = "-" if progress.evaluation is None else returns(progress.evaluation)
-    shown.add_row("return", f"[bold]{best}[/]", goal)
+    table.add_row("return", f"[bold]{best}[/]", goal)
     if progress.train_return is not None:
-        shown.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
-    shown.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
+        table.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
+    table.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
     if guards := progress.guards.total():
-        shown.add_row(
+        table.add_row(
             "[yellow]guarded[/]", f"{count(guards)} times", f"[dim]{_guarded_csv(progress)}[/]"
         )
-    left = duration(progress.left_s)
-    shown.add_row("time left", left if run.until is None else f"{left} at most", "")
-    return shown
+    remaining = duration(progress.left_s)
+    table.add_row("time left", remaining if run.until is None else f"{remaining} at most", "")
+    return table

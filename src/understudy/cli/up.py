@@ -356,8 +356,8 @@ def _text(line: str) -> str:
         event = fields.pop("event")
     except (ValueError, AttributeError, KeyError, TypeError):
         return line
-    shown = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
-    return " ".join([str(event), *(f"{name}={value}" for name, value in shown.items())])
+    rest = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
+    return " ".join([str(event), *(f"{name}={value}" for name, value in rest.items())])
 
 
 def _table(statuses: dict[str, RoleStatus]) -> Table:

@@ -72,10 +72,10 @@ class BotCache:
         try:
             document = strict_json(path.read_bytes())
             fields = document["live_models"]
-            seen = {alias: int(document["seen"][alias]) for alias in _ALIASES}
+            newest_entries = {alias: int(document["seen"][alias]) for alias in _ALIASES}
             if fields is None:
-                return None, seen
-            return LiveModels(**fields | {"trust": tuple(fields["trust"])}), seen
+                return None, newest_entries
+            return LiveModels(**fields | {"trust": tuple(fields["trust"])}), newest_entries
         except FileNotFoundError:
             return None, dict.fromkeys(_ALIASES, 0)
         except (Refused, KeyError, TypeError, ValueError) as error:
@@ -97,7 +97,10 @@ class BotCache:
             write_file(path, raw)
 
     def write(
-        self, live_models: LiveModels | None, seen: dict[str, int], policies: Collection[str]
+        self,
+        live_models: LiveModels | None,
+        newest_entries: dict[str, int],
+        policies: Collection[str],
     ) -> None:
         """Store live models and delete other policies, unless another process stored newer ones."""
         with contextlib.suppress(Corrupt):
@@ -109,7 +112,7 @@ class BotCache:
         if live_models is not None:
             fields = asdict(live_models) | {"trust": list(live_models.trust)}
         make_folder(self._folder)
-        document = canonical_json({"live_models": fields, "seen": seen})
+        document = canonical_json({"live_models": fields, "seen": newest_entries})
         write_file(self._folder / "bot.json", document)
         for path in self._folder.glob("*.safetensors"):
             if path.stem not in policies:
@@ -238,16 +241,16 @@ class Bots:
             self._live_models, self._seen = self._cache.read()
             if self._live_models is None:
                 return LivePolicies()
-            known = trusted_keys(*(self._trust or self._cache.pinned()))
-            champion = self._restored(self._live_models.champion_release, known)
-            canary = self._restored(self._live_models.canary_release, known)
+            trusted = trusted_keys(*(self._trust or self._cache.pinned()))
+            champion = self._restored(self._live_models.champion_release, trusted)
+            canary = self._restored(self._live_models.canary_release, trusted)
             self._after = self._good_number = self._live_models.number
             return LivePolicies(champion, canary, min(self._live_models.canary_share, _MAX_CANARY))
         except (*_BAD, OSError) as error:
             self._reject(error)
             return LivePolicies()
 
-    def _restored(self, release: str | None, known: Trusted) -> Bot | None:
+    def _restored(self, release: str | None, trusted: Trusted) -> Bot | None:
         from understudy.models.manifest import manifest_from_json, open_policy
 
         if release is None:
@@ -259,7 +262,7 @@ class Bots:
             or "manifest" not in signed["entry"]
         ):
             raise Corrupt("the release of the stored bot is damaged; it is fetched again")
-        if signed["key_id"] not in known:
+        if signed["key_id"] not in trusted:
             raise Refused(
                 "unknown_key",
                 f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now",

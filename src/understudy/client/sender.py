@@ -124,15 +124,15 @@ class Losses:
 
     def add(self, session: uuid.UUID, numbers: Iterable[int], n_steps: int) -> None:
         """Note that these chunk numbers, with `n_steps` in total, will not be sent."""
-        known, steps = self._lost.setdefault(session, ([], 0))
-        known.extend(numbers)
-        self._lost[session] = (known, steps + n_steps)
+        lost_numbers, steps = self._lost.setdefault(session, ([], 0))
+        lost_numbers.extend(numbers)
+        self._lost[session] = (lost_numbers, steps + n_steps)
 
     def reports(self) -> Iterator[tuple[uuid.UUID, DropReport]]:
         """Yield and forget the reports that are due, by session."""
-        lost = self._lost
+        losses = self._lost
         self._lost = {}
-        for session, (numbers, n_steps) in lost.items():
+        for session, (numbers, n_steps) in losses.items():
             ranges = merge(numbers)
             for start in range(0, len(ranges), _MAX_RANGES):
                 part = ranges[start : start + _MAX_RANGES]

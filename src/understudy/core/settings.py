@@ -128,25 +128,25 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
     instead: Callable[[str, Any], Any] = lambda name, value: value,
-    kept: Callable[[str, Mapping[str, Any]], tuple[Any, str] | None] = lambda name, values: None,
+    saved: Callable[[str, Mapping[str, Any]], tuple[Any, str] | None] = lambda name, values: None,
 ) -> Resolved[T]:
     """Read settings from flags, environment, file and defaults; a flag of None counts as absent.
 
-    `instead` may replace a value before it is checked. `kept` is called before a default is used,
+    `instead` may replace a value before it is checked. `saved` is called before a default is used,
     with the values so far; it returns a value and its origin, or None.
     """
     environ = os.environ if environ is None else environ
-    known = list(leaves(kind))
+    fields = list(leaves(kind))
     tree = read_toml(file) if file else {}
-    check_names(tree, known, where=str(file))
-    _check_variables(environ, known)
+    check_names(tree, fields, where=str(file))
+    _check_variables(environ, fields)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for leaf in known:
+    for leaf in fields:
         source = find(leaf, flags, environ)
         if source is None and (value := _at(tree, leaf.name)) is not None:
             source = value, str(file)
-        source = source or kept(leaf.name, values)
+        source = source or saved(leaf.name, values)
         value, origins[leaf.name] = source or (leaf.default, "default")
         if source:
             value = parse_text(leaf, instead(leaf.name, value))
@@ -177,10 +177,10 @@ def find(
 
 def from_tree(kind: type[T], tree: Mapping[str, Any], *, where: str) -> T:
     """Validate the settings of a JSON or TOML file; missing settings have their default."""
-    known = list(leaves(kind))
-    check_names(tree, known, where=where)
+    fields = list(leaves(kind))
+    check_names(tree, fields, where=where)
     values = {}
-    for leaf in known:
+    for leaf in fields:
         value = _at(tree, leaf.name)
         values[leaf.name] = (
             leaf.default if value is None else check_value(leaf, value, origin=where)
@@ -248,9 +248,9 @@ def _build(kind: type[T], values: Mapping[str, Any], above: str = "") -> T:
 # --- Checks ---------------------------------------------------------------------------------------
 
 
-def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -> None:
+def check_names(tree: Mapping[str, Any], fields: Sequence[Leaf], *, where: str) -> None:
     """Raise ConfigError for a name that does not exist, so that typos are noticed."""
-    names = [leaf.name for leaf in known]
+    names = [leaf.name for leaf in fields]
 
     def inside(part: Mapping[str, Any], above: str) -> Iterator[str]:
         for key, value in part.items():
@@ -269,11 +269,11 @@ def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -
             raise ConfigError(f"{where} sets {name}, which does not exist; {nearest(name, names)}")
 
 
-def _check_variables(environ: Mapping[str, str], known: Sequence[Leaf]) -> None:
+def _check_variables(environ: Mapping[str, str], fields: Sequence[Leaf]) -> None:
     """Reject unknown variables of a table; others may belong to games, such as UNDERSTUDY_URL."""
-    names = [leaf.variable for leaf in known]
+    names = [leaf.variable for leaf in fields]
     tables = tuple(
-        {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in known if "." in leaf.name}
+        {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in fields if "." in leaf.name}
     )
     for name in environ:
         if name.startswith(tables) and name.removesuffix("_FILE") not in names:

@@ -140,8 +140,8 @@ def plain_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "NODE_OPTIONS",
         "CLASSPATH",
     )
-    ours = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**ours, **(more or {})}
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**inherited, **(more or {})}
 
 
 @dataclass(frozen=True, slots=True)

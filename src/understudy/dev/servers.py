@@ -207,10 +207,10 @@ def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) ->
 
 def _run(name: str, recipe: Recipe, place: ServerFolder) -> Process:
     """Start the process and wait until the server responds; kills it if it does not."""
-    if taken := [port for port in place.ports.values() if not is_free(port)]:
+    if used_ports := [port for port in place.ports.values() if not is_free(port)]:
         raise ConfigError(
-            f"port {taken[0]} of {name} is in use by another program; stop that program, or give "
-            "another port"
+            f"port {used_ports[0]} of {name} is in use by another program; stop that program, or "
+            "give another port"
         )
     launch = recipe.launch(place)
     process = spawn(
@@ -298,8 +298,10 @@ def is_ours(name: str, folder: Path) -> bool:
     if state is not None and state["name"] == name:
         return True
     # A start that was killed before it wrote its state leaves these.
-    ours = (".lock", f".{STATE}.")
-    if foreign := sorted(path.name for path in folder.iterdir() if not path.name.startswith(ours)):
+    own_names = (".lock", f".{STATE}.")
+    if foreign := sorted(
+        path.name for path in folder.iterdir() if not path.name.startswith(own_names)
+    ):
         what = (
             f"is the folder of {state['name']}"
             if state

@@ -114,11 +114,11 @@ class ExportedChunks:
 
     def why_empty(self) -> str:
         """Return the reason why the export is empty."""
-        left = ", ".join(
+        omitted = ", ".join(
             f"{steps} steps with consent {name}" for name, steps in sorted(self.left_out.items())
         )
         return (
-            f"nothing to export for {self.spec.game}: left out {left or 'nothing'}; pass other "
+            f"nothing to export for {self.spec.game}: left out {omitted or 'nothing'}; pass other "
             "consents with --consent"
         )
 

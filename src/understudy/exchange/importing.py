@@ -98,14 +98,14 @@ def import_files(
         key = deployment_key(root)
         now_s = clock.now()
         origins = {noise: origin for file in files for noise, origin in file.origins.items()}
-        known = _known(target, spec, {*plans, *origins.values()})
+        stored_sessions = _stored_sessions(target, spec, {*plans, *origins.values()})
         players = {plan.player: pseudonym(key, spec.game, plan.player) for plan in plans.values()}
         for noise, plan in plans.items():
-            if known.get(origins.get(noise, -1)) is not None:
+            if stored_sessions.get(origins.get(noise, -1)) is not None:
                 continue  # recorded here, and exported from here
             earlier = unfinished_imports.sessions.get(noise) if target.is_remote else None
             plans[noise] = assign_session(
-                plan, known.get(noise), players[plan.player], now_s=now_s, sent=earlier
+                plan, stored_sessions.get(noise), players[plan.player], now_s=now_s, sent=earlier
             )
         sent = {
             noise: SendingSession(plan.session, players[plan.player])
@@ -120,7 +120,7 @@ def import_files(
             if sent:
                 _send(files, plans, noting, clock, after_each=target.step, on_steps=on_steps)
         target.settle(spec.game, {sending.session: sending.player for sending in sent.values()})
-        after = _known(target, spec, plans.keys())
+        after = _stored_sessions(target, spec, plans.keys())
         if target.is_remote:
             unfinished_imports.finish(
                 [noise for noise in plans if noise in after and after[noise].closed]
@@ -128,16 +128,16 @@ def import_files(
         return _counted(files, spec, plans, after, target)
 
 
-def _known(
+def _stored_sessions(
     target: ImportTarget, spec: GameSpec, requested: Container[int]
 ) -> dict[int, SessionInfo]:
     """Return stored sessions by the random part of their ids; of several, the longest."""
-    known: dict[int, SessionInfo] = {}
+    stored: dict[int, SessionInfo] = {}
     for info in target.sessions(SessionFilter(game=spec.game)):
         noise = noise_of(info.session)
-        if noise in requested and (noise not in known or known[noise].n_steps < info.n_steps):
-            known[noise] = info
-    return known
+        if noise in requested and (noise not in stored or stored[noise].n_steps < info.n_steps):
+            stored[noise] = info
+    return stored
 
 
 def _counted(
@@ -312,17 +312,19 @@ def _send_batch(
     """Send frames until all are durable in the stream; StorageFailed if one is not."""
     for attempt in range(SEND_TRIES):
         acks = link.send(frames, players)
-        left = [(frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted]
-        if not left:
+        unaccepted = [
+            (frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted
+        ]
+        if not unaccepted:
             return
-        refused = next((ack.refused for _, ack in left if ack.refused), None)
+        refused = next((ack.refused for _, ack in unaccepted if ack.refused), None)
         if refused or attempt + 1 == SEND_TRIES:
             raise StorageFailed(
-                f"the stream did not accept a frame: {refused or left[0][1].error}; fix that, then "
-                "run the same command again, which resumes the import"
+                f"the stream did not accept a frame: {refused or unaccepted[0][1].error}; fix "
+                "that, then run the same command again, which resumes the import"
             )
-        frames = [frame for frame, _ in left]
-        clock.wait(Event(), min(max(ack.retry_after_s for _, ack in left), 0.1 * 2**attempt))
+        frames = [frame for frame, _ in unaccepted]
+        clock.wait(Event(), min(max(ack.retry_after_s for _, ack in unaccepted), 0.1 * 2**attempt))
 
 
 def _frames(

@@ -131,9 +131,9 @@ def write_minari(
         storage.update_episodes(_buffers(history, counts, facts, on_steps))
         n_steps = storage.total_steps
         n_episodes = storage.total_episodes
-        left = {why: counts[why] for why in ("cut", "unfinished", "gaps")}
+        omitted = {why: counts[why] for why in ("cut", "unfinished", "gaps")}
         if not n_episodes:
-            reasons = ", ".join(f"{count} {why}" for why, count in left.items() if count)
+            reasons = ", ".join(f"{count} {why}" for why, count in omitted.items() if count)
             raise ConfigError(
                 f"no episode is complete ({reasons})" if reasons else history.why_empty()
             )
@@ -148,7 +148,7 @@ def write_minari(
         )
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return WrittenDataset(
-        Written(path.absolute(), size, n_steps, n_episodes, counts["sessions"]), dataset_id, left
+        Written(path.absolute(), size, n_steps, n_episodes, counts["sessions"]), dataset_id, omitted
     )
 
 
@@ -318,13 +318,13 @@ class MinariDataset:
         return self._counts
 
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
-        seen: Counter[bytes] = Counter()
+        key_counts: Counter[bytes] = Counter()
         numbers = range(self._storage.total_episodes)
         n_episodes = n_cut = 0
         try:
             facts = iter(self._storage.get_episode_metadata(numbers))
             for raw in self._storage.get_episodes(numbers):
-                episode = self._episode(raw, next(facts), seen)
+                episode = self._episode(raw, next(facts), key_counts)
                 for chunk in chunks_of(episode, self.spec, consent=self._consent, client=CLIENT):
                     yield chunk, None
                 n_episodes += 1
@@ -345,7 +345,7 @@ class MinariDataset:
         self._counts = {"episodes": n_episodes, "episodes_without_end": n_cut}
 
     def _episode(
-        self, raw: Mapping[str, Any], facts: Mapping[str, Any], seen: Counter[bytes]
+        self, raw: Mapping[str, Any], facts: Mapping[str, Any], key_counts: Counter[bytes]
     ) -> ImportedEpisode:
         spec = self.spec
         reward = np.asarray(raw["rewards"])
@@ -386,9 +386,9 @@ class MinariDataset:
                 extras[name] = rows
         content = [*obs.values(), *action.values(), reward, terminated, truncated, *extras.values()]
         key = session_of("minari", spec.game, *(rows.tobytes() for rows in content)).bytes
-        seen[key] += 1
+        key_counts[key] += 1
         # Equal episodes get different ids, so that each of them is stored.
-        session = session_of("minari", spec.game, key, str(seen[key]))
+        session = session_of("minari", spec.game, key, str(key_counts[key]))
         seed = facts.get("seed")
         model = facts.get("model")
         origin = facts.get("session")

@@ -293,24 +293,24 @@ class SeedA:
             # repair-shift: the states are those after each action, so the first action is lost.
             # as-is: the states are unchanged, followed by the last next_state.
             obs = part["state"]
-            taken = part[1:]
+            records = part[1:]
             if mode == "repair-shift":
                 counts["lost_first_steps"] += 1
             else:
                 obs = np.concatenate([obs, part["next_state"][-1:]])
-                taken = part
-            if not len(taken):
+                records = part
+            if not len(records):
                 continue
             states = obs.astype(space.dtype).reshape(-1, *space.shape)
-            actions = taken["action"].astype(action_space.dtype)
-            rewards = taken["reward"].astype(np.float32)
+            actions = records["action"].astype(action_space.dtype)
+            rewards = records["reward"].astype(np.float32)
             content = (
                 states.tobytes(),
                 actions.tobytes(),
                 rewards.tobytes(),
                 f"{terminated} {truncated}",
             )
-            place = f"{number} {taken['step'][0]}"
+            place = f"{number} {records['step'][0]}"
             yield ImportedEpisode(
                 session=session_of("seed-a", mode, self.spec.game, place, *content),
                 obs={obs_name: states},

@@ -172,7 +172,7 @@ def _normalise(space: Any, *, sorts: str) -> None:
     """Convert the dtype and shape of a new space to their normal form; SpecError if invalid."""
     dtype = np.dtype(space.dtype).newbyteorder("<")
     if dtype not in DTYPE_NAMES or dtype.kind not in sorts:
-        fitting = [name for name, known in DTYPES.items() if known.kind in sorts]
+        fitting = [name for name, column_type in DTYPES.items() if column_type.kind in sorts]
         raise SpecError(
             f"a {type(space).__name__} space of dtype {dtype} cannot be recorded; use one of "
             f"{fitting}"

@@ -117,12 +117,12 @@ def check_mask(mask: Any, n_actions: int) -> Array:
 def _whole(action: Any, by_name: Mapping[str, int]) -> int:
     if isinstance(action, str):
         if action not in by_name:
-            known = (
+            expected = (
                 f"one of {list(by_name)[:12]}"
                 if by_name
                 else "a number: this game has no action names"
             )
-            raise Refused("not_in_space", f"action {action[:40]!r}; give {known}")
+            raise Refused("not_in_space", f"action {action[:40]!r}; give {expected}")
         return by_name[action]
     try:
         return operator.index(action)

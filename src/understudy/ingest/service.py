@@ -150,9 +150,9 @@ class PartitionIngest:
             claim = turn.claim or self._claim(turn.partition)
             read = self._read(claim, progress)
             if read.records and self._epochs.get(turn.partition) != claim.epoch:
-                known = claim.position
+                stored_position = claim.position
                 claim = self._claim(turn.partition)
-                if claim.position != known:
+                if claim.position != stored_position:
                     read = self._read(claim, progress)
         except ClaimLost:
             return progress
@@ -161,8 +161,8 @@ class PartitionIngest:
                 self._write(claim, read, progress)
             except ClaimLost as error:
                 self._epochs.pop(turn.partition, None)
-                lost = {"partition": turn.partition, "error": str(error)}
-                progress.events.append(("claim_lost", lost))
+                event_fields = {"partition": turn.partition, "error": str(error)}
+                progress.events.append(("claim_lost", event_fields))
                 return progress
         progress.claim = replace(claim, position=read.next)
         progress.records = len(read.records)
@@ -182,8 +182,10 @@ class PartitionIngest:
         try:
             return self._stream.read(claim.partition, claim.position, max_bytes=most, wait_s=0.0)
         except PositionGone as error:
-            gone = {"position": error.position, "earliest": error.earliest}
-            progress.events.append(("position_gone", {"partition": claim.partition, **gone}))
+            event_fields = {"position": error.position, "earliest": error.earliest}
+            progress.events.append(
+                ("position_gone", {"partition": claim.partition, **event_fields})
+            )
             earliest = None if error.earliest is None else Position(error.earliest)
             return self._stream.read(claim.partition, earliest, max_bytes=most, wait_s=0.0)
 

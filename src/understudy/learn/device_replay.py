@@ -67,7 +67,7 @@ def levels_of(leaves: jax.Array, like: Levels) -> Levels:
 def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
     """n rows, int32, drawn in proportion to mass, one from each n-th of the total."""
     over, inside = jax.random.uniform(key, (2, n))
-    left = (jnp.arange(n) + over) * (_sum(levels[-1]) / n)
+    remaining = (jnp.arange(n) + over) * (_sum(levels[-1]) / n)
     rows = jnp.zeros(n, jnp.int32)
     for depth, level in reversed(list(enumerate(levels))):
         children = level.reshape(-1, WIDTH)[rows]  # float32[n, 16]
@@ -77,13 +77,13 @@ def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
         if depth == 1 and len(levels) > 2:
             # float32 has 2^24 steps, too few to select one of a million rows. Within 256 rows, a
             # new random number is precise enough.
-            left = inside * prefix[:, -1]
+            remaining = inside * prefix[:, -1]
         has_mass = children > 0
-        passes = (prefix > left[:, None]) & has_mass
+        passes = (prefix > remaining[:, None]) & has_mass
         last = WIDTH - 1 - jnp.argmax(has_mass[:, ::-1], axis=1)
         child = jnp.where(passes.any(axis=1), jnp.argmax(passes, axis=1), last)
         below = jnp.take_along_axis(prefix - children, child[:, None], axis=1)[:, 0]
-        left = jnp.maximum(left - below, 0.0)
+        remaining = jnp.maximum(remaining - below, 0.0)
         rows = rows * WIDTH + child.astype(jnp.int32)
     return rows
 

@@ -304,14 +304,14 @@ class HostReplay:
 
     def _look_up(self, rows: NDArray[np.int64]) -> DrawnRows:
         facts = self._facts.take(rows, axis=0)
-        whole = facts.view(np.int32)
+        ints = facts.view(np.int32)
         return DrawnRows(
-            np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]),
+            np.stack([rows, rows + (ints[..., REACH] & 0xFFFF)]),
             np.ones(rows.shape, np.float32),
             facts[..., RETURN].copy(),
             facts[..., DISCOUNT].copy(),
-            whole[..., ACTION].copy(),
-            whole[..., STAMP].copy(),
+            ints[..., ACTION].copy(),
+            ints[..., STAMP].copy(),
         )
 
     def _gather(self, drawn: DrawnRows) -> Batch:

@@ -141,9 +141,10 @@ class Registry:
         """
         now = self.catalogue(game)
         problems = dict[str, str]()
-        if lost := self._shared(game).lost_entry:
+        if lost_entry := self._shared(game).lost_entry:
             problems["journal"] = (
-                f"{lost} is missing, so all later entries are ignored; restore it from a backup"
+                f"{lost_entry} is missing, so all later entries are ignored; restore it from a "
+                "backup"
             )
         elif now.bad_entries:
             problems["journal"] = (
@@ -177,9 +178,9 @@ class Registry:
         """A model's facts; ConfigError lists the newest models when it does not exist."""
         models = self.catalogue(game).models
         if model_no not in models:
-            known = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
+            newest = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
             raise ConfigError(
-                f"{model_name(game, model_no)} does not exist; the newest are {known}"
+                f"{model_name(game, model_no)} does not exist; the newest are {newest}"
             )
         return models[model_no]
 

@@ -398,7 +398,7 @@ def resolve(
         environ=environ,
         file=config_file(flags, file=file, environ=environ),
         instead=lambda name, value: "" if value == HERE.get(name) else value,
-        kept=last_start,
+        saved=last_start,
     )
 
 

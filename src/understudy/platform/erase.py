@@ -27,10 +27,10 @@ def forget_player(
     """Erase a player by name in one game or in all; `config` locates remote streams and games."""
     config = config or Config()
     models = config.models.url
-    known = (
+    registered = (
         list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
     )
-    games, players, spooled = _find(data, player, known, game)
+    games, players, spooled = _find(data, player, registered, game)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
         result = ask(data.requests, "forget", timeout_s=timeout_s, players=hexes)
@@ -46,10 +46,10 @@ def forget_player(
 
 
 def forget_in_remote_store(
-    data: DataFolder, store: FullStore, player: str, *, known: list[str], game: str | None
+    data: DataFolder, store: FullStore, player: str, *, registered: list[str], game: str | None
 ) -> dict[str, Any]:
     """Erase a player in a remote store; ingest rejects frames that are still in the stream."""
-    games, players, spooled = _find(data, player, known, game)
+    games, players, spooled = _find(data, player, registered, game)
     chunks = sum(store.forget(player_id) for player_id in players)
     UnfinishedImports(data.root).forget(players)
     return {
@@ -62,24 +62,25 @@ def forget_in_remote_store(
 
 
 def _find(
-    data: DataFolder, player: str, known: list[str], game: str | None
+    data: DataFolder, player: str, registered: list[str], game: str | None
 ) -> tuple[list[str], list[bytes], int]:
     """Return the games, the player's pseudonyms there, and how many spooled sessions it erased."""
     name = player_name(player)
-    if not known:
+    if not registered:
         raise ConfigError(
             f"no game is registered in {data.root}, so there is no player to erase; check --data"
         )
-    if game is not None and str(game_name(game)) not in known:
+    if game is not None and str(game_name(game)) not in registered:
         raise ConfigError(
-            f"the game {game!r} is not registered in {data.root}; registered are {', '.join(known)}"
+            f"the game {game!r} is not registered in {data.root}; registered are "
+            f"{', '.join(registered)}"
         )
     if not (data.root / "key").exists():
         raise ConfigError(
             f"{data.root} has no key, so no player can be found by name; pass the deployment's "
             "own folder with --data, or restore the key from a backup"
         )
-    games = known if game is None else [game]
+    games = registered if game is None else [game]
     key = deployment_key(data.root)
     players = [pseudonym(key, game_name(played), name) for played in games]
     return games, players, forget_spooled(data.spool, name, games)

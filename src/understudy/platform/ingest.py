@@ -241,8 +241,8 @@ class IngestRole:
         """Delete stored parts of a file stream that are older; return the bytes freed."""
         freed = trim_file_stream(self._stream, self.store.positions(), retention_s=retention_s)
         if freed:  # partitions disappear only then
-            left = {partition.id for partition in self._stream.partitions()}
-            self.store.release([name for name in self.store.positions() if name not in left])
+            existing = {partition.id for partition in self._stream.partitions()}
+            self.store.release([name for name in self.store.positions() if name not in existing])
         return freed
 
     def _handlers(self) -> Mapping[str, Handler]:

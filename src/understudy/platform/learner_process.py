@@ -163,9 +163,9 @@ class LearnerRole:
             self._folder.rename(aside)
         if (
             not self._folder.exists()
-            and (known := self._folder.with_name(f"learner-{here}")).exists()
+            and (earlier := self._folder.with_name(f"learner-{here}")).exists()
         ):
-            known.rename(self._folder)
+            earlier.rename(self._folder)
         make_folder(self._folder)
         write_file(before, here.encode())
         self._follower = StoreFollower(self._data.store)

@@ -277,16 +277,16 @@ class Supervisor:
 
     def stop(self, at_once: Event | None = None) -> bool:
         """Stop all roles in order; return whether all finished, and none had to be killed."""
-        left = dict(self.statuses)
+        running = dict(self.statuses)
         asked_s: dict[str, float] = {}
         all_finished = True
-        while left:
-            for name, status in list(left.items()):
+        while running:
+            for name, status in list(running.items()):
                 if status.child is None or not status.is_alive:
                     all_finished &= status.state == "ended" or self._finished(status)
-                    del left[name]
+                    del running[name]
                 elif name not in asked_s:
-                    if not set(status.role.stops_after) & left.keys():
+                    if not set(status.role.stops_after) & running.keys():
                         asked_s[name] = self._clock.monotonic()
                         self._set_state(status, "stopping", "is stopping")
                         status.child.stop()
@@ -390,7 +390,7 @@ class Platform:
         }
 
     def _roles(self) -> list[Role]:
-        known = {
+        roles = {
             "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
             # Stops after the gateway, so that frames acknowledged last are stored.
             "ingest": Role(
@@ -407,7 +407,7 @@ class Platform:
                 gives_way_with=FENCED,
             ),
         }
-        return [known[name] for name in dict.fromkeys(self.config.roles)]
+        return [roles[name] for name in dict.fromkeys(self.config.roles)]
 
     def _module(self, name: str) -> Callable[[Mapping[str, Any]], Sequence[str]]:
         return lambda _: python_module(

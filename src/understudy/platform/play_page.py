@@ -142,13 +142,13 @@ def play_key(deployment: Deployment, game: str) -> str:
     deployment.registry.register(look_at(GameChoice(game=game)).spec)
     keys = deployment.keys
     saved = _read_state(deployment.data)
-    known = saved["keys"] if isinstance(saved.get("keys"), dict) else {}
+    keys_by_game = saved["keys"] if isinstance(saved.get("keys"), dict) else {}
     with contextlib.suppress(KeyError, TypeError, AttributeError, Refused):
         keys.follow()
-        keys.check(known[game])
-        return str(known[game])
+        keys.check(keys_by_game[game])
+        return str(keys_by_game[game])
     key, _ = keys.create(["play"], game=game, label=f"play page, {game}")
-    _write_state(deployment.data, {**saved, "keys": {**known, game: key}})
+    _write_state(deployment.data, {**saved, "keys": {**keys_by_game, game: key}})
     return key
 
 

@@ -72,9 +72,17 @@ class Gatekeeper:
         decision = gate.decision(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
         if decision.decision == "wait" and play is not None:
             policies = (self._registry.policy(game, number) for number in (model_no, champion))
-            ours, theirs = (play(policy, self.bounds.max_episodes) for policy in policies)
+            candidate_returns, champion_returns = (
+                play(policy, self.bounds.max_episodes) for policy in policies
+            )
             decision = gate.decision(
-                Evidence(checks=(), has_champion=True, candidate=ours, champion=theirs), self.bounds
+                Evidence(
+                    checks=(),
+                    has_champion=True,
+                    candidate=candidate_returns,
+                    champion=champion_returns,
+                ),
+                self.bounds,
             )
         if decision.decision == "promote":
             self._registry.point(game, "champion", model_no, why=decision.why, epoch=epoch)
@@ -104,10 +112,10 @@ class Gatekeeper:
             )
             self._registry.point(game, "canary", 0, why=why, epoch=epoch)
             return None
-        ours, theirs = (
+        canary_episodes, champion_episodes = (
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
-        decision = compare(ours, theirs, self.bounds)
+        decision = compare(canary_episodes, champion_episodes, self.bounds)
         if decision.decision == "wait":
             return decision
         if decision.decision == "promote":
@@ -147,24 +155,28 @@ def fitting_champion(now: Catalogue, schema: str) -> int:
     return champion.model_no if champion is not None and champion.schema == schema else 0
 
 
-def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) -> GateDecision:
+def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds) -> GateDecision:
     """The decision of the first look that is conclusive; each look uses only what was known then.
 
     So the decision is the same however often and however late it is computed.
     """
-    for due in gate.looks(bounds):
-        if min(len(ours), len(theirs)) < due:
+    for n_episodes in gate.looks(bounds):
+        if min(len(canary), len(champion)) < n_episodes:
             return GateDecision(
                 "wait",
-                f"{len(ours)} episodes of the canary, {len(theirs)} of the champion; compared "
-                f"from {due} of both",
+                f"{len(canary)} episodes of the canary, {len(champion)} of the champion; compared "
+                f"from {n_episodes} of both",
             )
-        known = max(ours[due - 1].arrival_no, theirs[due - 1].arrival_no)
+        last_arrival_no = max(
+            canary[n_episodes - 1].arrival_no, champion[n_episodes - 1].arrival_no
+        )
         evidence = Evidence(
             checks=(),
             has_champion=True,
-            candidate=[episode.return_ for episode in ours[:due]],
-            champion=[episode.return_ for episode in theirs if episode.arrival_no <= known],
+            candidate=[episode.return_ for episode in canary[:n_episodes]],
+            champion=[
+                episode.return_ for episode in champion if episode.arrival_no <= last_arrival_no
+            ],
         )
         decision = gate.decision(evidence, bounds)
         if decision.decision != "wait":

@@ -28,13 +28,13 @@ _INLINE_BYTES = 32 * 1024
 """Larger compressed bodies are decompressed in a thread, so that other requests do not wait."""
 
 
-def key_of(head: Mapping[str, str], known: Keys) -> Key | None:
+def key_of(head: Mapping[str, str], keys: Keys) -> Key | None:
     """Return the caller's key, or None; an invalid key is rejected on open routes too."""
     authorization = head.get("authorization")
     if authorization is None:
         return None
     kind, _, text = authorization.partition(" ")
-    return known.check(text.strip() if kind.lower() == "bearer" else "-")
+    return keys.check(text.strip() if kind.lower() == "bearer" else "-")
 
 
 class Call(Request):

@@ -85,18 +85,18 @@ class ServedBots:
 
     async def now(self, game: str) -> ServedModels:
         """Return the game's live models, read from the registry on the first request."""
-        known = self._games.get(game)
-        if known is None:
-            known = self._games[game] = _Game()
-        known.asked_s = self._monotonic()
-        if known.served.seen == _UNREAD:
-            await self._look(game, known)
-        return known.served
+        followed = self._games.get(game)
+        if followed is None:
+            followed = self._games[game] = _Game()
+        followed.asked_s = self._monotonic()
+        if followed.served.seen == _UNREAD:
+            await self._look(game, followed)
+        return followed.served
 
     def known_policy(self, game: str) -> Policy | None:
         """Return the champion's policy, if it has been read."""
-        known = self._games.get(game)
-        return known.served.policy if known else None
+        followed = self._games.get(game)
+        return followed.served.policy if followed else None
 
     async def newer(
         self, game: str, after: int, wait_s: float, *, with_policy: bool = False
@@ -118,42 +118,42 @@ class ServedBots:
     def stop_waiting(self) -> None:
         """Complete all waits, now and later, because the gateway is stopping."""
         self._is_stopping = True
-        for known in self._games.values():
-            known.changed.set()
+        for followed in self._games.values():
+            followed.changed.set()
 
     async def follow(self) -> None:
         """Read the registry regularly until cancelled, when the gateway stops."""
         while True:
             await asyncio.sleep(self.every_s)
-            for game, known in list(self._games.items()):
-                if self._monotonic() - known.asked_s > _IDLE_S:
+            for game, followed in list(self._games.items()):
+                if self._monotonic() - followed.asked_s > _IDLE_S:
                     del self._games[game]
-                    known.changed.set()
+                    followed.changed.set()
                 else:
-                    await self._look(game, known)
+                    await self._look(game, followed)
 
-    async def _look(self, game: str, known: _Game) -> None:
-        async with known.looking:
+    async def _look(self, game: str, followed: _Game) -> None:
+        async with followed.looking:
             try:
                 served = await asyncio.get_running_loop().run_in_executor(
-                    self._executor, self._read, game, known.served
+                    self._executor, self._read, game, followed.served
                 )
             except Exception as error:
                 # Logged once and retried at the next read; the last good bot stays meanwhile.
-                if not known.is_failing:
+                if not followed.is_failing:
                     _log.warning(
                         "registry_not_readable",
                         game=game,
                         error=repr(error)[:300],
                         next="the last bot stays",
                     )
-                known.is_failing = True
+                followed.is_failing = True
                 return
-            known.is_failing = False
-            if served is not known.served:
-                known.served = served
-                changed = known.changed
-                known.changed = asyncio.Event()
+            followed.is_failing = False
+            if served is not followed.served:
+                followed.served = served
+                changed = followed.changed
+                followed.changed = asyncio.Event()
                 changed.set()
 
     # --- In a thread ------------------------------------------------------------------------------

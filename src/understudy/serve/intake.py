@@ -281,9 +281,9 @@ class Appender:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                taken = self._take()
-                frames = [frame for pending in taken for frame in pending.frames]
-                self._answer(taken, await loop.run_in_executor(self._thread, self._append, frames))
+                batch = self._take()
+                frames = [frame for pending in batch for frame in pending.frames]
+                self._answer(batch, await loop.run_in_executor(self._thread, self._append, frames))
 
     def _take(self) -> list[_PendingFrames]:
         size_bytes = 0
@@ -293,9 +293,9 @@ class Appender:
             if count and size_bytes > _MAX_APPEND_BYTES:
                 break
             count += 1
-        taken = self._waiting[:count]
+        batch = self._waiting[:count]
         del self._waiting[:count]
-        return taken
+        return batch
 
     def _append(self, frames: Sequence[Frame]) -> list[Ack]:
         try:
@@ -325,9 +325,9 @@ class Appender:
             )
             return [_again(what)] * len(frames)
 
-    def _answer(self, taken: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
+    def _answer(self, batch: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
         at = 0
-        for pending in taken:
+        for pending in batch:
             own = list(acks[at : at + len(pending.frames)])
             at += len(pending.frames)
             self.waiting_bytes -= pending.size_bytes

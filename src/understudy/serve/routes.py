@@ -82,9 +82,9 @@ async def _send(call: Call, batch: FrameBatch) -> Answer:
     admitted = [outcome for outcome in outcomes if isinstance(outcome, Admitted)]
     appended = await state.appender.append([outcome.frame for outcome in admitted])
     recording_rate = state.count(call.game, admitted, appended, batch.skipped_steps)
-    left = iter(appended)
+    remaining_acks = iter(appended)
     acks = [
-        next(left) if isinstance(outcome, Admitted) else Ack(False, refused=str(outcome))
+        next(remaining_acks) if isinstance(outcome, Admitted) else Ack(False, refused=str(outcome))
         for outcome in outcomes
     ]
     return Answer(wire.SendResponse(acks=acks, recording_rate=recording_rate))

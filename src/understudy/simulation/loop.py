@@ -77,11 +77,11 @@ class Backends:
     ingest: str = "native"
 
     def __post_init__(self) -> None:
-        for name, known in PARTS.items():
+        for name, servers_by_option in PARTS.items():
             value = getattr(self, name)
-            if value not in known and "://" not in value:
+            if value not in servers_by_option and "://" not in value:
                 raise ConfigError(
-                    f"--{name} is {value!r}; pass one of {', '.join(known)}, or a URL"
+                    f"--{name} is {value!r}; pass one of {', '.join(servers_by_option)}, or a URL"
                 )
         if self.ingest == "spark" and self.store == "local":
             raise ConfigError(
@@ -105,8 +105,8 @@ def running(
         require_spark()
     with ExitStack() as opened:
         servers: dict[str, Server] = {}
-        for part, known in PARTS.items():
-            if name := known.get(getattr(backends, part)):
+        for part, servers_by_option in PARTS.items():
+            if name := servers_by_option.get(getattr(backends, part)):
                 servers[name] = _server(name, scratch, opened, tell)
         suffix = secrets.token_hex(4)
         stream, store, models = (

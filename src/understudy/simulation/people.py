@@ -188,11 +188,13 @@ class Match:
         court = self.court
         seat = self._seat
         drawn = int(self._rng.integers(1 << 32))
-        ours = rally.scripted(Ints, rally.seen(court, seat), self._skill, drawn)
-        self._person.acted(rally.observed(court, seat), ours)
-        theirs = int(self._bot.act(rally.observed(court, 1 - seat)))
+        person_action = rally.scripted(Ints, rally.seen(court, seat), self._skill, drawn)
+        self._person.acted(rally.observed(court, seat), person_action)
+        bot_action = int(self._bot.act(rally.observed(court, 1 - seat)))
         self.court, point = rally.step(
-            Ints, court, *((ours, theirs) if seat == 0 else (theirs, ours))
+            Ints,
+            court,
+            *((person_action, bot_action) if seat == 0 else (bot_action, person_action)),
         )
         self._decisions += 1
         reward = float(point if seat == 0 else -point)

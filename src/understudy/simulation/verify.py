@@ -98,7 +98,7 @@ def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Ve
     """Check the ledger against a remote store, by its audit and tail; `live`: a process writes."""
     promises = list(read_ledger(data.ledger))
     stored: dict[Key, Held] = {}
-    gone: set[Key] = set()
+    removed: set[Key] = set()
     for item in items_of(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
         if isinstance(item, Stored):
             steps = item.chunk.meta.n_steps if item.chunk is not None else 0
@@ -106,7 +106,7 @@ def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Ve
                 item.frame.body_crc, item.frame.kind, 0, steps
             )
         else:
-            gone |= {(session.bytes, number) for session, number in item.chunks}
+            removed |= {(session.bytes, number) for session, number in item.chunks}
     quarantined: dict[Key, list[int]] = {}
     totals = store.audit()
     after = 0
@@ -117,7 +117,7 @@ def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Ve
                 quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
     findings = Findings(held=stored, quarantined=quarantined)
     for promise in promises:
-        if (key := (promise.session, promise.chunk_no)) in gone and key not in stored:
+        if (key := (promise.session, promise.chunk_no)) in removed and key not in stored:
             findings.held[key] = Held(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
     return _compare(findings, promises, 0, live, totals=totals)
 
@@ -170,13 +170,13 @@ def _compare(
     totals: Audit | None = None,
 ) -> Verification:
     totals = totals or summary(findings)
-    seen = set()
+    counted = set()
     lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
     for promise in promises:
         key = (promise.session, promise.chunk_no)
-        if key in seen:
+        if key in counted:
             continue  # acknowledged again after a retry
-        seen.add(key)
+        counted.add(key)
         ledger_steps += promise.n_steps
         if not _is_accounted_for(findings, promise):
             lost_chunks += 1
@@ -187,7 +187,7 @@ def _compare(
         steps=totals.steps,
         sessions=totals.sessions,
         chunks=totals.chunks,
-        ledger_chunks=len(seen),
+        ledger_chunks=len(counted),
         ledger_steps=ledger_steps,
         lost_chunks=lost_chunks,
         lost_steps=lost_steps,
@@ -207,15 +207,15 @@ def _compare(
 
 
 def _is_stored(findings: Findings, promise: Promise) -> bool:
-    held = findings.held.get((promise.session, promise.chunk_no))
-    return held is not None and held.crc == promise.crc and held.fate == STORED
+    frame = findings.held.get((promise.session, promise.chunk_no))
+    return frame is not None and frame.crc == promise.crc and frame.fate == STORED
 
 
 def _is_accounted_for(findings: Findings, promise: Promise) -> bool:
     """Return whether a frame is stored once with its checksum, or recorded as set aside."""
-    held = findings.held.get((promise.session, promise.chunk_no))
-    if held is not None and held.crc == promise.crc:
-        return held.fate != STORED or held.kind != 0 or held.n_steps == promise.n_steps
+    frame = findings.held.get((promise.session, promise.chunk_no))
+    if frame is not None and frame.crc == promise.crc:
+        return frame.fate != STORED or frame.kind != 0 or frame.n_steps == promise.n_steps
     if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):
         return True
     if tombstone_of(promise.session) in findings.forgotten_sessions:

@@ -392,9 +392,9 @@ class _Page:
         self._erasures = dict(
             db.execute("SELECT player, max(arrival) FROM erasures GROUP BY player").fetchall()
         )
-        gone = sorted({row[1] for row in rows if row[3] and row[1] is not None})
+        forgotten_sessions = sorted({row[1] for row in rows if row[3] and row[1] is not None})
         self._sessions: dict[int, tuple[bytes, bytes]] = {}
-        for session in gone:
+        for session in forgotten_sessions:
             row = db.execute(
                 "SELECT session, player FROM sessions WHERE id = ?", (session,)
             ).fetchone()
@@ -468,13 +468,13 @@ class LocalLookup:
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
         """A session's game and state."""
-        known = self._session(session)
-        return None if known is None else known[1:]
+        row = self._session(session)
+        return None if row is None else row[1:]
 
     def id_of(self, session: uuid.UUID) -> int | None:
         """The id of a session in the table of frames."""
-        known = self._session(session)
-        return None if known is None else known[0]
+        row = self._session(session)
+        return None if row is None else row[0]
 
     def _session(self, session: uuid.UUID) -> tuple[int, str, SessionState] | None:
         if (recent := self._recent.get(session)) is not None:
@@ -502,11 +502,11 @@ class LocalLookup:
 
     def must_know(self, session: uuid.UUID) -> tuple[str, SessionState]:
         """Game and state of a session that has stored frames; Corrupt when it is missing."""
-        if (known := self.state_of(session)) is None:
+        if (game_and_state := self.state_of(session)) is None:
             raise Corrupt(
                 f"session {session} has frames but is not in the store; restore it from a backup"
             )
-        return known
+        return game_and_state
 
     def remember(self, session: uuid.UUID, number: int, game: str, state: SessionState) -> None:
         """Cache the current state of a session."""

@@ -185,13 +185,13 @@ class Window:
 
     def _replay_returned(self, candidates: Sequence[Candidate]) -> None:
         """Replay chunks quarantined here that the remote replayed; expired ones stay removed."""
-        known = self.local.known
+        lookup = self.local.lookup
         returned: dict[tuple[uuid.UUID, int], Candidate] = {}
         with disk("reading the window"):
             for candidate in candidates:
                 frame = candidate.frame
-                crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
-                if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
+                crcs = lookup.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+                if frame.body_crc in crcs and not lookup.is_stored(frame.session, frame.chunk_no):
                     returned[frame.session, frame.chunk_no] = candidate
         after = 0
         while returned and (page := self.local.quarantined(after_id=after)):

@@ -62,9 +62,9 @@ class KafkaConfig:
             or not _LETTERS.issuperset(self.topic)
             or self.topic in (".", "..")
         ):
-            shown = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
+            topic = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
             raise ConfigError(
-                f"{shown!r} is not a valid topic name; write {FORM}, with a TOPIC of 1 to 249 "
+                f"{topic!r} is not a valid topic name; write {FORM}, with a TOPIC of 1 to 249 "
                 "characters from A-Z a-z 0-9 . _ -"
             )
         if self.topic in _INTERNAL_TOPICS:

@@ -270,9 +270,9 @@ class StoreContract(StoreFactory):
         chunks = self.chunks(6)
         later = self.later(harness)
         session = chunks[0].meta.session
-        lost = sum(chunk.meta.n_steps for chunk in chunks[1:4])
+        n_dropped = sum(chunk.meta.n_steps for chunk in chunks[1:4])
         harness.put(chunks[0])
-        assert list(harness.write([harness.drop(session, 4, (1, 3), n_steps=lost)]).fates) == [
+        assert list(harness.write([harness.drop(session, 4, (1, 3), n_steps=n_dropped)]).fates) == [
             "new"
         ]
         after = Chunk(
@@ -284,8 +284,8 @@ class StoreContract(StoreFactory):
             info = harness.session(session)
             audit = harness.store.audit()
             assert info is not None
-            assert (info.high, info.missing, info.dropped_steps) == (6, (), lost)
-            assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, lost)
+            assert (info.high, info.missing, info.dropped_steps) == (6, (), n_dropped)
+            assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, n_dropped)
             assert [frame.chunk_no for frame in harness.frames(FrameKind.DROP)] == [4]
         assert harness.put(chunks[2]) == ["conflict"], (
             "a chunk that was reported as dropped is not stored later"
@@ -321,33 +321,33 @@ class StoreContract(StoreFactory):
 
     def test_sessions_are_listed_by_game_player_and_time(self) -> None:
         harness = self.harness()
-        mine = self.chunks(2)
-        theirs = self.chunks(1)
+        chunks = self.chunks(2)
+        other_chunks = self.chunks(1)
         other = random_session(random_spec(self.rng, "elsewhere"), self.rng, n_chunks=1)
-        harness.put(*mine)
+        harness.put(*chunks)
         harness.clock.advance(100.0)
-        harness.put(*theirs, player=OTHER_PLAYER)
+        harness.put(*other_chunks, player=OTHER_PLAYER)
         harness.put(*other)
         later = self.later(harness)
         for _ in range(3):
             later()
             expected = {
                 SessionFilter(): {
-                    mine[0].meta.session,
-                    theirs[0].meta.session,
+                    chunks[0].meta.session,
+                    other_chunks[0].meta.session,
                     other[0].meta.session,
                 },
                 SessionFilter(game="elsewhere"): {other[0].meta.session},
-                SessionFilter(player=OTHER_PLAYER): {theirs[0].meta.session},
+                SessionFilter(player=OTHER_PLAYER): {other_chunks[0].meta.session},
                 SessionFilter(since_s=harness.clock.now()): {
-                    theirs[0].meta.session,
+                    other_chunks[0].meta.session,
                     other[0].meta.session,
                 },
             }
             for session_filter, sessions in expected.items():
                 infos = harness.store.sessions(session_filter)
                 assert {info.session for info in infos} == sessions
-        info = harness.session(mine[0].meta.session)
+        info = harness.session(chunks[0].meta.session)
         assert info is not None
         assert (info.game, info.player, info.n_chunks, info.closed) == ("cart", PLAYER, 2, False)
 
@@ -536,8 +536,8 @@ class StoreAdminContract(StoreFactory):
         assert [item.arrival_no for item in harness.tailed] == [
             item.arrival_no for item in everything
         ]
-        gone = {item.reason for item in everything if isinstance(item, Forgotten)}
-        assert gone == {"forgotten", "expired", "quarantined"}
+        reasons = {item.reason for item in everything if isinstance(item, Forgotten)}
+        assert reasons == {"forgotten", "expired", "quarantined"}
 
     def test_a_tail_continues_from_any_cursor_in_pages(self) -> None:
         harness = self.harness()
@@ -547,14 +547,14 @@ class StoreAdminContract(StoreFactory):
             later()
             for page in (1, 4, 100):
                 cursor = None
-                seen = []
+                arrival_nos = []
                 while items := (
                     tail := harness.store.tail(cursor, max_items=page, wait_s=0.0)
                 ).items:
                     assert len(items) <= page
-                    seen += [item.arrival_no for item in items]
+                    arrival_nos += [item.arrival_no for item in items]
                     cursor = tail.cursor
-                assert seen == list(range(1, 10))
+                assert arrival_nos == list(range(1, 10))
         assert harness.store.tail(cursor, max_items=5, wait_s=0.0).cursor == cursor, (
             "an empty page does not move the cursor"
         )
@@ -564,12 +564,12 @@ class StoreAdminContract(StoreFactory):
     def test_a_forgotten_player_is_gone_everywhere(self) -> None:
         for is_settled in (False, True):
             harness = self.harness()
-            theirs = self.chunks(3)
+            erased = self.chunks(3)
             parked = self.chunks(1)
             others = self.chunks(2)
-            harness.put(*theirs)
+            harness.put(*erased)
             harness.write(
-                [harness.close(theirs[0].meta.session, 3)],
+                [harness.close(erased[0].meta.session, 3)],
                 parked=[harness.refusal(parked[0], "unknown_schema")],
             )
             harness.put(*others, player=OTHER_PLAYER)
@@ -587,12 +587,12 @@ class StoreAdminContract(StoreFactory):
                 assert players == {OTHER_PLAYER}
                 audit = harness.store.audit()
                 assert (audit.chunks, audit.forgotten_chunks, audit.gap_chunks) == (2, 3, 0)
-            gone = [item for item in harness.tail() if isinstance(item, Forgotten)]
-            assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in gone), (
-                "learners are notified"
-            )
+            forgotten = [item for item in harness.tail() if isinstance(item, Forgotten)]
+            assert any(
+                item.player == tombstone_of(PLAYER) and not item.chunks for item in forgotten
+            ), "learners are notified"
             assert harness.store.forget(PLAYER) == 0
-            self._assert_stays_forgotten(harness, [*theirs, *parked])
+            self._assert_stays_forgotten(harness, [*erased, *parked])
             harness.store.close()
 
     def _assert_stays_forgotten(self, harness: StoreHarness, chunks: list[Chunk]) -> None:

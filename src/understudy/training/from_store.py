@@ -199,9 +199,9 @@ class FromStore:
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The learner's state and the position in the store; never a player's rows."""
         arrays, facts = self.learner.checkpoint()
-        held = {session for session, _ in self._replay.held()}
+        sessions = {session for session, _ in self._replay.held()}
         self._owners = {
-            session: player for session, player in self._owners.items() if session in held
+            session: player for session, player in self._owners.items() if session in sessions
         }
         return arrays, facts | {
             "position": self.position.to_json(),

@@ -104,7 +104,7 @@ def algorithm_name(algorithm: str | type) -> str:
         if isinstance(algorithm, str)
         else f"{algorithm.__module__}:{algorithm.__qualname__}"
     )
-    return next((short for short, known in ALGORITHMS.items() if known == path), path)
+    return next((short for short, import_path in ALGORITHMS.items() if import_path == path), path)
 
 
 # --- Settings -------------------------------------------------------------------------------------
@@ -227,9 +227,9 @@ class Resolver:
         """Add a preset or file; from another algorithm's, only the sections run and learner."""
         same = fields.get("algorithm", self.algorithm) == self.algorithm
         for section in SECTIONS if same else ("run", "learner"):
-            known = _field_names(self._types()[section])
+            names = _field_names(self._types()[section])
             for name, value in fields.get(section, {}).items():
-                if name not in known:
+                if name not in names:
                     raise self._unknown(name)
                 self.collected[section][name] = value
 

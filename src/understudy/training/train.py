@@ -450,20 +450,24 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
 
 def matching_weights(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> InitFrom:
     """Match another run's weights to this network; ConfigError if no kernel has the same shape."""
-    theirs = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
-    ours = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
-    fit = [name for name, shape in ours.items() if theirs.get(name) == shape]
+    run_shapes = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
+    shapes = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
+    fit = [name for name, shape in shapes.items() if run_shapes.get(name) == shape]
     # Biases fit almost any network, so they do not count.
     kernels = [name for name, shape in network.shapes().items() if len(shape) > 1]
     if not set(kernels) & set(fit):
         first = kernels[0]
-        got = f"is {theirs[first]} in that run" if first in theirs else "does not exist in that run"
+        got = (
+            f"is {run_shapes[first]} in that run"
+            if first in run_shapes
+            else "does not exist in that run"
+        )
         raise ConfigError(
             f"no kernel of {run} fits this network: {first} {got}, and this network needs "
-            f"{ours[first]}; start from a run of the same game, and use the algorithm and widths "
+            f"{shapes[first]}; start from a run of the same game, and use the algorithm and widths "
             "of its preset.toml (--algorithm, --network 64,64)"
         )
-    return InitFrom(run=run, fit=fit, new=[name for name in ours if name not in fit])
+    return InitFrom(run=run, fit=fit, new=[name for name in shapes if name not in fit])
 
 
 # --- Training from a store ------------------------------------------------------------------------

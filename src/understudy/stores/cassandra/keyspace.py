@@ -251,16 +251,16 @@ def _version_now(wire: Wire, keyspace: Keyspace) -> int | None:
         if not TABLES.keys() <= keyspace.columns.keys():
             # Tables that another process was creating are complete by now.
             keyspace = read_keyspace(wire) or keyspace
-        lost = [f"table {table}" for table in TABLES if table not in keyspace.columns]
-        lost += [
+        missing = [f"table {table}" for table in TABLES if table not in keyspace.columns]
+        missing += [
             f"row {row} of table meta"
             for row in ("schema_version", "quarantine_id", "ttl_s")
             if row not in facts
         ]
-        if lost:
+        if missing:
             raise StorageFailed(
-                f"keyspace {name} has lost its {lost[0]}; restore it from a backup, or use another "
-                "keyspace: init does not recreate parts of a store that was in use"
+                f"keyspace {name} has lost its {missing[0]}; restore it from a backup, or use "
+                "another keyspace: init does not recreate parts of a store that was in use"
             )
     return version
 
@@ -333,9 +333,9 @@ def check_copies(keyspace: Keyspace, options: Options, nodes: Mapping[str, int])
     requested = requested_copies(options, nodes)
     if has == requested:
         return
-    shown = str(dict(keyspace.replication)) if has is None else f"replication={_written(has)}"
+    current = str(dict(keyspace.replication)) if has is None else f"replication={_written(has)}"
     raise ConfigError(
-        f"keyspace {options.keyspace} has {shown}, but the address has "
+        f"keyspace {options.keyspace} has {current}, but the address has "
         f"replication={_written(requested)}, and init does not change it; omit replication, use "
         "another keyspace, or use ALTER KEYSPACE and `nodetool repair -full`"
     )

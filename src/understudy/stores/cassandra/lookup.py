@@ -154,12 +154,13 @@ class CassandraLookup:
         numbers = list(arrivals)
         doubts = list(doubtful)
         self._load_states({session for session, _ in [*numbers, *doubts]})
-        seen = [
+        seen_keys = [
             key
             for key in numbers
-            if (known := self.state_of(key[0])) is not None and known[1].has_seen(key[1])
+            if (game_and_state := self.state_of(key[0])) is not None
+            and game_and_state[1].has_seen(key[1])
         ]
-        self._load_numbers({*seen, *doubts})
+        self._load_numbers({*seen_keys, *doubts})
 
     def _load_states(self, sessions: Iterable[uuid.UUID]) -> None:
         missing = [
@@ -211,8 +212,8 @@ class CassandraLookup:
 
     def is_readable(self, row: Row) -> bool:
         """Whether the frame of a row was not removed since."""
-        known = self.stated(row.session)
-        player = b"" if known is None else known.state.player
+        session = self.stated(row.session)
+        player = b"" if session is None else session.state.player
         key = (row.session.bytes, row.chunk_no)
         return self._journal.gone(key, player, row.kind, row.received_s, row.events) is None
 

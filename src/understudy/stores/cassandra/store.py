@@ -233,12 +233,12 @@ class CassandraStore:
                     lease.events = outdated.events
 
     def _attempt(self, lease: Lease, batch: WriteBatch) -> Receipt:
-        known = CassandraLookup(self.wire, self._journal, lease.states)
+        lookup = CassandraLookup(self.wire, self._journal, lease.states)
         withheld = [
             (refused.raw, identity_of(refused.raw), refused.received_s)
             for refused in (*batch.refused, *batch.parked)
         ]
-        known.look_up(
+        lookup.look_up(
             [(candidate.frame.session, candidate.frame.chunk_no) for candidate in batch.candidates],
             [
                 (uuid.UUID(bytes=session), number)
@@ -246,7 +246,7 @@ class CassandraStore:
                 if any(session)
             ],
         )
-        draft = Draft(known, 0)
+        draft = Draft(lookup, 0)
         receipt = draft.add(batch)
         # Delete bytes that an attempt before the erasure, or a dead process, may have written.
         forgotten = [
@@ -256,7 +256,7 @@ class CassandraStore:
         ] + [
             (session, number, raw)
             for raw, (session, number, player), received_s in withheld
-            if any(session) and known.is_forgotten(player, uuid.UUID(bytes=session), received_s)
+            if any(session) and lookup.is_forgotten(player, uuid.UUID(bytes=session), received_s)
         ]
         self.wire.all(
             [
@@ -270,7 +270,7 @@ class CassandraStore:
             return receipt
         facts = numbered(self.wire, facts)
         now_s = self._clock.now()
-        states = _states_after(draft, known, events=lease.events, now_us=int(now_s * 1e6))
+        states = _states_after(draft, lookup, events=lease.events, now_us=int(now_s * 1e6))
         commit = Commit(
             partition=lease.partition,
             number=lease.commit_no + 1,
@@ -279,7 +279,7 @@ class CassandraStore:
             keep_s=self._keep_s,
             before=lease.arrivals,
             facts=facts,
-            states=[_record(session, after, known) for session, after in states.items()],
+            states=[_record(session, after, lookup) for session, after in states.items()],
         )
         keys = [arrived.frame_key for arrived in facts.stored]
         keys += [
@@ -366,9 +366,9 @@ class CassandraStore:
         last: Commit | None = None
         for commit in commits_between(self.wire, name, 0, row.commit_no):
             if commit.before > arrivals and not self._tailer.may_have_expired(last):
-                lost = commit.before - arrivals
+                n_missing = commit.before - arrivals
                 findings.corrupt.append(
-                    f"{lost} arrivals before commit {commit.number} of {name} are missing"
+                    f"{n_missing} arrivals before commit {commit.number} of {name} are missing"
                 )
             arrivals = commit.before + commit.facts.n_arrivals
             last = commit
@@ -398,21 +398,21 @@ class CassandraStore:
             self._journal.refresh()
             self._tailer.heads()
         for commit, arrived in page:
-            gone = self._journal.arrival_gone(arrived, commit.events)
+            reason = self._journal.arrival_gone(arrived, commit.events)
             frame = frames.get(arrived.frame_key)
-            if gone is None and frame is None:
-                gone = self._tailer.lost(commit)
-            if gone == "damaged":
+            if reason is None and frame is None:
+                reason = self._tailer.lost(commit)
+            if reason == "damaged":
                 findings.corrupt.append(f"{_name(arrived)} is missing or damaged")
-            elif gone is not None:
+            elif reason is not None:
                 steps = (arrived.first_step, arrived.n_steps)
-                findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, _FATES[gone]))
-                if gone == "forgotten":
+                findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, _FATES[reason]))
+                if reason == "forgotten":
                     findings.forgotten_sessions.add(tombstone_of(arrived.session))
             elif frame is not None:
                 _audit_frame(arrived, frame, findings)
 
-    def _known(self) -> CassandraLookup:
+    def _new_lookup(self) -> CassandraLookup:
         return CassandraLookup(self.wire, self._journal, {})
 
     def _decide(self, decide: Decide) -> None:
@@ -431,9 +431,9 @@ class CassandraStore:
         counted = 0
         for session in self._sessions_of(player):
             chunk_nos = {row.chunk_no for row in self._numbers(session)}
-            known = self._known()
-            known.look_up([], [(session, chunk_no) for chunk_no in chunk_nos])
-            counted += sum(len(known.data_rows(session, chunk_no)) for chunk_no in chunk_nos)
+            lookup = self._new_lookup()
+            lookup.look_up([], [(session, chunk_no) for chunk_no in chunk_nos])
+            counted += sum(len(lookup.data_rows(session, chunk_no)) for chunk_no in chunk_nos)
         self._decide(lambda: (CommitFacts(event=Event("forget", self._clock.now(), player)), []))
         return counted
 
@@ -462,7 +462,7 @@ class CassandraStore:
         for rows in self._quarantine_pages():
             # Includes frames with a damaged header that contain the pseudonym elsewhere.
             raws = raws_of(self.wire, rows)
-            theirs = [
+            quarantined = [
                 row
                 for row, raw in zip(rows, raws, strict=True)
                 if (row.player == event.player or event.player in (raw or b""))
@@ -472,11 +472,11 @@ class CassandraStore:
             self.wire.all(
                 [
                     erased_frame(self.wire, frame_key(row.session, row.chunk_no, row.digest))
-                    for row in theirs
+                    for row in quarantined
                 ]
             )
             self.wire.all(
-                [self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in theirs]
+                [self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in quarantined]
             )
 
     # --- quarantine -----------------------------------------------------------------------------
@@ -523,26 +523,28 @@ class CassandraStore:
 
     def _withdraw(self, keys: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         self._journal.refresh()
-        if not self._readable(self._known(), keys):
+        if not self._readable(self._new_lookup(), keys):
             return 0
         withdrawn = 0
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
             nonlocal withdrawn
-            known = self._known()
-            rows = self._readable(known, keys)
-            frames = [_withdrawn(row, known, reason) for row in rows]
-            gone = [(row.session.bytes, row.chunk_no, row.n_steps) for row in rows]
-            event = Event("quarantine", self._clock.now(), b"", gone)
+            lookup = self._new_lookup()
+            rows = self._readable(lookup, keys)
+            frames = [_withdrawn(row, lookup, reason) for row in rows]
+            chunks = [(row.session.bytes, row.chunk_no, row.n_steps) for row in rows]
+            event = Event("quarantine", self._clock.now(), b"", chunks)
             withdrawn = len(rows)
             return numbered(self.wire, CommitFacts(quarantined=frames, event=event)), []
 
         self._decide(decide)
         return withdrawn
 
-    def _readable(self, known: CassandraLookup, keys: Sequence[tuple[uuid.UUID, int]]) -> list[Row]:
-        known.look_up([], keys)
-        return [row for key in keys for row in known.data_rows(*key)]
+    def _readable(
+        self, lookup: CassandraLookup, keys: Sequence[tuple[uuid.UUID, int]]
+    ) -> list[Row]:
+        lookup.look_up([], keys)
+        return [row for key in keys for row in lookup.data_rows(*key)]
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
         """Store frames from quarantine, each at most once."""
@@ -551,10 +553,10 @@ class CassandraStore:
         receipts: list[Receipt] = []
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
-            known = self._known()
+            lookup = self._new_lookup()
             frames = [candidate.frame for candidate in candidates]
-            known.look_up([], [(frame.session, frame.chunk_no) for frame in frames])
-            draft = Draft(known, 0)
+            lookup.look_up([], [(frame.session, frame.chunk_no) for frame in frames])
+            draft = Draft(lookup, 0)
             decided = [
                 draft.replay(candidate, number)
                 for number, candidate in zip(ids, candidates, strict=True)
@@ -584,7 +586,9 @@ class CassandraStore:
             return 0
         # First hidden, then deleted.
         self.wire.one(registered(self.wire, "head", "~expired", new))
-        gone = sum(self._expire_partition(name, head, old, new) for name, head in heads.items())
+        n_expired = sum(
+            self._expire_partition(name, head, old, new) for name, head in heads.items()
+        )
         for rows in self._quarantine_pages():
             keys = [
                 frame_key(row.session, row.chunk_no, row.digest)
@@ -593,20 +597,20 @@ class CassandraStore:
             ]
             self.wire.all([erased_frame(self.wire, key) for key in keys])
         self._journal.expired_before_s = new
-        return gone
+        return n_expired
 
     def _expire_partition(self, name: str, head: int, old: int, new: int) -> int:
         row = self.wire.one(
             self.wire.bind("SELECT number FROM registry WHERE kind = 'swept' AND name = ?", name)
         )
         swept = 0 if row is None else row.number
-        gone = 0
+        n_expired = 0
         is_swept = True
         for commit in commits_between(self.wire, name, swept, head):
             data = [arrived for arrived in commit.facts.stored if arrived.kind == FrameKind.DATA]
             expired = [arrived for arrived in data if arrived.received_s < new]
             self.wire.all([erased_frame(self.wire, arrived.frame_key) for arrived in expired])
-            gone += sum(
+            n_expired += sum(
                 arrived.received_s >= old
                 and self._journal.arrival_gone(arrived, commit.events) is None
                 for arrived in expired
@@ -615,7 +619,7 @@ class CassandraStore:
             if is_swept:
                 swept = commit.number
         self.wire.one(registered(self.wire, "swept", name, swept))
-        return gone
+        return n_expired
 
     # --- finishing ------------------------------------------------------------------------------
 
@@ -664,15 +668,15 @@ class CassandraStore:
 
 
 def _states_after(
-    draft: Draft, known: CassandraLookup, *, events: int, now_us: int
+    draft: Draft, lookup: CassandraLookup, *, events: int, now_us: int
 ) -> dict[uuid.UUID, Stated]:
     """The changed sessions after a commit."""
     sessions = draft.sessions()
     for session, player in draft.forgotten.items():
-        if session not in sessions and known.state_of(session) is None:
+        if session not in sessions and lookup.state_of(session) is None:
             sessions[session] = ("", SessionState(player=player, forgotten=True))
     return {
-        session: Stated(game, state, events, version_after(known.stated(session), now_us))
+        session: Stated(game, state, events, version_after(lookup.stated(session), now_us))
         for session, (game, state) in sessions.items()
     }
 
@@ -682,7 +686,7 @@ def version_after(before: Stated | None, now_us: int) -> int:
     return now_us if before is None else max(before.version + 1, now_us)
 
 
-def _record(session: uuid.UUID, after: Stated, known: CassandraLookup) -> SessionRecord:
+def _record(session: uuid.UUID, after: Stated, lookup: CassandraLookup) -> SessionRecord:
     return SessionRecord(
         session=session.bytes,
         player=after.state.player,
@@ -690,12 +694,12 @@ def _record(session: uuid.UUID, after: Stated, known: CassandraLookup) -> Sessio
         state=after.state.pack(),
         events=after.events,
         version=after.version,
-        is_new=known.stated(session) is None,
+        is_new=lookup.stated(session) is None,
     )
 
 
-def _withdrawn(row: Row, known: CassandraLookup, reason: str) -> QuarantinedFrame:
-    session = known.stated(row.session)
+def _withdrawn(row: Row, lookup: CassandraLookup, reason: str) -> QuarantinedFrame:
+    session = lookup.stated(row.session)
     return QuarantinedFrame(
         id=0,
         reason=reason,

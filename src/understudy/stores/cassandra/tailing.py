@@ -71,9 +71,10 @@ def read_cursor(cursor: Cursor | None) -> Places:
     if cursor is None:
         return Places()
     try:
-        shown, fields = json.loads(cursor)
+        last_arrival_no, fields = json.loads(cursor)
         return Places(
-            int(shown), {name: TailPosition(*map(int, place)) for name, place in fields.items()}
+            int(last_arrival_no),
+            {name: TailPosition(*map(int, place)) for name, place in fields.items()},
         )
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
@@ -119,9 +120,9 @@ class Tailer:
         places = read_cursor(cursor)
         deadline = time.monotonic() + wait_s
         while True:
-            shown, after = self._next(places, max_items)
-            if shown:
-                return Tail(self._items(places.shown, shown), after.text())
+            pending, after = self._next(places, max_items)
+            if pending:
+                return Tail(self._items(places.shown, pending), after.text())
             # Commits without an item (positions, quarantine) advance the position too.
             places = after
             left_s = deadline - time.monotonic()
@@ -142,8 +143,8 @@ class Tailer:
             self._refreshed_s = time.monotonic()
             for name, row in self.partitions.rows({*heads, ADMIN}).items():
                 heads[name] = max(heads.get(name, 0), row.commit_no)
-        for known in (self._heads, self.partitions.own_heads()):
-            for name, number in known.items():
+        for heads_by_partition in (self._heads, self.partitions.own_heads()):
+            for name, number in heads_by_partition.items():
                 heads[name] = max(heads.get(name, 0), number)
         self._heads = heads
         return dict(heads)
@@ -155,8 +156,8 @@ class Tailer:
         heads = self.heads()
         places = places.copy()
         sources = self._sources(heads, places)
-        shown: list[Shown] = []
-        while len(shown) < max_items:
+        pending: list[Shown] = []
+        while len(pending) < max_items:
             self._fill(sources, places)
             ready = [
                 (source.commits[0].at_s, name == ADMIN, name)
@@ -176,15 +177,15 @@ class Tailer:
                 if not sources[ADMIN].commits:
                     break
             places.at[name] = self._show(
-                sources[name], places.at.get(name, TailPosition()), shown, max_items
+                sources[name], places.at.get(name, TailPosition()), pending, max_items
             )
         with self._lock:
             self._ahead.update(
                 {name: source.commits for name, source in sources.items() if source.commits}
             )
         self.journal.read_to(self._heads.get(ADMIN, 0))
-        places.shown += sum(item.n_lost or 1 for item in shown)
-        return shown, places
+        places.shown += sum(item.n_lost or 1 for item in pending)
+        return pending, places
 
     def _sources(self, heads: Mapping[str, int], places: Places) -> dict[str, _ReadAhead]:
         """Partitions with commits after these places, and the commits read ahead."""
@@ -232,19 +233,19 @@ class Tailer:
         return TailPosition(source.head, 0, place.arrivals)
 
     def _show(
-        self, source: _ReadAhead, place: TailPosition, shown: list[Shown], max_items: int
+        self, source: _ReadAhead, place: TailPosition, pending: list[Shown], max_items: int
     ) -> TailPosition:
         """Add as much of a partition's next commit as fits the page; return the new position."""
         commit = source.commits[0]
         n_lost = commit.before - (place.arrivals - place.index)
         if n_lost > 0:
-            shown.append(Shown(None, None, n_lost))
+            pending.append(Shown(None, None, n_lost))
             place = TailPosition(commit.number - 1, 0, commit.before)
         items = [Shown(commit, arrived) for arrived in commit.facts.stored]
         if commit.facts.event is not None:
             items.append(Shown(commit))
-        fits = items[place.index : place.index + max_items - len(shown)]
-        shown += fits
+        fits = items[place.index : place.index + max_items - len(pending)]
+        pending += fits
         index = place.index + len(fits)
         if index < len(items):
             return TailPosition(commit.number - 1, index, place.arrivals + len(fits))
@@ -253,10 +254,10 @@ class Tailer:
 
     # --- items ----------------------------------------------------------------------------------
 
-    def _items(self, before: int, shown: Sequence[Shown]) -> list[Stored | Forgotten]:
+    def _items(self, before: int, pending: Sequence[Shown]) -> list[Stored | Forgotten]:
         readable = [
             item.arrived
-            for item in shown
+            for item in pending
             if item.commit
             and item.arrived
             and not self.journal.arrival_gone(item.arrived, item.commit.events)
@@ -268,7 +269,7 @@ class Tailer:
             self.heads()
         items: list[Stored | Forgotten] = []
         number = before
-        for item in shown:
+        for item in pending:
             items.append(self._item(number + 1, item, frames))
             number += item.n_lost or 1
         return items
@@ -285,18 +286,18 @@ class Tailer:
             return _event(number, item.commit.facts.event)
         arrived = item.arrived
         frame = frames.get(arrived.frame_key)
-        gone = self.journal.arrival_gone(arrived, item.commit.events)
-        if gone is None and frame is None:
-            gone = self.lost(item.commit)
-        if gone is None and frame is not None:
+        reason = self.journal.arrival_gone(arrived, item.commit.events)
+        if reason is None and frame is None:
+            reason = self.lost(item.commit)
+        if reason is None and frame is not None:
             try:
                 return Stored(
                     number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None
                 )
             except Refused:
-                gone = "damaged"
+                reason = "damaged"
         chunks = ((uuid.UUID(bytes=arrived.session), arrived.chunk_no),)
-        return Forgotten(number, number, gone or "damaged", arrived.player, chunks)
+        return Forgotten(number, number, reason or "damaged", arrived.player, chunks)
 
     def lost(self, commit: Commit) -> Gone:
         """Why a frame's bytes are missing although no event erased them."""

@@ -342,9 +342,9 @@ def no_connection(
 
 def no_datacenter(name: str, nodes: Mapping[str, int]) -> ConfigError:
     """The error for an unknown datacenter."""
-    known = ", ".join(f"{count} in {datacenter}" for datacenter, count in sorted(nodes.items()))
+    counts = ", ".join(f"{count} in {datacenter}" for datacenter, count in sorted(nodes.items()))
     return ConfigError(
-        f"this cluster has no datacenter {name!r}, its nodes are {known}; use one of those"
+        f"this cluster has no datacenter {name!r}, its nodes are {counts}; use one of those"
     )
 
 
@@ -430,15 +430,15 @@ class Wire:
         The statements must be idempotent, since they are retried. Unreachable after `retry_s`.
         """
         answers: list[list[Row]] = [[] for _ in statements]
-        left = list(range(len(statements)))
+        pending = list(range(len(statements)))
         deadline = time.monotonic() + self.options.retry_s
         pause_s = _FIRST_PAUSE_S
-        while left:
-            failed = self._round(statements, left, answers)
-            left = list(failed)
+        while pending:
+            failed = self._round(statements, pending, answers)
+            pending = list(failed)
             for error in failed.values():
                 self._raise_lasting(error)
-            if left:
+            if pending:
                 self._pause(next(iter(failed.values())), deadline, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return answers
