@@ -13,7 +13,7 @@ from tests.backends.test_deployment import GAME, a_run
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.cli.status import look as status
+from understudy.cli.status import platform_status as status
 from understudy.core.log import FileLock
 from understudy.release.gatekeeper import release_run
 from understudy.testing.clock import START_S, ManualClock

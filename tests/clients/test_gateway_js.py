@@ -149,9 +149,9 @@ def assert_true(told: dict[str, Any], serves: dict[tuple[int, int], dict[str, An
             assert len(rows) == len(one["actions"])
             for at, (row, actions) in enumerate(zip(rows, one["actions"], strict=True)):
                 is_last = at == len(rows) - 1
-                assert (row["obs"] == rally.observed(court, seat)).all()
+                assert (row["obs"] == rally.observation(court, seat)).all()
                 court, point = rally.step(Ints, court, *actions)
-                assert (row["next"] == rally.observed(court, seat)).all()
+                assert (row["next"] == rally.observation(court, seat)).all()
                 assert row["action"] == actions[seat]
                 assert row["reward"] == (point if seat == 0 else -point)
                 assert row["terminated"] == (is_last and not one["isTruncated"])

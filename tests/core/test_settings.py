@@ -15,7 +15,7 @@ from understudy.core.settings import (
     check_value,
     from_tree,
     leaves,
-    load,
+    load_object,
     parse_text,
     resolve,
     setting,
@@ -134,7 +134,7 @@ def test_every_value_is_restored_from_toml():
 
 
 def test_a_path_is_imported():
-    assert load("math:pi", what="number") == math.pi
+    assert load_object("math:pi", what="number") == math.pi
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_a_path_is_imported():
 )
 def test_an_unknown_path_is_refused_in_one_line(path: str, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
-        load(path, what="algorithm", known=("ppo", "dqn"))
+        load_object(path, what="algorithm", known=("ppo", "dqn"))
     assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.dev.packages import place_of
+from understudy.dev.packages import cache_folder
 from understudy.dev.recipes import RECIPES, Launch, Recipe, ServerFolder
 
 PROGRAM = """
@@ -60,7 +60,7 @@ def instead_of_kafka(
     """Replace `kafka` with the small server, which need not be fetched."""
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(RECIPES, "kafka", recipe)
-    place = place_of("kafka")
+    place = cache_folder("kafka")
     place.mkdir(parents=True)
     (place / "nothing").touch()
     (place / "files.json").write_text('{"nothing": [0, ""]}')

@@ -17,7 +17,7 @@ from tests.learn.worlds import Move, chunk_of
 from understudy.algorithm import Schedule
 from understudy.core import tensors
 from understudy.core.errors import ConfigError, LearningFailed, Refused
-from understudy.core.tensors import part
+from understudy.core.tensors import arrays_under
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.game import game_spec
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
@@ -556,4 +556,4 @@ def test_a_state_of_another_shape_is_rejected(change, says):
 
 
 def test_part_takes_what_begins_with_a_name():
-    assert part({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}
+    assert arrays_under({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}

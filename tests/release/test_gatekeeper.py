@@ -17,7 +17,7 @@ from understudy.models.registry import Registry
 from understudy.models.shared import Journal
 from understudy.nn.policy import Policy
 from understudy.release.gatekeeper import Gatekeeper, compare
-from understudy.release.model_check import check_apart, check_model
+from understudy.release.model_check import check_in_subprocess, check_model
 from understudy.release.store_stats import Played
 from understudy.testing.clock import ManualClock
 
@@ -179,7 +179,7 @@ def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better
 
 
 def test_in_a_clean_process_the_same_is_found(house: House):
-    house.keeper = Gatekeeper(house.registry, check=check_apart)
+    house.keeper = Gatekeeper(house.registry, check=check_in_subprocess)
     rng = np.random.default_rng(1)
     assert [kind.__name__ for kind in SABOTAGE if house.is_promoted(kind(house, rng))] == []
     assert house.is_promoted(house.release(better(rng)))

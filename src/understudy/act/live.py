@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.vector import Envs, columns_of
+from understudy.act.vector import Envs, obs_splitter
 from understudy.act.vector_envs import MASK
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.tensors import Array
@@ -32,7 +32,7 @@ class LiveEnvs:
         self.action_mask: Flags | None = (
             np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
         )
-        self._columns = columns_of(game)
+        self._columns = obs_splitter(game)
         self._all = np.ones(self.num_envs, np.bool_)
         space = game.action.get("")
         if not isinstance(space, Discrete | Box):

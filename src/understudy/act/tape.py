@@ -243,7 +243,7 @@ class EpisodeProgress:
     length: Ints
 
 
-def count(
+def track_episodes(
     reward: NDArray[np.float64], ended: Flags, before: EpisodeProgress
 ) -> tuple[EpisodeProgress, NDArray[np.float64], Ints]:
     """Return the progress after [steps, envs] more, and returns and lengths of ended episodes."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from understudy.experience.chunk import ChunkMeta
 from understudy.ports import ExperienceStore, FullStore, Position, Specs, Stream
+from understudy.stores.audit import AuditedFrame as AuditedFrame
 from understudy.stores.audit import Findings as Findings
-from understudy.stores.audit import Held as Held
 from understudy.stores.audit import audit
 from understudy.stores.audit import summary as summary
 from understudy.stores.database import has_store as has_store

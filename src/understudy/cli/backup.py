@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from understudy.cli.options import PATH, common_options, count, examples, finish, results, size
+from understudy.cli.options import (
+    PATH,
+    common_options,
+    examples,
+    finish,
+    format_count,
+    format_size,
+    results,
+)
 from understudy.platform.backup import Proof, back_up
 from understudy.platform.backup import restore as restore_backup
 from understudy.platform.config import hidden, resolve
@@ -81,6 +89,7 @@ def restore(data_text: str | None, as_json: bool, source: Path) -> int:
 
 def _summary(proof: Proof) -> str:
     return (
-        f"{count(proof.steps)} steps, {proof.models} models and {proof.keys} keys in "
-        f"{count(proof.files)} files, {size(proof.size_bytes)}; every byte was verified"
+        f"{format_count(proof.steps)} steps, {proof.models} models and {proof.keys} keys in "
+        f"{format_count(proof.files)} files, {format_size(proof.size_bytes)}; every byte was "
+        "verified"
     )

@@ -20,7 +20,7 @@ from understudy.experience.game import GameSpec, game_spec, spec_from_json
 from understudy.experience.spaces import Discrete
 from understudy.models.registry import Registry
 from understudy.platform.config import resolve
-from understudy.training.env_info import GameChoice, look_at
+from understudy.training.env_info import GameChoice, inspect_env
 
 _GAME_HELP = (
     "GAME is a Gymnasium id, a name with --obs and --actions for your own game, or a .json file "
@@ -166,7 +166,7 @@ def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:
         )
     if not game.endswith(".json"):
         import_from_here()
-        return look_at(GameChoice(game=game)).spec
+        return inspect_env(GameChoice(game=game)).spec
     try:
         return spec_from_json(Path(game).read_bytes())
     except OSError as error:

@@ -15,9 +15,9 @@ from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import (
     common_options,
     console,
-    count,
     examples,
     finish,
+    format_count,
     results,
     store_option,
 )
@@ -95,8 +95,8 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         "refusals": dict(stats.refusals),
     }
     results(as_json=as_json).print(
-        f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; rejected "
-        f"{dict(stats.refusals)}"
+        f"stored {format_count(stats.steps)} steps of {format_count(stats.frames)} frames; "
+        f"rejected {dict(stats.refusals)}"
     )
     return finish({**fields, **role.spark_figures()}, as_json=as_json)
 

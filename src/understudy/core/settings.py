@@ -116,7 +116,7 @@ class Resolved(Generic[T]):
         """Each value with its secrets hidden, and its origin."""
         tree = dataclasses.asdict(self.config)  # type: ignore[call-overload]
         return {
-            name: {"value": hidden(_at(tree, name)), "origin": origin}
+            name: {"value": mask_secrets(_at(tree, name)), "origin": origin}
             for name, origin in self.origins.items()
         }
 
@@ -143,7 +143,7 @@ def resolve(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for leaf in fields:
-        source = find(leaf, flags, environ)
+        source = find_value(leaf, flags, environ)
         if source is None and (value := _at(tree, leaf.name)) is not None:
             source = value, str(file)
         source = source or saved(leaf.name, values)
@@ -155,7 +155,7 @@ def resolve(
     return Resolved(_build(kind, values), origins)
 
 
-def find(
+def find_value(
     leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[Any, str] | None:
     """Find a value in a flag, a variable or the file that a variable names; with its origin."""
@@ -318,7 +318,7 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
         raise ConfigError(f"{name} is a schedule{by}; it is fixed for a run, so give one value")
     about = f": {limits.description}" if limits and limits.description else ""
     if expected := _expected_type(value, default, may_move=may_move):
-        raise ConfigError(f"{name} is {hidden(value)!r}{by}; give {expected}{about}")
+        raise ConfigError(f"{name} is {mask_secrets(value)!r}{by}; give {expected}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
         raise ConfigError(
             f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}"
@@ -361,7 +361,7 @@ def _expected_type(value: Any, default: Any, *, may_move: bool) -> str:
 # --- As text --------------------------------------------------------------------------------------
 
 
-def hidden(value: Any) -> Any:
+def mask_secrets(value: Any) -> Any:
     """The value with names and passwords inside a URL replaced by stars."""
     if not isinstance(value, str) or "://" not in value:
         return value
@@ -377,7 +377,7 @@ def toml_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
 
 
-def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
+def load_object(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
     """Import what a path names; ConfigError suggests the nearest of the known short names."""
     module, _, attribute = path.partition(":")
     if not attribute:

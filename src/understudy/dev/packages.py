@@ -131,7 +131,7 @@ def client_problem(module: str) -> str | None:
     )
 
 
-def plain_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+def server_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a server: ours, without variables that change how a JVM or Node runs."""
     dropped = (
         "JAVA_TOOL_OPTIONS",
@@ -188,7 +188,7 @@ class Package:
         errors: list[str] = []
         last_lines = deque[str](maxlen=_SHOWN_LINES)
         timed_out = threading.Event()
-        env = plain_environment({"GOBIN": str(into)} if self.tool == "go" else None)
+        env = server_environment({"GOBIN": str(into)} if self.tool == "go" else None)
         with subprocess.Popen(
             [must_find(self.tool), *words],
             cwd=into,
@@ -259,14 +259,14 @@ def cache_root() -> Path:
     return Path(base) / "understudy" / "servers"
 
 
-def place_of(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """The folder of this server in the cache, whether it exists or not."""
     return cache_root() / f"{name}-{PACKAGES[name].version}"
 
 
 def cached(name: str) -> Path | None:
     """The folder of a cached server; None if it is missing or incomplete."""
-    place = place_of(name)
+    place = cache_folder(name)
     listed = _listed(place)
     try:
         is_complete = bool(listed) and all(
@@ -282,7 +282,7 @@ def fetch(
 ) -> bool:
     """Resolve a server into the cache; False if it was cached and every byte is correct."""
     package = package or PACKAGES[name]
-    place = place_of(name)
+    place = cache_folder(name)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = place.parent / f".{place.name}.lock"

@@ -23,7 +23,7 @@ from understudy.dev.packages import (
     java_problem,
     missing,
     must_find,
-    plain_environment,
+    server_environment,
 )
 from understudy.dev.process import HOST
 
@@ -170,16 +170,16 @@ def _launch_cassandra(place: ServerFolder) -> Launch:
     )
 
 
-def ask_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
+def probe_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
     with _cassandra_session(place, place.credentials, tls) as session:
         session.execute("SELECT release_version FROM system.local")
 
 
-def welcome_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
+def init_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
     """Create our own superuser, and drop the default one, whose password is public."""
     own = place.credentials
     try:
-        ask_cassandra(place, tls=tls)
+        probe_cassandra(place, tls=tls)
     except Exception:
         with _cassandra_session(
             place, {"username": _DEFAULT_ROLE, "password": _DEFAULT_ROLE}, tls
@@ -293,7 +293,7 @@ def prepare_kafka(place: ServerFolder) -> None:
         done = subprocess.run(
             words,
             cwd=place.folder,
-            env=plain_environment(),
+            env=server_environment(),
             stdin=subprocess.DEVNULL,
             timeout=_KAFKA_FORMAT_S,
             stdout=subprocess.PIPE,
@@ -326,7 +326,7 @@ def _launch_kafka(place: ServerFolder) -> Launch:
     )
 
 
-def _ask_kafka(place: ServerFolder) -> None:
+def _probe_kafka(place: ServerFolder) -> None:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(
@@ -436,7 +436,7 @@ def _launch_kinesalite(place: ServerFolder) -> Launch:
     )
 
 
-def _ask_kinesis(place: ServerFolder) -> None:
+def _probe_kinesis(place: ServerFolder) -> None:
     aws_client("kinesis", place.url, place.credentials).list_streams(Limit=1)
 
 
@@ -477,7 +477,7 @@ def _launch_moto(place: ServerFolder) -> Launch:
     )
 
 
-def _ask_s3(place: ServerFolder) -> None:
+def _probe_s3(place: ServerFolder) -> None:
     aws_client("s3", place.url, place.credentials).list_buckets()
 
 
@@ -493,15 +493,15 @@ RECIPES = {
         problem=lambda: java_problem(range(17, 18)) or client_problem("cassandra"),
         prepare=prepare_cassandra,
         launch=_launch_cassandra,
-        ask=ask_cassandra,
-        welcome=welcome_cassandra,
+        ask=probe_cassandra,
+        welcome=init_cassandra,
     ),
     "kafka": Recipe(
         ports=("client", "controller"),
         problem=lambda: java_problem(range(17, 100)) or client_problem("confluent_kafka"),
         prepare=prepare_kafka,
         launch=_launch_kafka,
-        ask=_ask_kafka,
+        ask=_probe_kafka,
     ),
     "kinesis": Recipe(
         ports=("client", "tls"),
@@ -509,16 +509,16 @@ RECIPES = {
         problem=_node_problem,
         prepare=_prepare_node,
         launch=_launch_kinesis_local,
-        ask=_ask_kinesis,
+        ask=_probe_kinesis,
     ),
     "kinesalite": Recipe(
-        problem=_node_problem, prepare=_prepare_node, launch=_launch_kinesalite, ask=_ask_kinesis
+        problem=_node_problem, prepare=_prepare_node, launch=_launch_kinesalite, ask=_probe_kinesis
     ),
     "s3": Recipe(
         problem=lambda: client_problem("boto3"),
         prepare=_prepare_versity,
         launch=_launch_versity,
-        ask=_ask_s3,
+        ask=_probe_s3,
         welcome=_welcome_s3,
     ),
 }
@@ -526,6 +526,6 @@ MOTO = Recipe(
     keeps_data=False,
     problem=lambda: client_problem("boto3") or client_problem("moto"),
     launch=_launch_moto,
-    ask=_ask_s3,
+    ask=_probe_s3,
     welcome=_welcome_s3,
 )

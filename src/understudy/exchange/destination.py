@@ -20,7 +20,7 @@ from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.registry import Registry
 from understudy.platform.config import Config
 from understudy.platform.ingest import IngestRole, open_own_ingest
-from understudy.platform.requests import ask
+from understudy.platform.requests import send_request
 from understudy.ports import FullStore, SessionFilter, SessionInfo
 
 _ASK_S = 600.0
@@ -120,7 +120,7 @@ class LocalTarget:
                 self._role.service.drain()
                 return
             try:
-                ask(self._data.requests, "barrier", timeout_s=_ASK_S)
+                send_request(self._data.requests, "barrier", timeout_s=_ASK_S)
                 return
             except Locked:
                 if self._data.has_writer():

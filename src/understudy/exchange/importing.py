@@ -20,7 +20,7 @@ from understudy.core.log import FileLock
 from understudy.core.names import PlayerName, player_name
 from understudy.exchange.destination import Destination, ImportTarget
 from understudy.exchange.exporting import OnSteps
-from understudy.exchange.incoming import Incoming, Outline, noise_of, survey
+from understudy.exchange.incoming import Incoming, Outline, random_part_of, survey
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import (
     MAX_FRAMES_PER_SEND,
@@ -36,7 +36,7 @@ from understudy.experience.session import INTAKE_MAX_AGE_S, SPOOL_S, refused_ses
 from understudy.ports import Link, SessionFilter, SessionInfo
 from understudy.simulation.ledger import LedgerLink
 
-NOBODY = player_name("imported")
+UNKNOWN_PLAYER = player_name("imported")
 """The player of steps for which neither the file nor the caller names one."""
 
 SEND_BYTES = 4 * 1024 * 1024
@@ -134,7 +134,7 @@ def _stored_sessions(
     """Return stored sessions by the random part of their ids; of several, the longest."""
     stored: dict[int, SessionInfo] = {}
     for info in target.sessions(SessionFilter(game=spec.game)):
-        noise = noise_of(info.session)
+        noise = random_part_of(info.session)
         if noise in requested and (noise not in stored or stored[noise].n_steps < info.n_steps):
             stored[noise] = info
     return stored
@@ -199,7 +199,7 @@ def _planned(
     for owner, outlines in enumerate(surveys):
         for noise, outline in outlines.items():
             first = plans.setdefault(
-                noise, Plan(owner, outline, player or outline.player or NOBODY)
+                noise, Plan(owner, outline, player or outline.player or UNKNOWN_PLAYER)
             )
             if not first.outline.is_like(outline):
                 raise ConfigError(
@@ -334,7 +334,7 @@ def _frames(
     sent: dict[int, int] = {}
     for owner, file in enumerate(files):
         for chunk, _ in file.chunks():
-            noise = noise_of(chunk.meta.session)
+            noise = random_part_of(chunk.meta.session)
             n_steps = chunk.meta.n_steps
             plan = plans.get(noise)
             if plan is None or plan.owner != owner:

@@ -23,12 +23,17 @@ from understudy.exchange.exporting import (
     ExportedChunks,
     OnSteps,
     Written,
-    extra,
+    atomic_path,
+    import_extra,
     one_line,
     optional_columns,
-    whole,
 )
-from understudy.exchange.incoming import ImportedEpisode, chunks_of, noise_of, session_of
+from understudy.exchange.incoming import (
+    ImportedEpisode,
+    chunks_of,
+    content_session_id,
+    random_part_of,
+)
 from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec, nested, spec_from_json
 from understudy.experience.spaces import (
@@ -40,9 +45,9 @@ from understudy.experience.spaces import (
     space_from_gymnasium,
 )
 
-h5py, minari = (extra(name) for name in ("h5py", "minari"))
-MinariStorage = extra("minari.dataset.minari_storage").MinariStorage
-EpisodeBuffer = extra("minari.data_collector.episode_buffer").EpisodeBuffer
+h5py, minari = (import_extra(name) for name in ("h5py", "minari"))
+MinariStorage = import_extra("minari.dataset.minari_storage").MinariStorage
+EpisodeBuffer = import_extra("minari.data_collector.episode_buffer").EpisodeBuffer
 
 SPEC_KEY = "understudy_spec"
 CLIENT = "minari-import/1"
@@ -119,7 +124,7 @@ def write_minari(
     dataset_id = dataset_name(path)
     counts: Counter[str] = Counter()
     facts: list[dict[str, Any]] = []
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.mkdir()
         storage = MinariStorage.new(
             temporary / "data",
@@ -385,15 +390,15 @@ class MinariDataset:
             if (rows.dtype, rows.shape) == (dtype, (n + (name == "action_mask"), *shape)):
                 extras[name] = rows
         content = [*obs.values(), *action.values(), reward, terminated, truncated, *extras.values()]
-        key = session_of("minari", spec.game, *(rows.tobytes() for rows in content)).bytes
+        key = content_session_id("minari", spec.game, *(rows.tobytes() for rows in content)).bytes
         key_counts[key] += 1
         # Equal episodes get different ids, so that each of them is stored.
-        session = session_of("minari", spec.game, key, str(key_counts[key]))
+        session = content_session_id("minari", spec.game, key, str(key_counts[key]))
         seed = facts.get("seed")
         model = facts.get("model")
         origin = facts.get("session")
         if origin is not None:
-            self.origins[noise_of(session)] = noise_of(uuid.UUID(str(origin)))
+            self.origins[random_part_of(session)] = random_part_of(uuid.UUID(str(origin)))
         note = EpisodeNote(
             row=0,
             seed=None if seed is None else int(seed),

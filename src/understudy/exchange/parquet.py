@@ -30,10 +30,10 @@ from understudy.exchange.exporting import (
     ExportedChunks,
     OnSteps,
     Written,
-    extra,
+    atomic_path,
+    import_extra,
     one_line,
     optional_columns,
-    whole,
 )
 from understudy.experience.chunk import (
     CHUNK_FORMAT,
@@ -47,7 +47,7 @@ from understudy.experience.chunk import (
 )
 from understudy.experience.game import GameSpec, spec_from_json
 
-pa, pc, pq = (extra(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
+pa, pc, pq = (import_extra(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
 
 FORMAT = "understudy-parquet/1"
 FORMAT_KEY = b"understudy.format"
@@ -155,7 +155,7 @@ def write_parquet(
     columns = data_columns(history.spec)
     counter = _Episodes()
     steps = 0
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=3) as writer:
             chunks = history.chunks(on_steps)
             for group in _groups(

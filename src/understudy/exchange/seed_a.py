@@ -26,7 +26,7 @@ import numpy as np
 from understudy.core.errors import ConfigError, InvalidName, SpecError
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.tensors import Array
-from understudy.exchange.incoming import ImportedEpisode, chunks_of, session_of
+from understudy.exchange.incoming import ImportedEpisode, chunks_of, content_session_id
 from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec, spec_from_gymnasium
 
@@ -312,7 +312,7 @@ class SeedA:
             )
             place = f"{number} {records['step'][0]}"
             yield ImportedEpisode(
-                session=session_of("seed-a", mode, self.spec.game, place, *content),
+                session=content_session_id("seed-a", mode, self.spec.game, place, *content),
                 obs={obs_name: states},
                 action={action_name: actions},
                 reward=rewards,

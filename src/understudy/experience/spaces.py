@@ -14,7 +14,7 @@ from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 
 MAX_DIMENSIONS = 6
 
-OPEN = 1e30
+UNBOUNDED_FROM = 1e30
 """Bounds beyond this count as none: a partly bounded Box has its dtype's extremes elsewhere."""
 
 Bounds = float | tuple[float, ...] | None  # whole numbers stay int
@@ -80,7 +80,7 @@ class Box:
         dtype = np.dtype(np.uint8) if self.dtype.kind == "b" else self.dtype
         ends = [
             np.asarray(extreme if bound is None else bound, dtype)
-            for bound, extreme in zip((self.low, self.high), type_ends(self.dtype), strict=True)
+            for bound, extreme in zip((self.low, self.high), type_bounds(self.dtype), strict=True)
         ]
         low, high = (
             np.broadcast_to(end.reshape(self.shape if end.ndim else ()), self.shape) for end in ends
@@ -208,10 +208,10 @@ def _bound_of(box: Box, bound: Any, *, end: int) -> Bounds:
     numbers = [_number(value, box.dtype) for value in values]
     if len(set(numbers)) > 1:
         return tuple(numbers)
-    return None if numbers[0] == type_ends(box.dtype)[end] else numbers[0]
+    return None if numbers[0] == type_bounds(box.dtype)[end] else numbers[0]
 
 
-def type_ends(dtype: np.dtype[Any]) -> tuple[float, float]:
+def type_bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
     """The lowest and highest number of a type."""
     if dtype.kind == "f":
         return -np.inf, np.inf
@@ -230,7 +230,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> float:
         if math.isfinite(number):
             return number
     elif dtype.kind != "f" and hasattr(value, "__index__"):
-        low, high = type_ends(dtype)
+        low, high = type_bounds(dtype)
         if low <= operator.index(value) <= high:
             return operator.index(value)
     raise SpecError(f"a bound is {value!r}; give None or a number of type {DTYPE_NAMES[dtype]}")

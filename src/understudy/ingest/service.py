@@ -354,7 +354,7 @@ def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
     return read.records[-1].time_s > began_at_s
 
 
-def tell_not_drained(error: object) -> None:
+def log_not_drained(error: object) -> None:
     """Log why frames are left in the stream, and that none of them is lost."""
     _log.warning(
         "not_drained",
@@ -364,7 +364,7 @@ def tell_not_drained(error: object) -> None:
 
 
 @contextlib.contextmanager
-def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def log_undrained_on_stop(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Log instead of raising when frames cannot be read or stored now and a stop is requested.
 
     Errors that a restart would not fix are raised, such as a failing disk or an invalid setting.
@@ -374,4 +374,4 @@ def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[No
     except (StorageFull, Unreachable, ClaimLost) as error:
         if not is_asked():
             raise
-        tell_not_drained(error)
+        log_not_drained(error)

@@ -34,7 +34,7 @@ from understudy.core.errors import (
     StorageFull,
     Unreachable,
 )
-from understudy.core.settings import load
+from understudy.core.settings import load_object
 from understudy.ingest.service import IngestConfig, IngestProgress, PartitionIngest, Turn
 from understudy.ports import ExperienceStore, Specs, Stream
 
@@ -108,7 +108,7 @@ def _partitions_of(job: SparkJob) -> PartitionIngest:
             stream, store, _ = _connections.popitem()[1][0]
             stream.close()
             store.close()
-        opened: Opened = load(job.opener, what="opener")(job.address)
+        opened: Opened = load_object(job.opener, what="opener")(job.address)
         ingest = PartitionIngest(*opened, owner=job.owner, config=job.config, clock=_clock)
         _connections[job] = opened, ingest
     return _connections[job][1]

@@ -28,7 +28,7 @@ from understudy.learn.rows import RowLayout
 
 
 WIDTH = 16
-NOWHERE = 1 << 30
+NO_ROW = 1 << 30
 """A row outside every tree: writes to it are dropped at every level."""
 
 Levels = tuple[jax.Array, ...]
@@ -140,7 +140,7 @@ def set_masses(
     """The ring with masses weight * priority^alpha; a NaN priority means the largest so far."""
     priority = jnp.where(priority >= 0, priority, ring.largest)
     priority = jnp.clip(priority, config.min_priority, config.max_priority)
-    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NOWHERE, priority, 0.0)))
+    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NO_ROW, priority, 0.0)))
     return ring._replace(
         levels=set_leaves(ring.levels, rows, weight * priority**config.alpha), largest=largest
     )
@@ -178,7 +178,7 @@ def write_back(
         (priorities >= 0) & (priorities < jnp.inf) & (ring.levels[0].at[rows].get(mode="clip") > 0)
     )
     weight = ring.columns["weight"].at[rows].get(mode="clip")
-    return set_masses(ring, jnp.where(is_good, rows, NOWHERE), weight, priorities, config=config)
+    return set_masses(ring, jnp.where(is_good, rows, NO_ROW), weight, priorities, config=config)
 
 
 def _frames(observations: jax.Array) -> jax.Array:
@@ -356,7 +356,7 @@ class DeviceReplay:
                 for name, (shape, dtype) in self._kinds.items()
             }
             self.ring = _insert(
-                self.ring, _padded(rows, (), np.dtype(np.int32), fill=NOWHERE), block
+                self.ring, _padded(rows, (), np.dtype(np.int32), fill=NO_ROW), block
             )
 
     def _apply(self, edits: Iterable[Edit]) -> int:
@@ -384,7 +384,7 @@ class DeviceReplay:
             at = last[first : first + BLOCK]
             self.ring = self._set_masses(
                 self.ring,
-                _padded(rows[at], (), np.dtype(np.int32), fill=NOWHERE),
+                _padded(rows[at], (), np.dtype(np.int32), fill=NO_ROW),
                 _padded(weight[at], (), np.dtype(np.float32)),
                 _padded(priority[at], (), np.dtype(np.float32)),
             )

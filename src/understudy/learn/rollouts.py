@@ -11,7 +11,7 @@ import numpy as np
 
 from understudy.algorithm import Feedback, Rollout, Rollouts, Transitions
 from understudy.core.errors import Refused
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import REQUIRED, Chunk, ChunkId, RowKind, chunk_name
 from understudy.experience.game import GameSpec
 from understudy.learn.rows import TOO_LARGE, stack_rows, windows_of
@@ -254,7 +254,7 @@ class RolloutQueue:
         for at, (session, last_no) in enumerate(
             zip(arrays["sessions"], arrays["last_no"], strict=True)
         ):
-            lead = part(arrays, f"lead{at}")
+            lead = arrays_under(arrays, f"lead{at}")
             self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(
                 lead=lead or None, last_no=int(last_no)
             )

@@ -18,7 +18,7 @@ from understudy.core.location import is_loopback, parse_location
 from understudy.core.log import write_file
 from understudy.core.settings import Resolved as Resolved
 from understudy.core.settings import from_tree, setting
-from understudy.core.settings import hidden as hidden
+from understudy.core.settings import mask_secrets as hidden
 from understudy.experience.chunk import CONSENTS
 from understudy.models.gate import Bounds
 from understudy.release.schedule import LearningSchedule
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
 FILE_NAME = "understudy.toml"
-USED_FILE = "backends.json"
+LAST_START_FILE = "backends.json"
 HERE = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
 """The URLs that are saved, and the value of each that means "in the data folder"."""
 ENGINE = "ingest.engine"
@@ -384,9 +384,9 @@ def resolve(
         if not (name in HERE or (name == ENGINE and values["store.url"])) or not values["data"]:
             return None
         root = Path(values["data"]).expanduser()
-        value = read_used(root).get(name)
+        value = read_last_start(root).get(name)
         return (
-            (value, f"last start ({root / USED_FILE})")
+            (value, f"last start ({root / LAST_START_FILE})")
             if value and (name, value) != (ENGINE, "native")
             else None
         )
@@ -438,9 +438,9 @@ def example(data: str = "") -> str:
 # the folder uses them unless a flag, a variable or the file overrides them.
 
 
-def read_used(root: Path) -> Mapping[str, str]:
+def read_last_start(root: Path) -> Mapping[str, str]:
     """Return URLs by name ("": the data folder) and engine of the last start; empty if none."""
-    path = root / USED_FILE
+    path = root / LAST_START_FILE
     try:
         fields = json.loads(path.read_bytes())
         return {**{name: str(fields[name]) for name in HERE}, ENGINE: str(fields.get(ENGINE, ""))}
@@ -454,21 +454,21 @@ def read_used(root: Path) -> Mapping[str, str]:
         ) from None
 
 
-def keep_used(config: Config) -> None:
+def save_last_start(config: Config) -> None:
     """Save the URLs and the engine of a running platform."""
-    now = {**used_by(config), ENGINE: config.ingest.engine}
-    if read_used(config.folder.root) != now:
-        write_file(config.folder.root / USED_FILE, json.dumps(now).encode(), mode=0o600)
+    now = {**backend_urls(config), ENGINE: config.ingest.engine}
+    if read_last_start(config.folder.root) != now:
+        write_file(config.folder.root / LAST_START_FILE, json.dumps(now).encode(), mode=0o600)
 
 
-def restore_used(root: Path, *, models: str) -> None:
+def restore_last_start(root: Path, *, models: str) -> None:
     """Update the saved URLs after a restore: only models may have a new location."""
-    if before := read_used(root):
+    if before := read_last_start(root):
         now = {**before, "models.url": _absolute(models)}
-        write_file(root / USED_FILE, json.dumps(now).encode(), mode=0o600)
+        write_file(root / LAST_START_FILE, json.dumps(now).encode(), mode=0o600)
 
 
-def used_by(config: Config) -> Mapping[str, str]:
+def backend_urls(config: Config) -> Mapping[str, str]:
     """Return a config's URLs by name, with absolute paths, valid in any working directory."""
     urls = {
         "stream.url": config.stream.url,
@@ -478,10 +478,10 @@ def used_by(config: Config) -> Mapping[str, str]:
     return {name: _absolute(url) for name, url in urls.items()}
 
 
-def moved(before: Mapping[str, str], config: Config) -> list[str]:
+def location_changes(before: Mapping[str, str], config: Config) -> list[str]:
     """Return a message for each part whose location changed since the last start."""
     messages = []
-    for name, now in used_by(config).items():
+    for name, now in backend_urls(config).items():
         then = before.get(name, now)
         part = name.partition(".")[0]
         if then != now:

@@ -12,7 +12,7 @@ from understudy.core.names import game_name, player_name
 from understudy.experience.intake import deployment_key, pseudonym
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest, open_own_store, replay
-from understudy.platform.requests import ask
+from understudy.platform.requests import send_request
 from understudy.ports import FullStore
 
 
@@ -33,7 +33,7 @@ def forget_player(
     games, players, spooled = _find(data, player, registered, game)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
-        result = ask(data.requests, "forget", timeout_s=timeout_s, players=hexes)
+        result = send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes)
     elif config.stream.url:
         # Frames that are still in a remote stream are rejected when ingest reads them.
         with open_own_store(data, config) as store:
@@ -94,7 +94,7 @@ def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict
             "tools"
         )
     if data.has_writer():
-        return dict(ask(data.requests, "compact", timeout_s=timeout_s))
+        return dict(send_request(data.requests, "compact", timeout_s=timeout_s))
     with open_own_store(data, config) as store:
         return {"freed_bytes": store.compact()}
 
@@ -104,6 +104,6 @@ def replay_quarantine(
 ) -> dict[str, Any]:
     """Store quarantined frames that now pass every check."""
     if data.has_writer():
-        return dict(ask(data.requests, "replay", timeout_s=timeout_s, ids=ids))
+        return dict(send_request(data.requests, "replay", timeout_s=timeout_s, ids=ids))
     with open_own_store(data, config := config or Config()) as store:
         return dict(replay(store, registered_specs(data, models=config.models.url), ids))

@@ -38,7 +38,7 @@ from understudy.platform.children import FENCED, report, reporting, run_role, st
 from understudy.platform.config import Config
 from understudy.release.game_learner import GameLearner, LearnerServiceConfig, ServiceContext
 from understudy.release.gatekeeper import CheckModel, Gatekeeper
-from understudy.release.model_check import check_apart
+from understudy.release.model_check import check_in_subprocess
 from understudy.release.store_stats import StoreStats
 from understudy.training.follower import StoreFollower
 
@@ -60,7 +60,7 @@ class LearnerRole:
         *,
         config: LearnerServiceConfig | None = None,
         clock: Clock | None = None,
-        check: CheckModel = check_apart,
+        check: CheckModel = check_in_subprocess,
     ) -> None:
         self._data = data
         self._registry = registry

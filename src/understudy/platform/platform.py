@@ -22,7 +22,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import FileLock, make_folder, write_file
 from understudy.experience.intake import deployment_key
-from understudy.platform.children import FENCED, WRONG_USE, Child, python_module
+from understudy.platform.children import FENCED, USAGE_ERROR, Child, python_module
 from understudy.platform.config import Config, write_config
 
 GAME = """import understudy
@@ -218,7 +218,7 @@ class Supervisor:
         reason, last_line = _reason(code, child)
         status.child = None
         status.last_error = reason
-        if code == WRONG_USE and not has_run:
+        if code == USAGE_ERROR and not has_run:
             raise ConfigError(last_line or f"the settings of the {status.role.name} are invalid")
         if code is not None and code == status.role.gives_way_with:
             self._set_state(status, "ended", f"was replaced and is not restarted: {last_line}")

@@ -19,7 +19,7 @@ from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds, GateDecision
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
-from understudy.release.gatekeeper import Gatekeeper, fitting_champion, held_out
+from understudy.release.gatekeeper import Gatekeeper, champion_for_schema, held_out_play
 from understudy.release.model_check import Budget
 from understudy.release.schedule import (
     LearnerStatus,
@@ -269,7 +269,7 @@ class GameLearner:
         spec = self._spec
         if spec is None:
             return False
-        champion = fitting_champion(now, spec.schema)
+        champion = champion_for_schema(now, spec.schema)
         training = self._training_for(
             spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
         )
@@ -327,7 +327,9 @@ class GameLearner:
             manifest.model_no,
             steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
         )
-        with held_out(config.envs.get(self.game), training.spec, attempt=manifest.model_no) as play:
+        with held_out_play(
+            config.envs.get(self.game), training.spec, attempt=manifest.model_no
+        ) as play:
             decision = context.keeper.admit(
                 self.game, manifest.model_no, epoch=self.epoch, play=play
             )

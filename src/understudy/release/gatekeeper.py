@@ -28,7 +28,7 @@ from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
-from understudy.release.model_check import Budget, check_apart
+from understudy.release.model_check import Budget, check_in_subprocess
 from understudy.release.store_stats import Played
 from understudy.training.folder import RunFolder
 
@@ -50,7 +50,7 @@ class Gatekeeper:
         *,
         bounds: Bounds | None = None,
         budget: Budget | None = None,
-        check: CheckModel = check_apart,
+        check: CheckModel = check_in_subprocess,
     ) -> None:
         self._registry = registry
         self._check = check
@@ -67,7 +67,7 @@ class Gatekeeper:
         now = self._registry.catalogue(game)
         checks = self._checks(now, model_no)
         champion = (
-            fitting_champion(now, now.models[model_no].schema) if model_no in now.models else 0
+            champion_for_schema(now, now.models[model_no].schema) if model_no in now.models else 0
         )
         decision = gate.decision(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
         if decision.decision == "wait" and play is not None:
@@ -100,7 +100,7 @@ class Gatekeeper:
         champion = now.points_to("champion")
         if canary is None or not canary.model_no:
             return None
-        if canary.model_no == champion or not fitting_champion(
+        if canary.model_no == champion or not champion_for_schema(
             now, now.models[canary.model_no].schema
         ):
             # A learner was stopped between promoting it and clearing it, or the champion was
@@ -149,7 +149,7 @@ class Gatekeeper:
         return self._check(now.models[model_no], raw, self._budget)
 
 
-def fitting_champion(now: Catalogue, schema: str) -> int:
+def champion_for_schema(now: Catalogue, schema: str) -> int:
     """The number of the champion if it has this schema; 0 otherwise."""
     champion = now.models.get(now.points_to("champion"))
     return champion.model_no if champion is not None and champion.schema == schema else 0
@@ -185,17 +185,17 @@ def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds
 
 
 @contextlib.contextmanager
-def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
+def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
     """A function that plays held-out episodes; None if the game is not installed or differs."""
     env_info = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
             # Imported late: they need gymnasium.
-            from understudy.training.env_info import GameChoice, look_at
+            from understudy.training.env_info import GameChoice, inspect_env
             from understudy.training.evaluation import AFTERWARDS, make_evaluator
 
             choice = GameChoice(game=env_id)
-            env_info = look_at(choice)
+            env_info = inspect_env(choice)
     if env_info is None or (env_info.spec.obs, env_info.spec.action) != (spec.obs, spec.action):
         yield None
         return
@@ -269,7 +269,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
             "not_released",
             f"the outputs of {run} for typical observations are not finite; train it again",
         )
-    checks = check_apart(manifest, raw, Budget())
+    checks = check_in_subprocess(manifest, raw, Budget())
     decision = gate.decision(Evidence(checks=checks, has_champion=False), Bounds())
     if decision.decision == "reject":
         raise Refused("not_released", f"{run} failed a check: {decision.why}")
@@ -278,7 +278,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
     catalogue = registry.catalogue(game)
     epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
     manifest = registry.release(policy, lineage, epoch=epoch)
-    if fitting_champion(catalogue, manifest.schema):
+    if champion_for_schema(catalogue, manifest.schema):
         return Released(
             manifest,
             GateDecision(

@@ -45,7 +45,7 @@ class Budget:
             raise ConfigError(f"{self}; give numbers above 0")
 
 
-def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
+def check_in_subprocess(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
     """Check a model in a clean process without JAX or any game."""
     head = json.dumps({"manifest": manifest.to_json(), "budget": asdict(budget)}).encode() + b"\n"
     command = [sys.executable, "-m", "understudy.release.model_check"]

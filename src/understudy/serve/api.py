@@ -311,7 +311,7 @@ class Denied(Refused):
         self.allow = allow
 
 
-def refusal(error: Exception) -> Answer:
+def error_answer(error: Exception) -> Answer:
     """Return the answer for an error, without internal details."""
     match error:
         case Refused():

@@ -266,7 +266,7 @@ class PolicyServer:
             async with asyncio.timeout(self._within_s):
                 # Shielded, so that a first read of the registry completes for the next requests.
                 served = await asyncio.shield(self._keep(self._bots.now(spec.game)))
-                if why := why_not(served, spec):
+                if why := no_decision_reason(served, spec):
                     return self._fallback(spec, mask, why)
                 action = await self._ask(served, columns, mask, ask.deterministic)
         except TimeoutError:
@@ -284,7 +284,7 @@ class PolicyServer:
         mask = _action_mask(spec, ask.action_mask)
         columns = _columns(spec, ask.obs)
         served = await self._bots.now(spec.game)
-        if why := why_not(served, spec):
+        if why := no_decision_reason(served, spec):
             raise Refused("no_bot", f"{why}; record more steps, or release a model")
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, _advise, served, columns, mask, spec
@@ -345,7 +345,7 @@ class PolicyServer:
         await asyncio.to_thread(self._thread.shutdown)
 
 
-def why_not(served: ServedModels, spec: GameSpec) -> str:
+def no_decision_reason(served: ServedModels, spec: GameSpec) -> str:
     """Return why the champion cannot decide; empty if it can."""
     policy = served.policy
     if policy is None:

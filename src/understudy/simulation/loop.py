@@ -27,7 +27,14 @@ from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.names import game_name_of_env
 from understudy.core.statistics import Estimate, mean
 from understudy.dev.recipes import BUCKET
-from understudy.dev.servers import Server, default_folder, look, on_aws, on_host, start
+from understudy.dev.servers import (
+    Server,
+    aws_location,
+    default_folder,
+    host_location,
+    server_status,
+    start,
+)
 from understudy.games.rally import GAME_ID, OPPONENT
 from understudy.ingest.specs import SpecFolder
 from understudy.models.registry import Registry
@@ -128,7 +135,7 @@ def running(
 
 def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], None]) -> Server:
     """Return a running server, or start one that stops with the loop."""
-    status = look(name, default_folder())
+    status = server_status(name, default_folder())
     if status.state == "running" and status.server is not None:
         tell(f"{name} runs at {status.server.address}")
         return status.server
@@ -142,16 +149,16 @@ def address(option: str, servers: Mapping[str, Server], suffix: str) -> str:
     """Create the backend for an option of `PARTS` and return its URL; empty for the data folder."""
     match option:
         case "kinesis":
-            url = on_aws(servers["kinesalite"], option, f"demo-{suffix}").url
+            url = aws_location(servers["kinesalite"], option, f"demo-{suffix}").url
             create_stream(url, partitions=2)
         case "kafka":
-            url = on_host(servers[option], option, f"demo-{suffix}").url
+            url = host_location(servers[option], option, f"demo-{suffix}").url
             create_stream(url, partitions=2)
         case "cassandra":
-            url = on_host(servers[option], option, f"demo_{suffix}", replication="1").url
+            url = host_location(servers[option], option, f"demo_{suffix}", replication="1").url
             init_store(url)
         case "s3":
-            url = on_aws(servers[option], option, BUCKET, f"demo-{suffix}").url
+            url = aws_location(servers[option], option, BUCKET, f"demo-{suffix}").url
         case "file" | "local" | "folder":
             url = ""
         case _:
@@ -180,7 +187,7 @@ class BotJudge:
         self.returns: dict[int, Estimate] = {}
         """The mean return of each champion, in order of promotion."""
 
-    def look(self, model_no: int, policy: Policy) -> str:
+    def evaluate(self, model_no: int, policy: Policy) -> str:
         """Evaluate a champion; describe its mean return, or its share of points in a match."""
         estimate = mean(np.asarray(evaluate(policy, self._envs, seeds=self._seeds)))
         self.returns[model_no] = estimate
@@ -189,7 +196,7 @@ class BotJudge:
                 f"returns {estimate.value:.0f} ({estimate.low:.0f} to {estimate.high:.0f}) on "
                 f"{self.judged_on}"
             )
-        won = shares(estimate)
+        won = point_share(estimate)
         return f"wins {won.value:.0%} ({won.low:.0%} to {won.high:.0%}) of {self.judged_on}"
 
     @property
@@ -201,7 +208,7 @@ class BotJudge:
         return returns[-1].low > returns[0].high
 
 
-def shares(points: Estimate) -> Estimate:
+def point_share(points: Estimate) -> Estimate:
     """Convert a mean return of 1 per point won and -1 per point lost to a share of points."""
     ends = (points.value, points.low, points.high)
     return Estimate(*(None if end is None else (1 + end) / 2 for end in ends))  # type: ignore[arg-type]
@@ -255,7 +262,9 @@ class LoopResult:
             "seconds": self.seconds,
         }
         for name, points in (("first_share", self.first), ("last_share", self.last)):
-            fields |= _flat(name, shares(points) if points is not None and self.is_match else None)
+            fields |= _flat(
+                name, point_share(points) if points is not None and self.is_match else None
+            )
         return fields
 
 
@@ -298,7 +307,7 @@ class LoopConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class LoopProgress:
     """Progress of the loop, for display."""
 
     elapsed_s: float
@@ -322,7 +331,7 @@ class Look:
     """Message about an event; empty most of the time."""
 
 
-Show = Callable[[Look], None]
+Show = Callable[[LoopProgress], None]
 
 
 class Loop:
@@ -397,7 +406,7 @@ class Loop:
         """Show a message before any role runs."""
         elapsed_s = time.monotonic() - self._began_s
         self._show(
-            Look(
+            LoopProgress(
                 elapsed_s=elapsed_s,
                 recorded_steps=0,
                 acked_steps=0,
@@ -465,7 +474,7 @@ class Loop:
             people.check()
             champion = registry.catalogue(self._game).points_to("champion")
             if champion and champion not in judge.returns:
-                score = judge.look(champion, registry.policy(self._game, champion))
+                score = judge.evaluate(champion, registry.policy(self._game, champion))
                 self._messages.append(f"{self._game}/{champion} is champion: {score}")
                 self._kill_if_due(platform)
             self._look(platform, people, registry)
@@ -495,7 +504,7 @@ class Loop:
             for bot, (won, played) in child.latest.get("points", {}).items():
                 before = points.get(bot, (0, 0))
                 points[bot] = before[0] + won, before[1] + played
-        look = Look(
+        progress = LoopProgress(
             elapsed_s=time.monotonic() - self._began_s,
             recorded_steps=people.total("recorded"),
             acked_steps=people.total("acked"),
@@ -510,5 +519,5 @@ class Loop:
             play_s=self._play_s,
         )
         for message in [*self._messages, ""]:
-            self._show(replace(look, message=message))
+            self._show(replace(progress, message=message))
         self._messages.clear()

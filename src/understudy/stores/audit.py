@@ -29,7 +29,7 @@ Key = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AuditedFrame:
     """A frame that is stored undamaged, or whose removal the store recorded."""
 
     crc: int
@@ -43,7 +43,7 @@ class Held:
 class Findings:
     """All results of an audit; `summary` is the short form."""
 
-    held: dict[Key, Held] = field(default_factory=dict)
+    held: dict[Key, AuditedFrame] = field(default_factory=dict)
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Findings:
     n_parked: int = 0
     corrupt: list[str] = field(default_factory=list)
 
-    def hold(self, key: Key, frame: Held) -> None:
+    def hold(self, key: Key, frame: AuditedFrame) -> None:
         earlier = self.held.get(key)
         if earlier is not None and earlier.fate == frame.fate == STORED:
             self.duplicate_chunks += 1
@@ -133,7 +133,7 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
         elif session is None or row.chunk_no is None:
             findings.corrupt.append(f"the session of arrival {row.arrival} is not in the store")
         elif row.fate != STORED:
-            frame = Held(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
+            frame = AuditedFrame(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
             findings.hold((session, row.chunk_no), frame)
         else:
             _audit_frame(row, (session, row.chunk_no), player, raw or b"", findings)
@@ -175,7 +175,7 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
     if recorded != actual or steps != (row.first_step, row.n_steps):
         findings.corrupt.append(f"{_name(session, number)} does not match its record in the store")
         return
-    findings.hold(key, Held(frame.body_crc, int(frame.kind), *steps))
+    findings.hold(key, AuditedFrame(frame.body_crc, int(frame.kind), *steps))
     if chunk is None:
         try:
             findings.control(session, number, frame.kind, raw)
@@ -244,7 +244,7 @@ def summary(findings: Findings) -> Audit:
 
 def _gaps(findings: Findings) -> tuple[int, int]:
     """Missing chunk numbers and steps that no drop report explains."""
-    sessions: dict[bytes, list[tuple[int, int, Held | None]]] = {}
+    sessions: dict[bytes, list[tuple[int, int, AuditedFrame | None]]] = {}
     for (session, number), frame in findings.held.items():
         sessions.setdefault(session, []).append((number, number, frame))
     for session, number in findings.quarantined:
@@ -263,7 +263,9 @@ def _gaps(findings: Findings) -> tuple[int, int]:
     return chunks, steps
 
 
-def _session_gaps(ranges: list[tuple[int, int, Held | None]], *, start: int) -> tuple[int, int]:
+def _session_gaps(
+    ranges: list[tuple[int, int, AuditedFrame | None]], *, start: int
+) -> tuple[int, int]:
     """Count numbers from `start` on that are in no range, and the steps lost with them."""
     missing = 0
     lost_steps = 0

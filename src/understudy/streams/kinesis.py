@@ -28,10 +28,10 @@ from understudy.streams.kinesis_client import (
 )
 
 _log = structlog.get_logger("understudy.streams.kinesis")
-MOST_RECORDS = 500
-MOST_BYTES = 5 * 1024 * 1024
+MAX_RECORDS = 500
+MAX_BYTES = 5 * 1024 * 1024
 """Limits of one PutRecords call; newer AWS documentation allows 10 MiB, older only this."""
-_LEAST_SIZE = MOST_BYTES // MOST_RECORDS
+_LEAST_SIZE = MAX_BYTES // MAX_RECORDS
 """Minimum size counted per record, so that the byte limit also limits the number of records."""
 _ACTIVE_S = 60.0
 _STATUS_POLL_S = 0.1
@@ -66,7 +66,7 @@ class KinesisStream:
         self._readers: dict[str, ShardReader] = {}
         self._lock = threading.Lock()
         self._group = GroupCommit[Sequence[_Put], Sequence[CallFailed | None]](
-            self._put, size=lambda puts: sum(map(_size, puts)), most=MOST_BYTES
+            self._put, size=lambda puts: sum(map(_size, puts)), most=MAX_BYTES
         )
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
@@ -184,7 +184,7 @@ def _calls(puts: Mapping[int, _Put]) -> Iterator[list[int]]:
     numbers: list[int] = []
     total = 0
     for number, put in puts.items():
-        if numbers and total + _size(put) > MOST_BYTES:
+        if numbers and total + _size(put) > MAX_BYTES:
             yield numbers
             numbers = []
             total = 0

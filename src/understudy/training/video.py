@@ -33,7 +33,7 @@ def check_video(choice: GameChoice, *, option: str = "video") -> None:
 
     `option` names the flag or parameter that requested videos, for the message.
     """
-    with rendering(choice, option=option) as env:
+    with open_rendering_env(choice, option=option) as env:
         env.reset(seed=0)
         frame_of(env, choice, option=option)
         _small(np.zeros((2, 2, 3), np.uint8))
@@ -45,7 +45,7 @@ def film(
     """Write one GIF per seed into the folder; a file is complete or does not exist."""
     make_folder(folder.absolute())
     paths = []
-    with rendering(choice, option=option) as env:
+    with open_rendering_env(choice, option=option) as env:
         fps = float(env.metadata.get("render_fps") or 30.0)
         every = max(1, round(fps / MAX_FPS))  # keeps one frame in `every`
         shown_ms = round(1000 / (fps / every))
@@ -61,7 +61,7 @@ def film(
 
 
 @contextlib.contextmanager
-def rendering(choice: GameChoice, *, option: str = "video") -> Iterator[Env]:
+def open_rendering_env(choice: GameChoice, *, option: str = "video") -> Iterator[Env]:
     """An env that renders arrays; ConfigError or MissingExtra if the game has none."""
     if choice.is_named:
         choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import Location
-from understudy.stores.cassandra.wire import REFUSED, Options, Wire, no_datacenter, read_options
+from understudy.stores.cassandra.wire import (
+    REFUSED,
+    Options,
+    Wire,
+    read_options,
+    unknown_datacenter_error,
+)
 
 VERSION = 3
 """3: frames by their hash; sessions are written after their commit."""
@@ -106,14 +112,16 @@ def init(location: Location) -> None:
             check_copies(keyspace, options, nodes)
         datacenter = options.datacenter or _only(nodes)
         copies = (
-            {datacenter: (held(keyspace, nodes) or {}).get(datacenter, 0)} if datacenter else {}
+            {datacenter: (current_replication(keyspace, nodes) or {}).get(datacenter, 0)}
+            if datacenter
+            else {}
         )
         check_nodes(
             copies, nodes, fix="add nodes, use ALTER KEYSPACE, or choose another keyspace and "
         )
         if _version(wire, keyspace) is None:
             _create(wire, keyspace)
-        elif options.ttl_s not in (None, ttl_s := numbers(wire)["ttl_s"]):
+        elif options.ttl_s not in (None, ttl_s := read_meta(wire)["ttl_s"]):
             raise ConfigError(
                 f"keyspace {options.keyspace} has ttl_s={ttl_s}, but the address has "
                 f"ttl_s={options.ttl_s}, and init does not change it; run `understudy store "
@@ -152,7 +160,7 @@ def migrate(location: Location) -> tuple[int, int, int]:
     options = read_options(location)
     with Wire(options) as wire:
         check(wire)
-        keep_s = numbers(wire)["ttl_s"] if options.ttl_s is None else options.ttl_s
+        keep_s = read_meta(wire)["ttl_s"] if options.ttl_s is None else options.ttl_s
         wire.define(f"ALTER TABLE chunks WITH {settings('chunks', keep_s)}")
         _keep(wire, keep_s)
         return VERSION, VERSION, keep_s
@@ -198,7 +206,7 @@ def check(wire: Wire) -> None:
         )
 
 
-def numbers(wire: Wire) -> dict[str, int]:
+def read_meta(wire: Wire) -> dict[str, int]:
     """The numbers in `meta`."""
     rows = wire.scan(wire.bind("SELECT name, number FROM meta"))
     return {row.name: row.number for row in rows if row.number is not None}
@@ -229,7 +237,7 @@ def _version(wire: Wire, keyspace: Keyspace) -> int | None:
 def _version_now(wire: Wire, keyspace: Keyspace) -> int | None:
     name = wire.options.keyspace
     check_columns(keyspace, name, "meta", TABLES["meta"])
-    facts = numbers(wire) if "meta" in keyspace.columns else {}
+    facts = read_meta(wire) if "meta" in keyspace.columns else {}
     version = facts.get("schema_version")
     if version is not None and version > VERSION:
         raise StorageFailed(
@@ -294,7 +302,7 @@ def requested_copies(options: Options, nodes: Mapping[str, int]) -> Copies:
     return {options.datacenter or _only(nodes): copies} if isinstance(copies, int) else copies
 
 
-def held(keyspace: Keyspace, nodes: Mapping[str, int]) -> Copies | None:
+def current_replication(keyspace: Keyspace, nodes: Mapping[str, int]) -> Copies | None:
     """The replication of a keyspace; None when its strategy has no counts."""
     fields = dict(keyspace.replication)
     strategy = fields.pop("class", "").rpartition(".")[2]
@@ -318,7 +326,7 @@ def check_nodes(copies: Copies, nodes: Mapping[str, int], *, fix: str) -> None:
     """Reject a replication for which this cluster has too few nodes: all requests would fail."""
     for name, count in copies.items():
         if name and name not in nodes:
-            raise no_datacenter(name, nodes)
+            raise unknown_datacenter_error(name, nodes)
         has = nodes[name] if name else sum(nodes.values())
         if has < (quorum := count // 2 + 1):
             raise ConfigError(
@@ -329,7 +337,7 @@ def check_nodes(copies: Copies, nodes: Mapping[str, int], *, fix: str) -> None:
 
 def check_copies(keyspace: Keyspace, options: Options, nodes: Mapping[str, int]) -> None:
     """Reject a replication that differs from that of an existing keyspace."""
-    has = held(keyspace, nodes)
+    has = current_replication(keyspace, nodes)
     requested = requested_copies(options, nodes)
     if has == requested:
         return

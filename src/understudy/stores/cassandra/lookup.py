@@ -26,7 +26,7 @@ STATE = "session, game, state, state_events, version"
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class CommittedState:
     """A committed session state."""
 
     game: str
@@ -36,11 +36,11 @@ class Stated:
     version: int
 
 
-def stated(row: Row) -> Stated | None:
+def committed_state(row: Row) -> CommittedState | None:
     """The state in a session's row, or None."""
     if row.state is None:
         return None
-    return Stated(row.game or "", unpack_state(row.state), row.state_events, row.version)
+    return CommittedState(row.game or "", unpack_state(row.state), row.state_events, row.version)
 
 
 class AdminJournal:
@@ -113,7 +113,9 @@ class AdminJournal:
         at_s = self.forgets[player][1]
         return session_time_s(session) <= at_s or received_s < int(at_s)
 
-    def up_to_date(self, session: uuid.UUID, committed: Stated | None) -> Stated | None:
+    def up_to_date(
+        self, session: uuid.UUID, committed: CommittedState | None
+    ) -> CommittedState | None:
         """A session's state including the admin commits since it was written."""
         if committed is None or committed.events >= self.head:
             return committed
@@ -137,12 +139,12 @@ class CassandraLookup:
     """Looks up sessions and numbers for a draft; reads what is not cached."""
 
     def __init__(
-        self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, Stated]
+        self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, CommittedState]
     ) -> None:
         self._wire = wire
         self._journal = journal
         self._recent = recent
-        self._states: dict[uuid.UUID, Stated | None] = {}
+        self._states: dict[uuid.UUID, CommittedState | None] = {}
         self._numbers: dict[tuple[uuid.UUID, int], list[Row]] = {}
 
     # --- reading ahead --------------------------------------------------------------------------
@@ -171,7 +173,7 @@ class CassandraLookup:
         cql = f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1"
         results = self._wire.all([self._wire.bind(cql, session) for session in missing])
         for session, rows in zip(missing, results, strict=True):
-            self._states[session] = stated(rows[0]) if rows else None
+            self._states[session] = committed_state(rows[0]) if rows else None
 
     def _load_numbers(self, keys: Iterable[tuple[uuid.UUID, int]]) -> None:
         missing = [key for key in keys if key not in self._numbers]
@@ -182,10 +184,10 @@ class CassandraLookup:
 
     # --- the CommitLookup of a draft --------------------------------------------------------------
 
-    def stated(self, session: uuid.UUID) -> Stated | None:
+    def committed_state(self, session: uuid.UUID) -> CommittedState | None:
         """A session's state including all admin commits."""
         if session in self._recent:
-            committed: Stated | None = self._recent[session]
+            committed: CommittedState | None = self._recent[session]
         else:
             if session not in self._states:
                 self._load_states([session])
@@ -193,7 +195,7 @@ class CassandraLookup:
         return self._journal.up_to_date(session, committed)
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        current = self.stated(session)
+        current = self.committed_state(session)
         return None if current is None else (current.game, current.state)
 
     def _rows(self, session: uuid.UUID, chunk_no: int, what: int) -> list[Row]:
@@ -212,7 +214,7 @@ class CassandraLookup:
 
     def is_readable(self, row: Row) -> bool:
         """Whether the frame of a row was not removed since."""
-        session = self.stated(row.session)
+        session = self.committed_state(row.session)
         player = b"" if session is None else session.state.player
         key = (row.session.bytes, row.chunk_no)
         return self._journal.gone(key, player, row.kind, row.received_s, row.events) is None

@@ -41,7 +41,7 @@ from understudy.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.stores.audit import Findings, Held, summary
+from understudy.stores.audit import AuditedFrame, Findings, summary
 from understudy.stores.cassandra.commits import (
     ADMIN,
     CHUNK_BUCKET,
@@ -60,19 +60,19 @@ from understudy.stores.cassandra.commits import (
     facts_of,
     frame_key,
     frame_row,
-    lasting_s,
-    numbered,
+    record_ttl_s,
     redo,
-    registered,
+    registry_row,
+    with_quarantine_ids,
 )
-from understudy.stores.cassandra.keyspace import check, identity, numbers
+from understudy.stores.cassandra.keyspace import check, identity, read_meta
 from understudy.stores.cassandra.lookup import (
     STATE,
     AdminJournal,
     CassandraLookup,
-    Stated,
+    CommittedState,
+    committed_state,
     raws_of,
-    stated,
 )
 from understudy.stores.cassandra.partitions import Lease, Outdated, Partitions
 from understudy.stores.cassandra.tailing import Tailer
@@ -150,7 +150,7 @@ class AdminLock:
         )
         self.wire.all([*rows, commit_row(self.wire, commit, lease.next_attempt())])
         self.partitions.commit(lease, commit, None)
-        self.wire.one(registered(self.wire, "head", ADMIN, number))
+        self.wire.one(registry_row(self.wire, "head", ADMIN, number))
         self.journal.read_to(number)
 
     def _await_end(self, grace_s: float) -> Row:
@@ -194,7 +194,7 @@ class CassandraStore:
 
     def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
-        facts = numbers(wire)
+        facts = read_meta(wire)
         keep_s = facts.get("ttl_s", 0)
         self.wire = wire
         """The connection to the servers."""
@@ -268,7 +268,7 @@ class CassandraStore:
         if not (facts.stored or facts.quarantined or facts.forgotten):
             self._partitions.move(lease, batch.position)
             return receipt
-        facts = numbered(self.wire, facts)
+        facts = with_quarantine_ids(self.wire, facts)
         now_s = self._clock.now()
         states = _states_after(draft, lookup, events=lease.events, now_us=int(now_s * 1e6))
         commit = Commit(
@@ -309,7 +309,7 @@ class CassandraStore:
 
     def _sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         for row in self._session_rows(session_filter.player):
-            current = self._journal.up_to_date(row.session, stated(row))
+            current = self._journal.up_to_date(row.session, committed_state(row))
             if current is None or current.state.forgotten:
                 continue
             if (
@@ -382,7 +382,7 @@ class CassandraStore:
             )
             yield from ((commit, arrived) for arrived in commit.facts.stored)
         last_no = 0 if last is None else last.number
-        if last_no < row.commit_no and not self._tailer.is_past(row.at_s, lasting_s(row.keep_s)):
+        if last_no < row.commit_no and not self._tailer.is_past(row.at_s, record_ttl_s(row.keep_s)):
             findings.corrupt.append(
                 f"commits {last_no + 1} to {row.commit_no} of {name} are missing"
             )
@@ -406,7 +406,9 @@ class CassandraStore:
                 findings.corrupt.append(f"{_name(arrived)} is missing or damaged")
             elif reason is not None:
                 steps = (arrived.first_step, arrived.n_steps)
-                findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, _FATES[reason]))
+                findings.hold(
+                    arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, _FATES[reason])
+                )
                 if reason == "forgotten":
                     findings.forgotten_sessions.add(tombstone_of(arrived.session))
             elif frame is not None:
@@ -453,7 +455,9 @@ class CassandraStore:
             row = self.wire.one(
                 self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session)
             )
-            current = None if row is None else self._journal.up_to_date(session, stated(row))
+            current = (
+                None if row is None else self._journal.up_to_date(session, committed_state(row))
+            )
             if current is not None and not current.state.forgotten:
                 continue  # it began after the player was forgotten
             cql = f"DELETE FROM chunks USING TIMESTAMP {FOREVER} WHERE session = ? AND bucket = ?"
@@ -535,7 +539,7 @@ class CassandraStore:
             chunks = [(row.session.bytes, row.chunk_no, row.n_steps) for row in rows]
             event = Event("quarantine", self._clock.now(), b"", chunks)
             withdrawn = len(rows)
-            return numbered(self.wire, CommitFacts(quarantined=frames, event=event)), []
+            return with_quarantine_ids(self.wire, CommitFacts(quarantined=frames, event=event)), []
 
         self._decide(decide)
         return withdrawn
@@ -585,7 +589,7 @@ class CassandraStore:
         if new <= old:
             return 0
         # First hidden, then deleted.
-        self.wire.one(registered(self.wire, "head", "~expired", new))
+        self.wire.one(registry_row(self.wire, "head", "~expired", new))
         n_expired = sum(
             self._expire_partition(name, head, old, new) for name, head in heads.items()
         )
@@ -618,7 +622,7 @@ class CassandraStore:
             is_swept = is_swept and len(expired) == len(data)
             if is_swept:
                 swept = commit.number
-        self.wire.one(registered(self.wire, "swept", name, swept))
+        self.wire.one(registry_row(self.wire, "swept", name, swept))
         return n_expired
 
     # --- finishing ------------------------------------------------------------------------------
@@ -639,7 +643,7 @@ class CassandraStore:
             if event is not None and event.kind == "forget":
                 self._erase(event)
             apply(self.wire, commit)
-        self.wire.one(registered(self.wire, "applied", ADMIN, head))
+        self.wire.one(registry_row(self.wire, "applied", ADMIN, head))
 
     def _applied(self) -> int:
         cql = "SELECT number FROM registry WHERE kind = 'applied' AND name = ?"
@@ -669,24 +673,26 @@ class CassandraStore:
 
 def _states_after(
     draft: Draft, lookup: CassandraLookup, *, events: int, now_us: int
-) -> dict[uuid.UUID, Stated]:
+) -> dict[uuid.UUID, CommittedState]:
     """The changed sessions after a commit."""
     sessions = draft.sessions()
     for session, player in draft.forgotten.items():
         if session not in sessions and lookup.state_of(session) is None:
             sessions[session] = ("", SessionState(player=player, forgotten=True))
     return {
-        session: Stated(game, state, events, version_after(lookup.stated(session), now_us))
+        session: CommittedState(
+            game, state, events, version_after(lookup.committed_state(session), now_us)
+        )
         for session, (game, state) in sessions.items()
     }
 
 
-def version_after(before: Stated | None, now_us: int) -> int:
+def version_after(before: CommittedState | None, now_us: int) -> int:
     """A higher version, near the current time so that it also beats an expired state."""
     return now_us if before is None else max(before.version + 1, now_us)
 
 
-def _record(session: uuid.UUID, after: Stated, lookup: CassandraLookup) -> SessionRecord:
+def _record(session: uuid.UUID, after: CommittedState, lookup: CassandraLookup) -> SessionRecord:
     return SessionRecord(
         session=session.bytes,
         player=after.state.player,
@@ -694,12 +700,12 @@ def _record(session: uuid.UUID, after: Stated, lookup: CassandraLookup) -> Sessi
         state=after.state.pack(),
         events=after.events,
         version=after.version,
-        is_new=lookup.stated(session) is None,
+        is_new=lookup.committed_state(session) is None,
     )
 
 
 def _withdrawn(row: Row, lookup: CassandraLookup, reason: str) -> QuarantinedFrame:
-    session = lookup.stated(row.session)
+    session = lookup.committed_state(row.session)
     return QuarantinedFrame(
         id=0,
         reason=reason,
@@ -734,7 +740,7 @@ def _quarantined(row: Row, raw: bytes) -> Quarantined:
 def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     try:
         if frame.kind is not FrameKind.DATA:
-            findings.hold(arrived.key, Held(arrived.crc, arrived.kind, -1, 0))
+            findings.hold(arrived.key, AuditedFrame(arrived.crc, arrived.kind, -1, 0))
             findings.control(arrived.session, arrived.chunk_no, frame.kind, frame.encode())
             return
         meta = chunk_of(frame).meta
@@ -745,7 +751,7 @@ def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     if actual != (arrived.first_step, arrived.n_steps, arrived.game, arrived.player):
         findings.corrupt.append(f"{_name(arrived)} does not match its commit")
     steps = (meta.first_step, meta.n_steps)
-    findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, STORED))
+    findings.hold(arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, STORED))
 
 
 def _name(arrived: Arrived) -> str:

@@ -23,7 +23,7 @@ from understudy.stores.cassandra.commits import (
     FrameKey,
     commit_of,
     commits_after,
-    lasting_s,
+    record_ttl_s,
 )
 from understudy.stores.cassandra.lookup import AdminJournal
 from understudy.stores.cassandra.partitions import Partitions
@@ -48,7 +48,7 @@ class TailPosition:
 
 
 @dataclass(slots=True)
-class Places:
+class TailCursor:
     """The position of a tail in all partitions."""
 
     shown: int = 0
@@ -62,17 +62,17 @@ class Places:
         }
         return Cursor(json.dumps([self.shown, fields], separators=(",", ":")))
 
-    def copy(self) -> "Places":
-        return Places(self.shown, dict(self.at))
+    def copy(self) -> "TailCursor":
+        return TailCursor(self.shown, dict(self.at))
 
 
-def read_cursor(cursor: Cursor | None) -> Places:
+def read_cursor(cursor: Cursor | None) -> TailCursor:
     """Parse a cursor; ConfigError when it is not one of this store."""
     if cursor is None:
-        return Places()
+        return TailCursor()
     try:
         last_arrival_no, fields = json.loads(cursor)
-        return Places(
+        return TailCursor(
             int(last_arrival_no),
             {name: TailPosition(*map(int, place)) for name, place in fields.items()},
         )
@@ -91,7 +91,7 @@ class _ReadAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PendingItem:
     """A future item: an arrival or event of a commit, or arrivals that no longer exist."""
 
     commit: Commit | None
@@ -151,12 +151,12 @@ class Tailer:
 
     # --- merging --------------------------------------------------------------------------------
 
-    def _next(self, places: Places, max_items: int) -> tuple[list[Shown], Places]:
+    def _next(self, places: TailCursor, max_items: int) -> tuple[list[PendingItem], TailCursor]:
         """The next items after these places, in order of arrival as far as it is known."""
         heads = self.heads()
         places = places.copy()
         sources = self._sources(heads, places)
-        pending: list[Shown] = []
+        pending: list[PendingItem] = []
         while len(pending) < max_items:
             self._fill(sources, places)
             ready = [
@@ -187,7 +187,7 @@ class Tailer:
         places.shown += sum(item.n_lost or 1 for item in pending)
         return pending, places
 
-    def _sources(self, heads: Mapping[str, int], places: Places) -> dict[str, _ReadAhead]:
+    def _sources(self, heads: Mapping[str, int], places: TailCursor) -> dict[str, _ReadAhead]:
         """Partitions with commits after these places, and the commits read ahead."""
         sources: dict[str, _ReadAhead] = {}
         for name, head in heads.items():
@@ -200,7 +200,7 @@ class Tailer:
                 )
         return sources
 
-    def _fill(self, sources: Mapping[str, _ReadAhead], places: Places) -> None:
+    def _fill(self, sources: Mapping[str, _ReadAhead], places: TailCursor) -> None:
         """Read ahead in every partition without commits in memory."""
         empty = [
             (name, source)
@@ -233,17 +233,17 @@ class Tailer:
         return TailPosition(source.head, 0, place.arrivals)
 
     def _show(
-        self, source: _ReadAhead, place: TailPosition, pending: list[Shown], max_items: int
+        self, source: _ReadAhead, place: TailPosition, pending: list[PendingItem], max_items: int
     ) -> TailPosition:
         """Add as much of a partition's next commit as fits the page; return the new position."""
         commit = source.commits[0]
         n_lost = commit.before - (place.arrivals - place.index)
         if n_lost > 0:
-            pending.append(Shown(None, None, n_lost))
+            pending.append(PendingItem(None, None, n_lost))
             place = TailPosition(commit.number - 1, 0, commit.before)
-        items = [Shown(commit, arrived) for arrived in commit.facts.stored]
+        items = [PendingItem(commit, arrived) for arrived in commit.facts.stored]
         if commit.facts.event is not None:
-            items.append(Shown(commit))
+            items.append(PendingItem(commit))
         fits = items[place.index : place.index + max_items - len(pending)]
         pending += fits
         index = place.index + len(fits)
@@ -254,7 +254,7 @@ class Tailer:
 
     # --- items ----------------------------------------------------------------------------------
 
-    def _items(self, before: int, pending: Sequence[Shown]) -> list[Stored | Forgotten]:
+    def _items(self, before: int, pending: Sequence[PendingItem]) -> list[Stored | Forgotten]:
         readable = [
             item.arrived
             for item in pending
@@ -275,7 +275,7 @@ class Tailer:
         return items
 
     def _item(
-        self, number: int, item: Shown, frames: Mapping[FrameKey, Frame]
+        self, number: int, item: PendingItem, frames: Mapping[FrameKey, Frame]
     ) -> Stored | Forgotten:
         if item.commit is None:
             return Forgotten(
@@ -307,7 +307,7 @@ class Tailer:
         """Whether commits after this one may have expired."""
         if before is None or not before.keep_s:
             return self.has_ttl
-        return self.is_past(before.at_s, lasting_s(before.keep_s))
+        return self.is_past(before.at_s, record_ttl_s(before.keep_s))
 
     def is_past(self, at_s: float, keep_s: int) -> bool:
         """Whether data written at a time with this time to live (0: forever) may have expired."""

@@ -230,7 +230,7 @@ def connect(options: Options) -> tuple[Cluster, Session]:
             return cluster, cluster.connect()
         except (*FAILED, OSError) as error:
             cluster.shutdown()
-            failure = no_connection(error, options, nodes_of(cluster))
+            failure = connection_error(error, options, nodes_of(cluster))
             is_login = isinstance(failure, ConfigError)
             retry_s = min(_LOGIN_RETRY_S, options.retry_s) if is_login else options.retry_s
             if time.monotonic() - start_s + pause_s > retry_s:
@@ -284,7 +284,7 @@ def _tls(options: Options) -> ssl.SSLContext:
     return context
 
 
-def short(error: BaseException) -> str:
+def short_message(error: BaseException) -> str:
     """The driver's message in one line of at most 200 characters, that of the first host."""
     errors = getattr(error, "errors", None)
     first = next(iter(errors.values())) if isinstance(errors, dict) and errors else error
@@ -293,40 +293,40 @@ def short(error: BaseException) -> str:
     return " ".join((wrapped[1] if wrapped else f"{type(first).__name__}: {text}").split())[:200]
 
 
-def lasting(error: BaseException) -> UnderstudyError | None:
+def permanent_error(error: BaseException) -> UnderstudyError | None:
     """The error to raise when a retry does not help; None when it may."""
     if isinstance(error, Unauthorized):
         return ConfigError(
-            f"the Cassandra user lacks permission: {short(error)}; grant it, or use other "
+            f"the Cassandra user lacks permission: {short_message(error)}; grant it, or use other "
             "credentials"
         )
     if isinstance(error, REFUSED):
         return StorageFailed(
-            f"Cassandra rejected a request: {short(error)}; check that its tables are as "
+            f"Cassandra rejected a request: {short_message(error)}; check that its tables are as "
             "`understudy store init` created them"
         )
     return None
 
 
-def too_long(error: BaseException, options: Options) -> Unreachable:
+def timeout_error(error: BaseException, options: Options) -> Unreachable:
     """The error to raise when retries did not help in time."""
     return Unreachable(
         f"Cassandra at {options.address} did not respond for {options.retry_s:g} s "
-        f"({short(error)}); nothing was committed since, try again when enough of its nodes are "
-        "up"
+        f"({short_message(error)}); nothing was committed since, try again when enough of its "
+        "nodes are up"
     )
 
 
-def no_connection(
+def connection_error(
     error: BaseException, options: Options, nodes: Mapping[str, int]
 ) -> UnderstudyError:
     """The error for a failed connection; `nodes` are those known before, by datacenter."""
     if nodes and options.datacenter and options.datacenter not in nodes:
-        return no_datacenter(options.datacenter, nodes)
+        return unknown_datacenter_error(options.datacenter, nodes)
     # The driver lists hosts instead of reasons when its policy allows none of them.
     reasons = getattr(error, "errors", None)
     causes = list(reasons.values()) if isinstance(reasons, dict) else [error]
-    what = f"cannot connect to Cassandra at {options.address} ({short(error)})"
+    what = f"cannot connect to Cassandra at {options.address} ({short_message(error)})"
     if any(isinstance(cause, AuthenticationFailed) for cause in causes):
         return ConfigError(f"{what}; check credentials=FILE")
     if any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
@@ -340,7 +340,7 @@ def no_connection(
     )
 
 
-def no_datacenter(name: str, nodes: Mapping[str, int]) -> ConfigError:
+def unknown_datacenter_error(name: str, nodes: Mapping[str, int]) -> ConfigError:
     """The error for an unknown datacenter."""
     counts = ", ".join(f"{count} in {datacenter}" for datacenter, count in sorted(nodes.items()))
     return ConfigError(
@@ -461,7 +461,7 @@ class Wire:
         if failed:
             if isinstance(failed[0], (Unauthorized, *REFUSED)):
                 self._raise_lasting(failed[0])
-            raise OutcomeUnknown(short(failed[0]))
+            raise OutcomeUnknown(short_message(failed[0]))
         return answers[0][0]
 
     def define(self, cql: str) -> None:
@@ -473,8 +473,8 @@ class Wire:
                 raise
             raise ConfigError(
                 f"Cassandra rejected a definition in keyspace {self.options.keyspace} "
-                f"({short(error.__cause__)}); check replication, datacenter and ttl_s of the "
-                "address, and that the server is Cassandra 5.0 or newer"
+                f"({short_message(error.__cause__)}); check replication, datacenter and ttl_s of "
+                "the address, and that the server is Cassandra 5.0 or newer"
             ) from error.__cause__
 
     def nodes(self) -> Mapping[str, int]:
@@ -543,12 +543,12 @@ class Wire:
         """Raise when a retry does not help."""
         if self._closing.is_set():
             raise Closed("the store was closed") from error
-        if (failure := lasting(error)) is not None:
+        if (failure := permanent_error(error)) is not None:
             raise failure from error
 
     def _pause(self, error: BaseException, deadline: float, pause_s: float) -> None:
         if time.monotonic() + pause_s > deadline:
-            raise too_long(error, self.options) from error
+            raise timeout_error(error, self.options) from error
         if self._closing.wait(pause_s):
             raise Closed("the store was closed")
 
