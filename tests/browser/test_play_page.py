@@ -100,8 +100,8 @@ def test_a_canary_that_plays_a_serve_says_that_it_is_on_trial(browser: Any, tmp_
         registry = found.deployment.registry
         (spec,) = found.specs()
         found.release(seed=1)
-        registry.point(spec.game, "champion", 1, why="test")
-        registry.point(spec.game, "canary", 2, why="test")
+        registry.set_alias(spec.game, "champion", 1, why="test")
+        registry.set_alias(spec.game, "canary", 2, why="test")
         seen.page.add_init_script(
             "Math.random = () => 0.1"
         )  # every serve is among those that the canary gets

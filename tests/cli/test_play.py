@@ -40,7 +40,7 @@ def data(tmp_path: Path) -> str:
         registry.register(spec)
         epoch = registry.takeover(spec.game, owner="test")
         registry.release(random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch)
-        registry.point(spec.game, "champion", 1, why="test")
+        registry.set_alias(spec.game, "champion", 1, why="test")
     other = game_spec("Switches-v0", obs=3, actions=2)
     registry.release(random_policy(other, "argmax"), Lineage(algorithm="dqn"), epoch=1)
     return str(tmp_path / "D")

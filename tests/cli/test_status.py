@@ -161,7 +161,7 @@ def test_a_damaged_champion_is_unhealthy_and_the_rollback_is_shown(tmp_path: Pat
     assert "champion" in found["games"][0]["damage"]
     assert "restore the models from a backup" in found["next"][0]
     release_run(deployment, a_run(tmp_path / "two", seed=1))
-    deployment.registry.point(GAME.game, "champion", 2, why="newer")
+    deployment.registry.set_alias(GAME.game, "champion", 2, why="newer")
     assert look(data)["ok"]
     for one in (data / "models" / "blobs").iterdir():
         one.write_bytes(one.read_bytes()[:-1])

@@ -537,7 +537,7 @@ def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
     steps_s, updates_s = progress.rates
     assert steps_s == pytest.approx(updates_s * 10)
     assert steps_s > 0
-    assert progress.left_s == pytest.approx(7_000 / steps_s)
+    assert progress.remaining_s == pytest.approx(7_000 / steps_s)
     assert progress.train_return == 4.0
     shown = progress_line(progress)
     for part in (

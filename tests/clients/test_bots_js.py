@@ -337,7 +337,7 @@ def test_a_number_that_another_page_saw_is_never_written_back(tmp_path):
 def test_a_cleared_champion_means_no_bot(tmp_path):
     told = Told(tmp_path)
     first = told.release(1)
-    told.platform.registry.point("my-game", "champion", 0, why="withdrawn")
+    told.platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
     told.platform.tell()
     found = played(first, told.now(), {"start": {"isOffline": True}})["seen"]
     assert [one["bot"] for one in found] == ["my-game/1", "", ""]

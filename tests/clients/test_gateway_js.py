@@ -228,7 +228,7 @@ def test_a_killed_gateway_loses_and_duplicates_nothing_and_play_never_stops(tmp_
         Lineage(algorithm="dqn"),
         epoch=registry.takeover("rally", owner="test"),
     )
-    registry.point("rally", "champion", manifest.model_no, why="test")
+    registry.set_alias("rally", "champion", manifest.model_no, why="test")
     key, _ = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock()).create(
         ("play",), **PLENTY
     )

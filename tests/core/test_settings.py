@@ -76,7 +76,7 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
     ],
 )
 def test_text_is_parsed_as_the_type_of_its_setting(variable: str, text: str, value: Any):
-    shown = kitchen({f"UNDERSTUDY_{variable}": text}).shown()
+    shown = kitchen({f"UNDERSTUDY_{variable}": text}).masked()
     assert value in [entry["value"] for entry in shown.values() if entry["origin"] != "default"]
 
 

@@ -37,18 +37,20 @@ def launch(place: ServerFolder, mood: str = "works") -> Launch:
     return Launch(words, {"SECRET": place.credentials["password"]})
 
 
-def ask(place: ServerFolder) -> None:
+def probe(place: ServerFolder) -> None:
     with urllib.request.urlopen(place.url, timeout=5.0) as answer:
         assert answer.read().decode() == place.credentials["password"]
 
 
-def welcome(place: ServerFolder) -> None:
-    ask(place)
+def initialise(place: ServerFolder) -> None:
+    probe(place)
     with (place.folder / "guests").open("a") as file:
         file.write("one\n")
 
 
-SMALL = Recipe(problem=lambda: None, prepare=prepare, launch=launch, ask=ask, welcome=welcome)
+SMALL = Recipe(
+    problem=lambda: None, prepare=prepare, launch=launch, probe=probe, initialise=initialise
+)
 """Responds with its password, which is in its environment."""
 BROKEN = replace(SMALL, launch=lambda place: launch(place, "breaks"))
 """Exits before it responds."""

@@ -165,7 +165,7 @@ def test_incomplete_episodes_are_counted_and_left_out(tmp_path: Path) -> None:
     made.store([chunks[0], cut, torn, rest, unfinished])
     written = to_minari(made.data, tmp_path / "a-v0")
     assert written.written.episodes == 2
-    assert written.left == {"cut": 1, "unfinished": 1, "gaps": 1}
+    assert written.omitted == {"cut": 1, "unfinished": 1, "gaps": 1}
 
 
 def opened(chunk: Chunk, *, is_cut: bool) -> Chunk:

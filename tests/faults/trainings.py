@@ -244,7 +244,7 @@ class NoSpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return True
 
 

@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         secure = replace(
             RECIPES["cassandra"],
             prepare=prepare,
-            ask=lambda place: probe_cassandra(place, tls=tls(place)),
+            probe=lambda place: probe_cassandra(place, tls=tls(place)),
             welcome=lambda place: init_cassandra(place, tls=tls(place)),
         )
         patch.setitem(RECIPES, "cassandra", secure)

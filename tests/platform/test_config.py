@@ -166,7 +166,7 @@ def test_a_simulator_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: p
 
 def test_passwords_in_a_url_are_stars():
     url = "https://name:secret@host/path?token=secret"
-    shown = resolve({}, environ={"UNDERSTUDY_MODELS_URL": url}).shown()
+    shown = resolve({}, environ={"UNDERSTUDY_MODELS_URL": url}).masked()
     assert "secret" not in str(shown)
     assert shown["models.url"] == {
         "value": "https://***@host/path?***",
@@ -231,7 +231,7 @@ def test_the_backends_of_the_last_start_apply_to_the_next_command(tmp_path):
     assert urls(tmp_path) == ("", "", "")
     save_last_start(config(tmp_path))
     assert urls(tmp_path) == (STREAM, STORE, MODELS)
-    shown = resolve({"data": str(tmp_path)}, environ={}).shown()["stream.url"]
+    shown = resolve({"data": str(tmp_path)}, environ={}).masked()["stream.url"]
     assert shown == {
         "value": "kinesis://games?***",
         "origin": f"last start ({tmp_path / LAST_START_FILE})",

@@ -73,7 +73,7 @@ def test_fuzzed_observations_lie_in_their_spaces_up_to_the_ends():
     for obs in fuzzed_observations(NESTED, np.random.default_rng(0)):
         columns = read(obs)
         for name, space in NESTED.obs_columns.items():
-            assert space.holds(np.asarray(columns[name])[None]).all(), name
+            assert space.contains(np.asarray(columns[name])[None]).all(), name
         seen.append(columns)
     assert {int(one["obs.room"]) for one in seen} >= {2, 6}
     assert max(one["obs.cards"][1] for one in seen) == 8

@@ -141,7 +141,7 @@ class _NoSpecs:
     def spec(self, game: str, schema: str) -> None:
         return None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return False
 
 

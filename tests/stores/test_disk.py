@@ -271,7 +271,7 @@ class SpecsElsewhere:
             raise Unreachable("nobody answers")
         return SPEC if (game, schema) == (SPEC.game, SPEC.schema) else None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return game == SPEC.game
 
 

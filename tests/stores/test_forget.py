@@ -207,7 +207,7 @@ def test_an_open_read_transaction_delays_only_the_last_bytes(tmp_path: Path, mon
     harness.write(refused=[harness.refusal(with_canary(chunk)) for chunk in mine])
     monkeypatch.setattr("understudy.stores.database._TRUNCATE_MS", 10)
     with StoreView(tmp_path) as view:
-        with view.looking() as db:
+        with view.snapshot() as db:
             db.execute("SELECT count(*) FROM frames").fetchone()
             harness.store.forget(PLAYER)
             assert local(harness).is_erasing

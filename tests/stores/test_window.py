@@ -231,14 +231,14 @@ def test_a_window_keeps_the_newest_steps(
     steps = sum(chunk.meta.n_steps for chunk in sent)
     with opened(harness, tmp_path, max_steps=steps // 3) as window:
         follow(window)
-        window.bound()
+        window.enforce_limits()
         kept = chunks_in(window.local)
         assert kept == sent[-len(kept) :]
         assert steps // 4 < sum(chunk.meta.n_steps for chunk in kept) <= steps // 3
-        assert window.bound() == 0
+        assert window.enforce_limits() == 0
     with Window(harness.store, tmp_path / "young", keep_s=5, clock=harness.clock) as window:
         follow(window)
-        window.bound()
+        window.enforce_limits()
         assert chunks_in(window.local) == sent[-10:]
 
 

@@ -172,7 +172,7 @@ class Actor:
                 if tape.q is not None:
                     inputs = {name: rows[envs] for name, rows in live.inputs.items()}
                 seeds = self._seeds.take(envs)
-                tape.ending.append((seeds, live.seen(envs), inputs))
+                tape.ending.append((seeds, live.obs_copies(envs), inputs))
                 self._seed[envs] = seeds
                 live.reset(self._seed.tolist(), ended)
             if tape.action_mask is not None:
@@ -282,7 +282,7 @@ def _priority(policy: Policy, tape: Tape, *, last: LiveEnvs) -> Array:
     ends = tape.ends
     if len(ends.step):
         after[ends.step, ends.env] = best_value(
-            q_of(policy.outputs(ends.inputs)), ends.seen.get("action_mask")
+            q_of(policy.outputs(ends.inputs)), ends.final_obs.get("action_mask")
         )
     after[tape.terminated] = 0
     start = tape.game.discrete.start if tape.game.discrete else 0

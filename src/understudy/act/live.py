@@ -103,7 +103,7 @@ class LiveEnvs:
             "(Gymnasium's check_env helps), then continue with --resume; --debug shows where"
         )
 
-    def seen(self, envs: NDArray[np.int64]) -> dict[str, Array]:
+    def obs_copies(self, envs: NDArray[np.int64]) -> dict[str, Array]:
         """Return copies of observations and, if the game has it, `action_mask` of these envs."""
         rows = {name: column[envs] for name, column in self.obs.items()}
         return rows if self.action_mask is None else {**rows, "action_mask": self.action_mask[envs]}

@@ -35,14 +35,14 @@ class Ends:
     env: Ints
     next_seed: Ints
     """The seed of the next episode."""
-    seen: dict[str, Array]
+    final_obs: dict[str, Array]
     """Observation columns and, if the game has it, `action_mask`."""
     inputs: dict[str, Array]
     """The inputs of a policy, if first priorities are computed."""
 
 
 Ending = tuple[Ints, dict[str, Array], dict[str, Array]]
-"""`next_seed`, `seen` and `inputs` of the episodes that ended at one time step, by env."""
+"""`next_seed`, `final_obs` and `inputs` of the episodes that ended at one time step, by env."""
 
 
 class Cut(NamedTuple):
@@ -116,7 +116,7 @@ class Tape:
         columns["version"] = is_step * np.uint32(version)
         columns["by"] = is_step * np.uint8(By.BOT)
         if priority is not None:
-            columns["priority"] = layout.decided(priority)
+            columns["priority"] = layout.step_rows(priority)
         # Each episode's first step (-1 if it started earlier), the row of that step, and its seed.
         # Episodes that start after the tape's end have no row, so any row is fine.
         begins = [[(-1, 0, seed)] for seed in self.open_seeds]
@@ -165,7 +165,7 @@ class Tape:
         }
         if self.raw_action is not None:
             decided[raw_name("action")] = self.raw_action
-        columns = {name: layout.decided(column) for name, column in decided.items()}
+        columns = {name: layout.step_rows(column) for name, column in decided.items()}
         columns["row"] = np.zeros(len(layout.source), np.uint8)
         columns["row"][layout.behind] = np.where(
             self.ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP
@@ -174,9 +174,9 @@ class Tape:
         for name, values in (
             self.obs if self.action_mask is None else {**self.obs, "action_mask": self.action_mask}
         ).items():
-            columns[name] = layout.seen(values)
+            columns[name] = layout.obs_rows(values)
             if len(last):
-                columns[name][last] = self.ends.seen[name]
+                columns[name][last] = self.ends.final_obs[name]
         return columns
 
     def _chunk_steps(self) -> int:
@@ -219,14 +219,14 @@ class Layout:
         self.source[self.at.ravel()] = moments
         self.source[self.behind] = moments[self.closes.ravel()] + num_envs
 
-    def decided(self, column: Array) -> Array:
+    def step_rows(self, column: Array) -> Array:
         """Return [steps, envs, ...] as rows, with zeros in rows that are not steps."""
         # Rows after the last step show a moment without a decision; the clipped values are zeroed.
         rows = column.reshape(-1, *column.shape[2:]).take(self.source, 0, mode="clip")
         rows[self.behind] = 0
         return rows
 
-    def seen(self, column: Array) -> Array:
+    def obs_rows(self, column: Array) -> Array:
         """Return [steps + 1, envs, ...] as rows; a row after a step shows the next moment, even
         that of a reset."""
         return column.reshape(-1, *column.shape[2:]).take(self.source, 0)

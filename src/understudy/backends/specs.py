@@ -49,7 +49,7 @@ class RegistrySpecs:
                 self._cache[key] = spec
         return self._cache.get(key)
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         key = (game, "")
         if game not in self._games and not self._is_missing(key):
             asked_s = self._clock.monotonic()

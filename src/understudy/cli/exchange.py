@@ -122,7 +122,7 @@ def export_data(
 
                 dataset = write_minari(history, out, on_steps=show)
                 written = dataset.written
-                more = {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.left)}
+                more = {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.omitted)}
     fields = {
         "out": str(written.path),
         "format": kind,

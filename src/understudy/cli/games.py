@@ -88,8 +88,8 @@ def list_games(data_text: str | None, as_json: bool) -> int:
                 "game": name,
                 "schemas": [_fields(spec) for spec in specs],
                 "models": len(catalogue.models),
-                "champion": catalogue.points_to("champion"),
-                "canary": catalogue.points_to("canary"),
+                "champion": catalogue.model_of("champion"),
+                "canary": catalogue.model_of("canary"),
             }
         )
     table = Table("game", "observations", "actions", "schemas", "models", "champion", "canary")

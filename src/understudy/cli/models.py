@@ -169,8 +169,8 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
     game = str(manifest.game)
     number = manifest.model_no
     registry.policy(game, number)  # verifies the bytes before any player gets them
-    before = registry.catalogue(game).points_to("champion")
-    registry.point(game, "champion", number, why=why)
+    before = registry.catalogue(game).model_of("champion")
+    registry.set_alias(game, "champion", number, why=why)
     return _pointed(game, number, before, as_json=as_json)
 
 
@@ -188,7 +188,7 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
 def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     """Make the previous champion of GAME champion again."""
     registry = deployment(data_text, must_exist=True).registry
-    before = registry.catalogue(game).points_to("champion")
+    before = registry.catalogue(game).model_of("champion")
     return _pointed(game, registry.rollback(game, why=why), before, as_json=as_json)
 
 

@@ -97,7 +97,7 @@ class RunProgress:
         return (steps - first_steps) / took_s, (updates - first_updates) / took_s
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until the last step, at the current rate."""
         steps_s = self.rates[0]
         return (
@@ -224,8 +224,8 @@ def progress_line(progress: RunProgress) -> str:
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
     if guards := progress.guards.total():
         parts.append(f"guarded {format_count(guards)} times")
-    if progress.left_s:
-        parts.append(f"{format_duration(progress.left_s)} left at most")
+    if progress.remaining_s:
+        parts.append(f"{format_duration(progress.remaining_s)} left at most")
     return "; ".join(parts)
 
 
@@ -263,6 +263,6 @@ def progress_table(progress: RunProgress) -> Table:
             f"{format_count(guards)} times",
             f"[dim]{_guarded_csv(progress)}[/]",
         )
-    remaining = format_duration(progress.left_s)
+    remaining = format_duration(progress.remaining_s)
     table.add_row("time left", remaining if run.until is None else f"{remaining} at most", "")
     return table

@@ -214,10 +214,12 @@ class Bots:
     def wait(self, timeout_s: float) -> bool:
         """Wait for a bot and return whether there is one."""
         deadline_s = self._clock.monotonic() + timeout_s
-        while self.pick() is None and (left_s := deadline_s - self._clock.monotonic()) > 0:
+        while self.pick() is None and (remaining_s := deadline_s - self._clock.monotonic()) > 0:
             if self._has_thread and not self._stop.is_set():
-                self._clock.wait(self._stop, min(left_s, 0.02))
-            elif self._stop.is_set() or (pause_s := self.step(min(left_s, 1.0))) >= left_s:
+                self._clock.wait(self._stop, min(remaining_s, 0.02))
+            elif (
+                self._stop.is_set() or (pause_s := self.step(min(remaining_s, 1.0))) >= remaining_s
+            ):
                 break
             else:
                 self._clock.wait(self._stop, pause_s)
@@ -302,7 +304,7 @@ class Bots:
         except Exception as error:
             self._link_error = repr(error)[:300]
             self._backoff.failed(wholly=True, retry_after_s=0.0)
-        return max(0.0, self._backoff.left_s)
+        return max(0.0, self._backoff.remaining_s)
 
     def run(self, stop: threading.Event) -> None:
         """Repeat `step` until `stop` is set."""
@@ -315,11 +317,11 @@ class Bots:
         """Poll if it is due and a bot was requested, for games without threads."""
         if self._live is None or self._has_thread or self._stop.is_set():
             return float("inf")
-        left_s = self._pump_at_s - self._clock.monotonic()
-        if left_s <= 0:
-            left_s = max(_PUMP_EVERY_S, self.step(0.0))
-            self._pump_at_s = self._clock.monotonic() + left_s
-        return left_s
+        remaining_s = self._pump_at_s - self._clock.monotonic()
+        if remaining_s <= 0:
+            remaining_s = max(_PUMP_EVERY_S, self.step(0.0))
+            self._pump_at_s = self._clock.monotonic() + remaining_s
+        return remaining_s
 
     def _accept(self, update: LiveModels) -> None:
         try:

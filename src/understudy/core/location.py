@@ -38,7 +38,7 @@ class Location:
         query = urlencode(self.options, safe="/:,", quote_via=quote)
         return f"{self.scheme}://{hosts}{path}{f'?{query}' if query else ''}"
 
-    def refuse_others(self, allowed: Collection[str]) -> None:
+    def check_options(self, allowed: Collection[str]) -> None:
         """Raise ConfigError for an unknown option, so that typos are noticed."""
         for name in self.options:
             if name not in allowed:
@@ -67,7 +67,7 @@ class Location:
             )
         return value
 
-    def whole(self, name: str, default: int, *, least: int = 0, most: int) -> int:
+    def integer(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         """An option as a whole number in digits; ConfigError if it is not one or out of range."""
         text = self.options.get(name, str(default))
         is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

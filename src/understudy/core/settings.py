@@ -112,7 +112,7 @@ class Resolved(Generic[T]):
     config: T
     origins: Mapping[str, str]
 
-    def shown(self) -> dict[str, dict[str, Any]]:
+    def masked(self) -> dict[str, dict[str, Any]]:
         """Each value with its secrets hidden, and its origin."""
         tree = dataclasses.asdict(self.config)  # type: ignore[call-overload]
         return {

@@ -73,9 +73,9 @@ class Recipe:
     """Write its settings before every start; existing data stay."""
     launch: Callable[[ServerFolder], Launch]
     """The command that runs it in the foreground."""
-    ask: Callable[[ServerFolder], None]
+    probe: Callable[[ServerFolder], None]
     """Send a real request; raises the client's error while the server does not respond."""
-    welcome: Callable[[ServerFolder], None] = lambda place: None
+    initialise: Callable[[ServerFolder], None] = lambda place: None
     """Set it up once it responds, once per data folder; must be idempotent."""
 
 
@@ -493,15 +493,15 @@ RECIPES = {
         problem=lambda: java_problem(range(17, 18)) or client_problem("cassandra"),
         prepare=prepare_cassandra,
         launch=_launch_cassandra,
-        ask=probe_cassandra,
-        welcome=init_cassandra,
+        probe=probe_cassandra,
+        initialise=init_cassandra,
     ),
     "kafka": Recipe(
         ports=("client", "controller"),
         problem=lambda: java_problem(range(17, 100)) or client_problem("confluent_kafka"),
         prepare=prepare_kafka,
         launch=_launch_kafka,
-        ask=_probe_kafka,
+        probe=_probe_kafka,
     ),
     "kinesis": Recipe(
         ports=("client", "tls"),
@@ -509,23 +509,26 @@ RECIPES = {
         problem=_node_problem,
         prepare=_prepare_node,
         launch=_launch_kinesis_local,
-        ask=_probe_kinesis,
+        probe=_probe_kinesis,
     ),
     "kinesalite": Recipe(
-        problem=_node_problem, prepare=_prepare_node, launch=_launch_kinesalite, ask=_probe_kinesis
+        problem=_node_problem,
+        prepare=_prepare_node,
+        launch=_launch_kinesalite,
+        probe=_probe_kinesis,
     ),
     "s3": Recipe(
         problem=lambda: client_problem("boto3"),
         prepare=_prepare_versity,
         launch=_launch_versity,
-        ask=_probe_s3,
-        welcome=_welcome_s3,
+        probe=_probe_s3,
+        initialise=_welcome_s3,
     ),
 }
 MOTO = Recipe(
     keeps_data=False,
     problem=lambda: client_problem("boto3") or client_problem("moto"),
     launch=_launch_moto,
-    ask=_probe_s3,
-    welcome=_welcome_s3,
+    probe=_probe_s3,
+    initialise=_welcome_s3,
 )

@@ -230,9 +230,9 @@ def _run(name: str, recipe: Recipe, place: ServerFolder) -> Process:
         # If the welcome was interrupted, it is repeated.
         welcomed = place.folder / "welcomed"
         if not (recipe.keeps_data and welcomed.exists()):
-            _until_it_works(name, process, place, recipe.welcome)
+            _until_it_works(name, process, place, recipe.initialise)
             welcomed.touch()
-        _until_it_works(name, process, place, recipe.ask)
+        _until_it_works(name, process, place, recipe.probe)
         _write_state(name, place.folder, place.ports, process.identity)
     except BaseException:
         process.kill()

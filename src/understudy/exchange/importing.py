@@ -93,7 +93,9 @@ def import_files(
     root = place.data.root
     lock = FileLock(root / "import.lock", what="an import into this folder")
     with lock, closing(place.open_target(clock)) as target:
-        target.settle(spec.game, {})  # frames that an interrupted import sent count as stored
+        target.wait_until_stored(
+            spec.game, {}
+        )  # frames that an interrupted import sent count as stored
         unfinished_imports = UnfinishedImports(root)
         key = deployment_key(root)
         now_s = clock.now()
@@ -119,7 +121,9 @@ def import_files(
                 unfinished_imports.add(sent)
             if sent:
                 _send(files, plans, noting, clock, after_each=target.step, on_steps=on_steps)
-        target.settle(spec.game, {sending.session: sending.player for sending in sent.values()})
+        target.wait_until_stored(
+            spec.game, {sending.session: sending.player for sending in sent.values()}
+        )
         after = _stored_sessions(target, spec, plans.keys())
         if target.is_remote:
             unfinished_imports.finish(
@@ -171,7 +175,7 @@ def _counted(
         refused_steps=sum(steps for noise, steps in lacking.items() if not is_waiting[noise]),
         waiting_steps=sum(steps for noise, steps in lacking.items() if is_waiting[noise]),
         refusals=target.refusals,
-        by_running_ingest=not target.is_ours,
+        by_running_ingest=not target.ingests_here,
         details=details,
     )
 

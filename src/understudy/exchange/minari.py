@@ -111,7 +111,7 @@ class WrittenDataset:
 
     written: Written
     dataset_id: str
-    left: Mapping[str, int]
+    omitted: Mapping[str, int]
     """`cut`: the end was not recorded; `unfinished`: the rest is not stored yet; `gaps`: chunks
     are missing."""
 

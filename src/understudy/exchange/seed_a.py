@@ -59,7 +59,7 @@ class Records:
     """Length of a state."""
     records: int = 0
     duplicates: int = 0
-    most_action: int = 0
+    max_action: int = 0
 
     def rows(self, episode: int) -> Array:
         """Return an episode's records in the order of their steps, as a structured array."""
@@ -117,7 +117,7 @@ class Records:
             f"<{2 * self.size}dqd?", *state, *next_state, action, reward, record["done"]
         )
         self.records += 1
-        self.most_action = max(self.most_action, action)
+        self.max_action = max(self.max_action, action)
         if (before := self.episodes.setdefault(episode, {}).setdefault(step, packed)) != packed:
             self.refused[episode] = f"step {step} has two different records"
         elif before is not packed:
@@ -357,7 +357,7 @@ def _spec(
     game: GameName, records: Records, options: SeedOptions, registered: Sequence[GameSpec]
 ) -> tuple[GameSpec, str]:
     """Return the game's spec and its source: "registered", "gymnasium" or "records"."""
-    most = records.most_action
+    most = records.max_action
     for spec, source in [
         *((spec, "registered") for spec in registered),
         *((spec, "gymnasium") for spec in _of_env(game)),

@@ -28,7 +28,7 @@ class Space(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         """For each row of a column with the right dtype and shape: whether it is in the space."""
         ...
 
@@ -64,7 +64,7 @@ class Box:
                 f"{str(self.high)[:40]}; give low bounds of at most the high ones"
             )
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         ok = np.ones(len(rows), np.bool_)
         if self.dtype.kind == "f":
@@ -115,7 +115,7 @@ class Discrete:
     def shape(self) -> tuple[int, ...]:
         return ()
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         # Compared with the last choice, since the type may not represent the one after it.
         return np.asarray((rows >= self.start) & (rows <= self.start + self.n - 1))
 
@@ -144,7 +144,7 @@ class MultiDiscrete:
                 "at least 1 and at most the type's maximum"
             )
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         return np.asarray(((flat >= 0) & (flat <= np.asarray(self.counts) - 1)).all(axis=1))
 
@@ -161,7 +161,7 @@ class MultiBinary:
     def __post_init__(self) -> None:
         _normalise(self, sorts="iub")
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         return np.asarray(((flat == 0) | (flat == 1)).all(axis=1))
 

@@ -192,7 +192,7 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
             and not np.isfinite(value).all()
         ):
             raise Refused("not_finite", f"{what} contains NaN or infinity; give finite numbers")
-        if must_hold and not space.holds(value[None])[0]:
+        if must_hold and not space.contains(value[None])[0]:
             raise Refused(
                 "not_in_space",
                 f"{what} {str(value)[:60]} is outside of {space}; clip it or widen the space",

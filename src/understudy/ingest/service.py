@@ -98,7 +98,7 @@ class IngestProgress:
     records: int = 0
     size_bytes: int = 0
     ended: bool = False
-    is_past: bool = False
+    is_drained: bool = False
     """Whether all that was in the partition when draining began is stored."""
     stats: IngestStats = field(default_factory=IngestStats)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class IngestProgress:
         self.records += later.records
         self.size_bytes += later.size_bytes
         self.ended = later.ended
-        self.is_past = later.is_past
+        self.is_drained = later.is_drained
         self.stats.add(later.stats)
         self.events += later.events
 
@@ -168,7 +168,7 @@ class PartitionIngest:
         progress.records = len(read.records)
         progress.size_bytes = sum(len(record.raw) for record in read.records)
         progress.ended = read.ended
-        progress.is_past = _is_past(read, began_s, began_at_s)
+        progress.is_drained = _is_past(read, began_s, began_at_s)
         return progress
 
     def _claim(self, partition: str) -> Claim:
@@ -293,7 +293,7 @@ class IngestService:
             for progress in self._round(without=caught_up, draining_since_s=began_s):
                 # An empty read counts too: it may have ended a parent, whose children come next.
                 moved = True
-                if progress.is_past:
+                if progress.is_drained:
                     caught_up.add(progress.partition)
                 if self._clock.monotonic() - began_s >= within_s:
                     return False

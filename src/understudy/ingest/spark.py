@@ -132,7 +132,7 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
             progress = partitions.advance(turn)
             total.add(progress)
             turn = replace(turn, claim=progress.claim)
-            is_over = not progress.records or progress.ended or progress.is_past
+            is_over = not progress.records or progress.ended or progress.is_drained
             is_over |= total.size_bytes >= job.max_batch_bytes
     except (ConfigError, StorageFull, StorageFailed) as error:
         return replace(total, is_past=False), error

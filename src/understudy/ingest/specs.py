@@ -27,7 +27,7 @@ class SpecFolder:
             self._cache[key] = spec
         return self._cache[key]
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         try:
             return (self._folder / game_name(game)).is_dir()
         except InvalidName:

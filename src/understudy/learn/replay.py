@@ -204,7 +204,7 @@ class HostReplay:
             self._apply(edit)
         return bool(edits)
 
-    def held(self) -> list[ChunkId]:
+    def chunk_ids(self) -> list[ChunkId]:
         """(session, chunk_no) of the chunks in the ring, oldest first."""
         return list(self._ring.spans)
 
@@ -453,15 +453,15 @@ class ReplaySource:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
 
-    def pass_over(self, chunk: Chunk) -> None:
+    def skip_chunk(self, chunk: Chunk) -> None:
         """Skip a stale chunk: windows that would reach into it end at the gap."""
 
     def end_sessions(self) -> None:
         """End all sessions, so that windows stop waiting for their next chunks."""
-        for session in dict.fromkeys(session for session, _ in self.replay.held()):
+        for session in dict.fromkeys(session for session, _ in self.replay.chunk_ids()):
             self.replay.close(session)
 
-    def go_back(self) -> None:
+    def on_weights_restored(self) -> None:
         """The weights were restored: the data stays, since any weights may learn from a replay."""
 
     @property

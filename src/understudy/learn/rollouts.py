@@ -67,14 +67,14 @@ class RolloutQueue:
             self._drop(track, 1)
         return chunk.meta.n_steps
 
-    def pass_over(self, chunk: Chunk) -> None:
+    def skip_chunk(self, chunk: Chunk) -> None:
         """Skip a stale chunk; frame stacks of the next one may reach back to it."""
         self._skip(self._track(chunk), chunk)
 
     def end_sessions(self) -> None:
         """Does nothing: a rollout never waits for the end of a session."""
 
-    def go_back(self) -> None:
+    def on_weights_restored(self) -> None:
         """Drop queued chunks: the weights that played them are no longer the learner's."""
         for track in self._tracks.values():
             self._drop(track, len(track.chunks))
@@ -110,7 +110,7 @@ class RolloutQueue:
     def take(self) -> Rollout:
         """The steps of all envs, ordered by session; other queued chunks are stale and dropped."""
         parts = [self._part(self._tracks[session]) for session in self._full()[: self._needs.envs]]
-        self.go_back()
+        self.on_weights_restored()
         rollout: Rollout = jax.tree.map(lambda *columns: np.stack(columns, axis=1), *parts)
         return rollout
 

@@ -191,7 +191,7 @@ class LearnerRole:
         if self._clock.monotonic() < self._next_games_s:
             return
         self._next_games_s = self._clock.monotonic() + max(
-            _NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s
+            _NEW_GAMES_EVERY_S, 10 * self._registry.poll_every_s
         )
         assert self._follower is not None
         context = ServiceContext(

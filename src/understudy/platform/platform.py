@@ -65,13 +65,13 @@ class Role:
 
     name: str
     command: Command
-    drains_s: float
+    drain_s: float
     """How long it may take to finish its work before it is killed."""
     is_needed: bool = True
     """Whether the platform is ready only when this role is ready."""
     stops_after: tuple[str, ...] = ()
     """Roles that must have ended before this one is stopped."""
-    gives_way_with: int | None = None
+    takeover_exit_code: int | None = None
     """Exit code which means that another process took over its work: it is not restarted."""
 
 
@@ -220,7 +220,7 @@ class Supervisor:
         status.last_error = reason
         if code == USAGE_ERROR and not has_run:
             raise ConfigError(last_line or f"the settings of the {status.role.name} are invalid")
-        if code is not None and code == status.role.gives_way_with:
+        if code is not None and code == status.role.takeover_exit_code:
             self._set_state(status, "ended", f"was replaced and is not restarted: {last_line}")
             return
         pause_s = min(_FIRST_PAUSE_S * 2**status.crashes, _LONGEST_PAUSE_S)
@@ -291,7 +291,7 @@ class Supervisor:
                         self._set_state(status, "stopping", "is stopping")
                         status.child.stop()
                 elif (at_once is not None and at_once.is_set()) or (
-                    self._clock.monotonic() - asked_s[name] > status.role.drains_s
+                    self._clock.monotonic() - asked_s[name] > status.role.drain_s
                 ):
                     status.child.kill()
             self._clock.wait(Event(), _TICK_S)
@@ -391,20 +391,20 @@ class Platform:
 
     def _roles(self) -> list[Role]:
         roles = {
-            "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
+            "gateway": Role(name="gateway", command=self._gateway, drain_s=30.0),
             # Stops after the gateway, so that frames acknowledged last are stored.
             "ingest": Role(
                 name="ingest",
                 command=self._module("ingest"),
-                drains_s=120.0,
+                drain_s=120.0,
                 stops_after=("gateway",),
             ),
             "learner": Role(
                 name="learner",
                 command=self._module("learner_process"),
-                drains_s=120.0,
+                drain_s=120.0,
                 is_needed=False,
-                gives_way_with=FENCED,
+                takeover_exit_code=FENCED,
             ),
         }
         return [roles[name] for name in dict.fromkeys(self.config.roles)]

@@ -280,7 +280,7 @@ class GameLearner:
         status = LearnerStatus(
             algorithm=training.algorithm,
             has_champion=champion > 0,
-            has_canary=now.points_to("canary") > 0,
+            has_canary=now.model_of("canary") > 0,
             usable_steps=training.engine.n_usable,
             steps=training.steps,
             updates=training.updates,
@@ -337,7 +337,7 @@ class GameLearner:
 
     def _judge_canary(self) -> bool:
         """Compare the canary with the champion, if there is one; whether that decided."""
-        canary = self._context.registry.catalogue(self.game).points_to("canary")
+        canary = self._context.registry.catalogue(self.game).model_of("canary")
         if not canary:
             return False
         decision = self._context.keeper.judge(self.game, self._returns, epoch=self.epoch)
@@ -367,7 +367,7 @@ class GameLearner:
         training = self._training
         spec = self._spec
         now = context.registry.catalogue(self.game)
-        champion, canary = (now.points_to(alias) for alias in ("champion", "canary"))
+        champion, canary = (now.model_of(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
         unknown = 0
         if spec is not None and "unknown" not in context.config.learn_from:

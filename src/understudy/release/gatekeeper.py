@@ -85,19 +85,19 @@ class Gatekeeper:
                 self.bounds,
             )
         if decision.decision == "promote":
-            self._registry.point(game, "champion", model_no, why=decision.why, epoch=epoch)
+            self._registry.set_alias(game, "champion", model_no, why=decision.why, epoch=epoch)
         elif decision.decision == "wait":
             decision = GateDecision(
                 "wait", f"passed {len(checks)} checks; it plays a share of the episodes"
             )
-            self._registry.point(game, "canary", model_no, why=decision.why, epoch=epoch)
+            self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
         return decision
 
     def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
         """Compare the returns of canary and champion since it started; None without a canary."""
         now = self._registry.catalogue(game)
         canary = now.aliases.get("canary")
-        champion = now.points_to("champion")
+        champion = now.model_of("champion")
         if canary is None or not canary.model_no:
             return None
         if canary.model_no == champion or not champion_for_schema(
@@ -110,7 +110,7 @@ class Gatekeeper:
                 if canary.model_no == champion
                 else "there is no champion to compare it with"
             )
-            self._registry.point(game, "canary", 0, why=why, epoch=epoch)
+            self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
             return None
         canary_episodes, champion_episodes = (
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
@@ -125,9 +125,11 @@ class Gatekeeper:
             except (Refused, Corrupt) as error:
                 decision = GateDecision("reject", f"its file is no longer valid: {error}")
         if decision.decision == "promote":
-            self._registry.point(game, "champion", canary.model_no, why=decision.why, epoch=epoch)
+            self._registry.set_alias(
+                game, "champion", canary.model_no, why=decision.why, epoch=epoch
+            )
         why = f"{decision.decision}: {decision.why}"
-        self._registry.point(game, "canary", 0, why=why, epoch=epoch)
+        self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
         return decision
 
     def _checks(self, now: Catalogue, model_no: int) -> Sequence[ModelCheck]:
@@ -151,7 +153,7 @@ class Gatekeeper:
 
 def champion_for_schema(now: Catalogue, schema: str) -> int:
     """The number of the champion if it has this schema; 0 otherwise."""
-    champion = now.models.get(now.points_to("champion"))
+    champion = now.models.get(now.model_of("champion"))
     return champion.model_no if champion is not None and champion.schema == schema else 0
 
 
@@ -285,7 +287,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
                 "wait", f"passed {len(checks)} checks; the champion stays until you promote"
             ),
         )
-    registry.point(game, "champion", manifest.model_no, why=decision.why)
+    registry.set_alias(game, "champion", manifest.model_no, why=decision.why)
     return Released(manifest, decision)
 
 
@@ -297,7 +299,7 @@ def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, A
         damage = deployment.registry.damage(game, every=True)
         for number, manifest in sorted(catalogue.models.items()):
             aliases = [
-                alias for alias in ("champion", "canary") if catalogue.points_to(alias) == number
+                alias for alias in ("champion", "canary") if catalogue.model_of(alias) == number
             ]
             rows.append(
                 {

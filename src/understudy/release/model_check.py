@@ -106,7 +106,9 @@ def _is_valid(spec: GameSpec, action: Any, action_mask: Array | None) -> bool:
         return 0 <= at < spec.discrete.n and (action_mask is None or bool(action_mask[at]))
     ((_, space),) = spec.action.items()
     array = np.asarray(action)
-    return array.shape == space.shape and bool(space.holds(array[None].astype(space.dtype)).all())
+    return array.shape == space.shape and bool(
+        space.contains(array[None].astype(space.dtype)).all()
+    )
 
 
 def fuzzed_observations(spec: GameSpec, rng: np.random.Generator) -> Iterator[Any]:

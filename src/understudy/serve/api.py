@@ -64,7 +64,7 @@ class Call(Request):
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise Refused("bad_body", str(error)[:200]) from None
 
-    def whole(self, name: str) -> int:
+    def integer(self, name: str) -> int:
         """Return a non-negative integer from the query; 0 if it is missing."""
         text = self.query_params.get(name, "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):

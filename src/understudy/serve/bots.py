@@ -78,7 +78,7 @@ class ServedBots:
         self._monotonic = monotonic
         self._trust = trust
         self._canary_share = canary_share
-        self.every_s = max(follow_every_s, registry.look_every_s)
+        self.every_s = max(follow_every_s, registry.poll_every_s)
         """How often the registry is read."""
         self._games: dict[str, _Game] = {}
         self._is_stopping = False
@@ -93,7 +93,7 @@ class ServedBots:
             await self._look(game, followed)
         return followed.served
 
-    def known_policy(self, game: str) -> Policy | None:
+    def cached_policy(self, game: str) -> Policy | None:
         """Return the champion's policy, if it has been read."""
         followed = self._games.get(game)
         return followed.served.policy if followed else None
@@ -107,11 +107,11 @@ class ServedBots:
             served = await self.now(game)
             if served.bot.number > after and (served.policy is not None or not with_policy):
                 return served
-            left_s = deadline_s - self._monotonic()
-            if left_s <= 0 or self._is_stopping:
+            remaining_s = deadline_s - self._monotonic()
+            if remaining_s <= 0 or self._is_stopping:
                 return None
             try:
-                await asyncio.wait_for(self._games[game].changed.wait(), left_s)
+                await asyncio.wait_for(self._games[game].changed.wait(), remaining_s)
             except TimeoutError:
                 return None
 

@@ -204,7 +204,7 @@ def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]
 
 def cors(origin: str | None, keys: Keys, *, is_preflight: bool) -> dict[str, str]:
     """Return the CORS headers for a page of this origin; none if no key allows the origin."""
-    if origin is None or not keys.knows_origin(origin):
+    if origin is None or not keys.allows_origin(origin):
         if is_preflight:
             raise Refused("wrong_origin", f"no key allows pages of {(origin or '')[:60]!r}")
         return {}

@@ -265,7 +265,7 @@ class Quota:
         self._weight_s = 0.0
         self._at_s = clock.monotonic()
 
-    def saw(self, recorded_steps: int, skipped_steps: int) -> float:
+    def count_steps(self, recorded_steps: int, skipped_steps: int) -> float:
         """Count a client's steps; return the probability to record its next episode."""
         now_s = self._clock.monotonic()
         fade = math.exp(-max(0.0, now_s - self._at_s) / _WINDOW_S)
@@ -361,7 +361,7 @@ class GatewayState:
                 steps += outcome.n_steps
         if game not in self._quotas:
             self._quotas[game] = Quota(self.config.target_steps_s, self.clock)
-        rate = self._quotas[game].saw(steps, min(skipped_steps, _MAX_SKIPPED_STEPS))
+        rate = self._quotas[game].count_steps(steps, min(skipped_steps, _MAX_SKIPPED_STEPS))
         self.metrics.recording_rate.labels(game).set(rate)
         return rate
 

@@ -472,7 +472,7 @@ class Loop:
                 # Startup can be slow, and must not use up the time limit.
                 self._all_run_s = time.monotonic()
             people.check()
-            champion = registry.catalogue(self._game).points_to("champion")
+            champion = registry.catalogue(self._game).model_of("champion")
             if champion and champion not in judge.returns:
                 score = judge.evaluate(champion, registry.policy(self._game, champion))
                 self._messages.append(f"{self._game}/{champion} is champion: {score}")
@@ -511,8 +511,8 @@ class Loop:
             stored_steps=self._stored_before + stored,
             updates=int(learner.get("updates", 0)),
             phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
-            champion=now.points_to("champion"),
-            canary=now.points_to("canary"),
+            champion=now.model_of("champion"),
+            canary=now.model_of("canary"),
             lag_s=ingest.get("lag_s"),
             points=points,
             view=dict(people.children[0].latest.get("view", {})),

@@ -122,10 +122,10 @@ def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Ve
         for entry in page:
             if entry.session is not None and entry.chunk_no is not None:
                 quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
-    findings = Findings(held=stored, quarantined=quarantined)
+    findings = Findings(frames=stored, quarantined=quarantined)
     for promise in promises:
         if (key := (promise.session, promise.chunk_no)) in removed and key not in stored:
-            findings.held[key] = AuditedFrame(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
+            findings.frames[key] = AuditedFrame(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
     return _compare(findings, promises, 0, live, totals=totals)
 
 
@@ -214,13 +214,13 @@ def _compare(
 
 
 def _is_stored(findings: Findings, promise: LedgerEntry) -> bool:
-    frame = findings.held.get((promise.session, promise.chunk_no))
+    frame = findings.frames.get((promise.session, promise.chunk_no))
     return frame is not None and frame.crc == promise.crc and frame.fate == STORED
 
 
 def _is_accounted_for(findings: Findings, promise: LedgerEntry) -> bool:
     """Return whether a frame is stored once with its checksum, or recorded as set aside."""
-    frame = findings.held.get((promise.session, promise.chunk_no))
+    frame = findings.frames.get((promise.session, promise.chunk_no))
     if frame is not None and frame.crc == promise.crc:
         return frame.fate != STORED or frame.kind != 0 or frame.n_steps == promise.n_steps
     if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):

@@ -43,7 +43,7 @@ class AuditedFrame:
 class Findings:
     """All results of an audit; `summary` is the short form."""
 
-    held: dict[Key, AuditedFrame] = field(default_factory=dict)
+    frames: dict[Key, AuditedFrame] = field(default_factory=dict)
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
@@ -61,14 +61,14 @@ class Findings:
     n_parked: int = 0
     corrupt: list[str] = field(default_factory=list)
 
-    def hold(self, key: Key, frame: AuditedFrame) -> None:
-        earlier = self.held.get(key)
+    def add_frame(self, key: Key, frame: AuditedFrame) -> None:
+        earlier = self.frames.get(key)
         if earlier is not None and earlier.fate == frame.fate == STORED:
             self.duplicate_chunks += 1
             self.duplicate_steps += frame.n_steps
         elif earlier is None or frame.fate == STORED:
             # A chunk that was quarantined and replayed counts once.
-            self.held[key] = frame
+            self.frames[key] = frame
 
     def control(self, session: bytes, number: int, kind: FrameKind, raw: bytes) -> None:
         frame = decode_frame(raw)
@@ -88,7 +88,7 @@ def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
     findings = Findings()
     try:
         if is_alone:
-            with view.looking() as db:
+            with view.snapshot() as db:
                 problems = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
                 (unknown,) = db.execute(
                     "SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)"
@@ -105,7 +105,7 @@ def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
 
 
 def _audit_frames(view: StoreView, findings: Findings) -> None:
-    with view.looking() as db:
+    with view.snapshot() as db:
         head = read_head(db)
         erasures = db.execute(
             "SELECT player, max(sessions_below) FROM erasures GROUP BY player"
@@ -134,7 +134,7 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
             findings.corrupt.append(f"the session of arrival {row.arrival} is not in the store")
         elif row.fate != STORED:
             frame = AuditedFrame(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
-            findings.hold((session, row.chunk_no), frame)
+            findings.add_frame((session, row.chunk_no), frame)
         else:
             _audit_frame(row, (session, row.chunk_no), player, raw or b"", findings)
     _audit_missing(view, number, head.next_arrival, findings)
@@ -144,7 +144,7 @@ def _audit_missing(view: StoreView, first: int, following: int, findings: Findin
     """Check arrival numbers without a frame: each belongs to an event, or its frame is lost."""
     if first >= following:
         return
-    with view.looking() as db:
+    with view.snapshot() as db:
         query = "SELECT count(*) FROM events WHERE arrival >= ? AND arrival < ?"
         (events,) = db.execute(query, (first, following)).fetchone()
     if lost := following - first - events:
@@ -175,7 +175,7 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
     if recorded != actual or steps != (row.first_step, row.n_steps):
         findings.corrupt.append(f"{_name(session, number)} does not match its record in the store")
         return
-    findings.hold(key, AuditedFrame(frame.body_crc, int(frame.kind), *steps))
+    findings.add_frame(key, AuditedFrame(frame.body_crc, int(frame.kind), *steps))
     if chunk is None:
         try:
             findings.control(session, number, frame.kind, raw)
@@ -223,12 +223,12 @@ def _audit_tables(view: StoreView, findings: Findings) -> None:
 def summary(findings: Findings) -> Audit:
     """The counts of an audit."""
     gap_chunks, gap_steps = _gaps(findings)
-    data = [frame for frame in findings.held.values() if frame.kind == FrameKind.DATA]
+    data = [frame for frame in findings.frames.values() if frame.kind == FrameKind.DATA]
     stored = [frame for frame in data if frame.fate == STORED]
     return Audit(
         steps=sum(frame.n_steps for frame in stored),
         chunks=len(stored),
-        sessions=len({key[0] for key, frame in findings.held.items() if frame.fate == STORED}),
+        sessions=len({key[0] for key, frame in findings.frames.items() if frame.fate == STORED}),
         duplicate_chunks=findings.duplicate_chunks,
         duplicate_steps=findings.duplicate_steps,
         gap_chunks=gap_chunks,
@@ -245,7 +245,7 @@ def summary(findings: Findings) -> Audit:
 def _gaps(findings: Findings) -> tuple[int, int]:
     """Missing chunk numbers and steps that no drop report explains."""
     sessions: dict[bytes, list[tuple[int, int, AuditedFrame | None]]] = {}
-    for (session, number), frame in findings.held.items():
+    for (session, number), frame in findings.frames.items():
         sessions.setdefault(session, []).append((number, number, frame))
     for session, number in findings.quarantined:
         sessions.setdefault(session, []).append((number, number, None))

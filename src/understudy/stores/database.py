@@ -245,7 +245,7 @@ class Database:
             return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])
 
     @contextmanager
-    def changing(self, doing: str) -> Iterator[None]:
+    def transaction(self, doing: str) -> Iterator[None]:
         """One durable transaction, all or nothing."""
         try:
             with disk(doing):

@@ -156,11 +156,11 @@ class LocalStore:
             now_s = self._clock.now()
             ownership = self._owners.get(partition) or _Ownership("", 0, 0.0, 0.0)
             if ownership.owner != owner and ownership.expires_s > now_s:
-                left_s = ownership.expires_s - now_s
+                remaining_s = ownership.expires_s - now_s
                 raise ClaimLost(
                     f"partition {partition} is claimed by {ownership.owner} for another "
-                    f"{left_s:.1f} s",
-                    retry_after_s=left_s,
+                    f"{remaining_s:.1f} s",
+                    retry_after_s=remaining_s,
                 )
             epoch = ownership.epoch + 1
             with self._changing("a claim"):
@@ -181,10 +181,10 @@ class LocalStore:
         self._check_not_closed()
         return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
 
-    def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
+    def cursor_before(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
         """A cursor before all of these chunks that are stored."""
         self._check_not_closed()
-        return self._view.behind(chunks)
+        return self._view.cursor_before(chunks)
 
     def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         self._check_not_closed()
@@ -267,7 +267,7 @@ class LocalStore:
                             f"arrival {row.arrival} of the store is damaged and cannot be "
                             "quarantined; run `understudy data verify` to see its chunk"
                         ) from error
-                    game, state = sessions.get(frame.session) or self.lookup.must_know(
+                    game, state = sessions.get(frame.session) or self.lookup.require_state(
                         frame.session
                     )
                     sessions[frame.session] = (game, withdraw(state, row.n_steps))
@@ -728,7 +728,7 @@ class LocalStore:
         """A durable transaction; if it fails, the state in memory is restored."""
         head = self._head
         try:
-            with self._database.changing(doing):
+            with self._database.transaction(doing):
                 yield
         except BaseException:
             self._head = head

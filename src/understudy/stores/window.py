@@ -108,7 +108,7 @@ class Window:
         self._cursor = page.cursor
         if self._clock.monotonic() >= self._next_bound_s:
             self._next_bound_s = self._clock.monotonic() + _BOUND_EVERY_S
-            self.bound()
+            self.enforce_limits()
         return len(page.items)
 
     def run(self, stop: Event) -> None:
@@ -209,7 +209,7 @@ class Window:
 
     # --- bounds -----------------------------------------------------------------------------------
 
-    def bound(self) -> int:
+    def enforce_limits(self) -> int:
         """Drop chunks beyond the limits; return how many were dropped."""
         before_s = 0.0 if self._keep_s is None else self._clock.now() - self._keep_s
         if self._max_steps is not None or self._max_bytes is not None:

@@ -540,10 +540,10 @@ class PartitionReader:
                     self._refresh_end()
             if message is None and self._place < self._end:
                 return self._next_existing()
-            left_s = deadline_s - self._clock.monotonic()
-            if message is None and left_s <= 0:
+            remaining_s = deadline_s - self._clock.monotonic()
+            if message is None and remaining_s <= 0:
                 return None
-            message = message or self._next(min(left_s, _POLL_SLICE_S))
+            message = message or self._next(min(remaining_s, _POLL_SLICE_S))
         return message
 
     def _next_existing(self) -> Any:

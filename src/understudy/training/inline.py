@@ -44,7 +44,7 @@ class _OneGame:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return self._game if (game, schema) == (self._game.game, self._game.schema) else None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return game == self._game.game
 
 

@@ -321,7 +321,7 @@ def apply(wire: Wire, commit: Commit) -> None:
         rows.append(wire.insert("quarantine", columns, ttl_s=commit.keep_s))
     for statements in by_session.values():
         rows += [
-            wire.together(statements[at : at + _BATCHED])
+            wire.batched(statements[at : at + _BATCHED])
             for at in range(0, len(statements), _BATCHED)
         ]
     wire.all(rows)

@@ -94,7 +94,9 @@ class AdminJournal:
 
     # --- effects ----------------------------------------------------------------------------------
 
-    def gone(self, key: Key, player: bytes, kind: int, received_s: int, events: int) -> Gone | None:
+    def removal_reason(
+        self, key: Key, player: bytes, kind: int, received_s: int, events: int
+    ) -> Gone | None:
         """Why a frame, stored after `events` admin commits, is no longer readable; else None."""
         if events < self.forgets.get(player, (0, 0.0))[0]:
             return "forgotten"
@@ -102,9 +104,11 @@ class AdminJournal:
             return "quarantined"
         return "expired" if kind == FrameKind.DATA and received_s < self.expired_before_s else None
 
-    def arrival_gone(self, arrived: Arrived, events: int) -> Gone | None:
+    def arrival_removal_reason(self, arrived: Arrived, events: int) -> Gone | None:
         """The same, for an arrival."""
-        return self.gone(arrived.key, arrived.player, arrived.kind, arrived.received_s, events)
+        return self.removal_reason(
+            arrived.key, arrived.player, arrived.kind, arrived.received_s, events
+        )
 
     def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
         """Whether a player was erased after this session began or the frame arrived."""
@@ -217,7 +221,9 @@ class CassandraLookup:
         session = self.committed_state(row.session)
         player = b"" if session is None else session.state.player
         key = (row.session.bytes, row.chunk_no)
-        return self._journal.gone(key, player, row.kind, row.received_s, row.events) is None
+        return (
+            self._journal.removal_reason(key, player, row.kind, row.received_s, row.events) is None
+        )
 
     def data_rows(self, session: uuid.UUID, chunk_no: int) -> list[Row]:
         """Rows of readable data frames of a chunk number."""

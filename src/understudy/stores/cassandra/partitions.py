@@ -80,10 +80,11 @@ class Partitions:
             row = self.row(partition)
             now_s = self._clock.now()
             if row.owner not in ("", None, owner) and row.expires_s > now_s:
-                left_s = row.expires_s - now_s
+                remaining_s = row.expires_s - now_s
                 raise ClaimLost(
-                    f"partition {partition} is claimed by {row.owner} for another {left_s:.1f} s",
-                    retry_after_s=left_s,
+                    f"partition {partition} is claimed by {row.owner} for another "
+                    f"{remaining_s:.1f} s",
+                    retry_after_s=remaining_s,
                 )
             if self._changed(row, "owner = ?, expires_s = ?", owner, now_s + ttl_s):
                 return self._begin(partition, row.epoch + _EPOCH, ttl_s)
@@ -144,7 +145,7 @@ class Partitions:
             raise ClaimLost(f"epoch {epoch} of partition {partition} is stale; claim it again")
         return row
 
-    def held(self, partition: str, epoch: int) -> Lease:
+    def lease_of(self, partition: str, epoch: int) -> Lease:
         """The lease of a claim of this instance; ClaimLost otherwise."""
         lease = self._held.get(partition)
         if lease is None or lease.epoch != epoch:

@@ -223,7 +223,7 @@ class CassandraStore:
         """Store a batch with its position; retried when an admin commit happened meanwhile."""
         if self.wire.is_closed:
             raise Closed("the store was closed")
-        lease = self._partitions.held(batch.partition, batch.epoch)
+        lease = self._partitions.lease_of(batch.partition, batch.epoch)
         with lease.lock:
             while True:
                 self.admin_lock.await_number(lease.events)
@@ -382,7 +382,9 @@ class CassandraStore:
             )
             yield from ((commit, arrived) for arrived in commit.facts.stored)
         last_no = 0 if last is None else last.number
-        if last_no < row.commit_no and not self._tailer.is_past(row.at_s, record_ttl_s(row.keep_s)):
+        if last_no < row.commit_no and not self._tailer.is_expired(
+            row.at_s, record_ttl_s(row.keep_s)
+        ):
             findings.corrupt.append(
                 f"commits {last_no + 1} to {row.commit_no} of {name} are missing"
             )
@@ -391,14 +393,14 @@ class CassandraStore:
         readable = [
             arrived
             for commit, arrived in page
-            if self._journal.arrival_gone(arrived, commit.events) is None
+            if self._journal.arrival_removal_reason(arrived, commit.events) is None
         ]
         frames = self._tailer.frames(readable)
         if any(arrived.frame_key not in frames for arrived in readable):
             self._journal.refresh()
             self._tailer.heads()
         for commit, arrived in page:
-            reason = self._journal.arrival_gone(arrived, commit.events)
+            reason = self._journal.arrival_removal_reason(arrived, commit.events)
             frame = frames.get(arrived.frame_key)
             if reason is None and frame is None:
                 reason = self._tailer.lost(commit)
@@ -406,7 +408,7 @@ class CassandraStore:
                 findings.corrupt.append(f"{_name(arrived)} is missing or damaged")
             elif reason is not None:
                 steps = (arrived.first_step, arrived.n_steps)
-                findings.hold(
+                findings.add_frame(
                     arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, _FATES[reason])
                 )
                 if reason == "forgotten":
@@ -616,7 +618,7 @@ class CassandraStore:
             self.wire.all([erased_frame(self.wire, arrived.frame_key) for arrived in expired])
             n_expired += sum(
                 arrived.received_s >= old
-                and self._journal.arrival_gone(arrived, commit.events) is None
+                and self._journal.arrival_removal_reason(arrived, commit.events) is None
                 for arrived in expired
             )
             is_swept = is_swept and len(expired) == len(data)
@@ -740,7 +742,7 @@ def _quarantined(row: Row, raw: bytes) -> Quarantined:
 def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     try:
         if frame.kind is not FrameKind.DATA:
-            findings.hold(arrived.key, AuditedFrame(arrived.crc, arrived.kind, -1, 0))
+            findings.add_frame(arrived.key, AuditedFrame(arrived.crc, arrived.kind, -1, 0))
             findings.control(arrived.session, arrived.chunk_no, frame.kind, frame.encode())
             return
         meta = chunk_of(frame).meta
@@ -751,7 +753,7 @@ def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     if actual != (arrived.first_step, arrived.n_steps, arrived.game, arrived.player):
         findings.corrupt.append(f"{_name(arrived)} does not match its commit")
     steps = (meta.first_step, meta.n_steps)
-    findings.hold(arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, STORED))
+    findings.add_frame(arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, STORED))
 
 
 def _name(arrived: Arrived) -> str:

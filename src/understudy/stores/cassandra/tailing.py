@@ -51,7 +51,7 @@ class TailPosition:
 class TailCursor:
     """The position of a tail in all partitions."""
 
-    shown: int = 0
+    last_arrival_no: int = 0
     """The last arrival number of this tail."""
     at: dict[str, TailPosition] = field(default_factory=dict)
 
@@ -60,10 +60,10 @@ class TailCursor:
             name: [place.commit_no, place.index, place.arrivals]
             for name, place in sorted(self.at.items())
         }
-        return Cursor(json.dumps([self.shown, fields], separators=(",", ":")))
+        return Cursor(json.dumps([self.last_arrival_no, fields], separators=(",", ":")))
 
     def copy(self) -> "TailCursor":
-        return TailCursor(self.shown, dict(self.at))
+        return TailCursor(self.last_arrival_no, dict(self.at))
 
 
 def read_cursor(cursor: Cursor | None) -> TailCursor:
@@ -122,13 +122,13 @@ class Tailer:
         while True:
             pending, after = self._next(places, max_items)
             if pending:
-                return Tail(self._items(places.shown, pending), after.text())
+                return Tail(self._items(places.last_arrival_no, pending), after.text())
             # Commits without an item (positions, quarantine) advance the position too.
             places = after
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 return Tail([], places.text())
-            self.wire.wait(min(POLL_S, left_s))
+            self.wire.wait(min(POLL_S, remaining_s))
 
     # --- heads ----------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Tailer:
                 {name: source.commits for name, source in sources.items() if source.commits}
             )
         self.journal.read_to(self._heads.get(ADMIN, 0))
-        places.shown += sum(item.n_lost or 1 for item in pending)
+        places.last_arrival_no += sum(item.n_lost or 1 for item in pending)
         return pending, places
 
     def _sources(self, heads: Mapping[str, int], places: TailCursor) -> dict[str, _ReadAhead]:
@@ -260,7 +260,7 @@ class Tailer:
             for item in pending
             if item.commit
             and item.arrived
-            and not self.journal.arrival_gone(item.arrived, item.commit.events)
+            and not self.journal.arrival_removal_reason(item.arrived, item.commit.events)
         ]
         frames = self.frames(readable)
         if any(arrived.frame_key not in frames for arrived in readable):
@@ -286,7 +286,7 @@ class Tailer:
             return _event(number, item.commit.facts.event)
         arrived = item.arrived
         frame = frames.get(arrived.frame_key)
-        reason = self.journal.arrival_gone(arrived, item.commit.events)
+        reason = self.journal.arrival_removal_reason(arrived, item.commit.events)
         if reason is None and frame is None:
             reason = self.lost(item.commit)
         if reason is None and frame is not None:
@@ -301,15 +301,15 @@ class Tailer:
 
     def lost(self, commit: Commit) -> Gone:
         """Why a frame's bytes are missing although no event erased them."""
-        return "expired" if self.is_past(commit.at_s, commit.keep_s) else "damaged"
+        return "expired" if self.is_expired(commit.at_s, commit.keep_s) else "damaged"
 
     def may_have_expired(self, before: Commit | None) -> bool:
         """Whether commits after this one may have expired."""
         if before is None or not before.keep_s:
             return self.has_ttl
-        return self.is_past(before.at_s, record_ttl_s(before.keep_s))
+        return self.is_expired(before.at_s, record_ttl_s(before.keep_s))
 
-    def is_past(self, at_s: float, keep_s: int) -> bool:
+    def is_expired(self, at_s: float, keep_s: int) -> bool:
         """Whether data written at a time with this time to live (0: forever) may have expired."""
         return bool(keep_s) and at_s + keep_s < self.clock.now() + SLACK_S
 

@@ -147,7 +147,7 @@ class Options:
 
 def read_options(location: Location) -> Options:
     """Parse a `cassandra://` address; ConfigError for an invalid option."""
-    location.refuse_others(_KNOWN)
+    location.check_options(_KNOWN)
     if not location.hosts:
         raise ConfigError("cassandra:// has no host; write cassandra://HOST:PORT,HOST2/KEYSPACE")
     for host, port in location.hosts:
@@ -180,7 +180,7 @@ def read_options(location: Location) -> Options:
         datacenter=location.text("datacenter"),
         consistency=consistency,
         replication=_replication(location.text("replication", "3")),
-        ttl_s=location.whole("ttl_s", 7_776_000, most=630_000_000)
+        ttl_s=location.integer("ttl_s", 7_776_000, most=630_000_000)
         if "ttl_s" in location.options
         else None,
         tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
@@ -190,8 +190,8 @@ def read_options(location: Location) -> Options:
         check_hostname=location.flag("check_hostname", default=True),
         retry_s=location.number("retry_s", 20.0, least=0.0, most=3600.0),
         timeout_s=location.number("timeout_s", 10.0, least=0.1, most=600.0),
-        protocol=location.whole("protocol", 5, least=4, most=5),
-        in_flight=location.whole("in_flight", 64, least=1, most=4096),
+        protocol=location.integer("protocol", 5, least=4, most=5),
+        in_flight=location.integer("in_flight", 64, least=1, most=4096),
     )
 
 
@@ -409,7 +409,7 @@ class Wire:
         bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
         return bound
 
-    def together(self, statements: Sequence[Statement]) -> Statement:
+    def batched(self, statements: Sequence[Statement]) -> Statement:
         """Combine statements of one Cassandra partition into one atomic write."""
         if len(statements) == 1:
             return statements[0]
