@@ -273,7 +273,7 @@ def test_a_roles_last_line_during_startup_is_shown_unless_it_is_the_commands_err
 def test_the_reason_why_a_role_ended_is_shown_once():
     written = io.StringIO()
     view = _View(Console(file=written, force_terminal=True, width=200), is_json=False)
-    status = RoleStatus(Role(name="ingest", command=lambda _: [], drains_s=1.0))
+    status = RoleStatus(Role(name="ingest", command=lambda _: [], drain_s=1.0))
     view.statuses = {"ingest": status}
     for said in (
         "ended with 3: no broker; restart 1 in 0.1 s",

@@ -26,14 +26,14 @@ from understudy.core.settings import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oven:
     heat: float = setting(200.0, 30, 300, "Degrees.")
-    fan: bool = setting(False, says="Moves the air.")
+    fan: bool = setting(False, description="Moves the air.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kitchen:
-    name: str = setting("ours", says="What it is called.")
-    size: str = setting("small", says="How many cook.", choices=("small", "large"))
-    hours: tuple[int, ...] = setting((9, 17), says="When it is open.")
+    name: str = setting("ours", description="What it is called.")
+    size: str = setting("small", description="How many cook.", choices=("small", "large"))
+    hours: tuple[int, ...] = setting((9, 17), description="When it is open.")
     oven: Oven = Oven()
 
 

@@ -74,7 +74,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     recipe = replace(
         RECIPES["cassandra"],
         prepare=lambda place: prepare(place, seed=ports[NODES[0]]),
-        welcome=lambda place: None,  # there are no users
+        initialise=lambda place: None,  # there are no users
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "cassandra", recipe)

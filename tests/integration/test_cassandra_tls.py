@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             RECIPES["cassandra"],
             prepare=prepare,
             probe=lambda place: probe_cassandra(place, tls=tls(place)),
-            welcome=lambda place: init_cassandra(place, tls=tls(place)),
+            initialise=lambda place: init_cassandra(place, tls=tls(place)),
         )
         patch.setitem(RECIPES, "cassandra", secure)
         with servers.start("cassandra", tmp_path_factory.mktemp("secure-cassandra")) as server:

@@ -17,7 +17,7 @@ SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
 import jax, jax.numpy as jnp
-from understudy.learn.compile_cache import drop_broken
+from understudy.learn.compile_cache import delete_truncated_entries
 
 folder = Path(sys.argv[1])
 jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -41,10 +41,10 @@ entry = call()
 entry.write_bytes(entry.read_bytes()[:100])
 call()
 call()
-dropped = drop_broken(folder)
+dropped = delete_truncated_entries(folder)
 call()
 call()
-print(json.dumps([told, dropped, drop_broken(folder)]))
+print(json.dumps([told, dropped, delete_truncated_entries(folder)]))
 """
 
 

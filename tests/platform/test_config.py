@@ -21,8 +21,8 @@ from understudy.platform.config import (
     StreamSection,
     backend_urls,
     example,
-    hidden,
     location_changes,
+    mask_secrets,
     read_last_start,
     resolve,
     save_last_start,
@@ -172,7 +172,7 @@ def test_passwords_in_a_url_are_stars():
         "value": "https://***@host/path?***",
         "origin": "UNDERSTUDY_MODELS_URL",
     }
-    assert hidden(5) == 5
+    assert mask_secrets(5) == 5
 
 
 def test_the_example_lists_every_setting_and_changes_none(tmp_path: Path):

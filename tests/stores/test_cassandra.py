@@ -390,12 +390,17 @@ def test_frames_before_an_erasure_are_gone_and_later_ones_are_not() -> None:
     withdraw = CommitFacts(event=Event("quarantine", START_S, b"", [(SESSION.bytes, 1, 6)]))
     known = journal(forget, withdraw)
     other = arrived(1, player=OTHER_PLAYER)
-    assert known.arrival_gone(arrived(), 0) == "forgotten"
-    assert known.arrival_gone(arrived(), 1) is None
-    assert (known.arrival_gone(other, 1), known.arrival_gone(other, 2)) == ("quarantined", None)
+    assert known.arrival_removal_reason(arrived(), 0) == "forgotten"
+    assert known.arrival_removal_reason(arrived(), 1) is None
+    assert (known.arrival_removal_reason(other, 1), known.arrival_removal_reason(other, 2)) == (
+        "quarantined",
+        None,
+    )
     known.expired_before_s = int(START_S) + 1
-    assert known.arrival_gone(other, 2) == "expired"
-    assert known.arrival_gone(arrived(kind=int(FrameKind.CLOSE)), 1) is None, "only data ages"
+    assert known.arrival_removal_reason(other, 2) == "expired"
+    assert known.arrival_removal_reason(arrived(kind=int(FrameKind.CLOSE)), 1) is None, (
+        "only data ages"
+    )
 
 
 def test_a_session_state_includes_later_admin_commits() -> None:

@@ -223,12 +223,12 @@ def test_the_real_tensorboard_writer_writes_a_file(tmp_path: Path):
 FED = """
 import sys
 from understudy.training.sinks import Feed, sinks_named
-from understudy.training.events import Episode, Started
+from understudy.training.events import EpisodeEnded, Started
 run, name = sys.argv[1:]
 feed = Feed(name, sinks_named(name)[name])
 feed.hear(Started(env_steps=0, run=run, game="g", algorithm="dqn", seed=7, steps=100, until=None))
 for step in (5, 6):
-    feed.hear(Episode(env_steps=step, env=0, return_=step / 4, length=7))
+    feed.hear(EpisodeEnded(env_steps=step, env=0, return_=step / 4, length=7))
 feed.close(timeout_s=200.0)
 sys.exit(feed.warning or 0)
 """

@@ -23,7 +23,7 @@ from understudy.cli.options import (
 )
 from understudy.core.errors import ConfigError
 from understudy.platform.children import log_to_stderr
-from understudy.platform.config import Config, hidden, resolve
+from understudy.platform.config import Config, mask_secrets, resolve
 from understudy.platform.ingest import RETENTION_S, open_ingest
 
 _INTERRUPTED = b"interrupted; steps not stored yet are in the stream, for the next start\n"
@@ -84,7 +84,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         if until_empty:
             role.store_all()
         else:
-            stream = hidden(config.stream.url) or data.stream
+            stream = mask_secrets(config.stream.url) or data.stream
             out.print(f"following {stream}; Ctrl-C drains and exits", soft_wrap=True, markup=False)
             role.run(stop)
         stats = role.service.stats

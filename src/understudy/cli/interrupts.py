@@ -24,7 +24,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 def raise_stop_signal(number: int, _frame: object) -> None:
-    """Signal handler that raises AskedToStop."""
+    """Signal handler that raises StopSignal."""
     raise StopSignal(number)
 
 

@@ -18,7 +18,7 @@ from understudy.cli.options import (
     results,
 )
 from understudy.core.errors import ConfigError
-from understudy.platform.config import hidden, resolve
+from understudy.platform.config import mask_secrets, resolve
 from understudy.simulation.people import SimulateConfig, Simulation, SimulationProgress
 
 _LINE_EVERY_S = 2.0
@@ -71,8 +71,8 @@ def simulate(
     deployed = resolve({"data": data_text}).config
     if url := deployed.stream.url or deployed.store.url:
         raise ConfigError(
-            f"the deployment in {data.root} records to {hidden(url)}, but simulate records to a "
-            "data folder only; give another folder with --data"
+            f"the deployment in {data.root} records to {mask_secrets(url)}, but simulate records "
+            "to a data folder only; give another folder with --data"
         )
     config = SimulateConfig(
         env_id=game,

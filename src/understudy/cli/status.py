@@ -17,7 +17,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import StorageFailed
 from understudy.core.log import is_locked
 from understudy.models.registry import Registry
-from understudy.platform.config import hidden, resolve
+from understudy.platform.config import mask_secrets, resolve
 from understudy.platform.platform import roles_folder
 
 _SILENT_S = 5.0
@@ -37,7 +37,7 @@ def status(data_text: str | None, as_json: bool) -> int:
     config = resolve({"data": data_text}).config
     urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
     fields = platform_status(config.folder, models=config.models.url, store=config.store.url)
-    fields["elsewhere"] = {part: hidden(url) for part, url in urls.items() if url}
+    fields["elsewhere"] = {part: mask_secrets(url) for part, url in urls.items() if url}
     _print(results(as_json=as_json), fields)
     return finish(fields, as_json=as_json, code=0 if fields["ok"] else 1)
 

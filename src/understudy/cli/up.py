@@ -26,8 +26,8 @@ from understudy.platform.config import (
     HERE,
     Config,
     backend_urls,
-    hidden,
     location_changes,
+    mask_secrets,
     read_last_start,
     resolve,
     save_last_start,
@@ -153,7 +153,7 @@ def _print_urls(config: Config, out: Console) -> None:
         out.print(f"[yellow]![/] {escape(change)}", soft_wrap=True)
     for name, url in backend_urls(config).items():
         if url:
-            out.print(f"{name.partition('.')[0]} at {escape(hidden(url))}", soft_wrap=True)
+            out.print(f"{name.partition('.')[0]} at {escape(mask_secrets(url))}", soft_wrap=True)
 
 
 def _save_urls(config: Config, out: Console) -> None:
@@ -175,7 +175,8 @@ def _save_urls(config: Config, out: Console) -> None:
                 "environment"
             )
             out.print(
-                f"[yellow]![/] {escape(warning)}: {escape(hidden(others[name])) or HERE[name]}",
+                f"[yellow]![/] {escape(warning)}: "
+                f"{escape(mask_secrets(others[name])) or HERE[name]}",
                 soft_wrap=True,
             )
 

@@ -135,7 +135,7 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
             is_over = not progress.records or progress.ended or progress.is_drained
             is_over |= total.size_bytes >= job.max_batch_bytes
     except (ConfigError, StorageFull, StorageFailed) as error:
-        return replace(total, is_past=False), error
+        return replace(total, is_drained=False), error
     return total, None
 
 

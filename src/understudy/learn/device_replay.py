@@ -46,7 +46,7 @@ def empty_levels(capacity: int) -> Levels:
 
 
 def set_leaves(levels: Levels, rows: jax.Array, masses: jax.Array) -> Levels:
-    """The tree with these masses set; rows that are NOWHERE are ignored."""
+    """The tree with these masses set; rows that are NO_ROW are ignored."""
     changed = [levels[0].at[rows].set(masses, mode="drop")]
     for level in levels[1:]:
         rows = rows // WIDTH
@@ -122,7 +122,7 @@ _FACTS = {
 
 
 def insert_block(ring: DeviceRing, rows: jax.Array, block: Mapping[str, jax.Array]) -> DeviceRing:
-    """The ring with these columns set at these rows; rows that are NOWHERE are padding."""
+    """The ring with these columns set at these rows; rows that are NO_ROW are padding."""
     columns = {
         name: column.at[rows].set(block[name], mode="drop") for name, column in ring.columns.items()
     }

@@ -32,8 +32,8 @@ GAUSSIAN = ("gaussian_clipped", "gaussian_tanh")
 
 INVALID = -1e30
 LOWEST_VALID = -1e20
-"""Invalid actions get the output ILLEGAL and valid ones at least LOWEST, so that a valid one always
-wins."""
+"""Invalid actions get the output INVALID and valid ones at least LOWEST_VALID, so that a valid one
+always wins."""
 LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 

@@ -18,7 +18,7 @@ from understudy.core.location import is_loopback, parse_location
 from understudy.core.log import write_file
 from understudy.core.settings import Resolved as Resolved
 from understudy.core.settings import from_tree, setting
-from understudy.core.settings import mask_secrets as hidden
+from understudy.core.settings import mask_secrets as mask_secrets
 from understudy.experience.chunk import CONSENTS
 from understudy.models.gate import Bounds
 from understudy.release.schedule import LearningSchedule
@@ -333,9 +333,9 @@ def _check_models(url: str) -> None:
     try:
         open_objects(url)
     except ConfigError as error:
-        reason = str(error).replace(url, str(hidden(url)))
+        reason = str(error).replace(url, str(mask_secrets(url)))
         raise ConfigError(
-            f"models.url is {hidden(url)!r}, which cannot be used: {reason}"
+            f"models.url is {mask_secrets(url)!r}, which cannot be used: {reason}"
         ) from None
 
 
@@ -501,7 +501,7 @@ _NEXT = {
 
 
 def _shown(name: str, url: str) -> str:
-    return str(hidden(url)) if url else f"in the data folder ({HERE[name]})"
+    return str(mask_secrets(url)) if url else f"in the data folder ({HERE[name]})"
 
 
 def _absolute(url: str) -> str:
