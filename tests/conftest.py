@@ -11,8 +11,8 @@ from hypothesis import settings
 
 from tests import schedule
 from tests.card import Card
-from tests.stores.desks import local_desk
-from understudy.testing.desk import Desk
+from tests.stores.local_stores import local_harness
+from understudy.testing.store_harness import StoreHarness
 
 # Without keys, botocore would request the role of the machine over the network.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
@@ -73,8 +73,8 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def harness(tmp_path: Path) -> Iterator[StoreHarness]:
     """A local store in `remote` of the test's folder, used as a remote one."""
-    local = local_desk(tmp_path / "remote")
+    local = local_harness(tmp_path / "remote")
     yield local
     local.store.close()

@@ -384,7 +384,7 @@ class Specs(Protocol):
     """Where ingest looks up a game's spec."""
 
     def spec(self, game: str, schema: str) -> GameSpec | None: ...
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         """Return whether any schema of this game is registered."""
         ...
 
@@ -398,7 +398,7 @@ class Objects(Protocol):
     A name is parts of A-Z a-z 0-9 . _ - joined by slashes.
     """
 
-    look_every_s: float
+    poll_every_s: float
     """How often to look for objects created by others: each look takes time and may cost money."""
 
     def get(self, name: str) -> bytes | None: ...

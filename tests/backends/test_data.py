@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.backends.data import DataFolder, stats_elsewhere
+from understudy.backends.data import DataFolder, remote_stats
 from understudy.ports import Cursor, Tail
 from understudy.stores.local import LocalStore
-from understudy.testing.desk import SPEC, Desk, StoreFactory
+from understudy.testing.store_harness import SPEC, StoreFactory, StoreHarness
 
 
 class _Factory(StoreFactory):
@@ -24,16 +24,16 @@ def factory(tmp_path: Path) -> _Factory:
 
 
 def test_figures_that_only_the_servers_know_are_left_out(factory: _Factory, tmp_path: Path):
-    desk = factory.desk()
+    harness = factory.harness()
     data = DataFolder(tmp_path / "D")
     chunks = factory.chunks(3)
-    desk.put(*chunks)
-    desk.write(refused=[desk.refusal(one) for one in factory.chunks(2)])
+    harness.put(*chunks)
+    harness.write(refused=[harness.refusal(one) for one in factory.chunks(2)])
     for left_over in (data.store, data.ledger):
         left_over.mkdir(parents=True)
         (left_over / "file").write_bytes(b"12345")
     steps = sum(one.meta.n_steps for one in chunks)
-    assert stats_elsewhere(data, desk.store) == {
+    assert remote_stats(data, harness.store) == {
         "steps": steps,
         "chunks": 3,
         "sessions": 1,
@@ -47,19 +47,19 @@ def test_figures_that_only_the_servers_know_are_left_out(factory: _Factory, tmp_
 def test_figures_are_consistent_and_complete_while_another_process_writes(
     factory: _Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    desk = factory.desk()
-    tail = desk.store.tail
-    _write(desk, factory)
+    harness = factory.harness()
+    tail = harness.store.tail
+    _write(harness, factory)
 
     def growing(cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
-        _write(desk, factory)
+        _write(harness, factory)
         return tail(cursor, max_items=max_items, wait_s=wait_s)
 
-    monkeypatch.setattr(desk.store, "tail", growing)
-    found = stats_elsewhere(DataFolder(tmp_path / "D"), desk.store)
+    monkeypatch.setattr(harness.store, "tail", growing)
+    found = remote_stats(DataFolder(tmp_path / "D"), harness.store)
     assert found["steps"] == sum(found["games"].values()) > 0
     assert found["chunks"] == 3 * found["sessions"] >= 6
 
 
-def _write(desk: Desk, factory: _Factory) -> None:
-    desk.put(*factory.chunks(3))
+def _write(harness: StoreHarness, factory: _Factory) -> None:
+    harness.put(*factory.chunks(3))

@@ -30,7 +30,7 @@ REFUSALS: dict[Trouble, str] = {
 """What ends ingest, for somebody to mend."""
 
 
-class Desk:
+class SpecsHarness:
     """A registry on a small S3, a stream, a store and ingest between them."""
 
     def __init__(self, s3: SmallS3, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Desk:
         )
         self.specs = RegistrySpecs(self.registry, clock=self.clock)
         self.service = IngestService(
-            self.stream, self.store, self.specs, owner="desk", clock=self.clock
+            self.stream, self.store, self.specs, owner="harness", clock=self.clock
         )
 
     def send(self, n_chunks: int = 3, *, spec=SPEC) -> None:
@@ -59,33 +59,33 @@ class Desk:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Desk]:
+def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SpecsHarness]:
     with small_s3(monkeypatch) as server:
-        desk = Desk(server, tmp_path)
-        yield desk
-        desk.store.close()
+        harness = SpecsHarness(server, tmp_path)
+        yield harness
+        harness.store.close()
 
 
 @pytest.mark.parametrize("trouble", [503, "cut", 403, "proxy"])
 def test_while_the_registry_is_unreachable_nothing_is_quarantined_and_later_all_is_stored(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, trouble: Trouble
+    harness: SpecsHarness, monkeypatch: pytest.MonkeyPatch, trouble: Trouble
 ):
     monkeypatch.setattr("understudy.platform.ingest._TROUBLE_S", 0.01)
-    desk.registry.register(SPEC)
-    desk.send(5)
-    desk.s3.trouble = trouble
+    harness.registry.register(SPEC)
+    harness.send(5)
+    harness.s3.trouble = trouble
     is_away = threading.Event()
     stop = threading.Event()
 
     def step() -> int:
         try:
-            moved = desk.service.step()
+            moved = harness.service.step()
         except Exception:
             if is_away.is_set():
-                desk.s3.trouble = ""
+                harness.s3.trouble = ""
             is_away.set()
             raise
-        audit = desk.store.audit()
+        audit = harness.store.audit()
         if audit.chunks + audit.quarantined + audit.parked == 5:
             stop.set()
         return moved
@@ -94,79 +94,84 @@ def test_while_the_registry_is_unreachable_nothing_is_quarantined_and_later_all_
         if trouble in REFUSALS:
             with pytest.raises(Exception, match=REFUSALS[trouble]):
                 repeat(step, stop)
-            assert (desk.store.audit().quarantined, desk.store.positions()) == (0, {})
-            desk.s3.trouble = ""
+            assert (harness.store.audit().quarantined, harness.store.positions()) == (0, {})
+            harness.s3.trouble = ""
         repeat(step, stop)
-    audit = desk.store.audit()
+    audit = harness.store.audit()
     assert (audit.chunks, audit.quarantined, audit.parked, audit.gap_chunks) == (5, 0, 0, 0)
-    assert desk.service.stats.fates == {"new": 5}
+    assert harness.service.stats.fates == {"new": 5}
     assert trouble in REFUSALS or [one["event"] for one in logs][:2] == ["unreachable"] * 2
 
 
-def test_known_specs_stay_usable_while_the_registry_is_unreachable(desk: Desk):
-    desk.registry.register(SPEC)
-    desk.send(2)
-    desk.service.drain()
-    desk.s3.trouble = 503
-    desk.send(3)
-    desk.service.drain()
-    assert desk.store.audit().chunks == 5
-    desk.send(1, spec=OTHER)
+def test_known_specs_stay_usable_while_the_registry_is_unreachable(harness: SpecsHarness):
+    harness.registry.register(SPEC)
+    harness.send(2)
+    harness.service.drain()
+    harness.s3.trouble = 503
+    harness.send(3)
+    harness.service.drain()
+    assert harness.store.audit().chunks == 5
+    harness.send(1, spec=OTHER)
     with pytest.raises(Unreachable, match="check that the server is running"):
-        desk.service.drain()
-    assert desk.store.audit().parked == 0
+        harness.service.drain()
+    assert harness.store.audit().parked == 0
 
 
-def test_a_flood_of_an_unknown_schema_costs_one_request_a_second(desk: Desk):
-    desk.registry.register(SPEC)
-    assert desk.asked
-    desk.send(40, spec=OTHER)
-    desk.service.drain()
-    assert desk.asked == 2, "for the schema, and for the game"
-    desk.send(40, spec=OTHER)
-    desk.service.drain()
-    assert desk.asked == 0
-    desk.clock.advance(MISS_S)
-    desk.send(40, spec=OTHER)
-    desk.service.drain()
-    assert desk.asked == 1
-    assert desk.service.stats.refusals == {"unknown_schema": 120}
+def test_a_flood_of_an_unknown_schema_costs_one_request_a_second(harness: SpecsHarness):
+    harness.registry.register(SPEC)
+    assert harness.asked
+    harness.send(40, spec=OTHER)
+    harness.service.drain()
+    assert harness.asked == 2, "for the schema, and for the game"
+    harness.send(40, spec=OTHER)
+    harness.service.drain()
+    assert harness.asked == 0
+    harness.clock.advance(MISS_S)
+    harness.send(40, spec=OTHER)
+    harness.service.drain()
+    assert harness.asked == 1
+    assert harness.service.stats.refusals == {"unknown_schema": 120}
 
 
-def test_a_spec_registered_later_is_visible_within_a_second(desk: Desk):
+def test_a_spec_registered_later_is_visible_within_a_second(harness: SpecsHarness):
     for spec in (SPEC, OTHER):
-        desk.send(1, spec=spec)
-        desk.service.drain()
-        desk.registry.register(spec)
-        desk.clock.advance(MISS_S)
-        desk.send(2, spec=spec)
-        desk.service.drain()
-    assert desk.service.stats.refusals == {"unknown_game": 1, "unknown_schema": 1}
-    assert desk.store.audit().chunks == 4
+        harness.send(1, spec=spec)
+        harness.service.drain()
+        harness.registry.register(spec)
+        harness.clock.advance(MISS_S)
+        harness.send(2, spec=spec)
+        harness.service.drain()
+    assert harness.service.stats.refusals == {"unknown_game": 1, "unknown_schema": 1}
+    assert harness.store.audit().chunks == 4
 
 
-def test_a_schema_registered_before_its_first_frame_is_known_whatever_else_is_missing(desk: Desk):
-    desk.send(1, spec=OTHER)
-    desk.service.drain()
-    desk.registry.register(SPEC)
-    desk.send(2)
-    desk.service.drain()
-    assert desk.store.audit().chunks == 2
+def test_a_schema_registered_before_its_first_frame_is_known_whatever_else_is_missing(
+    harness: SpecsHarness,
+):
+    harness.send(1, spec=OTHER)
+    harness.service.drain()
+    harness.registry.register(SPEC)
+    harness.send(2)
+    harness.service.drain()
+    assert harness.store.audit().chunks == 2
 
 
-def test_unknown_names_use_bounded_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_unknown_names_use_bounded_memory(harness: SpecsHarness, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("understudy.backends.specs._MOST_MISSES", 4)
     for number in range(30):
-        assert not desk.specs.knows(f"game-{number}")
-    assert len(desk.specs._missed) <= 4
-    assert desk.specs.spec("../cart", SPEC.schema) is None
+        assert not harness.specs.has_game(f"game-{number}")
+    assert len(harness.specs._missed) <= 4
+    assert harness.specs.spec("../cart", SPEC.schema) is None
 
 
-def test_an_unreadable_spec_parks_only_its_own_frames(desk: Desk):
-    desk.registry.register(SPEC)
+def test_an_unreadable_spec_parks_only_its_own_frames(harness: SpecsHarness):
+    harness.registry.register(SPEC)
     name = f"deployment/games/cart/{OTHER.schema}.json"
-    desk.s3.objects[name] = b"{"
-    desk.send(2)
-    desk.send(2, spec=OTHER)
-    desk.service.drain()
-    assert (desk.store.audit().chunks, desk.service.stats.refusals["unknown_schema"]) == (2, 2)
+    harness.s3.objects[name] = b"{"
+    harness.send(2)
+    harness.send(2, spec=OTHER)
+    harness.service.drain()
+    assert (harness.store.audit().chunks, harness.service.stats.refusals["unknown_schema"]) == (
+        2,
+        2,
+    )

@@ -10,14 +10,14 @@ import pytest
 from tests.ingest.specs import KnownSpecs
 from understudy.core.errors import MissingExtra, StorageFailed
 from understudy.core.names import new_session
-from understudy.exchange.exporting import ExportFilter, copied, extra, one_line
+from understudy.exchange.exporting import ExportFilter, import_extra, local_copy, one_line
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import DropReport, drop_frame
 from understudy.ports import Candidate, Cursor, Stored, Tail
 from understudy.stores.view import StoreView
 from understudy.stores.window import Window
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import PLAYER, random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 
 def chunks_in(view: StoreView) -> list[Chunk]:
@@ -27,70 +27,74 @@ def chunks_in(view: StoreView) -> list[Chunk]:
     ]
 
 
-def copy_of(desk: Desk, folder: Path) -> list[Chunk]:
-    with copied(
-        desk.store, KnownSpecs(SPEC), ExportFilter(game=SPEC.game), beside=folder / "out.parquet"
+def copy_of(harness: StoreHarness, folder: Path) -> list[Chunk]:
+    with local_copy(
+        harness.store, KnownSpecs(SPEC), ExportFilter(game=SPEC.game), beside=folder / "out.parquet"
     ) as view:
         return chunks_in(view)
 
 
 def test_new_steps_of_an_erased_player_are_copied(
-    desk: Desk, tmp_path: Path, rng: np.random.Generator
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    desk.put(*random_session(SPEC, rng, n_chunks=2))
-    desk.store.forget(PLAYER)
-    desk.clock.advance(10.0)
+    harness.put(*random_session(SPEC, rng, n_chunks=2))
+    harness.store.forget(PLAYER)
+    harness.clock.advance(10.0)
     fresh = random_session(
-        SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)), n_chunks=3
+        SPEC, rng, session=new_session(harness.clock.now(), rng.bytes(10)), n_chunks=3
     )
-    desk.put(*fresh)
-    assert copy_of(desk, tmp_path) == fresh
+    harness.put(*fresh)
+    assert copy_of(harness, tmp_path) == fresh
     assert [path.name for path in tmp_path.iterdir()] == ["remote"], "the copy is gone"
 
 
 def test_quarantined_and_dropped_numbers_do_not_stop_a_copy(
-    desk: Desk, tmp_path: Path, rng: np.random.Generator
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     chunks = random_session(SPEC, rng, n_chunks=1300)
     session = chunks[0].meta.session
     left = chunks[1200:]
     report = DropReport(((1, 1199),), sum(chunk.meta.n_steps for chunk in chunks[1:1200]))
-    desk.put(chunks[0])
-    desk.write(
-        [Candidate(drop_frame(session, 1300, report).stamped(PLAYER, int(desk.clock.now())), None)]
+    harness.put(chunks[0])
+    harness.write(
+        [
+            Candidate(
+                drop_frame(session, 1300, report).stamped(PLAYER, int(harness.clock.now())), None
+            )
+        ]
     )
-    desk.put(*left)
-    desk.store.quarantine([(session, 1250)], reason="guard")
-    assert copy_of(desk, tmp_path) == [
+    harness.put(*left)
+    harness.store.quarantine([(session, 1250)], reason="guard")
+    assert copy_of(harness, tmp_path) == [
         chunks[0],
         *(one for one in left if one.meta.chunk_no != 1250),
     ]
 
 
 def test_the_copy_of_a_store_that_is_always_written_to_ends(
-    desk: Desk, tmp_path: Path, rng: np.random.Generator
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     class Busy:
         """Something new has come whenever it is asked."""
 
         def __getattr__(self, name: str) -> object:
-            return getattr(desk.store, name)
+            return getattr(harness.store, name)
 
         def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
-            desk.put(*random_session(SPEC, rng, n_chunks=1))
-            return desk.store.tail(cursor, max_items=max_items, wait_s=wait_s)
+            harness.put(*random_session(SPEC, rng, n_chunks=1))
+            return harness.store.tail(cursor, max_items=max_items, wait_s=wait_s)
 
     before = random_session(SPEC, rng, n_chunks=3)
-    desk.put(*before)
-    with copied(Busy(), KnownSpecs(SPEC), ExportFilter(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
+    harness.put(*before)
+    with local_copy(Busy(), KnownSpecs(SPEC), ExportFilter(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
         assert chunks_in(view)[:3] == before
 
 
 def test_an_incomplete_copy_is_an_error(
-    desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = random_session(SPEC, rng, n_chunks=1100)
-    desk.put(*chunks)
+    harness.put(*chunks)
 
     def cut(*arguments: Any, **named: Any) -> Window:
         """Filters half of a session out, which no export does."""
@@ -98,7 +102,7 @@ def test_an_incomplete_copy_is_an_error(
 
     monkeypatch.setattr("understudy.exchange.exporting.open_window", cut)
     with pytest.raises(StorageFailed, match="conflicts with other chunks"):
-        copy_of(desk, tmp_path)
+        copy_of(harness, tmp_path)
 
 
 @pytest.mark.parametrize("module", ["pyarrow.parquet", "minari", "h5py"])
@@ -109,7 +113,7 @@ def test_a_missing_package_is_reported_with_the_install_command(
     with pytest.raises(
         MissingExtra, match=r"needs the package .*; pip install 'understudy\[export\]'$"
     ):
-        extra(module)
+        import_extra(module)
 
 
 def test_an_error_of_a_library_becomes_one_line() -> None:

@@ -35,7 +35,7 @@ from understudy.platform.config import (
 )
 from understudy.platform.ingest import IngestRole, open_in_task, open_ingest
 from understudy.stores.local import LocalStore
-from understudy.testing.desk import SPEC
+from understudy.testing.store_harness import SPEC
 
 STORE = "cassandra://nowhere:9042/play"
 

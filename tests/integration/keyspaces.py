@@ -10,7 +10,7 @@ from understudy.experience.game import GameSpec
 from understudy.stores.cassandra import CassandraStore, init, open_cassandra
 from understudy.stores.cassandra.keyspace import TABLES, check
 from understudy.stores.cassandra.wire import Send, Wire, read_options
-from understudy.testing.desk import SPEC
+from understudy.testing.store_harness import SPEC
 
 _BACK_S = 60.0
 """How long a server that was killed may take to be found again."""
@@ -29,7 +29,7 @@ class OneSpec:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return SPEC if (game, schema) == (SPEC.game, SPEC.schema) else None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return game == SPEC.game
 
 

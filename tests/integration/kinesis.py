@@ -9,13 +9,13 @@ from typing import Any
 import boto3
 
 from understudy.core.location import Location
-from understudy.dev.servers import on_aws
+from understudy.dev.servers import aws_location
 from understudy.streams.kinesis import KinesisStream, open_kinesis
 
 WAIT_TIMEOUT_S = 20.0
 
 
-class Desk:
+class KinesisHarness:
     """One stream of a server; `url` may be that of a proxy before it."""
 
     def __init__(self, server: Any, *, shards: int = 2, url: str = "") -> None:
@@ -29,7 +29,9 @@ class Desk:
     def location(self, *, url: str = "", **options: float) -> Location:
         given = {"poll_s": 0.02, "append_s": WAIT_TIMEOUT_S, **options}
         more = {name: str(value) for name, value in given.items()}
-        return on_aws(self.server, "kinesis", self.name, **{"endpoint": url or self.url, **more})
+        return aws_location(
+            self.server, "kinesis", self.name, **{"endpoint": url or self.url, **more}
+        )
 
     def open(self, *, url: str = "", **options: float) -> KinesisStream:
         return open_kinesis(self.location(url=url, **options))
@@ -96,9 +98,9 @@ def _client(server: Any) -> Any:
 
 
 @contextmanager
-def desk(server: Any, *, shards: int = 2, url: str = "") -> Iterator[Desk]:
+def harness(server: Any, *, shards: int = 2, url: str = "") -> Iterator[KinesisHarness]:
     """A stream for one test, deleted at the end."""
-    one = Desk(server, shards=shards, url=url)
+    one = KinesisHarness(server, shards=shards, url=url)
     try:
         yield one
     finally:

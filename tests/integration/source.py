@@ -22,8 +22,8 @@ from understudy.ports import (
 )
 from understudy.stores.cassandra import CassandraStore
 from understudy.testing.clock import START_S
-from understudy.testing.desk import SPEC
 from understudy.testing.samples import PLAYER, random_session
+from understudy.testing.store_harness import SPEC
 
 Key = tuple[uuid.UUID, int]
 

@@ -15,8 +15,8 @@ from understudy.ports import Position, RefusedFrame, Stored, WriteBatch
 from understudy.stores.cassandra import store as cassandra_store
 from understudy.stores.cassandra.partitions import Partitions
 from understudy.testing.clock import START_S, ManualClock
-from understudy.testing.desk import SPEC
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_chunk, random_session
+from understudy.testing.store_harness import SPEC
 
 IS_QUICK = True
 

@@ -19,8 +19,8 @@ from understudy.stores.cassandra import init, migrate
 from understudy.stores.cassandra import keyspace as keyspaces
 from understudy.stores.cassandra.keyspace import TABLES, VERSION
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 IS_QUICK = True
 
@@ -282,7 +282,7 @@ def test_a_migration_during_writes_loses_nothing(keyspace: Keyspace) -> None:
     clock = ManualClock()
     rng = np.random.default_rng(7)
     written = 0
-    desk = Desk(keyspace.open(clock), clock, lambda _: keyspace.open(clock))
+    harness = StoreHarness(keyspace.open(clock), clock, lambda _: keyspace.open(clock))
 
     def turn() -> None:
         for ttl_s in (86_400, 0):
@@ -291,14 +291,14 @@ def test_a_migration_during_writes_loses_nothing(keyspace: Keyspace) -> None:
     migration = threading.Thread(target=turn)
     migration.start()
     while migration.is_alive():
-        written += len(desk.put(*random_session(SPEC, rng)))
+        written += len(harness.put(*random_session(SPEC, rng)))
     migration.join()
-    assert len(desk.chunks()) == written
-    found = desk.store.audit()
+    assert len(harness.chunks()) == written
+    found = harness.store.audit()
     assert (found.chunks, found.duplicate_chunks, found.gap_chunks, found.corrupt) == (
         written,
         0,
         0,
         (),
     )
-    desk.store.close()
+    harness.store.close()

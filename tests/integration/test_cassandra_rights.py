@@ -13,8 +13,8 @@ from understudy.core.location import parse_location
 from understudy.ports import SessionFilter
 from understudy.stores.cassandra import init, migrate, open_cassandra
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import PLAYER, random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 IS_QUICK = True
 
@@ -51,10 +51,10 @@ def use(url: str) -> None:
     """Whatever a process does that writes, reads and erases."""
     clock = ManualClock()
     store = open_cassandra(parse_location(url), specs=OneSpec(), clock=clock)
-    desk = Desk(store, clock, lambda one: one)
+    harness = StoreHarness(store, clock, lambda one: one)
     try:
-        (first, *_) = desk_chunks = random_session(SPEC, np.random.default_rng(7))
-        assert set(desk.put(*desk_chunks)) == {"new"}
+        (first, *_) = chunks = random_session(SPEC, np.random.default_rng(7))
+        assert set(harness.put(*chunks)) == {"new"}
         store.quarantine([(first.meta.session, 1)], reason="guard")
         store.forget(PLAYER)
         store.expire(clock.now())

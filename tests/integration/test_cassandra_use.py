@@ -30,8 +30,8 @@ from understudy.stores.cassandra.tailing import SLACK_S
 from understudy.stores.cassandra.wire import Wire, read_options
 from understudy.stores.window import Window
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 IS_QUICK = True
 
@@ -156,11 +156,11 @@ def test_migrate_changes_the_ttl_only_if_one_is_given(keyspace: Keyspace) -> Non
 
 def test_a_second_init_changes_nothing(keyspace: Keyspace, rng: np.random.Generator) -> None:
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda _: keyspace.open(clock))
-    desk.put(*random_session(SPEC, rng))
+    harness = StoreHarness(keyspace.open(clock), clock, lambda _: keyspace.open(clock))
+    harness.put(*random_session(SPEC, rng))
     init(keyspace.location)
-    assert len(desk.chunks()) == 4
-    desk.store.close()
+    assert len(harness.chunks()) == 4
+    harness.store.close()
 
 
 def test_no_thread_is_left_when_a_store_is_closed(
@@ -168,9 +168,9 @@ def test_no_thread_is_left_when_a_store_is_closed(
 ) -> None:
     before = set(threading.enumerate())
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng))
-    desk.store.close()
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng))
+    harness.store.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(5.0)
     assert set(threading.enumerate()) <= before
@@ -178,16 +178,16 @@ def test_no_thread_is_left_when_a_store_is_closed(
 
 def test_a_waiting_tail_is_woken_by_new_items(keyspace: Keyspace, rng: np.random.Generator) -> None:
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
     with keyspace.open(clock) as reader:
         started = time.monotonic()
         assert reader.tail(None, max_items=9, wait_s=0.2).items == []
         assert time.monotonic() - started < 10.0
-        timer = threading.Timer(0.3, desk.put, random_session(SPEC, rng))
+        timer = threading.Timer(0.3, harness.put, random_session(SPEC, rng))
         timer.start()
         assert len(reader.tail(None, max_items=9, wait_s=30.0).items) == 4
         timer.join()
-    desk.store.close()
+    harness.store.close()
 
 
 @pytest.fixture
@@ -202,22 +202,22 @@ def test_chunks_past_their_ttl_are_shown_as_expired(
     brief: Keyspace, rng: np.random.Generator
 ) -> None:
     clock = ManualClock()
-    desk = Desk(brief.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng))
+    harness = StoreHarness(brief.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng))
     deadline = time.monotonic() + 60.0
-    while desk.chunks() and time.monotonic() < deadline:
+    while harness.chunks() and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert [item.reason for item in desk.everything() if isinstance(item, Forgotten)] == [
+    assert [item.reason for item in harness.everything() if isinstance(item, Forgotten)] == [
         "expired"
     ] * 4
-    audit = desk.store.audit()
+    audit = harness.store.audit()
     assert (audit.chunks, audit.expired_chunks, audit.gap_chunks, list(audit.corrupt)) == (
         0,
         4,
         0,
         [],
     )
-    desk.store.close()
+    harness.store.close()
 
 
 def test_expired_commits_are_no_damage(
@@ -225,38 +225,38 @@ def test_expired_commits_are_no_damage(
 ) -> None:
     monkeypatch.setattr(commits, "REMEMBER_S", 0.0)  # else it takes 16 days
     clock = ManualClock()
-    desk = Desk(brief.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng))
+    harness = StoreHarness(brief.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng))
     deadline = time.monotonic() + 60.0
     while brief.rows("SELECT commit_no FROM commits") and time.monotonic() < deadline:
         time.sleep(0.5)
-    audit = desk.store.audit()
+    audit = harness.store.audit()
     assert (audit.chunks, list(audit.corrupt)) == (0, [])
-    desk.put(*random_session(SPEC, rng))
-    assert list(desk.store.audit().corrupt) == []
-    desk.store.close()
+    harness.put(*random_session(SPEC, rng))
+    assert list(harness.store.audit().corrupt) == []
+    harness.store.close()
 
 
 def test_expiry_before_a_ttl_change_is_no_damage_and_a_later_loss_is(
     brief: Keyspace, rng: np.random.Generator
 ) -> None:
     clock = ManualClock(time.time())
-    desk = Desk(brief.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng))
+    harness = StoreHarness(brief.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng))
     deadline = time.monotonic() + 60.0
     while brief.rows("SELECT chunk_no FROM chunks") and time.monotonic() < deadline:
         time.sleep(0.5)
-    desk.store.close()
+    harness.store.close()
     migrate(parse_location(brief.url + "&ttl_s=0"))
     clock.advance(2 * SLACK_S)
-    desk = Desk(brief.open(clock), clock, lambda one: one)
-    assert list(desk.store.audit().corrupt) == []
+    harness = StoreHarness(brief.open(clock), clock, lambda one: one)
+    assert list(harness.store.audit().corrupt) == []
     later = random_session(SPEC, rng)
-    desk.put(*later)
+    harness.put(*later)
     (session,) = {chunk.meta.session for chunk in later}
     brief.rows(f"DELETE FROM chunks WHERE session = {session} AND bucket = 0")
-    assert len(desk.store.audit().corrupt) == len(later)
-    desk.store.close()
+    assert len(harness.store.audit().corrupt) == len(later)
+    harness.store.close()
 
 
 def test_an_erasure_is_remembered_longer_than_the_erased_data(
@@ -265,9 +265,9 @@ def test_an_erasure_is_remembered_longer_than_the_erased_data(
     """Written when chunks were kept for ever, forgotten when they are kept for seconds."""
     monkeypatch.setattr(commits, "REMEMBER_S", 0.0)  # else it takes 16 days
     clock = ManualClock(time.time())
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng))
-    desk.store.close()
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng))
+    harness.store.close()
     keyspace.keep(4)
     with keyspace.open(clock) as store:
         assert store.forget(PLAYER) > 0
@@ -283,14 +283,14 @@ def test_a_partition_whose_row_is_lost_is_damage(
     keyspace: Keyspace, rng: np.random.Generator
 ) -> None:
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng))
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng))
     (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
     keyspace.rows(f"DELETE FROM partitions WHERE partition = '{lane}' IF EXISTS")
-    assert list(desk.store.audit().corrupt) == [
+    assert list(harness.store.audit().corrupt) == [
         f"the row of partition {lane}, which was committed up to 1, is missing"
     ]
-    desk.store.close()
+    harness.store.close()
 
 
 @pytest.mark.parametrize("ttl_s", [0, 86_400])
@@ -299,29 +299,29 @@ def test_commits_lost_before_their_ttl_are_damage(
 ) -> None:
     keyspace.keep(ttl_s)
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng))
-    desk.put(*random_session(SPEC, rng))
-    assert list(desk.store.audit().corrupt) == []
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng))
+    harness.put(*random_session(SPEC, rng))
+    assert list(harness.store.audit().corrupt) == []
     (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
     gone = (
         f"DELETE FROM commits USING TIMESTAMP {1 << 62} WHERE partition = '{lane}' AND bucket = 0"
     )
     keyspace.rows(f"{gone} AND commit_no = 1")
-    assert [one.split(" of ")[0] for one in desk.store.audit().corrupt] == (
+    assert [one.split(" of ")[0] for one in harness.store.audit().corrupt] == (
         ["4 arrivals before commit 2"] if not ttl_s else []
     ), "with a time to live, the first ones may be gone"
     keyspace.rows(f"{gone} AND commit_no = 2")
-    assert "commits 1 to 2 of" in desk.store.audit().corrupt[0]
-    desk.store.close()
+    assert "commits 1 to 2 of" in harness.store.audit().corrupt[0]
+    harness.store.close()
     keyspace.keep(0)
 
 
 def test_a_damaged_or_lost_frame_is_detected(keyspace: Keyspace, rng: np.random.Generator) -> None:
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
     chunks = random_session(SPEC, rng)
-    desk.put(*chunks)
+    harness.put(*chunks)
     session = chunks[0].meta.session
     there = f"session = {session} AND bucket = 0 AND chunk_no ="
     keyspace.rows(f"DELETE FROM chunks WHERE {there} 1")
@@ -329,40 +329,40 @@ def test_a_damaged_or_lost_frame_is_detected(keyspace: Keyspace, rng: np.random.
     keyspace.rows(
         f"UPDATE chunks SET frame = 0x00ff WHERE {there} 2 AND digest = 0x{row.digest.hex()}"
     )
-    gone = [item for item in desk.everything() if isinstance(item, Forgotten)]
+    gone = [item for item in harness.everything() if isinstance(item, Forgotten)]
     assert [(item.reason, item.chunks) for item in gone] == [
         ("damaged", ((session, 1),)),
         ("damaged", ((session, 2),)),
     ]
-    audit = desk.store.audit()
+    audit = harness.store.audit()
     assert (audit.chunks, len(audit.corrupt), audit.gap_chunks) == (2, 2, 2)
-    desk.store.close()
+    harness.store.close()
 
 
 def test_a_window_follows_a_cassandra_store(
     keyspace: Keyspace, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
     mine = random_session(SPEC, rng, n_chunks=3)
     theirs = random_session(SPEC, rng, n_chunks=3)
-    desk.put(*mine)
-    desk.put(*theirs, player=OTHER_PLAYER)
+    harness.put(*mine)
+    harness.put(*theirs, player=OTHER_PLAYER)
     for turn in range(2):
-        with Window(desk.store, tmp_path / "window", specs=OneSpec(), clock=clock) as window:
+        with Window(harness.store, tmp_path / "window", specs=OneSpec(), clock=clock) as window:
             while window.step():
                 pass
             if turn == 0:
                 assert chunks_in(window.local) == [*mine, *theirs]
-                desk.store.forget(PLAYER)
-                desk.store.quarantine([(theirs[0].meta.session, 1)], reason="guard")
+                harness.store.forget(PLAYER)
+                harness.store.quarantine([(theirs[0].meta.session, 1)], reason="guard")
             else:
                 assert chunks_in(window.local) == [theirs[0], theirs[2]]
                 assert {one.player for one in window.local.sessions(SessionFilter())} == {
                     OTHER_PLAYER
                 }
                 assert window.items == 2, "two decisions, and nothing a second time"
-    desk.store.close()
+    harness.store.close()
 
 
 def across_partitions(keyspace: Keyspace, rng: np.random.Generator) -> tuple[list[str], int]:

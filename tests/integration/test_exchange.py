@@ -18,16 +18,16 @@ import pytest
 from tests.exchange.exports import file_of_steps, recorded, steps_in, to_parquet
 from tests.integration.kafka import Topic
 from tests.integration.keyspaces import Keyspace
-from tests.integration.kinesis import Desk as Shards
+from tests.integration.kinesis import KinesisHarness as Shards
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.core.names import new_session
 from understudy.dev.recipes import BUCKET
-from understudy.dev.servers import on_aws
+from understudy.dev.servers import aws_location
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import PLAYER, random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 COMMAND = [sys.executable, "-m", "understudy.cli.main"]
 RECORD = {
@@ -87,14 +87,14 @@ def test_a_forgotten_player_who_returns_is_exported(
 ) -> None:
     rng = np.random.default_rng(7)
     clock = ManualClock()
-    desk = Desk(keyspace.open(clock), clock, lambda one: one)
-    desk.put(*random_session(SPEC, rng, n_chunks=3))
-    desk.store.forget(PLAYER)
+    harness = StoreHarness(keyspace.open(clock), clock, lambda one: one)
+    harness.put(*random_session(SPEC, rng, n_chunks=3))
+    harness.store.forget(PLAYER)
     clock.advance(10.0)
     fresh = random_session(SPEC, rng, session=new_session(clock.now(), rng.bytes(10)), n_chunks=4)
-    desk.put(*fresh)
-    desk.store.quarantine([(fresh[0].meta.session, 2)], reason="guard")
-    desk.store.close()
+    harness.put(*fresh)
+    harness.store.quarantine([(fresh[0].meta.session, 2)], reason="guard")
+    harness.store.close()
     data = configured(tmp_path / "D", store=keyspace.url)
     open_deployment(data).registry.register(SPEC)
     out = tmp_path / "out.parquet"
@@ -246,7 +246,7 @@ def test_records_are_imported_through_kinesis_to_a_local_and_a_remote_store(
 def test_games_are_registered_in_the_configured_models_location(
     s3_server: Any, kinesalite_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = on_aws(s3_server, "s3", BUCKET, f"imported-{secrets.token_hex(4)}").url
+    models = aws_location(s3_server, "s3", BUCKET, f"imported-{secrets.token_hex(4)}").url
     shards = Shards(kinesalite_server)
     data = configured(tmp_path / "D", stream=shards.location().url, models=models)
     path, n_steps = file_of_steps(tmp_path, SPEC)

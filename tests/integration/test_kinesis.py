@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.kinesis import Desk
+from tests.integration.kinesis import KinesisHarness
 from tests.servers.fault_proxy import FaultProxy, Rates
 from understudy.ports import Stream
 from understudy.testing.streams import StreamContract, read_all
@@ -13,30 +13,30 @@ from understudy.testing.streams import StreamContract, read_all
 
 class _OnAServer(StreamContract):
     def make(self) -> Stream:
-        self.desk = Desk(self.server, url=self.url)
-        self.desks.append(self.desk)
-        return self.desk.open()
+        self.harness = KinesisHarness(self.server, url=self.url)
+        self.harnesses.append(self.harness)
+        return self.harness.open()
 
     def reopen(self, stream: Stream) -> Stream:
-        return self.desk.open()
+        return self.harness.open()
 
     def end(self, stream: Stream) -> Stream:
         stream.close()
-        self.desk.split_all()
-        return self.desk.open()
+        self.harness.split_all()
+        return self.harness.open()
 
     server: Any
     url = ""
-    desk: Desk
-    desks: list[Desk]
+    harness: KinesisHarness
+    harnesses: list[KinesisHarness]
 
 
 def _run(test: _OnAServer, server: Any, url: str = "") -> Iterator[None]:
     test.server = server
     test.url = url
-    test.desks = []
+    test.harnesses = []
     yield
-    for one in test.desks:
+    for one in test.harnesses:
         one.close()
 
 
@@ -61,7 +61,7 @@ class _BehindAProxy(_OnAServer):
         records = read_all(stream)[partition]
         self.proxy.hidden.update(record.position for record in records[:-2])
         stream.close()
-        return self.desk.open()
+        return self.harness.open()
 
 
 class TestBehindAProxyThatDoesNothing(_BehindAProxy):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ingest.specs import KnownSpecs
-from tests.integration.kinesis import WAIT_TIMEOUT_S, Desk, desk
+from tests.integration.kinesis import WAIT_TIMEOUT_S, KinesisHarness, harness
 from tests.integration.test_kinesis_faults import SPEC, sessions, steps_of
 from tests.servers.fault_proxy import FaultProxy
 from understudy.core.errors import ConfigError, Unreachable
@@ -21,7 +21,7 @@ from understudy.testing.streams import read_all, sample_frames
 
 
 def test_a_missing_stream_is_reported_with_the_command_that_creates_it(kinesalite_server):
-    with desk(kinesalite_server) as table:
+    with harness(kinesalite_server) as table:
         location = table.location()
     missing = parse_location(
         f"kinesis://never-made?region=us-east-1&endpoint={kinesalite_server.url}&credentials={location.text('credentials')}"
@@ -33,7 +33,7 @@ def test_a_missing_stream_is_reported_with_the_command_that_creates_it(kinesalit
 
 
 def test_a_development_stream_is_created_once_and_usable_immediately(kinesis_server):
-    with desk(kinesis_server, shards=1) as table:
+    with harness(kinesis_server, shards=1) as table:
         assert create_kinesis(table.location()) == create_kinesis(table.location(), shards=1) == 1
         with pytest.raises(
             ConfigError,
@@ -52,7 +52,7 @@ def test_a_development_stream_is_created_once_and_usable_immediately(kinesis_ser
 
 
 def test_a_server_that_is_down_at_the_start_is_reported_quickly(kinesalite_server, tmp_path):
-    with desk(kinesalite_server) as table, FaultProxy(kinesalite_server.url) as proxy:
+    with harness(kinesalite_server) as table, FaultProxy(kinesalite_server.url) as proxy:
         gone = proxy.url
     begun = time.monotonic()
     with pytest.raises(Unreachable, match=r"Unreachable: .*start it, or correct endpoint="):
@@ -69,7 +69,7 @@ def test_wrong_credentials_are_reported_with_their_source_and_never_shown(
     )
     with (
         FaultProxy(kinesalite_server.url) as proxy,
-        desk(kinesalite_server, url=proxy.url) as table,
+        harness(kinesalite_server, url=proxy.url) as table,
     ):
         proxy.only_key = kinesalite_server.credentials["access_key_id"]
         table.open().close()
@@ -90,7 +90,7 @@ def test_wrong_credentials_are_reported_with_their_source_and_never_shown(
 def test_keys_from_the_environment_and_a_shared_file_work(kinesalite_server, monkeypatch):
     with (
         FaultProxy(kinesalite_server.url) as proxy,
-        desk(kinesalite_server, url=proxy.url) as table,
+        harness(kinesalite_server, url=proxy.url) as table,
     ):
         proxy.only_key = kinesalite_server.credentials["access_key_id"]
         plain = parse_location(f"kinesis://{table.name}?region=us-east-1&endpoint={proxy.url}")
@@ -109,7 +109,7 @@ def test_an_append_without_a_server_acknowledges_nothing_and_names_a_retry_time(
     frames = sample_frames(4)
     with (
         FaultProxy(kinesalite_server.url) as proxy,
-        desk(kinesalite_server, url=proxy.url) as table,
+        harness(kinesalite_server, url=proxy.url) as table,
     ):
         stream = table.open(append_s=0.5)
         proxy.close()
@@ -128,12 +128,12 @@ def test_an_append_without_a_server_acknowledges_nothing_and_names_a_retry_time(
 
 def test_a_server_restarted_mid_write_loses_nothing_acknowledged(kinesalite_server, tmp_path):
     lots = sessions(8, n_chunks=30)
-    with desk(kinesalite_server) as table:
+    with harness(kinesalite_server) as table:
         told = _play_through(table, lots, folder=tmp_path)
     assert told == (sum(map(steps_of, lots)), 0, 0, 0)
 
 
-def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, int]:
+def _play_through(table: KinesisHarness, lots, *, folder: Path) -> tuple[int, int, int, int]:
     writer = table.open(append_s=0.5)
     reader = table.open(retry_s=0.5)
     store = LocalStore(folder)
@@ -172,7 +172,7 @@ def _play_through(table: Desk, lots, *, folder: Path) -> tuple[int, int, int, in
 
 def test_only_a_kpl_record_is_rejected(kinesalite_server, tmp_path):
     (frames,) = sessions(1, n_chunks=4)
-    with desk(kinesalite_server, shards=1) as table:
+    with harness(kinesalite_server, shards=1) as table:
         stream = table.open()
         stream.append(frames[:2])
         aggregated = b"\xf3\x89\x9a\xc2" + bytes(range(200))

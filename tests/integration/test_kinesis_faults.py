@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.ingest.specs import KnownSpecs
-from tests.integration.kinesis import WAIT_TIMEOUT_S, Desk
+from tests.integration.kinesis import WAIT_TIMEOUT_S, KinesisHarness
 from tests.servers.fault_proxy import FaultProxy, Rates
 from tests.streams.memory import MemoryStream
 from understudy.core.names import new_session
@@ -170,13 +170,13 @@ def assert_nothing_lost_or_doubled(told: Told) -> None:
 
 
 @pytest.fixture
-def faulty(kinesis_server) -> Iterator[Callable[..., tuple[Desk, FaultProxy]]]:
+def faulty(kinesis_server) -> Iterator[Callable[..., tuple[KinesisHarness, FaultProxy]]]:
     """Makes a stream on the server that reshards, behind a proxy with these faults."""
     opened = []
 
-    def make(rates: Rates, *, shards: int = 2, seed: int = 1) -> tuple[Desk, FaultProxy]:
+    def make(rates: Rates, *, shards: int = 2, seed: int = 1) -> tuple[KinesisHarness, FaultProxy]:
         proxy = FaultProxy(kinesis_server.url, rates, seed=seed)
-        table = Desk(kinesis_server, shards=shards, url=proxy.url)
+        table = KinesisHarness(kinesis_server, shards=shards, url=proxy.url)
         opened.append((table, proxy))
         return table, proxy
 
@@ -187,7 +187,7 @@ def faulty(kinesis_server) -> Iterator[Callable[..., tuple[Desk, FaultProxy]]]:
         table.close()
 
 
-def reshard(table: Desk) -> None:
+def reshard(table: KinesisHarness) -> None:
     """A split and a merge, so that some shard has two parents and some parent two children."""
     table.split(table.open_shards()[0])
     table.merge_first()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.commands import four_at_once
-from tests.integration.kinesis import desk
+from tests.integration.kinesis import harness
 from tests.servers.web_page import web_page
 from understudy.cli.root import run
 
@@ -34,7 +34,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 def test_an_existing_stream_reports_its_number_of_shards(kinesis_server: Any, capsys):
-    with desk(kinesis_server, shards=2) as table:
+    with harness(kinesis_server, shards=2) as table:
         url = table.location(retry_s=RETRY_S).url
         code, line = said(capsys, url, "--json")
         assert (code, '"partitions": 2}' in line) == (0, True)

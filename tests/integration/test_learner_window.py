@@ -12,11 +12,11 @@ import pytest
 from tests.integration.keyspaces import Keyspace
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
-from understudy.platform.children import NOT_CARRIED_OUT, Child, python_module
+from understudy.platform.children import FAILED, Child, python_module
 from understudy.platform.config import Config, StoreSection, write_config
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def test_a_learner_waits_for_a_killed_server_and_resumes(
     rng = np.random.default_rng(7)
     clock = ManualClock()
     with keyspace.open(clock) as store:
-        Desk(store, clock, lambda one: one).put(*random_session(SPEC, rng, n_chunks=3))
+        StoreHarness(store, clock, lambda one: one).put(*random_session(SPEC, rng, n_chunks=3))
     with learner(tmp_path, keyspace) as child:
         assert window(child, lambda one: one["items"] == 3)["error"] == ""
         cassandra_server.kill()
@@ -65,7 +65,7 @@ def test_a_learner_waits_for_a_killed_server_and_resumes(
         cassandra_server.restart()
         window(child, lambda one: not one["error"])
         with keyspace.open(clock) as store:
-            Desk(store, clock, lambda one: one).put(*random_session(SPEC, rng, n_chunks=2))
+            StoreHarness(store, clock, lambda one: one).put(*random_session(SPEC, rng, n_chunks=2))
         assert window(child, lambda one: one["items"] == 5)["error"] == ""
         child.stop()
         assert child.wait(60.0) == 0, child.errors
@@ -79,7 +79,7 @@ def test_a_learner_with_an_unreadable_store_ends_with_one_line(
     with learner(tmp_path, keyspace) as child:
         window(child, lambda one: not one["error"])
         keyspace.rows("DROP TABLE registry")
-        assert child.wait(60.0) == NOT_CARRIED_OUT, child.errors
+        assert child.wait(60.0) == FAILED, child.errors
     keyspace.rows("DROP KEYSPACE lost")
     keyspace.close()
     assert "Traceback" not in child.errors

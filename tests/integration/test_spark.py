@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.kafka import Topic
 from tests.integration.keyspaces import OneSpec
-from tests.integration.kinesis import Desk
+from tests.integration.kinesis import KinesisHarness
 from tests.integration.spark import (
     Job,
     append,
@@ -29,8 +29,8 @@ from understudy.experience.frame import Frame
 from understudy.ingest.service import IngestConfig, PartitionIngest, Turn
 from understudy.ports import FullStore, Receipt, WriteBatch
 from understudy.streams.file import FileStream
-from understudy.testing.desk import SPEC
 from understudy.testing.samples import OTHER_PLAYER, random_session, stamped
+from understudy.testing.store_harness import SPEC
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = IngestConfig(max_read_bytes=20_000)
@@ -183,7 +183,7 @@ def test_a_partition_claimed_by_another_owner_fails_its_task_only(
         with suppress(ClaimLost):
             job.store.claim(taken, owner="rival", ttl_s=0.5)
         wait_until(lambda: ingest.stats.frames == 40)
-    assert ingest.stats.trouble == ""
+    assert ingest.stats.error == ""
     with pytest.raises(ClaimLost):
         job.store.write(WriteBatch(taken, rival.epoch, None))
     assert job.store.audit().chunks == 40
@@ -195,8 +195,8 @@ def test_a_job_waits_while_its_store_is_unreachable(job: Job, rng: np.random.Gen
     job.fault("shaky")
     ingest = job.ingest(stream, config=SMALL)
     with following(ingest, ends_in_s=30.0):
-        wait_until(lambda: ingest.stats.trouble == "it answered too late")
-        wait_until(lambda: ingest.stats.trouble == "" and job.store.audit().chunks == 20)
+        wait_until(lambda: ingest.stats.error == "it answered too late")
+        wait_until(lambda: ingest.stats.error == "" and job.store.audit().chunks == 20)
     audit = job.store.audit()
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
 
@@ -231,10 +231,10 @@ def test_the_reason_why_a_job_waits_is_reported_until_it_resumes(
     file = job.fault(fault)
     ingest = job.ingest(stream)
     with following(ingest, ends_in_s=30.0):
-        wait_until(lambda: trouble in ingest.stats.trouble)
+        wait_until(lambda: trouble in ingest.stats.error)
         if fault != "throttled":  # which ends by itself
             file.unlink()
-        wait_until(lambda: ingest.stats.frames == 20 and ingest.stats.trouble == "")
+        wait_until(lambda: ingest.stats.frames == 20 and ingest.stats.error == "")
     assert ingest.stats.fates == {"new": 20}
 
 
@@ -320,13 +320,13 @@ def test_a_kafka_topic_is_stored_as_by_our_own_service(
 def test_a_resharded_kinesis_stream_is_stored_as_by_our_own_service(
     job: Job, rng: np.random.Generator, kinesis_server: Any, tmp_path: Path
 ):
-    desk = Desk(kinesis_server, shards=1)
-    job.url = desk.location().url
+    harness = KinesisHarness(kinesis_server, shards=1)
+    job.url = harness.location().url
     rounds: Sequence[list[Frame]] = [some_frames(rng, n_sessions=2) for _ in range(3)]
-    with closing(desk.open()) as stream:
+    with closing(harness.open()) as stream:
         for index, frames in enumerate(rounds):
             if index:
-                desk.split(desk.open_shards()[0])
+                harness.split(harness.open_shards()[0])
             append(stream, frames)
             assert job.drain(stream).stats.fates == {"new": 10}
         assert digests_of(job.store) == native_digests(stream, tmp_path / "native")

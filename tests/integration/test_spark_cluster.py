@@ -29,7 +29,7 @@ from tests.integration.spark import (
 from tests.integration.spark_cluster import Cluster
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
-from understudy.testing.desk import SPEC
+from understudy.testing.store_harness import SPEC
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]

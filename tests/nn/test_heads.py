@@ -153,7 +153,7 @@ def test_actions_are_converted_to_those_of_the_env() -> None:
     game = box_game(low=0.1, high=0.1 + 1e-9, shape=(2, 1), dtype=F64)
     boxed = env_actions(game, np.array([[0.1, 0.3]], np.float32))
     assert (boxed.shape, boxed.dtype) == ((1, 2, 1), F64)
-    assert game.action[""].holds(boxed).all()
+    assert game.action[""].contains(boxed).all()
 
 
 @pytest.mark.parametrize(

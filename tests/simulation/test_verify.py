@@ -19,9 +19,9 @@ from understudy.platform.erase import forget_player, replay_quarantine
 from understudy.platform.ingest import IngestRole
 from understudy.ports import Ack, Cursor, LiveModels, Tail
 from understudy.simulation.ledger import LedgerLink, read_ledger
-from understudy.simulation.verify import digests, verify, whole
+from understudy.simulation.verify import combined_digest, digests, verify
 from understudy.stores.local import LocalStore
-from understudy.testing.desk import Desk, StoreFactory
+from understudy.testing.store_harness import StoreFactory, StoreHarness
 
 SPEC = game_spec("tag", obs=3, actions=["left", "right"])
 
@@ -84,10 +84,10 @@ def test_an_incomplete_last_ledger_line_is_skipped_but_a_broken_line_is_an_error
 ) -> None:
     record(data, player="ada", steps=10)
     path = next(data.ledger.glob("*.jsonl"))
-    whole = path.read_text()
-    path.write_text(whole + '{"session": "00')
-    assert len(list(read_ledger(data.ledger))) == len(whole.splitlines())
-    path.write_text("nonsense\n" + whole)
+    text = path.read_text()
+    path.write_text(text + '{"session": "00')
+    assert len(list(read_ledger(data.ledger))) == len(text.splitlines())
+    path.write_text("nonsense\n" + text)
     with pytest.raises(Corrupt, match="line 1"):
         list(read_ledger(data.ledger))
 
@@ -219,9 +219,9 @@ def test_unsent_frames_of_a_game_without_a_ledger_create_no_ledger(data: DataFol
 def test_a_ledger_line_truncated_by_a_full_disk_does_not_affect_the_rest(data: DataFolder) -> None:
     record(data, player="ada", steps=10)
     path = next(data.ledger.glob("*.jsonl"))
-    whole = path.read_text()
-    path.write_text(whole + '{"session": "00\n' + whole)
-    assert len(list(read_ledger(data.ledger))) == 2 * len(whole.splitlines())
+    text = path.read_text()
+    path.write_text(text + '{"session": "00\n' + text)
+    assert len(list(read_ledger(data.ledger))) == 2 * len(text.splitlines())
 
 
 def test_one_flipped_bit_in_the_store_counts_as_a_loss(data: DataFolder) -> None:
@@ -272,17 +272,17 @@ class _Factory(StoreFactory):
         return LocalStore(self._folder / str(self._count), clock=clock)
 
 
-def _digests(desk: Desk) -> dict[str, str]:
+def _digests(harness: StoreHarness) -> dict[str, str]:
     def page(cursor: Cursor | None) -> Tail:
-        return desk.store.tail(cursor, max_items=2, wait_s=0.0)
+        return harness.store.tail(cursor, max_items=2, wait_s=0.0)
 
     return digests(page)
 
 
 def test_the_order_of_arrival_and_repeats_do_not_change_digests(tmp_path: Path):
     factory = _Factory(tmp_path)
-    one = factory.desk()
-    other = factory.desk()
+    one = factory.harness()
+    other = factory.harness()
     chunks = factory.chunks(4)
     more = factory.chunks(2)
     one.put(*chunks, *more)
@@ -290,12 +290,12 @@ def test_the_order_of_arrival_and_repeats_do_not_change_digests(tmp_path: Path):
     other.put(*chunks[2:], *chunks)
     assert len(_digests(one)) == 2
     assert _digests(one) == _digests(other)
-    assert whole(_digests(one)) == whole(_digests(other))
+    assert combined_digest(_digests(one)) == combined_digest(_digests(other))
 
 
 def test_any_changed_bit_changes_the_digest(tmp_path: Path):
     factory = _Factory(tmp_path)
-    factory.desk()
+    factory.harness()
     (chunk,) = factory.chunks(1)
     obs = chunk.columns["obs"]
     others = [
@@ -310,7 +310,7 @@ def test_any_changed_bit_changes_the_digest(tmp_path: Path):
     ]
     found = set()
     for one in [chunk, *others]:
-        desk = factory.desk()
-        desk.put(one)
-        found.add(whole(_digests(desk)))
+        harness = factory.harness()
+        harness.put(one)
+        found.add(combined_digest(_digests(harness)))
     assert len(found) == len({one.encode() for one in [chunk, *others]})

@@ -7,7 +7,7 @@ from pathlib import Path
 from understudy.ports import Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
-from understudy.testing.desk import last_no
+from understudy.testing.store_harness import last_no
 
 
 def main(folder: str, last: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.stores.desks import local, local_desk, sessions
+from tests.stores.local_stores import local, local_harness, sessions
 from understudy.core.errors import Corrupt
 from understudy.experience.chunk import Chunk
 from understudy.experience.session import REMEMBER_S
@@ -22,14 +22,14 @@ from understudy.testing.samples import OTHER_PLAYER
 def recorded(tmp_path: Path) -> tuple[Path, list[Chunk]]:
     """A closed store of three sessions, a close, a quarantined frame, a forgotten player and a
     claim."""
-    desk = local_desk(tmp_path)
+    harness = local_harness(tmp_path)
     chunks = [chunk for session in sessions(3, 3) for chunk in session]
-    desk.put(*chunks)
-    desk.write([desk.close(chunks[0].meta.session, 3)])
-    desk.write(refused=[desk.refusal(sessions(1, 1, seed=8)[0][0])])
-    desk.put(*sessions(1, 2, seed=9)[0], player=OTHER_PLAYER)
-    desk.store.forget(OTHER_PLAYER)
-    desk.store.close()
+    harness.put(*chunks)
+    harness.write([harness.close(chunks[0].meta.session, 3)])
+    harness.write(refused=[harness.refusal(sessions(1, 1, seed=8)[0][0])])
+    harness.put(*sessions(1, 2, seed=9)[0], player=OTHER_PLAYER)
+    harness.store.forget(OTHER_PLAYER)
+    harness.store.close()
     found = audit_of(tmp_path)
     assert (list(found.corrupt), found.chunks, found.quarantined) == ([], 9, 1)
     return tmp_path, chunks
@@ -145,12 +145,12 @@ def test_damage_is_reported_by_chunk_and_does_not_affect_others(recorded):
         items = view.tail(None, max_items=100, wait_s=0.0).items
     gone = [item for item in items if isinstance(item, Forgotten) and item.reason == "damaged"]
     assert [item.arrival_no for item in gone] == [5]
-    desk = local_desk(folder)
-    assert [item.arrival_no for item in desk.tail()] == list(range(1, 14)), (
+    harness = local_harness(folder)
+    assert [item.arrival_no for item in harness.tail()] == list(range(1, 14)), (
         "the store is opened all the same"
     )
-    assert len(desk.chunks()) == 8
-    desk.store.close()
+    assert len(harness.chunks()) == 8
+    harness.store.close()
 
 
 @pytest.mark.parametrize(
@@ -166,15 +166,15 @@ def test_damage_is_reported_by_chunk_and_does_not_affect_others(recorded):
 def test_quarantining_a_damaged_chunk_is_an_error(recorded, damage: str):
     folder, chunks = recorded
     change(folder, damage)
-    desk = local_desk(folder)
+    harness = local_harness(folder)
     try:
         with pytest.raises(Corrupt, match="arrival 5 of the store is damaged"):
-            desk.store.quarantine(
+            harness.store.quarantine(
                 [(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks[3:6]], reason="test"
             )
-        assert len(desk.chunks()) == 8, "the sound chunks beside it stay"
+        assert len(harness.chunks()) == 8, "the sound chunks beside it stay"
     finally:
-        desk.store.close()
+        harness.store.close()
 
 
 def test_a_frame_stored_twice_is_a_duplicate(recorded):
@@ -195,45 +195,45 @@ def test_a_frame_stored_twice_is_a_duplicate(recorded):
 
 
 def test_an_audit_during_writes_and_erasures_finds_no_damage(tmp_path: Path):
-    desk = local_desk(tmp_path)
+    harness = local_harness(tmp_path)
     many = sessions(30, 2)
     stored = 0
     for index, chunks in enumerate(many):
-        stored += desk.put(*chunks, player=bytes([index % 5]) * 16).count("new")
+        stored += harness.put(*chunks, player=bytes([index % 5]) * 16).count("new")
         if index % 6 == 5:
-            desk.store.forget(bytes([index % 5]) * 16)
-            desk.clock.advance(0.001)
-        found = desk.store.audit()
+            harness.store.forget(bytes([index % 5]) * 16)
+            harness.clock.advance(0.001)
+        found = harness.store.audit()
         assert (list(found.corrupt), found.duplicate_chunks) == ([], 0)
         assert found.chunks + found.forgotten_chunks == stored
-    desk.store.close()
+    harness.store.close()
 
 
 def test_positions_alone_are_not_a_gap(tmp_path: Path):
-    desk = local_desk(tmp_path)
-    desk.store.write(WriteBatch("p", desk.epoch, Position("5")))
-    found = desk.store.audit()
+    harness = local_harness(tmp_path)
+    harness.store.write(WriteBatch("p", harness.epoch, Position("5")))
+    found = harness.store.audit()
     assert (found.chunks, found.gap_chunks, list(found.corrupt)) == (0, 0, [])
-    desk.store.close()
+    harness.store.close()
 
 
 def test_long_expired_chunks_are_neither_a_gap_nor_damage(tmp_path: Path):
-    desk = local_desk(tmp_path)
+    harness = local_harness(tmp_path)
     chunks = sessions(1, 6)[0]
-    desk.put(*chunks[:3])
-    desk.clock.advance(REMEMBER_S + 10.0)
-    desk.put(*chunks[3:])
-    assert desk.store.expire(desk.clock.now() - 5.0) == 3
+    harness.put(*chunks[:3])
+    harness.clock.advance(REMEMBER_S + 10.0)
+    harness.put(*chunks[3:])
+    assert harness.store.expire(harness.clock.now() - 5.0) == 3
     for _ in range(2):
-        found = desk.store.audit()
+        found = harness.store.audit()
         assert (list(found.corrupt), found.chunks, found.gap_chunks, found.gap_steps) == (
             [],
             3,
             0,
             0,
         )
-        assert [item.arrival_no for item in desk.everything()] == [1, 4, 5, 6]
-        assert desk.chunks() == chunks[3:]
-        desk.reopen()
-    assert not local(desk).is_erasing
-    desk.store.close()
+        assert [item.arrival_no for item in harness.everything()] == [1, 4, 5, 6]
+        assert harness.chunks() == chunks[3:]
+        harness.reopen()
+    assert not local(harness).is_erasing
+    harness.store.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores.desks import fork
+from tests.stores.local_stores import fork
 from understudy.core.errors import Closed, ConfigError
 from understudy.core.log import LogReader
 from understudy.experience.frame import Frame

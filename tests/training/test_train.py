@@ -233,7 +233,7 @@ def test_the_policy_of_a_run_without_evaluations_is_its_last(
     def not_installed(choice: Any) -> Any:
         raise ConfigError("not installed")
 
-    monkeypatch.setattr("understudy.training.train.look_at", not_installed)
+    monkeypatch.setattr("understudy.training.train.inspect_env", not_installed)
     run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
     assert run.result["return_mean"] is None
     assert Path(run.result["policy"]).read_bytes() == run.policy.encode()

@@ -73,16 +73,16 @@ class EpisodeSeeds:
         seeds = episode_seeds(self._starts, n_begun, n=self._n_ahead)  # uint32[envs, ahead]
         if self._prepare is not None:
             self._prepare(seeds.ravel())
-        self._known = seeds.astype(np.int64)
+        self._prepared = seeds.astype(np.int64)
 
     def take(self, envs: Ints) -> Ints:
         """Return the seeds of the next episodes of these envs."""
         try:
-            seeds = self._known[envs, self._next[envs]]
+            seeds = self._prepared[envs, self._next[envs]]
         except IndexError:
             # An env has used all computed seeds; a check in advance would cost more.
             self.begin_at(self.n_begun)
-            seeds = self._known[envs, 0]
+            seeds = self._prepared[envs, 0]
         self._next[envs] += 1
         return seeds
 

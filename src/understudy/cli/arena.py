@@ -140,8 +140,10 @@ def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
         def script(
             court: Court, seat: int, seeds: NDArray[np.int64], decision: int
         ) -> NDArray[np.int64]:
-            drawn = rally.drawn_at(seeds * 2 + seat, decision)
-            return np.asarray(rally.scripted(np, rally.seen(court, seat), skill, drawn), np.int64)
+            drawn = rally.random_bits(seeds * 2 + seat, decision)
+            return np.asarray(
+                rally.scripted(np, rally.seat_view(court, seat), skill, drawn), np.int64
+            )
 
         return Side(text, script)
     policy, model = _policy(text, opened)
@@ -169,7 +171,7 @@ def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
         court: Court, seat: int, seeds: NDArray[np.int64], decision: int
     ) -> NDArray[np.int64]:
         action: Any = policy.decide(
-            {"obs": rally.observed(court, seat)}, None, deterministic=True
+            {"obs": rally.observation(court, seat)}, None, deterministic=True
         ).action
         return np.asarray(action, np.int64).reshape(-1)
 

@@ -427,9 +427,9 @@ def find_destination(
 def _setting(name: str, argument: str | None) -> str:
     """Return an argument, else UNDERSTUDY_NAME, else the content of the UNDERSTUDY_NAME_FILE."""
     # Imported late: a game that passes its destination does not need it.
-    from understudy.core.settings import Leaf, find
+    from understudy.core.settings import Leaf, find_value
 
-    setting = find(Leaf(name, "", None), {name: argument or None}, os.environ)
+    setting = find_value(Leaf(name, "", None), {name: argument or None}, os.environ)
     return str(setting[0]) if setting else ""
 
 

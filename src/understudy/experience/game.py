@@ -15,7 +15,7 @@ from understudy.core.errors import Refused, SpecError
 from understudy.core.names import GameName, game_name, game_name_of_env
 from understudy.core.tensors import DTYPES, Array
 from understudy.experience.spaces import (
-    OPEN,
+    UNBOUNDED_FROM,
     Box,
     Discrete,
     MultiDiscrete,
@@ -353,7 +353,7 @@ def _draw(space: Space, rng: np.random.Generator) -> Any:
         )
     low = low.astype(np.float64)
     high = high.astype(np.float64)
-    is_closed = (abs(low) < OPEN) & (abs(high) < OPEN)
+    is_closed = (abs(low) < UNBOUNDED_FROM) & (abs(high) < UNBOUNDED_FROM)
     drawn = np.where(
         is_closed,
         rng.uniform(np.where(is_closed, low, 0), np.where(is_closed, high, 1)),

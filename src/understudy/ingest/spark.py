@@ -34,7 +34,7 @@ from understudy.core.errors import (
     StorageFull,
     Unreachable,
 )
-from understudy.core.settings import load
+from understudy.core.settings import load_object
 from understudy.ingest.service import IngestConfig, IngestProgress, PartitionIngest, Turn
 from understudy.ports import ExperienceStore, Specs, Stream
 
@@ -110,7 +110,7 @@ def _partitions_of(job: SparkJob) -> PartitionIngest:
             stream, store, _ = _connections.popitem()[1][0]
             stream.close()
             store.close()
-        opened: Opened = load(job.opener, what="opener")(job.address)
+        opened: Opened = load_object(job.opener, what="opener")(job.address)
         ingest = PartitionIngest(*opened, owner=job.owner, config=job.config, clock=_clock)
         _connections[job] = opened, ingest
     return _connections[job][1]
@@ -134,10 +134,10 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
             progress = partitions.advance(turn)
             total.add(progress)
             turn = replace(turn, claim=progress.claim)
-            is_over = not progress.records or progress.ended or progress.is_past
+            is_over = not progress.records or progress.ended or progress.is_drained
             is_over |= total.size_bytes >= job.max_batch_bytes
     except (ConfigError, StorageFull, StorageFailed) as error:
-        return replace(total, is_past=False), error
+        return replace(total, is_drained=False), error
     return total, None
 
 

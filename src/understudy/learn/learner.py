@@ -19,7 +19,7 @@ import numpy as np
 
 from understudy.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
 from understudy.core.errors import ConfigError, LearningFailed
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
@@ -142,7 +142,7 @@ class Learner:
             0 if self.is_on_policy else self.config.max_lag_versions
         ):
             self.counts.stale_chunks += 1
-            self.source.pass_over(chunk)
+            self.source.skip_chunk(chunk)
             return 0
         steps = self.source.insert(chunk)
         self.counts.inserted_steps += steps
@@ -273,16 +273,16 @@ class Learner:
         read: Callable[[Sequence[ChunkId]], Any],
     ) -> None:
         """Resume from a checkpoint; `read` returns chunks by id from the run's store."""
-        self.state = state_from_arrays(self.state, part(arrays, "state"))
+        self.state = state_from_arrays(self.state, arrays_under(arrays, "state"))
         self.counts = LearnerCounts(**facts["counts"])
-        self.source.restore(part(arrays, "source"), facts["source"], read)
+        self.source.restore(arrays_under(arrays, "source"), facts["source"], read)
 
-    def go_back(self, arrays: Mapping[str, Array]) -> None:
+    def restore_weights(self, arrays: Mapping[str, Array]) -> None:
         """Restore a checkpoint's weights and halve the learning rate; data and counts stay."""
-        self.state = state_from_arrays(self.state, part(arrays, "state"))
+        self.state = state_from_arrays(self.state, arrays_under(arrays, "state"))
         self.counts.rate_scale = self.counts.rate_scale / 2
         self.counts.skips_in_a_row = 0
-        self.source.go_back()
+        self.source.on_weights_restored()
 
 
 def _means(numbers: Mapping[str, Any]) -> dict[str, float]:

@@ -56,14 +56,14 @@ class Catalogue:
     def next_model_no(self) -> int:
         return max(self.models, default=0) + 1
 
-    def points_to(self, alias: str) -> int:
+    def model_of(self, alias: str) -> int:
         """The model number of an alias; 0 when it has none."""
         pointer = self.aliases.get(alias)
         return pointer.model_no if pointer else 0
 
     def previous_champion(self) -> int:
         """The champion before the current one; 0 when there was none."""
-        now = self.points_to("champion")
+        now = self.model_of("champion")
         return next(
             (old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0
         )

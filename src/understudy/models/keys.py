@@ -206,7 +206,7 @@ class Keys:
             )
         return key
 
-    def knows_origin(self, origin: str) -> bool:
+    def allows_origin(self, origin: str) -> bool:
         """Whether a page of this origin may use any key, for the browser's preflight request."""
         ring = self._ring
         return any(

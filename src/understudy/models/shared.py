@@ -104,13 +104,13 @@ class Shared(Generic[S]):
         self._trusted = trusted
         self._signer = signer
         self._clock = clock
-        self._look_every_s = objects.look_every_s
+        self._look_every_s = objects.poll_every_s
         self._refreshed_s = -math.inf
         self.lock = threading.RLock()
         """Hold it to read several fields of the state together."""
 
     def now(self) -> S:
-        """The state, refreshed at most every `look_every_s` of the objects."""
+        """The state, refreshed at most every `poll_every_s` of the objects."""
         with self.lock:
             if self._clock.monotonic() - self._refreshed_s < self._look_every_s:
                 return self._state

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from understudy.backends.data import DataFolder
     from understudy.platform.config import Config
 
-WRONG_USE = 2
-NOT_CARRIED_OUT = 3
+USAGE_ERROR = 2
+FAILED = 3
 FENCED = 4
 """Exit codes of a child: invalid settings, a failure, or another process took over its work."""
 
@@ -201,7 +201,7 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
         return main(DataFolder(folder), read_config(config[0]) if config else Config()) or 0
     except UnderstudyError as error:
         sys.stderr.write(f"{error}\n")
-        return WRONG_USE if isinstance(error, ConfigError) else NOT_CARRIED_OUT
+        return USAGE_ERROR if isinstance(error, ConfigError) else FAILED
 
 
 def log_to_stderr(*, as_json: bool = True) -> None:

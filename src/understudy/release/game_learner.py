@@ -33,7 +33,7 @@ from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds, GateDecision
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
-from understudy.release.gatekeeper import Gatekeeper, fitting_champion, held_out
+from understudy.release.gatekeeper import Gatekeeper, champion_for_schema, held_out_play
 from understudy.release.model_check import Budget
 from understudy.release.schedule import (
     LearnerStatus,
@@ -287,7 +287,7 @@ class GameLearner:
         spec = self._spec
         if spec is None:
             return False
-        champion = fitting_champion(now, spec.schema)
+        champion = champion_for_schema(now, spec.schema)
         training = self._training_for(
             spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
         )
@@ -298,7 +298,7 @@ class GameLearner:
         status = LearnerStatus(
             algorithm=training.algorithm,
             has_champion=champion > 0,
-            has_canary=now.points_to("canary") > 0,
+            has_canary=now.model_of("canary") > 0,
             usable_steps=training.engine.n_usable,
             steps=training.steps,
             updates=training.updates,
@@ -345,7 +345,9 @@ class GameLearner:
             manifest.model_no,
             steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
         )
-        with held_out(config.envs.get(self.game), training.spec, attempt=manifest.model_no) as play:
+        with held_out_play(
+            config.envs.get(self.game), training.spec, attempt=manifest.model_no
+        ) as play:
             decision = context.keeper.admit(
                 self.game, manifest.model_no, epoch=self.epoch, play=play
             )
@@ -353,7 +355,7 @@ class GameLearner:
 
     def _judge_canary(self) -> bool:
         """Compare the canary with the champion, if there is one; whether that decided."""
-        canary = self._context.registry.catalogue(self.game).points_to("canary")
+        canary = self._context.registry.catalogue(self.game).model_of("canary")
         if not canary:
             return False
         decision = self._context.keeper.judge(self.game, self._returns, epoch=self.epoch)
@@ -383,7 +385,7 @@ class GameLearner:
         training = self._training
         spec = self._spec
         now = context.registry.catalogue(self.game)
-        champion, canary = (now.points_to(alias) for alias in ("champion", "canary"))
+        champion, canary = (now.model_of(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
         unknown = 0
         if spec is not None and "unknown" not in context.config.learn_from:

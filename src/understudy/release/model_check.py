@@ -48,7 +48,7 @@ class Budget:
             )
 
 
-def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
+def check_in_subprocess(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
     """Check a model in a clean process without JAX or any game."""
     head = json.dumps({"manifest": manifest.to_json(), "budget": asdict(budget)}).encode() + b"\n"
     command = [sys.executable, "-m", "understudy.release.model_check"]
@@ -109,7 +109,9 @@ def _is_valid(spec: GameSpec, action: Any, action_mask: Array | None) -> bool:
         return 0 <= at < spec.discrete.n and (action_mask is None or bool(action_mask[at]))
     ((_, space),) = spec.action.items()
     array = np.asarray(action)
-    return array.shape == space.shape and bool(space.holds(array[None].astype(space.dtype)).all())
+    return array.shape == space.shape and bool(
+        space.contains(array[None].astype(space.dtype)).all()
+    )
 
 
 def fuzzed_observations(spec: GameSpec, rng: np.random.Generator) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from understudy.core.errors import ConfigError, Refused, UnderstudyError
 from understudy.models.keys import Keys
-from understudy.serve.api import Answer, ApiRoute, key_of, not_found, refusal
+from understudy.serve.api import Answer, ApiRoute, error_answer, key_of, not_found
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 from understudy.serve.state import GatewayState
@@ -84,7 +84,7 @@ class Gateway:
         began_s = time.perf_counter()
         state = self._state
         if state is None:
-            stopped = refusal(Refused("not_ready", "the gateway is not running"))
+            stopped = error_answer(Refused("not_ready", "the gateway is not running"))
             return await stopped(scope, receive, send)
         scope.update(gateway_state=state, key=None, route="none")
         allowed: dict[str, str] = {}
@@ -117,7 +117,7 @@ class Gateway:
         except Exception as error:
             if is_answered:
                 raise
-            refused = refusal(error)
+            refused = error_answer(error)
             if refused.status_code in (500, 503) and not isinstance(error, Refused):
                 _log.error(
                     "request_failed",
@@ -206,7 +206,7 @@ def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]
 
 def cors(origin: str | None, keys: Keys, *, is_preflight: bool) -> dict[str, str]:
     """Return the CORS headers for a page of this origin; none if no key allows the origin."""
-    if origin is None or not keys.knows_origin(origin):
+    if origin is None or not keys.allows_origin(origin):
         if is_preflight:
             raise Refused("wrong_origin", f"no key allows pages of {(origin or '')[:60]!r}")
         return {}

@@ -196,11 +196,11 @@ class Connection(HttpToolsProtocol):
     def _look(self) -> None:
         self._timer = None
         self._timer_s = float("inf")
-        left_s = self._deadline_s - self.loop.time()
-        if left_s <= 0:
+        remaining_s = self._deadline_s - self.loop.time()
+        if remaining_s <= 0:
             self.transport.abort()
-        elif left_s < float("inf"):
-            self._within(left_s)
+        elif remaining_s < float("inf"):
+            self._within(remaining_s)
 
     def _idle(self) -> None:
         # uvicorn closes idle connections; this aborts those with unread data or without a request.

@@ -124,7 +124,7 @@ class KafkaStream:
         try:
             counts = _newest_counts(kafka, config, existing, bounds=self._bounds)
             if others := counts - {self.count}:
-                raise changed_count(config.topic, held=min(others), count=self.count)
+                raise changed_count(config.topic, old_count=min(others), count=self.count)
         except BaseException:
             self._bounds.close()
             raise
@@ -436,22 +436,22 @@ def position_text(offset: int, count: int) -> Position:
 
 def offset_after(position: Position, count: int, *, topic: str) -> int:
     """The next offset to read; ConfigError when the position has another partition count."""
-    offset, _, held = position.partition("/")
-    if not (offset.removeprefix("-").isdigit() and held.isdigit()):
+    offset, _, old_count = position.partition("/")
+    if not (offset.removeprefix("-").isdigit() and old_count.isdigit()):
         raise ConfigError(
             f"{position!r} is not a position of a Kafka stream; expected OFFSET/PARTITIONS"
         )
-    if int(held) != count:
-        raise changed_count(topic, held=int(held), count=count)
+    if int(old_count) != count:
+        raise changed_count(topic, old_count=int(old_count), count=count)
     return int(offset) + 1
 
 
-def changed_count(topic: str, *, held: int, count: int) -> ConfigError:
+def changed_count(topic: str, *, old_count: int, count: int) -> ConfigError:
     """The error for a changed number of partitions, which would move sessions between them."""
     return ConfigError(
         f"topic {topic!r} is used with {count} partitions, but its sessions are spread over "
-        f"{held}, so they would move between partitions; add partitions={held} to the address to "
-        "continue as before, or create a new topic"
+        f"{old_count}, so they would move between partitions; add partitions={old_count} to the "
+        "address to continue as before, or create a new topic"
     )
 
 
@@ -540,10 +540,10 @@ class PartitionReader:
                     self._refresh_end()
             if message is None and self._place < self._end:
                 return self._next_existing()
-            left_s = deadline_s - self._clock.monotonic()
-            if message is None and left_s <= 0:
+            remaining_s = deadline_s - self._clock.monotonic()
+            if message is None and remaining_s <= 0:
                 return None
-            message = message or self._next(min(left_s, _POLL_SLICE_S))
+            message = message or self._next(min(remaining_s, _POLL_SLICE_S))
         return message
 
     def _next_existing(self) -> Any:

@@ -89,7 +89,7 @@ class KinesisConfig:
 
 def kinesis_config(location: Location) -> KinesisConfig:
     """Parse a `kinesis://` address; ConfigError for invalid settings."""
-    location.refuse_others(
+    location.check_options(
         [field.name for field in fields(KinesisConfig) if field.name != "stream"]
     )
     if len(location.hosts) != 1 or location.hosts[0][1] is not None or location.path:

@@ -32,19 +32,19 @@ def cart_spec(game: str = "cart") -> GameSpec:
 def random_space(rng: np.random.Generator, *, is_image: bool = False) -> Space:
     """Any space a column may have."""
     shape = tuple(int(n) for n in rng.integers(1, 4, rng.integers(0, 3)))
-    whole = DTYPES[_WHOLE[rng.integers(len(_WHOLE))]]
+    int_dtype = DTYPES[_WHOLE[rng.integers(len(_WHOLE))]]
     match 5 if is_image else rng.integers(5):
         case 0:
             low, high = sorted(rng.normal(0, 5, 2).round(1).tolist())
             bounds = (low, high) if rng.random() < 0.5 else (None, None)
             return Box(shape, DTYPES[("F16", "F32", "F64")[rng.integers(3)]], *bounds)
         case 1:
-            return Box(shape, whole)
+            return Box(shape, int_dtype)
         case 2:
-            return Discrete(int(rng.integers(1, 9)), int(rng.integers(0, 3)), whole)
+            return Discrete(int(rng.integers(1, 9)), int(rng.integers(0, 3)), int_dtype)
         case 3:
             counts = tuple(int(n) for n in rng.integers(1, 6, math.prod(shape)))
-            return MultiDiscrete(counts, shape, whole)
+            return MultiDiscrete(counts, shape, int_dtype)
         case 4:
             return MultiBinary(shape)
         case _:

@@ -15,7 +15,6 @@ from understudy.experience.chunk import Chunk
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import MAX_AHEAD, tombstone_of
 from understudy.ports import Forgotten, Position, RefusedFrame, SessionFilter, WriteBatch
-from understudy.testing.desk import SPEC, Desk, StoreFactory, raises
 from understudy.testing.samples import (
     OTHER_PLAYER,
     PLAYER,
@@ -23,6 +22,7 @@ from understudy.testing.samples import (
     random_session,
     random_spec,
 )
+from understudy.testing.store_harness import SPEC, StoreFactory, StoreHarness, raises
 
 ALL_OPTIONAL = (
     "logp",
@@ -44,15 +44,15 @@ class StoreContract(StoreFactory):
     # --- exactly once, bit for bit ----------------------------------------------------------------
 
     def test_the_same_chunk_twice_is_stored_once(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(3)
-        later = self.later(desk)
-        assert desk.put(*chunks) == ["new"] * 3
+        later = self.later(harness)
+        assert harness.put(*chunks) == ["new"] * 3
         for _ in range(3):
             later()
-            assert desk.put(*chunks) == ["duplicate"] * 3
-            assert desk.chunks() == chunks
-        audit = desk.store.audit()
+            assert harness.put(*chunks) == ["duplicate"] * 3
+            assert harness.chunks() == chunks
+        audit = harness.store.audit()
         assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (
             3,
             0,
@@ -62,22 +62,26 @@ class StoreContract(StoreFactory):
         assert audit.steps == sum(chunk.meta.n_steps for chunk in chunks)
 
     def test_duplicates_within_one_batch_are_stored_once(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         first, second = self.chunks(2)
-        assert desk.put(first, second, first, second, first) == ["new", "new", *["duplicate"] * 3]
-        assert desk.chunks() == [first, second]
+        assert harness.put(first, second, first, second, first) == [
+            "new",
+            "new",
+            *["duplicate"] * 3,
+        ]
+        assert harness.chunks() == [first, second]
 
     def test_chunks_are_read_back_bit_for_bit(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         specs = [random_spec(self.rng) for _ in range(25)]
         sessions = [random_session(spec, self.rng, optional=ALL_OPTIONAL) for spec in specs]
         sent = [chunk for session in sessions for chunk in session]
-        later = self.later(desk)
+        later = self.later(harness)
         for chunk in sent:
-            desk.put(chunk)
+            harness.put(chunk)
         for _ in range(3):
             later()
-            for before, after in zip(sent, desk.chunks(), strict=True):
+            for before, after in zip(sent, harness.chunks(), strict=True):
                 assert before.meta == after.meta
                 assert before.columns.keys() == after.columns.keys()
                 for name, column in before.columns.items():
@@ -89,19 +93,19 @@ class StoreContract(StoreFactory):
                     )
 
     def test_frames_keep_number_checksum_player_and_time(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(2)
-        later = self.later(desk)
-        desk.put(*chunks)
+        later = self.later(harness)
+        harness.put(*chunks)
         for _ in range(3):
             later()
-            frames = desk.frames(FrameKind.DATA)
+            frames = harness.frames(FrameKind.DATA)
             assert frames == [
-                chunk.frame().stamped(PLAYER, int(desk.clock.now())) for chunk in chunks
+                chunk.frame().stamped(PLAYER, int(harness.clock.now())) for chunk in chunks
             ]
 
     def test_optional_columns_of_other_shapes_share_a_store(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         plain = self.chunks(3)
         wide = []
         for chunk, width in zip(plain, (1, 3, 2), strict=True):
@@ -109,250 +113,254 @@ class StoreContract(StoreFactory):
                 np.float64 if width == 2 else np.float32
             )
             wide.append(Chunk(chunk.meta, {**chunk.columns, "raw_action": raw}))
-        later = self.later(desk)
-        desk.put(*wide)
+        later = self.later(harness)
+        harness.put(*wide)
         for _ in range(3):
             later()
-            assert desk.chunks() == wide
+            assert harness.chunks() == wide
 
     def test_out_of_order_chunks_are_stored_once_each(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(12)
         order = self.rng.permutation(12)
         for index in order:
-            assert desk.put(chunks[index]) == ["new"]
-        assert desk.put(*chunks) == ["duplicate"] * 12
-        info = desk.session(chunks[0].meta.session)
+            assert harness.put(chunks[index]) == ["new"]
+        assert harness.put(*chunks) == ["duplicate"] * 12
+        info = harness.session(chunks[0].meta.session)
         assert info is not None
         assert (info.n_chunks, info.high, info.missing) == (12, 12, ())
-        assert desk.store.audit().gap_chunks == 0
+        assert harness.store.audit().gap_chunks == 0
 
     def test_a_missing_number_is_a_visible_gap(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(5)
-        later = self.later(desk)
-        desk.put(*chunks[:2], *chunks[3:])
+        later = self.later(harness)
+        harness.put(*chunks[:2], *chunks[3:])
         for _ in range(3):
             later()
-            info = desk.session(chunks[0].meta.session)
-            audit = desk.store.audit()
+            info = harness.session(chunks[0].meta.session)
+            audit = harness.store.audit()
             assert info is not None
             assert (info.high, info.missing) == (2, ((2, 2),))
             assert (audit.gap_chunks, audit.gap_steps) == (1, chunks[2].meta.n_steps)
 
     def test_many_threads_write_at_once(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         lots = [self.chunks(10) for _ in range(6)]
-        epochs = [desk.store.claim(f"t{n}", owner="desk", ttl_s=60.0).epoch for n in range(6)]
+        epochs = [harness.store.claim(f"t{n}", owner="harness", ttl_s=60.0).epoch for n in range(6)]
 
         def write(number: int) -> None:
             for at, chunk in enumerate(lots[number]):
-                candidates = [desk.candidate(chunk)]
-                desk.store.write(
+                candidates = [harness.candidate(chunk)]
+                harness.store.write(
                     WriteBatch(f"t{number}", epochs[number], Position(str(at)), candidates)
                 )
 
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(write, range(6)))
-        assert len(desk.tail()) == 60
-        assert {(chunk.meta.session, chunk.meta.chunk_no) for chunk in desk.chunks()} == {
+        assert len(harness.tail()) == 60
+        assert {(chunk.meta.session, chunk.meta.chunk_no) for chunk in harness.chunks()} == {
             (chunk.meta.session, chunk.meta.chunk_no) for chunks in lots for chunk in chunks
         }
 
     # --- positions and claims ---------------------------------------------------------------------
 
     def test_positions_move_with_the_data(self) -> None:
-        desk = self.desk()
-        assert desk.store.claim("q", owner="a", ttl_s=60.0).position is None
-        desk.put(*self.chunks(1))
-        desk.write()
-        later = self.later(desk)
+        harness = self.harness()
+        assert harness.store.claim("q", owner="a", ttl_s=60.0).position is None
+        harness.put(*self.chunks(1))
+        harness.write()
+        later = self.later(harness)
         for _ in range(3):
             later()
-            claim = desk.store.claim("p", owner="desk", ttl_s=60.0)
+            claim = harness.store.claim("p", owner="harness", ttl_s=60.0)
             assert claim.position == "2"
 
     def test_a_stale_epoch_is_refused_and_changes_nothing(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         (chunk,) = self.chunks(1)
-        stale = desk.epoch
-        fresh = desk.store.claim("p", owner="desk", ttl_s=60.0)
+        stale = harness.epoch
+        fresh = harness.store.claim("p", owner="harness", ttl_s=60.0)
         assert fresh.epoch > stale
         batch = WriteBatch(
-            "p", stale, Position("9"), [desk.candidate(chunk)], [desk.refusal(chunk)]
+            "p", stale, Position("9"), [harness.candidate(chunk)], [harness.refusal(chunk)]
         )
-        assert raises(ClaimLost, lambda: desk.store.write(batch))
-        assert desk.store.claim("p", owner="desk", ttl_s=60.0).position is None
-        assert desk.chunks() == []
-        assert list(desk.store.quarantined()) == []
+        assert raises(ClaimLost, lambda: harness.store.write(batch))
+        assert harness.store.claim("p", owner="harness", ttl_s=60.0).position is None
+        assert harness.chunks() == []
+        assert list(harness.store.quarantined()) == []
 
     def test_epochs_rise_across_reopening(self) -> None:
-        desk = self.desk()
-        before = desk.epoch
-        desk.reopen()
-        assert desk.epoch > before
+        harness = self.harness()
+        before = harness.epoch
+        harness.reopen()
+        assert harness.epoch > before
         batch = WriteBatch("p", before, Position("9"))
-        assert raises(ClaimLost, lambda: desk.store.write(batch))
+        assert raises(ClaimLost, lambda: harness.store.write(batch))
 
     def test_a_fresh_claim_excludes_other_owners_until_it_expires(self) -> None:
-        desk = self.desk()
-        desk.clock.advance(59.0)
-        assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0))
-        desk.put(*self.chunks(1))
-        desk.clock.advance(59.0)
-        assert raises(ClaimLost, lambda: desk.store.claim("p", owner="other", ttl_s=60.0)), (
+        harness = self.harness()
+        harness.clock.advance(59.0)
+        assert raises(ClaimLost, lambda: harness.store.claim("p", owner="other", ttl_s=60.0))
+        harness.put(*self.chunks(1))
+        harness.clock.advance(59.0)
+        assert raises(ClaimLost, lambda: harness.store.claim("p", owner="other", ttl_s=60.0)), (
             "a write renews the claim"
         )
-        desk.clock.advance(2.0)
-        assert desk.store.claim("p", owner="other", ttl_s=60.0).epoch > desk.epoch
-        assert raises(ClaimLost, lambda: desk.put(*self.chunks(1)))
+        harness.clock.advance(2.0)
+        assert harness.store.claim("p", owner="other", ttl_s=60.0).epoch > harness.epoch
+        assert raises(ClaimLost, lambda: harness.put(*self.chunks(1)))
 
     # --- the rules of a session -------------------------------------------------------------------
 
     def test_the_same_number_with_different_bytes_is_a_conflict(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(2)
-        later = self.later(desk)
-        desk.put(*chunks)
+        later = self.later(harness)
+        harness.put(*chunks)
         for turn in range(3):
             later()
             other = Chunk(
                 chunks[1].meta, {**chunks[1].columns, "obs": chunks[1].columns["obs"] + 1 + turn}
             )
-            assert desk.put(other) == ["conflict"]
-            assert desk.put(other) != ["new"]
-        assert desk.chunks() == chunks
-        assert [frame.reason for frame in desk.store.quarantined()] == ["conflict"] * 3, (
+            assert harness.put(other) == ["conflict"]
+            assert harness.put(other) != ["new"]
+        assert harness.chunks() == chunks
+        assert [frame.reason for frame in harness.store.quarantined()] == ["conflict"] * 3, (
             "each is in quarantine once"
         )
 
     def test_a_number_far_ahead_is_out_of_window(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunk = self.chunks(1)[0]
-        desk.put(chunk)
+        harness.put(chunk)
         for number in (MAX_AHEAD + 2, 1 << 40):
             far = random_chunk(
                 SPEC, self.rng, session=chunk.meta.session, chunk_no=number, first_step=1 << 30
             )
-            receipt = desk.write([desk.candidate(far)])
+            receipt = harness.write([harness.candidate(far)])
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["out_of_window"])
-        assert [frame.reason for frame in desk.store.quarantined()] == ["out_of_window"] * 2
-        assert desk.chunks() == [chunk]
+        assert [frame.reason for frame in harness.store.quarantined()] == ["out_of_window"] * 2
+        assert harness.chunks() == [chunk]
 
     def test_another_players_session_is_refused(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(4)
-        later = self.later(desk)
-        desk.put(chunks[0])
+        later = self.later(harness)
+        harness.put(chunks[0])
         for chunk in chunks[1:]:
             later()
-            assert desk.put(chunk, player=OTHER_PLAYER) == ["refused"]
-            assert desk.put(chunk) == ["new"], "the owner continues undisturbed"
-        assert {frame.reason for frame in desk.store.quarantined()} == {"other_player"}
+            assert harness.put(chunk, player=OTHER_PLAYER) == ["refused"]
+            assert harness.put(chunk) == ["new"], "the owner continues undisturbed"
+        assert {frame.reason for frame in harness.store.quarantined()} == {"other_player"}
 
     def test_steps_that_contradict_their_neighbours_are_refused(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(3)
-        desk.put(chunks[0], chunks[2])
+        harness.put(chunks[0], chunks[2])
         wrong = Chunk(
             replace(chunks[1].meta, first_step=chunks[1].meta.first_step + 1), chunks[1].columns
         )
-        receipt = desk.write([desk.candidate(wrong)])
+        receipt = harness.write([harness.candidate(wrong)])
         assert list(receipt.reasons) == ["step_mismatch"]
-        assert desk.chunks() == [chunks[0], chunks[2]]
+        assert harness.chunks() == [chunks[0], chunks[2]]
 
     def test_a_drop_report_marks_its_ranges_as_seen(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(6)
-        later = self.later(desk)
+        later = self.later(harness)
         session = chunks[0].meta.session
-        lost = sum(chunk.meta.n_steps for chunk in chunks[1:4])
-        desk.put(chunks[0])
-        assert list(desk.write([desk.drop(session, 4, (1, 3), n_steps=lost)]).fates) == ["new"]
+        n_dropped = sum(chunk.meta.n_steps for chunk in chunks[1:4])
+        harness.put(chunks[0])
+        assert list(harness.write([harness.drop(session, 4, (1, 3), n_steps=n_dropped)]).fates) == [
+            "new"
+        ]
         after = Chunk(
             replace(chunks[5].meta, first_step=chunks[4].meta.first_step), chunks[5].columns
         )
-        assert desk.put(after) == ["new"]
+        assert harness.put(after) == ["new"]
         for _ in range(3):
             later()
-            info = desk.session(session)
-            audit = desk.store.audit()
+            info = harness.session(session)
+            audit = harness.store.audit()
             assert info is not None
-            assert (info.high, info.missing, info.dropped_steps) == (6, (), lost)
-            assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, lost)
-            assert [frame.chunk_no for frame in desk.frames(FrameKind.DROP)] == [4]
-        assert desk.put(chunks[2]) == ["conflict"], (
+            assert (info.high, info.missing, info.dropped_steps) == (6, (), n_dropped)
+            assert (audit.gap_chunks, audit.gap_steps, audit.dropped_steps) == (0, 0, n_dropped)
+            assert [frame.chunk_no for frame in harness.frames(FrameKind.DROP)] == [4]
+        assert harness.put(chunks[2]) == ["conflict"], (
             "a chunk that was reported as dropped is not stored later"
         )
 
     def test_a_huge_drop_report_costs_nothing(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         session = self.chunks(1)[0].meta.session
         assert list(
-            desk.write([desk.drop(session, 1 << 40, (0, (1 << 40) - 1), n_steps=1 << 40)]).fates
+            harness.write(
+                [harness.drop(session, 1 << 40, (0, (1 << 40) - 1), n_steps=1 << 40)]
+            ).fates
         ) == ["new"]
-        assert desk.store.audit().gap_chunks == 0
+        assert harness.store.audit().gap_chunks == 0
 
     def test_nothing_follows_a_close(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(5)
-        later = self.later(desk)
+        later = self.later(harness)
         session = chunks[0].meta.session
-        desk.put(chunks[0])
-        assert list(desk.write([desk.close(session, 2)]).fates) == ["new"]
+        harness.put(chunks[0])
+        assert list(harness.write([harness.close(session, 2)]).fates) == ["new"]
         for chunk in chunks[3:]:
             later()
-            assert list(desk.write([desk.candidate(chunk)]).reasons) == ["after_close"]
-        assert desk.put(chunks[1]) == ["new"], "a late chunk from before the close is stored"
+            assert list(harness.write([harness.candidate(chunk)]).reasons) == ["after_close"]
+        assert harness.put(chunks[1]) == ["new"], "a late chunk from before the close is stored"
         later()
-        info = desk.session(session)
+        info = harness.session(session)
         assert info is not None
         assert (info.closed, info.high, info.n_chunks) == (True, 3, 2)
 
     # --- listing and closing ----------------------------------------------------------------------
 
     def test_sessions_are_listed_by_game_player_and_time(self) -> None:
-        desk = self.desk()
-        mine = self.chunks(2)
-        theirs = self.chunks(1)
+        harness = self.harness()
+        chunks = self.chunks(2)
+        other_chunks = self.chunks(1)
         other = random_session(random_spec(self.rng, "elsewhere"), self.rng, n_chunks=1)
-        desk.put(*mine)
-        desk.clock.advance(100.0)
-        desk.put(*theirs, player=OTHER_PLAYER)
-        desk.put(*other)
-        later = self.later(desk)
+        harness.put(*chunks)
+        harness.clock.advance(100.0)
+        harness.put(*other_chunks, player=OTHER_PLAYER)
+        harness.put(*other)
+        later = self.later(harness)
         for _ in range(3):
             later()
             expected = {
                 SessionFilter(): {
-                    mine[0].meta.session,
-                    theirs[0].meta.session,
+                    chunks[0].meta.session,
+                    other_chunks[0].meta.session,
                     other[0].meta.session,
                 },
                 SessionFilter(game="elsewhere"): {other[0].meta.session},
-                SessionFilter(player=OTHER_PLAYER): {theirs[0].meta.session},
-                SessionFilter(since_s=desk.clock.now()): {
-                    theirs[0].meta.session,
+                SessionFilter(player=OTHER_PLAYER): {other_chunks[0].meta.session},
+                SessionFilter(since_s=harness.clock.now()): {
+                    other_chunks[0].meta.session,
                     other[0].meta.session,
                 },
             }
             for session_filter, sessions in expected.items():
-                infos = desk.store.sessions(session_filter)
+                infos = harness.store.sessions(session_filter)
                 assert {info.session for info in infos} == sessions
-        info = desk.session(mine[0].meta.session)
+        info = harness.session(chunks[0].meta.session)
         assert info is not None
         assert (info.game, info.player, info.n_chunks, info.closed) == ("cart", PLAYER, 2, False)
 
     def test_close_may_be_called_twice_and_ends_writing(self) -> None:
-        desk = self.desk()
-        desk.put(*self.chunks(1))
-        desk.store.close()
-        desk.store.close()
+        harness = self.harness()
+        harness.put(*self.chunks(1))
+        harness.store.close()
+        harness.store.close()
         for call in (
-            lambda: desk.put(*self.chunks(1)),
-            lambda: desk.store.tail(None, max_items=1, wait_s=0.0),
-            lambda: desk.store.claim("p", owner="desk", ttl_s=1.0),
-            lambda: desk.store.forget(PLAYER),
+            lambda: harness.put(*self.chunks(1)),
+            lambda: harness.store.tail(None, max_items=1, wait_s=0.0),
+            lambda: harness.store.claim("p", owner="harness", ttl_s=1.0),
+            lambda: harness.store.forget(PLAYER),
         ):
             assert raises(Closed, call)
 
@@ -363,18 +371,18 @@ class StoreAdminContract(StoreFactory):
     # --- quarantine -------------------------------------------------------------------------------
 
     def test_refused_and_parked_frames_are_kept_with_reason_and_bytes(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(2)
-        later = self.later(desk)
-        garbage = RefusedFrame(b"garbage", "truncated", "7 bytes", desk.clock.now())
+        later = self.later(harness)
+        garbage = RefusedFrame(b"garbage", "truncated", "7 bytes", harness.clock.now())
         huge = replace(chunks[0].frame(), chunk_no=(1 << 64) - 1, player=PLAYER)
-        odd = RefusedFrame(huge.encode(), "bad_number", "\udc80 no text", desk.clock.now())
-        refused = desk.refusal(chunks[0])
-        parked = desk.refusal(chunks[1], "unknown_schema")
-        desk.write(refused=[refused, garbage, odd], parked=[parked])
+        odd = RefusedFrame(huge.encode(), "bad_number", "\udc80 no text", harness.clock.now())
+        refused = harness.refusal(chunks[0])
+        parked = harness.refusal(chunks[1], "unknown_schema")
+        harness.write(refused=[refused, garbage, odd], parked=[parked])
         for _ in range(3):
             later()
-            frames = desk.store.quarantined()
+            frames = harness.store.quarantined()
             assert [frame.raw for frame in frames] == [
                 refused.raw,
                 garbage.raw,
@@ -390,88 +398,90 @@ class StoreAdminContract(StoreFactory):
             ]
             assert (frames[0].session, frames[0].chunk_no) == (chunks[0].meta.session, 0)
             assert frames[1].session is None
-            audit = desk.store.audit()
+            audit = harness.store.audit()
             assert (audit.quarantined, audit.parked, audit.chunks, audit.gap_chunks) == (3, 1, 0, 0)
-            (third,) = desk.store.quarantined(after_id=frames[1].id, limit=1)
+            (third,) = harness.store.quarantined(after_id=frames[1].id, limit=1)
             assert third.id == frames[2].id
 
     def test_quarantined_numbers_count_as_seen(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(3)
-        later = self.later(desk)
-        desk.write([desk.candidate(chunks[0])], refused=[desk.refusal(chunks[1])])
-        desk.put(chunks[2])
+        later = self.later(harness)
+        harness.write([harness.candidate(chunks[0])], refused=[harness.refusal(chunks[1])])
+        harness.put(chunks[2])
         for _ in range(3):
             later()
-            info = desk.session(chunks[0].meta.session)
+            info = harness.session(chunks[0].meta.session)
             assert info is not None
             assert (info.high, info.missing) == (3, ())
-            desk.write(refused=[desk.refusal(chunks[1])])
-            assert desk.put(chunks[1]) == ["duplicate"], "it is already in quarantine"
-            assert len(desk.store.quarantined()) == 1
-        assert desk.store.audit().gap_chunks == 0
+            harness.write(refused=[harness.refusal(chunks[1])])
+            assert harness.put(chunks[1]) == ["duplicate"], "it is already in quarantine"
+            assert len(harness.store.quarantined()) == 1
+        assert harness.store.audit().gap_chunks == 0
 
     def test_replay_stores_a_parked_frame_once(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(3)
-        later = self.later(desk)
-        desk.write(
-            [desk.candidate(chunks[0]), desk.candidate(chunks[2])],
-            parked=[desk.refusal(chunks[1], "unknown_schema")],
+        later = self.later(harness)
+        harness.write(
+            [harness.candidate(chunks[0]), harness.candidate(chunks[2])],
+            parked=[harness.refusal(chunks[1], "unknown_schema")],
         )
-        (parked,) = desk.store.quarantined()
-        candidate = desk.candidate(chunks[1])
-        assert list(desk.store.replay([parked.id], [candidate]).fates) == ["new"]
+        (parked,) = harness.store.quarantined()
+        candidate = harness.candidate(chunks[1])
+        assert list(harness.store.replay([parked.id], [candidate]).fates) == ["new"]
         for _ in range(3):
             later()
-            assert "new" not in desk.store.replay([parked.id], [candidate]).fates
-            assert desk.put(chunks[1]) == ["duplicate"]
-            assert list(desk.store.quarantined()) == []
-            assert desk.chunks() == [chunks[0], chunks[2], chunks[1]]
-            info = desk.session(chunks[0].meta.session)
-            audit = desk.store.audit()
+            assert "new" not in harness.store.replay([parked.id], [candidate]).fates
+            assert harness.put(chunks[1]) == ["duplicate"]
+            assert list(harness.store.quarantined()) == []
+            assert harness.chunks() == [chunks[0], chunks[2], chunks[1]]
+            info = harness.session(chunks[0].meta.session)
+            audit = harness.store.audit()
             assert info is not None
             assert (info.n_chunks, info.n_steps) == (3, sum(chunk.meta.n_steps for chunk in chunks))
             assert (audit.chunks, audit.parked, audit.duplicate_chunks) == (3, 0, 0)
-        desk.tail()
+        harness.tail()
 
     def test_replay_follows_the_rules_of_sessions(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(2)
-        desk.put(chunks[0])
+        harness.put(chunks[0])
         far = random_chunk(
             SPEC, self.rng, session=chunks[0].meta.session, chunk_no=5000, first_step=1 << 20
         )
         conflict = Chunk(chunks[0].meta, {**chunks[0].columns, "obs": chunks[0].columns["obs"] + 1})
-        desk.put(far, conflict)
-        desk.put(chunks[1], player=OTHER_PLAYER)
-        waiting = desk.store.quarantined()
+        harness.put(far, conflict)
+        harness.put(chunks[1], player=OTHER_PLAYER)
+        waiting = harness.store.quarantined()
         candidates = [
-            desk.candidate(far),
-            desk.candidate(conflict),
-            desk.candidate(chunks[1], player=OTHER_PLAYER),
+            harness.candidate(far),
+            harness.candidate(conflict),
+            harness.candidate(chunks[1], player=OTHER_PLAYER),
         ]
-        assert "new" not in desk.store.replay([frame.id for frame in waiting], candidates).fates
-        assert "new" not in desk.store.replay([10_000], [desk.candidate(chunks[1])]).fates, (
+        assert "new" not in harness.store.replay([frame.id for frame in waiting], candidates).fates
+        assert "new" not in harness.store.replay([10_000], [harness.candidate(chunks[1])]).fates, (
             "it was never quarantined"
         )
-        assert desk.chunks() == [chunks[0]]
+        assert harness.chunks() == [chunks[0]]
 
     def test_a_stored_chunk_can_be_quarantined_and_replayed(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         chunks = self.chunks(3)
-        later = self.later(desk)
-        desk.put(*chunks)
+        later = self.later(harness)
+        harness.put(*chunks)
         bad = (chunks[1].meta.session, 1)
-        desk.tail()
-        assert desk.store.quarantine([bad, bad, (new_session(), 0)], reason="nan_gradient") == 1
-        assert desk.store.quarantine([bad], reason="nan_gradient") == 0, "it is already quarantined"
+        harness.tail()
+        assert harness.store.quarantine([bad, bad, (new_session(), 0)], reason="nan_gradient") == 1
+        assert harness.store.quarantine([bad], reason="nan_gradient") == 0, (
+            "it is already quarantined"
+        )
         for _ in range(3):
             later()
-            assert desk.chunks() == [chunks[0], chunks[2]]
-            assert desk.put(chunks[1]) == ["duplicate"]
-        desk.write(refused=[RefusedFrame(b"garbage", "truncated", "", desk.clock.now())])
-        quarantined, garbage = desk.store.quarantined()
+            assert harness.chunks() == [chunks[0], chunks[2]]
+            assert harness.put(chunks[1]) == ["duplicate"]
+        harness.write(refused=[RefusedFrame(b"garbage", "truncated", "", harness.clock.now())])
+        quarantined, garbage = harness.store.quarantined()
         assert (
             quarantined.reason,
             quarantined.session,
@@ -482,66 +492,70 @@ class StoreAdminContract(StoreFactory):
             *bad,
             "truncated",
         )
-        assert desk.store.audit().gap_chunks == 0
-        candidate = desk.candidate(chunks[1])
+        assert harness.store.audit().gap_chunks == 0
+        candidate = harness.candidate(chunks[1])
         assert quarantined.raw == candidate.frame.encode()
-        assert list(desk.store.replay([quarantined.id], [candidate]).fates) == ["new"]
-        self.settle(desk.store)
-        assert desk.chunks() == [chunks[0], chunks[2], chunks[1]]
-        audit = desk.store.audit()
+        assert list(harness.store.replay([quarantined.id], [candidate]).fates) == ["new"]
+        self.settle(harness.store)
+        assert harness.chunks() == [chunks[0], chunks[2], chunks[1]]
+        audit = harness.store.audit()
         assert (audit.chunks, audit.quarantined, audit.duplicate_chunks, list(audit.corrupt)) == (
             3,
             1,
             0,
             [],
         )
-        assert desk.store.quarantine([bad], reason="again") == 1
-        self.settle(desk.store)
-        assert desk.chunks() == [chunks[0], chunks[2]]
-        desk.tail()
+        assert harness.store.quarantine([bad], reason="again") == 1
+        self.settle(harness.store)
+        assert harness.chunks() == [chunks[0], chunks[2]]
+        harness.tail()
 
     # --- tail -------------------------------------------------------------------------------------
 
     def test_a_tail_shows_every_number_once_despite_concurrent_changes(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         for turn in range(24):
             chunks = self.chunks(3)
-            desk.put(*chunks, player=OTHER_PLAYER if turn % 2 else PLAYER)
-            desk.write([desk.close(chunks[0].meta.session, 3)] if turn % 2 == 0 else [])
+            harness.put(*chunks, player=OTHER_PLAYER if turn % 2 else PLAYER)
+            harness.write([harness.close(chunks[0].meta.session, 3)] if turn % 2 == 0 else [])
             match turn % 6:
                 case 1:
-                    desk.reopen()
+                    harness.reopen()
                 case 2:
-                    self.settle(desk.store)
+                    self.settle(harness.store)
                 case 3:
-                    desk.store.quarantine([(chunks[0].meta.session, 1)], reason="guard")
+                    harness.store.quarantine([(chunks[0].meta.session, 1)], reason="guard")
                 case 4:
-                    desk.store.forget(PLAYER)
-                    desk.clock.advance(3.0)
+                    harness.store.forget(PLAYER)
+                    harness.clock.advance(3.0)
                 case 5:
-                    desk.clock.advance(60.0)
-                    desk.store.expire(desk.clock.now() - 60.0)
-            desk.tail()
-        everything = desk.everything()
-        assert [item.arrival_no for item in desk.tailed] == [item.arrival_no for item in everything]
-        gone = {item.reason for item in everything if isinstance(item, Forgotten)}
-        assert gone == {"forgotten", "expired", "quarantined"}
+                    harness.clock.advance(60.0)
+                    harness.store.expire(harness.clock.now() - 60.0)
+            harness.tail()
+        everything = harness.everything()
+        assert [item.arrival_no for item in harness.tailed] == [
+            item.arrival_no for item in everything
+        ]
+        reasons = {item.reason for item in everything if isinstance(item, Forgotten)}
+        assert reasons == {"forgotten", "expired", "quarantined"}
 
     def test_a_tail_continues_from_any_cursor_in_pages(self) -> None:
-        desk = self.desk()
-        desk.put(*self.chunks(9))
-        later = self.later(desk)
+        harness = self.harness()
+        harness.put(*self.chunks(9))
+        later = self.later(harness)
         for _ in range(3):
             later()
             for page in (1, 4, 100):
                 cursor = None
-                seen = []
-                while items := (tail := desk.store.tail(cursor, max_items=page, wait_s=0.0)).items:
+                arrival_nos = []
+                while items := (
+                    tail := harness.store.tail(cursor, max_items=page, wait_s=0.0)
+                ).items:
                     assert len(items) <= page
-                    seen += [item.arrival_no for item in items]
+                    arrival_nos += [item.arrival_no for item in items]
                     cursor = tail.cursor
-                assert seen == list(range(1, 10))
-        assert desk.store.tail(cursor, max_items=5, wait_s=0.0).cursor == cursor, (
+                assert arrival_nos == list(range(1, 10))
+        assert harness.store.tail(cursor, max_items=5, wait_s=0.0).cursor == cursor, (
             "an empty page does not move the cursor"
         )
 
@@ -549,86 +563,86 @@ class StoreAdminContract(StoreFactory):
 
     def test_a_forgotten_player_is_gone_everywhere(self) -> None:
         for is_settled in (False, True):
-            desk = self.desk()
-            theirs = self.chunks(3)
+            harness = self.harness()
+            erased = self.chunks(3)
             parked = self.chunks(1)
             others = self.chunks(2)
-            desk.put(*theirs)
-            desk.write(
-                [desk.close(theirs[0].meta.session, 3)],
-                parked=[desk.refusal(parked[0], "unknown_schema")],
+            harness.put(*erased)
+            harness.write(
+                [harness.close(erased[0].meta.session, 3)],
+                parked=[harness.refusal(parked[0], "unknown_schema")],
             )
-            desk.put(*others, player=OTHER_PLAYER)
+            harness.put(*others, player=OTHER_PLAYER)
             if is_settled:
-                self.settle(desk.store)
-            desk.tail()
-            assert desk.store.forget(PLAYER) == 3
-            later = self.later(desk)
+                self.settle(harness.store)
+            harness.tail()
+            assert harness.store.forget(PLAYER) == 3
+            later = self.later(harness)
             for _ in range(3):
                 later()
-                assert desk.chunks() == others
-                assert list(desk.store.quarantined()) == []
-                assert desk.frames(FrameKind.CLOSE) == []
-                players = {info.player for info in desk.store.sessions(SessionFilter())}
+                assert harness.chunks() == others
+                assert list(harness.store.quarantined()) == []
+                assert harness.frames(FrameKind.CLOSE) == []
+                players = {info.player for info in harness.store.sessions(SessionFilter())}
                 assert players == {OTHER_PLAYER}
-                audit = desk.store.audit()
+                audit = harness.store.audit()
                 assert (audit.chunks, audit.forgotten_chunks, audit.gap_chunks) == (2, 3, 0)
-            gone = [item for item in desk.tail() if isinstance(item, Forgotten)]
-            assert any(item.player == tombstone_of(PLAYER) and not item.chunks for item in gone), (
-                "learners are notified"
-            )
-            assert desk.store.forget(PLAYER) == 0
-            self._assert_stays_forgotten(desk, [*theirs, *parked])
-            desk.store.close()
+            forgotten = [item for item in harness.tail() if isinstance(item, Forgotten)]
+            assert any(
+                item.player == tombstone_of(PLAYER) and not item.chunks for item in forgotten
+            ), "learners are notified"
+            assert harness.store.forget(PLAYER) == 0
+            self._assert_stays_forgotten(harness, [*erased, *parked])
+            harness.store.close()
 
-    def _assert_stays_forgotten(self, desk: Desk, chunks: list[Chunk]) -> None:
+    def _assert_stays_forgotten(self, harness: StoreHarness, chunks: list[Chunk]) -> None:
         """Frames of the player left in spool or stream are refused; new sessions are stored."""
         for chunk in chunks:
-            receipt = desk.write([desk.candidate(chunk)], refused=[desk.refusal(chunk)])
+            receipt = harness.write([harness.candidate(chunk)], refused=[harness.refusal(chunk)])
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["forgotten"])
-        assert list(desk.store.quarantined()) == []
-        desk.clock.advance(10.0)
+        assert list(harness.store.quarantined()) == []
+        harness.clock.advance(10.0)
         fresh = random_session(
-            SPEC, self.rng, session=new_session(desk.clock.now(), self.rng.bytes(10))
+            SPEC, self.rng, session=new_session(harness.clock.now(), self.rng.bytes(10))
         )
-        assert desk.put(*fresh) == ["new"] * 4
-        desk.reopen()
-        assert desk.put(*fresh) == ["duplicate"] * 4
+        assert harness.put(*fresh) == ["new"] * 4
+        harness.reopen()
+        assert harness.put(*fresh) == ["duplicate"] * 4
 
     def test_a_client_clock_ahead_does_not_admit_old_frames(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         ahead = random_session(
-            SPEC, self.rng, session=new_session(desk.clock.now() + 3600, self.rng.bytes(10))
+            SPEC, self.rng, session=new_session(harness.clock.now() + 3600, self.rng.bytes(10))
         )
-        in_stream = [desk.candidate(chunk) for chunk in ahead]
-        desk.clock.advance(5.0)
-        desk.store.forget(PLAYER)
-        assert set(desk.write(in_stream).reasons) == {"forgotten"}
+        in_stream = [harness.candidate(chunk) for chunk in ahead]
+        harness.clock.advance(5.0)
+        harness.store.forget(PLAYER)
+        assert set(harness.write(in_stream).reasons) == {"forgotten"}
 
     def test_expired_chunks_are_deleted_and_stay_known(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         old = self.chunks(3)
         new = self.chunks(2)
-        desk.put(*old)
-        desk.clock.advance(100.0)
-        desk.put(*new)
-        assert desk.store.expire(desk.clock.now() - 50.0) == 3
-        later = self.later(desk)
+        harness.put(*old)
+        harness.clock.advance(100.0)
+        harness.put(*new)
+        assert harness.store.expire(harness.clock.now() - 50.0) == 3
+        later = self.later(harness)
         for _ in range(3):
             later()
-            assert desk.chunks() == new
-            assert desk.put(*old) == ["duplicate"] * 3
-            audit = desk.store.audit()
+            assert harness.chunks() == new
+            assert harness.put(*old) == ["duplicate"] * 3
+            audit = harness.store.audit()
             assert (audit.chunks, audit.expired_chunks, audit.gap_chunks) == (2, 3, 0)
-        assert desk.store.expire(desk.clock.now() - 50.0) == 0
-        desk.tail()
+        assert harness.store.expire(harness.clock.now() - 50.0) == 0
+        harness.tail()
 
     def test_expired_quarantine_keeps_its_record_but_not_its_bytes(self) -> None:
-        desk = self.desk()
+        harness = self.harness()
         (chunk,) = self.chunks(1)
-        desk.write(refused=[desk.refusal(chunk)])
-        desk.clock.advance(100.0)
-        desk.store.expire(desk.clock.now() - 50.0)
-        assert list(desk.store.quarantined()) == []
-        assert desk.put(chunk) == ["duplicate"]
-        assert desk.store.audit().gap_chunks == 0
+        harness.write(refused=[harness.refusal(chunk)])
+        harness.clock.advance(100.0)
+        harness.store.expire(harness.clock.now() - 50.0)
+        assert list(harness.store.quarantined()) == []
+        assert harness.put(chunk) == ["duplicate"]
+        assert harness.store.audit().gap_chunks == 0

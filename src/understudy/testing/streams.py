@@ -166,12 +166,12 @@ class StreamContract:
         partition, records = max(read_all(stream).items(), key=lambda item: len(item[1]))
         largest = max(len(record.raw) for record in records)
         position: Position | None = None
-        seen: list[Record] = []
+        received: list[Record] = []
         while (read := stream.read(partition, position, max_bytes=2 * largest, wait_s=0.0)).records:
             assert sum(len(record.raw) for record in read.records) <= 2 * largest
-            seen = [*seen, *read.records]
+            received = [*received, *read.records]
             position = read.next
-        assert seen == records
+        assert received == records
         assert list(stream.read(partition, None, max_bytes=1, wait_s=0.0).records) == records[:1]
         stream.close()
 
@@ -238,14 +238,17 @@ class StreamContract:
             stream.append([frame])
         partition, records = max(read_all(stream).items(), key=lambda item: len(item[1]))
         stream = self.trim(stream, partition)
-        left = list(stream.read(partition, None, max_bytes=1 << 20, wait_s=0.0).records)
-        assert 0 < len(left) < len(records)
-        assert left == records[-len(left) :]
-        gone = _gone(stream, partition, records[0].position)
-        assert gone is not None, "a trimmed position was read as if nothing were missing"
-        assert gone.position == records[0].position
-        earliest = None if gone.earliest is None else Position(gone.earliest)
-        assert list(stream.read(partition, earliest, max_bytes=1 << 20, wait_s=0.0).records) == left
+        remaining = list(stream.read(partition, None, max_bytes=1 << 20, wait_s=0.0).records)
+        assert 0 < len(remaining) < len(records)
+        assert remaining == records[-len(remaining) :]
+        error = _gone(stream, partition, records[0].position)
+        assert error is not None, "a trimmed position was read as if nothing were missing"
+        assert error.position == records[0].position
+        earliest = None if error.earliest is None else Position(error.earliest)
+        assert (
+            list(stream.read(partition, earliest, max_bytes=1 << 20, wait_s=0.0).records)
+            == remaining
+        )
         stream.close()
 
     # --- partitions -------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class FromStore:
                     for session, player in self._owners.items()
                     if tombstone_of(player) == item.player
                 }
-                keys = [key for key in self._replay.held() if key[0] in owned]
+                keys = [key for key in self._replay.chunk_ids() if key[0] in owned]
             for session, number in keys:
                 self._replay.evict(session, number)
             return
@@ -203,9 +203,9 @@ class FromStore:
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The learner's state and the position in the store; never a player's rows."""
         arrays, facts = self.learner.checkpoint()
-        held = {session for session, _ in self._replay.held()}
+        sessions = {session for session, _ in self._replay.chunk_ids()}
         self._owners = {
-            session: player for session, player in self._owners.items() if session in held
+            session: player for session, player in self._owners.items() if session in sessions
         }
         return arrays, facts | {
             "position": self.position.to_json(),

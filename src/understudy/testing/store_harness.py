@@ -36,7 +36,7 @@ SPEC = cart_spec()
 """The game of most contract tests."""
 
 
-class Desk:
+class StoreHarness:
     """Writes chunks through one partition and reads the tail as a learner would."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Desk:
         self.epoch = self._claim()
 
     def _claim(self) -> int:
-        return self.store.claim("p", owner="desk", ttl_s=60.0).epoch
+        return self.store.claim("p", owner="harness", ttl_s=60.0).epoch
 
     def reopen(self) -> None:
         """Close and reopen the store, and claim the partition again."""
@@ -159,7 +159,7 @@ class StoreFactory:
     """The methods that a subclass of a store contract provides."""
 
     rng: np.random.Generator
-    _desks: Sequence[Desk] = ()
+    _harnesses: Sequence[StoreHarness] = ()
 
     def make(self, clock: Clock) -> FullStore:
         """Create an empty store; every call creates another one."""
@@ -177,23 +177,23 @@ class StoreFactory:
     def settle(self, store: FullStore) -> None:
         """Run everything that the store defers (flushing, compacting) now."""
 
-    def desk(self) -> Desk:
+    def harness(self) -> StoreHarness:
         clock = ManualClock()
         self.rng = np.random.default_rng(7)
-        desk = Desk(self.make(clock), clock, lambda store: self.reopen(store, clock))
-        self._desks = [*self._desks, desk]
-        return desk
+        harness = StoreHarness(self.make(clock), clock, lambda store: self.reopen(store, clock))
+        self._harnesses = [*self._harnesses, harness]
+        return harness
 
     def teardown_method(self) -> None:
         """Close the stores of a test; called by pytest."""
-        for desk in self._desks:
-            desk.store.close()
+        for harness in self._harnesses:
+            harness.store.close()
 
     def chunks(self, count: int) -> list[Chunk]:
         """A new session with this many chunks."""
         return random_session(SPEC, self.rng, n_chunks=count)
 
-    def later(self, desk: Desk) -> Callable[[], None]:
+    def later(self, harness: StoreHarness) -> Callable[[], None]:
         """Call the result three times: it leaves the store as is, settles it, then reopens it."""
-        stages = iter([lambda: None, lambda: self.settle(desk.store), desk.reopen])
+        stages = iter([lambda: None, lambda: self.settle(harness.store), harness.reopen])
         return lambda: next(stages)()

@@ -1,4 +1,4 @@
-"""Local stores on a desk, and the contents of their folders."""
+"""Harnesses over local stores, and the contents of their folders."""
 
 import os
 import subprocess
@@ -14,22 +14,24 @@ from understudy.experience.chunk import Chunk
 from understudy.stores import database
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 
-def local_desk(folder: Path, *, clock: ManualClock | None = None, **settings: Any) -> Desk:
-    """A desk over the local store in a folder, new or existing."""
+def local_harness(
+    folder: Path, *, clock: ManualClock | None = None, **settings: Any
+) -> StoreHarness:
+    """A harness over the local store in a folder, new or existing."""
     clock = clock or ManualClock()
-    return Desk(
+    return StoreHarness(
         LocalStore(folder, clock=clock, **settings),
         clock,
         lambda _: LocalStore(folder, clock=clock, **settings),
     )
 
 
-def local(desk: Desk) -> LocalStore:
-    return cast(LocalStore, desk.store)
+def local(harness: StoreHarness) -> LocalStore:
+    return cast(LocalStore, harness.store)
 
 
 def sessions(count: int, n_chunks: int, *, seed: int = 0, max_steps: int = 6) -> list[list[Chunk]]:
