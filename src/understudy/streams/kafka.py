@@ -67,14 +67,18 @@ def create_kafka(location: Location, *, partitions: int | None = None, replicati
             "use only one of the two"
         )
     kafka = kafka_library()
-    last_error = LastError(config)
-    admin = _admin(kafka, config, last_error)
     in_sync = {"min.insync.replicas": str(max(1, replication - 1))}
     requested = partitions or config.partitions or _DEFAULT_PARTITIONS
     topic = kafka.admin.NewTopic(config.topic, requested, replication, config=in_sync)
+    last_error = LastError(config)
     try:
-        future = admin.create_topics([topic], request_timeout=config.open_timeout_s)[config.topic]
-        _result(admin, future, last_error, doing=_CREATING, timeout_s=config.open_timeout_s)
+        _admin_request(
+            kafka,
+            config,
+            last_error,
+            doing=_CREATING,
+            call=lambda admin: admin.create_topics([topic], request_timeout=config.open_timeout_s),
+        )
     except kafka.KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
             raise last_error.explained(_CREATING, error.args[0], at_start=True) from None
@@ -172,37 +176,51 @@ class KafkaStream:
         self.close()
 
 
-def _admin(kafka: Any, config: KafkaConfig, last_error: LastError) -> Any:
+def _admin_request(
+    kafka: Any,
+    config: KafkaConfig,
+    last_error: LastError,
+    *,
+    doing: str,
+    call: Callable[[Any], Any],
+) -> Any:
+    """The result of an admin request; raises at once if access is denied, else on timeout."""
     try:
-        return kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
+        admin = kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
     except kafka.KafkaException as error:
         raise ConfigError(
             f"the Kafka library rejects the settings: {error.args[0].str()}; correct the address"
         ) from None
-
-
-def _result(admin: Any, future: Any, last_error: LastError, *, doing: str, timeout_s: float) -> Any:
-    """The result of an admin request; raises at once when access is denied, else on timeout."""
-    slices = max(1, round(timeout_s / _POLL_SLICE_S))
-    for number in range(slices):
-        try:
-            return future.result(timeout=_POLL_SLICE_S)
-        except NotYet:
-            admin.poll(0.0)
-            # A denied login is final; a broker that is shutting down may send garbled responses.
-            tolerated_s = 0.0 if last_error.condition == "_AUTHENTICATION" else _PROTOCOL_ERROR_S
-            if last_error.condition and number * _POLL_SLICE_S >= tolerated_s:
-                break
+    try:
+        future = call(admin)[config.topic]
+        for number in range(max(1, round(config.open_timeout_s / _POLL_SLICE_S))):
+            try:
+                return future.result(timeout=_POLL_SLICE_S)
+            except NotYet:
+                admin.poll(0.0)
+                # A denied login is final; a broker that shuts down may send garbled responses.
+                is_login = last_error.condition == "_AUTHENTICATION"
+                tolerated_s = 0.0 if is_login else _PROTOCOL_ERROR_S
+                if last_error.condition and number * _POLL_SLICE_S >= tolerated_s:
+                    break
+    finally:
+        # Freed here, not with the traceback of an error: the garbage collector may run in the
+        # client's own thread, and the library aborts the process if it is freed there.
+        del admin
     raise last_error.explained(doing, at_start=True)
 
 
 def _describe(kafka: Any, config: KafkaConfig, last_error: LastError) -> tuple[str, int]:
     """The topic's id and its number of partitions."""
-    admin = _admin(kafka, config, last_error)
     topics = kafka.TopicCollection([config.topic])
-    future = admin.describe_topics(topics, request_timeout=config.open_timeout_s)[config.topic]
     try:
-        topic = _result(admin, future, last_error, doing=_OPENING, timeout_s=config.open_timeout_s)
+        topic = _admin_request(
+            kafka,
+            config,
+            last_error,
+            doing=_OPENING,
+            call=lambda admin: admin.describe_topics(topics, request_timeout=config.open_timeout_s),
+        )
     except kafka.KafkaException as error:
         raise last_error.explained(_OPENING, error.args[0], at_start=True) from None
     return str(topic.topic_id).replace("+", "-").replace("/", "_"), len(topic.partitions)
