@@ -46,7 +46,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
     ("wrong", "code", "said"),
     [
         (["--stream", "kinesis://x"], 2, "no AWS region"),
-        (["--stream", "nosuch://x"], 2, "is no stream"),
+        (["--stream", "nosuch://x"], 2, "is not a supported stream"),
         (["--models", "nosuch://x"], 2, "cannot store models"),
         (["--game", "nosuch"], 2, "game 'nosuch' is unknown"),
         (["--players", "0"], 2, "--players is 0"),

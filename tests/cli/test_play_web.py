@@ -252,7 +252,7 @@ def test_the_status_file_is_used_only_while_the_gateway_runs(tmp_path: Path):
     assert running_url(data) is None
     lock = FileLock(roles / "gateway.lock", what="test")
     assert running_url(data) == "http://127.0.0.1:9"
-    with pytest.raises(LinkFailed, match="does not take the page's key after 0 s"):
+    with pytest.raises(LinkFailed, match="does not accept the page's key after 0 s"):
         await_gateway(data, "rally", key="uk_x", timeout_s=0.0)
     for broken in ('{"report": {}}', "[", "[]"):
         (roles / "gateway.json").write_text(broken)

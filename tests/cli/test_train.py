@@ -288,7 +288,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--steps", "0"], "steps is 0"),
         ([GAME, "--eval-every", "-5"], "eval_every is -5"),
         ([GAME, "--init-from", "nowhere"], "has no policy"),
-        ([GAME, "--from-store", "nowhere"], "no store in nowhere"),
+        ([GAME, "--from-store", "nowhere"], "nowhere contains no store"),
         ([GAME, "--resume"], "no run to resume was given"),
         ([GAME, "--resume", "--seeds", "2"], "no runs to resume were given; pass their folder"),
         (["--resume", "--out", "nowhere"], "nowhere is not a run"),
@@ -453,7 +453,7 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
     ("words", "told"),
     [
         ([], "Missing argument"),
-        (["nowhere"], "no folder nowhere"),
+        (["nowhere"], "the folder nowhere does not exist"),
         (["."], "is not a run"),
         (["R", "--episodes", "0"], "episodes is 0"),
         (["R", "--seeds", "0"], "seeds is 0"),
