@@ -11,6 +11,9 @@ PYTEST := $(BIN)/pytest --durations 25 --durations-min 10
 # The extras that tests need besides servers: every connector but Spark, which takes half a gigabyte.
 TESTED := platform dev aws cassandra export kafka
 
+# Some containers set it; every process would then compile each module that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-backends check bench card constraints clean

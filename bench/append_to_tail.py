@@ -18,7 +18,7 @@ from understudy.backends.addresses import init_store, open_store, open_stream
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.core.log import make_folder
-from understudy.dev.servers import Server, on_host
+from understudy.dev.servers import Server, host_location
 from understudy.experience.chunk import chunk_of
 from understudy.platform.children import Child, python_module
 from understudy.platform.config import Config, IngestSection, StoreSection, write_config
@@ -152,7 +152,7 @@ class _Way:
 @contextlib.contextmanager
 def _way(server: Server, folder: Path, engine: str) -> Iterator[_Way]:
     keyspace = f"bench_{secrets.token_hex(4)}"
-    url = on_host(server, "cassandra", keyspace, replication="1").url
+    url = host_location(server, "cassandra", keyspace, replication="1").url
     init_store(url)
     data = DataFolder(folder / engine)
     with (

@@ -33,7 +33,7 @@ from bench.spark import spread  # noqa: E402
 from understudy.backends.addresses import create_stream, init_store, open_store, open_stream  # noqa: E402
 from understudy.backends.data import DataFolder  # noqa: E402
 from understudy.dev.recipes import aws_client  # noqa: E402
-from understudy.dev.servers import Server, on_aws, on_host, start, why_not  # noqa: E402
+from understudy.dev.servers import Server, aws_location, host_location, start, unavailable_reason  # noqa: E402
 from understudy.experience.frame import Frame  # noqa: E402
 from understudy.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
 
@@ -85,7 +85,7 @@ def on_server(
     """The measures on one server, named like its folder; records the reason if it cannot run."""
 
     def measure(folder: Path, size: Size, findings: Findings) -> None:
-        if reason := why_not(folder.name):
+        if reason := unavailable_reason(folder.name):
             findings.skipped.append(f"{folder.name}: {reason}")
             return
         with start(folder.name, folder) as server:
@@ -102,10 +102,10 @@ def kinesis(server: Server, _: Path, size: Size, findings: Findings) -> None:
     """Frames into one shard, and one JSON record and call per step into another."""
     name = f"bench-{secrets.token_hex(4)}"
     for stream in (name, f"{name}-seed"):
-        create_stream(on_aws(server, "kinesis", stream).url, partitions=1)
+        create_stream(aws_location(server, "kinesis", stream).url, partitions=1)
     client = aws_client("kinesis", server.url, server.credentials)
     frames = _frames(size)
-    with contextlib.closing(_stream(on_aws(server, "kinesis", name).url)) as stream_:
+    with contextlib.closing(_stream(aws_location(server, "kinesis", name).url)) as stream_:
         took = in_turn(
             size.rounds,
             {
@@ -154,10 +154,10 @@ def kafka(server: Server, _: Path, size: Size, findings: Findings) -> None:
     topic = f"bench-{secrets.token_hex(4)}"
     frames = _frames(size)
     for name in (topic, f"{topic}-seed"):
-        create_stream(on_host(server, "kafka", name).url, partitions=1)
+        create_stream(host_location(server, "kafka", name).url, partitions=1)
     producer = a_step_each.producer(server)
     a_step_each.produce_steps(producer, f"{topic}-seed", 1)  # until the broker knows the producer
-    with contextlib.closing(_stream(on_host(server, "kafka", topic).url)) as stream:
+    with contextlib.closing(_stream(host_location(server, "kafka", topic).url)) as stream:
         took = in_turn(
             size.rounds,
             {
@@ -224,7 +224,7 @@ def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
 def cassandra(server: Server, _: Path, size: Size, findings: Findings) -> None:
     """Chunks by one writer and one row per step; and the time until another reader has a chunk."""
     keyspace = f"bench_{secrets.token_hex(4)}"
-    url = on_host(server, "cassandra", keyspace, replication="1").url
+    url = host_location(server, "cassandra", keyspace, replication="1").url
     init_store(url)
     with (
         contextlib.closing(open_store(url, specs=OneGame(CART))) as store,

@@ -133,8 +133,11 @@ class Process:
         assert self._process.stdout is not None
         until_s = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
+            remaining_s = until_s - time.monotonic()
+            if (
+                remaining_s <= 0
+                or not select.select([self._process.stdout], [], [], remaining_s)[0]
+            ):
                 raise ContestantError(f"no output for {timeout_s:.0f} s")
             data = os.read(self._process.stdout.fileno(), 1 << 20)
             if not data:

@@ -35,7 +35,7 @@ class OneGame:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return self.only if (game, schema) == (self.only.game, self.only.schema) else None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return game == self.only.game
 
 

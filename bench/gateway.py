@@ -282,7 +282,7 @@ async def _news(
     await asyncio.sleep(0.5)  # until all of them wait
     promoted_s = loop.time()
     await asyncio.to_thread(
-        opened.registry.point, CART.game, "champion", manifest.model_no, why="bench"
+        opened.registry.set_alias, CART.game, "champion", manifest.model_no, why="bench"
     )
     bodies = [body for _, body in await asyncio.wait_for(asyncio.gather(*answers), 30.0)]
     for worker in workers:

@@ -21,7 +21,7 @@ from bench.figures import Figure, Findings, all_of, in_turn
 from bench.games import CART, PLAYER, OneGame, person_frames
 from understudy.backends.addresses import init_store, open_store
 from understudy.core.errors import ClaimLost
-from understudy.dev.servers import Server, on_host
+from understudy.dev.servers import Server, host_location
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.spark import Opened, SparkJob, SparkTasks, open_spark
 from understudy.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
@@ -147,7 +147,7 @@ def spread(folder: Path, findings: Findings, *, rounds: int, server: Server | No
         place.mkdir()
         url = ""
         if server is not None:
-            url = on_host(server, "cassandra", f"bench_{token_hex(4)}", replication="1").url
+            url = host_location(server, "cassandra", f"bench_{token_hex(4)}", replication="1").url
             init_store(url)
         command = [sys.executable, "-m", "bench.spark", master, str(place), url]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1_800)

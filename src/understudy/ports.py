@@ -2,8 +2,9 @@
 
 Read this file first.
 
-    game ─ Recorder ─ spool ─► Link ─► (intake) ─► Stream ─► ingest ─► ExperienceStore
-        ─► tail ─► replay ─► learner
+    game ─► Episode or Recorder ─► spool ─► Link.send ─► intake ─► Stream ─► ingest
+        ─► ExperienceStore ─► tail ─► replay ─► learner ─► registry (Objects) ─► gate
+        ─► Link.bot ─► game
 
 A port has at most six methods and a contract test in `understudy.testing` that every adapter
 passes. Positions and cursors are opaque text: store them and pass them back unchanged, never parse
@@ -38,7 +39,7 @@ a frame that is sent again has another `received_s` in its header."""
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The result for one frame, the same from the stream to the client.
+    """The result for one frame; stream, gateway and client all use this type.
 
     A frame that is neither accepted nor refused must be sent again after `retry_after_s`.
     """
@@ -167,7 +168,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored frame, in order of arrival."""
+    """One stored frame, as a tail returns it."""
 
     arrival_no: int
     """Counts the items of a tail from its start: 1, 2, 3. A store with many writers has no single
@@ -208,7 +209,7 @@ class Forgotten:
 class Tail:
     """One page of a tail: every arrival number once, in order, and the cursor after it.
 
-    The cursor includes the count.
+    The cursor also stores the arrival number, so that a resumed tail continues the count.
     """
 
     items: Sequence[Stored | Forgotten]
@@ -396,9 +397,9 @@ class LiveModels:
 
 
 class Link(Protocol):
-    """The connection from a client to the platform; it never returns an older version.
+    """The connection from a client to the platform. After LinkFailed, retry the whole call later.
 
-    After LinkFailed, retry the whole call later.
+    It never returns older live models, with a journal number below one that it returned before.
     """
 
     @property
@@ -440,7 +441,7 @@ class Specs(Protocol):
     """Where ingest looks up a game's spec."""
 
     def spec(self, game: str, schema: str) -> GameSpec | None: ...
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         """Return whether any schema of this game is registered."""
         ...
 
@@ -454,7 +455,7 @@ class Objects(Protocol):
     A name is parts of A-Z a-z 0-9 . _ - joined by slashes.
     """
 
-    look_every_s: float
+    poll_every_s: float
     """How often to look for objects created by others: each look takes time and may cost money."""
 
     def get(self, name: str) -> bytes | None: ...

@@ -11,7 +11,7 @@ from tests.act.policies import random_policy
 from tests.experience.trajectories import joined, walked
 from understudy.act.actor import Actor, Collected
 from understudy.act.chance import episode_seeds, episode_starts
-from understudy.act.vector import columns_of, game_of, make_envs
+from understudy.act.vector import game_of, make_envs, obs_splitter
 from understudy.core.errors import ConfigError, GameFailed, Refused
 from understudy.core.names import session_time_s
 from understudy.experience.chunk import By, Chunk, RowKind, decode_chunk
@@ -54,7 +54,7 @@ def by_env(collected: list[Collected], actor: Actor) -> list[list[Chunk]]:
 
 
 def flat(game: GameSpec, obs: Any) -> dict[str, Any]:
-    return {name: np.asarray(part)[0] for name, part in columns_of(game)(_batched(obs)).items()}
+    return {name: np.asarray(part)[0] for name, part in obs_splitter(game)(_batched(obs)).items()}
 
 
 def _batched(obs: Any) -> Any:

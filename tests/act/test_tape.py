@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.act.tape import EpisodeProgress, best_value, count, n_step_td, q_of
+from understudy.act.tape import EpisodeProgress, best_value, n_step_td, q_of, track_episodes
 from understudy.core.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def test_episodes_are_counted_across_collects(seed: int, num_envs: int, collects
                     length[env] = 0
         given_reward = reward.copy()
         given_ended = ended.copy()
-        progress, returns, lengths = count(reward, ended, progress)
+        progress, returns, lengths = track_episodes(reward, ended, progress)
         assert (reward == given_reward).all(), "the caller's tape was changed"
         assert (ended == given_ended).all()
         assert list(zip(returns.tolist(), lengths.tolist(), strict=True)) == wanted

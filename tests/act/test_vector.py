@@ -10,7 +10,7 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
-from understudy.act.vector import FrameSkip, columns_of, copied, game_of, make_envs
+from understudy.act.vector import FrameSkip, copy_env, game_of, make_envs, obs_splitter
 from understudy.act.vector_envs import CartPoleVector
 from understudy.core.errors import ConfigError
 
@@ -115,7 +115,7 @@ def test_the_spec_of_envs_tells_whether_they_have_masks():
 
 def test_nested_observations_are_flattened_by_path():
     envs = make_envs(MixedEnv, 3)
-    columns = columns_of(game_of(envs))(envs.reset(seed=1)[0])
+    columns = obs_splitter(game_of(envs))(envs.reset(seed=1)[0])
     assert {name: (column.shape, column.dtype.name) for name, column in columns.items()} == {
         "obs.inner.0": ((3, 2), "float32"),
         "obs.inner.1": ((3,), "int64"),
@@ -157,7 +157,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_copies_of_a_registered_env_have_its_changes_and_the_env_stays_unchanged():
     env: Any = gymnasium.make("CartPole-v1")
     env.unwrapped.gravity = 99.0
-    copy: Any = copied(env)
+    copy: Any = copy_env(env)
     assert copy.unwrapped.gravity == 99.0
     assert copy.unwrapped is not env.unwrapped
     copy.unwrapped.gravity = 1.0
@@ -165,7 +165,7 @@ def test_copies_of_a_registered_env_have_its_changes_and_the_env_stays_unchanged
 
 
 def test_a_wrapper_without_a_spec_is_copied_with_its_env():
-    copy = copied(Doubled(gymnasium.make("CartPole-v1")))
+    copy = copy_env(Doubled(gymnasium.make("CartPole-v1")))
     assert isinstance(copy, Doubled)
     shown = copy.reset(seed=3)[0]
     plain = gymnasium.make("CartPole-v1").reset(seed=3)[0]
@@ -173,26 +173,26 @@ def test_a_wrapper_without_a_spec_is_copied_with_its_env():
 
 
 def test_an_env_that_cannot_be_copied_is_recreated_if_the_result_is_equal():
-    copy: Any = copied(gymnasium.make("Held-v0", pull=3.0))
+    copy: Any = copy_env(gymnasium.make("Held-v0", pull=3.0))
     assert copy.unwrapped.pull == 3.0
 
 
 @pytest.mark.parametrize("game", ["Held-v0", "Remade-v0"])
 def test_an_env_that_was_changed_and_cannot_be_copied_is_rejected(game: str):
     env: Any = gymnasium.make(game)
-    untouched: Any = copied(env)
+    untouched: Any = copy_env(env)
     assert untouched.unwrapped.pull == 1.0
     env.unwrapped.pull = 99.0
     with pytest.raises(ConfigError, match="pass a function that creates one"):
-        copied(env)
+        copy_env(env)
 
 
 @pytest.mark.parametrize("env", [Held(), Doubled(Held())])
 def test_an_env_that_cannot_be_copied_and_has_no_spec_is_rejected(env: Any):
     with pytest.raises(ConfigError, match=r"cannot pickle .*pass a function that creates one"):
-        copied(env)
+        copy_env(env)
 
 
 def test_a_wrapper_around_an_env_that_cannot_be_copied_is_rejected():
     with pytest.raises(ConfigError, match="pass a function that creates one"):
-        copied(Doubled(gymnasium.make("Held-v0")))
+        copy_env(Doubled(gymnasium.make("Held-v0")))

@@ -62,7 +62,7 @@ def test_models_aliases_files_and_skills_can_play(
     )
     with pytest.raises(ConfigError, match="has no champion"):
         side_of("champion", lambda: deployed)
-    registry.point("rally", "champion", manifest.model_no, why="test")
+    registry.set_alias("rally", "champion", manifest.model_no, why="test")
     for name in ("champion", "rally/1"):
         assert isinstance(side_of(name, lambda: deployed), Side)
     assert (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.backends.data import DataFolder, stats_elsewhere
+from understudy.backends.data import DataFolder, remote_stats
 from understudy.ports import Cursor, Tail
 from understudy.stores.local import LocalStore
 from understudy.testing.store_harness import SPEC, StoreFactory, StoreHarness
@@ -33,7 +33,7 @@ def test_figures_that_only_the_servers_know_are_left_out(factory: _Factory, tmp_
         left_over.mkdir(parents=True)
         (left_over / "file").write_bytes(b"12345")
     steps = sum(one.meta.n_steps for one in chunks)
-    assert stats_elsewhere(data, harness.store) == {
+    assert remote_stats(data, harness.store) == {
         "steps": steps,
         "chunks": 3,
         "sessions": 1,
@@ -56,7 +56,7 @@ def test_figures_are_consistent_and_complete_while_another_process_writes(
         return tail(cursor, max_items=max_items, wait_s=wait_s)
 
     monkeypatch.setattr(harness.store, "tail", growing)
-    found = stats_elsewhere(DataFolder(tmp_path / "D"), harness.store)
+    found = remote_stats(DataFolder(tmp_path / "D"), harness.store)
     assert found["steps"] == sum(found["games"].values()) > 0
     assert found["chunks"] == 3 * found["sessions"] >= 6
 

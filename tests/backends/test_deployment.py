@@ -89,7 +89,7 @@ def test_the_first_added_run_becomes_champion_and_the_next_waits(tmp_path: Path)
     lineage = first.manifest.lineage
     assert (lineage.algorithm, lineage.metrics["return_mean"]) == ("dqn", 12.5)
     catalogue = opened.registry.catalogue("pong")
-    assert (catalogue.points_to("champion"), catalogue.epoch) == (1, 1)
+    assert (catalogue.model_of("champion"), catalogue.epoch) == (1, 1)
     assert opened.registry.policy("pong", 2) == random_policy(GAME, "argmax", seed=1)
 
 

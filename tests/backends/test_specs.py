@@ -159,7 +159,7 @@ def test_a_schema_registered_before_its_first_frame_is_known_whatever_else_is_mi
 def test_unknown_names_use_bounded_memory(harness: SpecsHarness, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("understudy.backends.specs._MOST_MISSES", 4)
     for number in range(30):
-        assert not harness.specs.knows(f"game-{number}")
+        assert not harness.specs.has_game(f"game-{number}")
     assert len(harness.specs._missed) <= 4
     assert harness.specs.spec("../cart", SPEC.schema) is None
 

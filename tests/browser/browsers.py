@@ -52,7 +52,7 @@ class PagePlatform:
         manifest = registry.release(
             random_policy(spec, "argmax", seed=seed), Lineage(algorithm="dqn"), epoch=epoch
         )
-        registry.point(spec.game, "champion", manifest.model_no, why="test")
+        registry.set_alias(spec.game, "champion", manifest.model_no, why="test")
         return manifest.name
 
     def specs(self) -> list[GameSpec]:

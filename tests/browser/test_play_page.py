@@ -97,8 +97,8 @@ def test_a_canary_that_plays_a_serve_is_labelled_as_on_trial(browser: Any, tmp_p
         registry = rally.deployment.registry
         (spec,) = rally.specs()
         rally.release(seed=1)
-        registry.point(spec.game, "champion", 1, why="test")
-        registry.point(spec.game, "canary", 2, why="test")
+        registry.set_alias(spec.game, "champion", 1, why="test")
+        registry.set_alias(spec.game, "canary", 2, why="test")
         # Every serve is drawn for the canary.
         tab.page.add_init_script("Math.random = () => 0.1")
         tab.page.goto("about:blank")

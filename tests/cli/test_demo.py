@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from understudy.cli.demo import check_svg, no_bot, watching_loop, write_svg
+from understudy.cli.demo import check_svg, loop_view, no_bot_error, write_svg
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError
 from understudy.games import rally
-from understudy.simulation.loop import Look, LoopConfig
+from understudy.simulation.loop import LoopConfig, LoopProgress
 
 COURT = {"court": list(rally.serve(3)), "seat": 0, "score": [3, 5]}
-LOOK = Look(
+LOOK = LoopProgress(
     elapsed_s=12.0,
     recorded_steps=2100,
     acked_steps=2000,
@@ -29,7 +29,7 @@ LOOK = Look(
     points={"rally/10": (3, 4), "rally/2": (1, 4)},
     view=COURT,
 )
-EARLIER = Look(
+EARLIER = LoopProgress(
     elapsed_s=10.0,
     recorded_steps=1600,
     acked_steps=1500,
@@ -46,7 +46,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
     ("wrong", "code", "said"),
     [
         (["--stream", "kinesis://x"], 2, "no AWS region"),
-        (["--stream", "nosuch://x"], 2, "is no stream"),
+        (["--stream", "nosuch://x"], 2, "is not a supported stream"),
         (["--models", "nosuch://x"], 2, "cannot store models"),
         (["--game", "nosuch"], 2, "game 'nosuch' is unknown"),
         (["--players", "0"], 2, "--players is 0"),
@@ -89,13 +89,13 @@ def test_a_missing_package_is_named_before_anything_is_created(
 
 def test_the_error_without_a_bot_names_the_limit_and_the_next_step() -> None:
     config = LoopConfig(max_seconds=75.0)
-    error = no_bot(config, 134.2, None)
+    error = no_bot_error(config, 134.2, None)
     assert "within 75 s of play (134 s including startup and shutdown);" in error
     assert "give --keep DIR and inspect" in error
-    with_folder = no_bot(config, 134.2, "K")
+    with_folder = no_bot_error(config, 134.2, "K")
     assert "--keep" not in with_folder
     assert with_folder.endswith("`understudy status --data K`")
-    assert "so the learner was never killed" in no_bot(
+    assert "so the learner was never killed" in no_bot_error(
         LoopConfig(max_seconds=5, kill="learner"), 9.0, None
     )
 
@@ -104,7 +104,11 @@ def test_the_error_without_a_bot_names_the_limit_and_the_next_step() -> None:
 
 
 def shown(
-    *looks: Look, width: int = 80, height: int = 24, term: str = "xterm", is_terminal: bool = True
+    *looks: LoopProgress,
+    width: int = 80,
+    height: int = 24,
+    term: str = "xterm",
+    is_terminal: bool = True,
 ) -> str:
     """The output for these looks."""
     written = io.StringIO()
@@ -117,7 +121,7 @@ def shown(
         highlight=False,
         _environ={"TERM": term},
     )
-    with watching_loop(out, LoopConfig()) as show:
+    with loop_view(out, LoopConfig()) as show:
         for look in looks:
             show(look)
     return written.getvalue()
@@ -164,7 +168,7 @@ def test_a_low_terminal_omits_the_court():
     ],
 )
 def test_a_terminal_without_room_for_the_view_gets_lines(kind: dict[str, object]):
-    said = shown(EARLIER, LOOK, replace(LOOK, said="rally/3 is champion"), **kind)  # type: ignore[arg-type]
+    said = shown(EARLIER, LOOK, replace(LOOK, message="rally/3 is champion"), **kind)  # type: ignore[arg-type]
     assert "\x1b" not in said
     assert "acknowledged 1 500, stored 1 400 steps" in said
     assert " 12.0 s  rally/3 is champion\n" in said

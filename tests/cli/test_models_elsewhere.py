@@ -12,7 +12,7 @@ from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.experience.game import spec_from_json
-from understudy.platform.config import read_used
+from understudy.platform.config import read_last_start
 from understudy.platform.ingest import IngestRole
 from understudy.stores.view import StoreView
 
@@ -102,7 +102,7 @@ def test_a_restored_deployment_uses_its_old_stream_and_store_and_the_restored_mo
     said(capsys, "backup", str(tmp_path / "B"), data=data)
     restored = DataFolder(tmp_path / "E")
     said(capsys, "restore", str(tmp_path / "B"), data=restored)
-    assert read_used(restored.root) == {**before, "models.url": ""}
+    assert read_last_start(restored.root) == {**before, "models.url": ""}
     assert restored.game_names() == ["pong"]
 
 

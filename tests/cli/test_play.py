@@ -21,7 +21,7 @@ from understudy.cli.play import Moment, watch
 from understudy.cli.root import run as run_command
 from understudy.experience.game import game_spec
 from understudy.models.manifest import Lineage
-from understudy.training.env_info import GameChoice, look_at
+from understudy.training.env_info import GameChoice, inspect_env
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +36,11 @@ def signals() -> Iterator[None]:
 def data(tmp_path: Path) -> str:
     registry = open_deployment(DataFolder(tmp_path / "D")).registry
     for env in (GAME, "CartPole-v1"):
-        spec = look_at(GameChoice(game=env)).spec
+        spec = inspect_env(GameChoice(game=env)).spec
         registry.register(spec)
         epoch = registry.takeover(spec.game, owner="test")
         registry.release(random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch)
-        registry.point(spec.game, "champion", 1, why="test")
+        registry.set_alias(spec.game, "champion", 1, why="test")
     other = game_spec("Switches-v0", obs=3, actions=2)
     registry.release(random_policy(other, "argmax"), Lineage(algorithm="dqn"), epoch=1)
     return str(tmp_path / "D")
@@ -90,9 +90,9 @@ def test_in_a_terminal_frames_are_drawn(data: str, monkeypatch: pytest.MonkeyPat
 def test_an_image_is_drawn_with_two_pixels_per_character():
     frame = np.zeros((60, 800, 3), np.uint8)
     frame[:30] = 255
-    lines = play_module.drawn(frame, 72).plain.splitlines()
+    lines = play_module.image_as_text(frame, 72).plain.splitlines()
     assert lines == ["▀" * 72] * 2
-    assert play_module.drawn(frame[:, :3]).plain.splitlines()[0] == "▀" * 3
+    assert play_module.image_as_text(frame[:, :3]).plain.splitlines()[0] == "▀" * 3
 
 
 def test_moments_add_up(data: str):

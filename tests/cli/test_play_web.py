@@ -24,17 +24,17 @@ from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.log import FileLock
 from understudy.models.manifest import Lineage
 from understudy.platform.play_page import (
-    answer_of,
     await_gateway,
+    browser_url,
     check_bot,
-    for_others,
     is_free,
-    keep_port,
-    kept_port,
-    openable,
+    network_url_text,
     page_address,
+    play_error,
     play_key,
     running_url,
+    save_port,
+    saved_port,
 )
 
 
@@ -75,7 +75,7 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
     released(data)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    keep_port(DataFolder(data), port)
+    save_port(DataFolder(data), port)
     with subprocess.Popen(
         command(data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -193,9 +193,9 @@ def test_an_address_can_carry_any_key_and_name():
     ],
 )
 def test_the_unspecified_address_becomes_a_loopback_url(url: str, near: str):
-    assert openable(url) == near
+    assert browser_url(url) == near
     assert page_address(url, "rally", key="uk_x").startswith(f"{near}/play#")
-    assert bool(for_others(url, ("a.example",))) == (url != near)
+    assert bool(network_url_text(url, ("a.example",))) == (url != near)
 
 
 def test_sigterm_before_it_is_ready_exits_with_0(tmp_path: Path):
@@ -229,17 +229,17 @@ def test_sigterm_is_a_normal_end_only_with_web(
 
 def test_the_port_is_saved_with_the_keys(tmp_path: Path):
     deployment = open_deployment(DataFolder(tmp_path / "D"))
-    assert kept_port(deployment.data) == 0
+    assert saved_port(deployment.data) == 0
     key = play_key(deployment, "rally")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        keep_port(deployment.data, port)
+        save_port(deployment.data, port)
         assert not is_free("127.0.0.1", port)
     assert is_free("127.0.0.1", port)
-    assert (kept_port(deployment.data), play_key(deployment, "rally")) == (port, key)
+    assert (saved_port(deployment.data), play_key(deployment, "rally")) == (port, key)
     for broken in ("[1, 2", '{"port": "x", "keys": 3}', '{"port": 70000}'):
         (tmp_path / "D" / "play.json").write_text(broken)
-        assert kept_port(deployment.data) == 0
+        assert saved_port(deployment.data) == 0
         assert play_key(deployment, "rally")
 
 
@@ -252,7 +252,7 @@ def test_the_status_file_is_used_only_while_the_gateway_runs(tmp_path: Path):
     assert running_url(data) is None
     lock = FileLock(roles / "gateway.lock", what="test")
     assert running_url(data) == "http://127.0.0.1:9"
-    with pytest.raises(LinkFailed, match="does not take the page's key after 0 s"):
+    with pytest.raises(LinkFailed, match="does not accept the page's key after 0 s"):
         await_gateway(data, "rally", key="uk_x", timeout_s=0.0)
     for broken in ('{"report": {}}', "[", "[]"):
         (roles / "gateway.json").write_text(broken)
@@ -262,7 +262,7 @@ def test_the_status_file_is_used_only_while_the_gateway_runs(tmp_path: Path):
 
 def test_a_gateway_that_rejects_the_key_has_no_page_yet(tmp_path: Path):
     with running(tmp_path) as gateway:
-        assert answer_of(gateway.url, "rally", key="uk_x").startswith("401: ")
+        assert play_error(gateway.url, "rally", key="uk_x").startswith("401: ")
 
 
 def test_a_bot_must_exist(tmp_path: Path):

@@ -13,7 +13,7 @@ from tests.backends.test_deployment import GAME, a_run
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.cli.status import look as status
+from understudy.cli.status import platform_status as status
 from understudy.core.log import FileLock
 from understudy.release.gatekeeper import release_run
 from understudy.testing.clock import START_S, ManualClock
@@ -161,7 +161,7 @@ def test_a_damaged_champion_is_unhealthy_and_the_rollback_is_shown(tmp_path: Pat
     assert "champion" in found["games"][0]["damage"]
     assert "restore the models from a backup" in found["next"][0]
     release_run(deployment, a_run(tmp_path / "two", seed=1))
-    deployment.registry.point(GAME.game, "champion", 2, why="newer")
+    deployment.registry.set_alias(GAME.game, "champion", 2, why="newer")
     assert look(data)["ok"]
     for one in (data / "models" / "blobs").iterdir():
         one.write_bytes(one.read_bytes()[:-1])

@@ -17,7 +17,14 @@ import understudy
 from tests.platform.switches import GAME, QUICK
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
-from understudy.cli.training_view import RunProgress, duration, fitted, line, table, watching_run
+from understudy.cli.training_view import (
+    RunProgress,
+    format_duration,
+    init_from_line,
+    progress_line,
+    progress_table,
+    run_view,
+)
 from understudy.core.errors import StorageFull
 from understudy.core.log import is_locked
 from understudy.experience.spaces import Box
@@ -281,7 +288,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--steps", "0"], "steps is 0"),
         ([GAME, "--eval-every", "-5"], "eval_every is -5"),
         ([GAME, "--init-from", "nowhere"], "has no policy"),
-        ([GAME, "--from-store", "nowhere"], "no store in nowhere"),
+        ([GAME, "--from-store", "nowhere"], "nowhere contains no store"),
         ([GAME, "--resume"], "no run to resume was given"),
         ([GAME, "--resume", "--seeds", "2"], "no runs to resume were given; pass their folder"),
         (["--resume", "--out", "nowhere"], "nowhere is not a run"),
@@ -446,7 +453,7 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
     ("words", "told"),
     [
         ([], "Missing argument"),
-        (["nowhere"], "no folder nowhere"),
+        (["nowhere"], "the folder nowhere does not exist"),
         (["."], "is not a run"),
         (["R", "--episodes", "0"], "episodes is 0"),
         (["R", "--seeds", "0"], "seeds is 0"),
@@ -530,9 +537,9 @@ def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
     steps_s, updates_s = progress.rates
     assert steps_s == pytest.approx(updates_s * 10)
     assert steps_s > 0
-    assert progress.left_s == pytest.approx(7_000 / steps_s)
+    assert progress.remaining_s == pytest.approx(7_000 / steps_s)
     assert progress.train_return == 4.0
-    shown = line(progress)
+    shown = progress_line(progress)
     for part in (
         "3 000 steps",
         "300 updates",
@@ -546,14 +553,14 @@ def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
 def test_a_terminal_gets_a_table_that_shows_compiling():
     progress = RunProgress()
     out = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with watching_run(out, progress) as hear:
+    with run_view(out, progress) as hear:
         for event in events()[:3]:
             hear(event)
-        out.print(table(progress))
+        out.print(progress_table(progress))
         for event in events()[3:]:
             hear(event)
         hear(Guarded(env_steps=3_000, what="a chunk was refused", chunks=["s/1"]))
-        out.print(table(progress))
+        out.print(progress_table(progress))
     shown = out.file.getvalue()  # type: ignore[attr-defined]
     for part in (
         "compiling ...",
@@ -569,7 +576,7 @@ def test_a_terminal_gets_a_table_that_shows_compiling():
 
 def test_lines_are_few():
     out = Console(file=io.StringIO(), width=80)
-    with watching_run(out, RunProgress()) as hear:
+    with run_view(out, RunProgress()) as hear:
         for event in [*events(), CheckpointSaved(env_steps=3_000, path="p"), *events()[1:2] * 50]:
             hear(event)
     assert 3 <= out.file.getvalue().count("\n") <= 5  # type: ignore[attr-defined]
@@ -581,7 +588,7 @@ def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
         Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"])
         for step in range(100)
     ]
-    with watching_run(out, RunProgress()) as hear:
+    with run_view(out, RunProgress()) as hear:
         for event in [
             *events(),
             *refused,
@@ -609,10 +616,10 @@ def test_a_run_from_a_store_is_counted_in_updates_alone():
     )
     progress = RunProgress()
     out = Console(file=io.StringIO(), width=200)
-    with watching_run(out, progress) as hear:
+    with run_view(out, progress) as hear:
         for event in [started, *events()[2:]]:
             hear(event)
-    out.print(table(progress))
+    out.print(progress_table(progress))
     told = out.file.getvalue()  # type: ignore[attr-defined]
     assert "resumed at update 64" in told
     assert "3 000 of 10 000" in told
@@ -621,17 +628,19 @@ def test_a_run_from_a_store_is_counted_in_updates_alone():
 
 def test_weights_from_another_run_are_summarised_in_one_line():
     names = [f"trunk.{number}.kernel" for number in range(9)]
-    assert fitted(InitFrom(run="S", fit=names, new=[])) == "from S: all 9 weights fit"
-    some = fitted(InitFrom(run="S", fit=names[:7], new=names[7:]))
+    assert init_from_line(InitFrom(run="S", fit=names, new=[])) == "from S: all 9 weights fit"
+    some = init_from_line(InitFrom(run="S", fit=names[:7], new=names[7:]))
     assert some == "from S: 7 of 9 weights fit; new: trunk.7.kernel, trunk.8.kernel"
-    assert fitted(InitFrom(run="S", fit=[], new=names)).endswith("trunk.5.kernel and 3 more")
+    assert init_from_line(InitFrom(run="S", fit=[], new=names)).endswith(
+        "trunk.5.kernel and 3 more"
+    )
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")]
 )
 def test_durations_are_readable(seconds: float | None, text: str):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_processs_age_counts_from_its_real_start(monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ from tests.cli.platforms import SPEC, Sender, Up, processes_of, wait_for
 from understudy.backends.data import DataFolder, stats
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.cli.status import look as status
+from understudy.cli.status import platform_status as status
 from understudy.cli.up import _print_ready, _text, _View
 from understudy.platform.config import resolve
 from understudy.platform.platform import (
@@ -33,7 +33,7 @@ from understudy.platform.platform import (
     RoleStatus,
     development_keys,
 )
-from understudy.platform.play_page import answer_of, for_others, page_address, play_key
+from understudy.platform.play_page import network_url_text, page_address, play_error, play_key
 
 ROLES = ("--role", "gateway,ingest")
 
@@ -273,7 +273,7 @@ def test_a_roles_last_line_during_startup_is_shown_unless_it_is_the_commands_err
 def test_the_reason_why_a_role_ended_is_shown_once():
     written = io.StringIO()
     view = _View(Console(file=written, force_terminal=True, width=200), is_json=False)
-    status = RoleStatus(Role(name="ingest", command=lambda _: [], drains_s=1.0))
+    status = RoleStatus(Role(name="ingest", command=lambda _: [], drain_s=1.0))
     view.statuses = {"ingest": status}
     for said in (
         "ended with 3: no broker; restart 1 in 0.1 s",
@@ -356,12 +356,12 @@ def test_the_play_page_is_printed_with_the_key():
 
 
 def test_the_url_for_other_machines_is_printed_without_a_development_key():
-    others = for_others("http://0.0.0.0:8600", ())
+    others = network_url_text("http://0.0.0.0:8600", ())
     said = said_when_ready(None, others=others)
     assert said.startswith("ready at http://127.0.0.1:8600;")
     assert "other machines are rejected until gateway.hosts has this machine's name\n" in said
     assert (
-        for_others("http://[::]:8600", ("play.example",))
+        network_url_text("http://[::]:8600", ("play.example",))
         == "other machines use http://play.example:8600"
     )
 
@@ -372,7 +372,7 @@ def test_a_game_with_a_page_is_played_with_the_development_key(tmp_path: Path):
         url = up.ready["url"]
         key = up.ready["key"]
         assert up.ready["pages"] == {"rally": page_address(url, "rally", key=key)}
-        assert answer_of(url, "rally", key=key) == ""
+        assert play_error(url, "rally", key=key) == ""
 
 
 def test_json_ready_has_a_reachable_url_when_it_listens_on_every_address(tmp_path: Path):

@@ -55,7 +55,7 @@ class Platform:
         epoch = self.registry.takeover(game, owner="test")
         model_no = self.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
         self.link.policies[model_no] = policy.encode()
-        self.registry.point(game, alias, model_no, why="test")
+        self.registry.set_alias(game, alias, model_no, why="test")
         self.tell(share=share)
         return model_no
 

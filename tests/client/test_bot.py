@@ -267,7 +267,7 @@ def test_the_canary_plays_its_share_of_episodes(tmp_path):
     played = [name(bots) for _ in range(5000)]
     assert played.count("my-game/2") == pytest.approx(1000, abs=100)
     assert played.count("my-game/1") == 5000 - played.count("my-game/2")
-    platform.registry.point("my-game", "canary", 0, why="rejected")
+    platform.registry.set_alias("my-game", "canary", 0, why="rejected")
     platform.tell()
     bots.step()
     assert {name(bots) for _ in range(100)} == {"my-game/1"}
@@ -292,7 +292,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     bots = bots_of(platform.link, tmp_path)
     bots.pick()
     bots.step()
-    platform.registry.point("my-game", "champion", 0, why="withdrawn")
+    platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
     platform.tell()
     bots.step()
     assert name(bots) == name(bots_of(platform.link, tmp_path)) == ""

@@ -167,7 +167,7 @@ class QuotaLink(MemoryLink):
     def send(self, frames, players, *, skipped_steps=0):
         kept = sum(chunk.meta.n_steps for frame in frames for chunk in chunks_in(frame))
         self.steps += kept
-        self.recording_rate = self.quota.saw(kept, skipped_steps)
+        self.recording_rate = self.quota.count_steps(kept, skipped_steps)
         acks = super().send(frames, players, skipped_steps=skipped_steps)
         self.frames.clear()
         return acks

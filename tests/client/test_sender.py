@@ -82,7 +82,7 @@ def test_retries_wait_a_random_time_that_grows_to_its_cap(tmp_path):
     waits = []
     for _ in range(40):
         wait_s = game.pump()
-        waits.append(game._sender._backoff.left_s)
+        waits.append(game._sender._backoff.remaining_s)
         clock.advance(max(wait_s, waits[-1]))
     assert max(waits[:2]) <= 1.0
     assert 10 < max(waits) <= 30.0
@@ -104,7 +104,7 @@ def test_a_retry_waits_as_long_as_the_platform_requests(tmp_path):
     ep.end(obs(3))
     clock.advance(2)
     game.pump()
-    assert game._sender._backoff.left_s >= 12.0
+    assert game._sender._backoff.remaining_s >= 12.0
     clock.advance(11)
     game.pump()
     assert link.n_sends == 1

@@ -350,7 +350,7 @@ def test_a_number_that_another_page_saw_is_never_written_back(tmp_path):
 def test_a_cleared_champion_means_no_bot(tmp_path):
     scenario = Scenario(tmp_path)
     first = scenario.release(1)
-    scenario.platform.registry.point("my-game", "champion", 0, why="withdrawn")
+    scenario.platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
     scenario.platform.tell()
     found = played(first, scenario.now(), {"start": {"isOffline": True}})["seen"]
     assert [step["bot"] for step in found] == ["my-game/1", "", ""]

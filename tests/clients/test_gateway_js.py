@@ -149,9 +149,9 @@ def assert_equals_replay(
             assert len(rows) == len(serve["actions"])
             for at, (row, actions) in enumerate(zip(rows, serve["actions"], strict=True)):
                 is_last = at == len(rows) - 1
-                assert (row["obs"] == rally.observed(court, seat)).all()
+                assert (row["obs"] == rally.observation(court, seat)).all()
                 court, point = rally.step(Ints, court, *actions)
-                assert (row["next"] == rally.observed(court, seat)).all()
+                assert (row["next"] == rally.observation(court, seat)).all()
                 assert row["action"] == actions[seat]
                 assert row["reward"] == (point if seat == 0 else -point)
                 assert row["terminated"] == (is_last and not serve["isTruncated"])
@@ -232,7 +232,7 @@ def test_a_killed_gateway_loses_and_duplicates_nothing_and_play_never_stops(tmp_
         Lineage(algorithm="dqn"),
         epoch=registry.takeover("rally", owner="test"),
     )
-    registry.point("rally", "champion", manifest.model_no, why="test")
+    registry.set_alias("rally", "champion", manifest.model_no, why="test")
     key, _ = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock()).create(
         ("play",), **PLENTY
     )

@@ -41,9 +41,9 @@ def random_courts(rng: np.random.Generator, count: int) -> list[Court]:
 def played(seed: int, skills: list[list[int]]) -> dict[str, Any]:
     court = rally.serve(seed)
     for decision in range(rally.MAX_DECISIONS):
-        drawn = [rally.drawn_at(seed, decision), rally.drawn_at(seed + 7, decision)]
+        drawn = [rally.random_bits(seed, decision), rally.random_bits(seed + 7, decision)]
         chosen = [
-            rally.scripted(Ints, rally.seen(court, seat), Skill(*skills[seat]), drawn[seat])
+            rally.scripted(Ints, rally.seat_view(court, seat), Skill(*skills[seat]), drawn[seat])
             for seat in (0, 1)
         ]
         court, point = rally.step(Ints, court, *chosen)
@@ -57,7 +57,9 @@ def test_ten_thousand_random_frames_are_equal_bit_for_bit():
     moves = rng.integers(-1, 2, (10_000, 2)).tolist()
     frames = [(court, *move) for court, move in zip(random_courts(rng, 10_000), moves, strict=True)]
     output = run_script("rally.mjs", {"frames": frames})["frames"]
-    assert output == [list(rally.frame(Ints, court, left, right)) for court, left, right in frames]
+    assert output == [
+        list(rally.play_frame(Ints, court, left, right)) for court, left, right in frames
+    ]
 
 
 def test_a_random_walk_of_ten_thousand_frames_ends_at_the_same_court():
@@ -79,9 +81,9 @@ def test_the_views_of_both_seats_are_equal_bit_for_bit():
         (court, at % 2) for at, court in enumerate(random_courts(np.random.default_rng(3), 2_000))
     ]
     output = run_script("rally.mjs", {"views": views})
-    assert output["views"] == [list(rally.seen(court, seat)) for court, seat in views]
+    assert output["views"] == [list(rally.seat_view(court, seat)) for court, seat in views]
     assert output["observations"] == [
-        rally.observed(court, seat).tobytes().hex() for court, seat in views
+        rally.observation(court, seat).tobytes().hex() for court, seat in views
     ]
 
 
@@ -90,14 +92,14 @@ def test_serves_and_draws_are_equal_for_small_large_and_negative_seeds():
     decisions = [(seed, decision) for seed in seeds[:40] for decision in (0, 1, 77, 599)]
     output = run_script("rally.mjs", {"seeds": seeds, "decisions": decisions})
     assert output["serves"] == [list(rally.serve(seed)) for seed in seeds]
-    assert output["mixed"] == [rally.mixed(seed) for seed in seeds]
-    assert output["drawn"] == [rally.drawn_at(seed, decision) for seed, decision in decisions]
+    assert output["mixed"] == [rally.hash32(seed) for seed in seeds]
+    assert output["drawn"] == [rally.random_bits(seed, decision) for seed, decision in decisions]
 
 
 def test_scripted_opponents_choose_the_same_actions_at_every_skill():
     rng = np.random.default_rng(4)
     requests = [
-        (rally.seen(court, at % 2), skill, int(rng.integers(2**32)))
+        (rally.seat_view(court, at % 2), skill, int(rng.integers(2**32)))
         for skill in rally.SKILLS
         for at, court in enumerate(random_courts(rng, 500))
     ]

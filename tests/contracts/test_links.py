@@ -31,7 +31,7 @@ class _WithRegistry(LinkContract):
         registry = Registry(FolderObjects(self.data / "models"), trusted=TRUSTED, signer=SIGNER)
         epoch = registry.takeover(self.spec.game, owner="test")
         model_no = registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
-        registry.point(self.spec.game, alias, model_no, why="test")
+        registry.set_alias(self.spec.game, alias, model_no, why="test")
         return model_no
 
     def random_policy(self) -> Policy:

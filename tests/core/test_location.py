@@ -65,7 +65,7 @@ def test_a_malformed_address_is_refused_without_showing_its_secret(text: str, me
 def test_invalid_options_are_refused():
     location = parse_location("kafka://h/t?tsl=true&linger_s=x")
     with pytest.raises(ConfigError, match="did you mean tls"):
-        location.refuse_others({"tls", "linger_s"})
+        location.check_options({"tls", "linger_s"})
     with pytest.raises(ConfigError, match="linger_s"):
         location.number("linger_s", 1.0)
     with pytest.raises(ConfigError, match="true or false"):
@@ -76,14 +76,14 @@ def test_whole_numbers_are_digits_within_their_range():
     location = parse_location(
         f"kafka://h/t?a=64&b=2.5&c=-1&d=99&e=²&f={'0' * 20}99&g={'9' * 5000}&h="
     )
-    assert location.whole("a", 1, most=64) == 64
-    assert location.whole("none", 7, least=5, most=9) == 7
+    assert location.integer("a", 1, most=64) == 64
+    assert location.integer("none", 7, least=5, most=9) == 7
     for name in "bcdefgh":
         with pytest.raises(
             ConfigError,
             match=f"{name} of kafka:// is .*; give a whole number from 1 to 64, such as 8",
         ):
-            location.whole(name, 8, least=1, most=64)
+            location.integer(name, 8, least=1, most=64)
 
 
 def test_credentials_come_from_a_file_and_are_not_shown(tmp_path: Path):

@@ -15,7 +15,7 @@ from understudy.core.settings import (
     check_value,
     from_tree,
     leaves,
-    load,
+    load_object,
     parse_text,
     resolve,
     setting,
@@ -26,14 +26,14 @@ from understudy.core.settings import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oven:
     heat: float = setting(200.0, 30, 300, "Degrees.")
-    fan: bool = setting(False, says="Moves the air.")
+    fan: bool = setting(False, description="Moves the air.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kitchen:
-    name: str = setting("ours", says="What it is called.")
-    size: str = setting("small", says="How many cook.", choices=("small", "large"))
-    hours: tuple[int, ...] = setting((9, 17), says="When it is open.")
+    name: str = setting("ours", description="What it is called.")
+    size: str = setting("small", description="How many cook.", choices=("small", "large"))
+    hours: tuple[int, ...] = setting((9, 17), description="When it is open.")
     oven: Oven = Oven()
 
 
@@ -76,7 +76,7 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
     ],
 )
 def test_text_is_parsed_as_the_type_of_its_setting(variable: str, text: str, value: Any):
-    shown = kitchen({f"UNDERSTUDY_{variable}": text}).shown()
+    shown = kitchen({f"UNDERSTUDY_{variable}": text}).masked()
     assert value in [entry["value"] for entry in shown.values() if entry["origin"] != "default"]
 
 
@@ -111,7 +111,8 @@ def test_a_tree_is_checked_like_a_file():
         fan=True
     )
     with pytest.raises(
-        ConfigError, match=r"x sets oven.haet, which does not exist; did you mean oven.heat?"
+        ConfigError,
+        match=r"x sets oven.haet, but there is no such setting; did you mean oven.heat\?",
     ):
         from_tree(Kitchen, {"oven": {"haet": 1}}, where="x")
 
@@ -134,7 +135,7 @@ def test_every_value_is_restored_from_toml():
 
 
 def test_a_path_is_imported():
-    assert load("math:pi", what="number") == math.pi
+    assert load_object("math:pi", what="number") == math.pi
 
 
 @pytest.mark.parametrize(
@@ -149,5 +150,5 @@ def test_a_path_is_imported():
 )
 def test_an_unknown_path_is_refused_in_one_line(path: str, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
-        load(path, what="algorithm", known=("ppo", "dqn"))
+        load_object(path, what="algorithm", known=("ppo", "dqn"))
     assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.dev.packages import place_of
+from understudy.dev.packages import cache_folder
 from understudy.dev.recipes import RECIPES, Launch, Recipe, ServerFolder
 
 PROGRAM = """
@@ -37,18 +37,20 @@ def launch(place: ServerFolder, mood: str = "works") -> Launch:
     return Launch(words, {"SECRET": place.credentials["password"]})
 
 
-def ask(place: ServerFolder) -> None:
+def probe(place: ServerFolder) -> None:
     with urllib.request.urlopen(place.url, timeout=5.0) as answer:
         assert answer.read().decode() == place.credentials["password"]
 
 
-def welcome(place: ServerFolder) -> None:
-    ask(place)
+def initialise(place: ServerFolder) -> None:
+    probe(place)
     with (place.folder / "guests").open("a") as file:
         file.write("one\n")
 
 
-SMALL = Recipe(trouble=lambda: None, prepare=prepare, launch=launch, ask=ask, welcome=welcome)
+SMALL = Recipe(
+    problem=lambda: None, prepare=prepare, launch=launch, probe=probe, initialise=initialise
+)
 """Responds with its password, which is in its environment."""
 BROKEN = replace(SMALL, launch=lambda place: launch(place, "breaks"))
 """Exits before it responds."""
@@ -60,7 +62,7 @@ def instead_of_kafka(
     """Replace `kafka` with the small server, which need not be fetched."""
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(RECIPES, "kafka", recipe)
-    place = place_of("kafka")
+    place = cache_folder("kafka")
     place.mkdir(parents=True)
     (place / "nothing").touch()
     (place / "files.json").write_text('{"nothing": [0, ""]}')

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.core.location import parse_location
-from understudy.dev.servers import on_aws, on_host
+from understudy.dev.servers import aws_location, host_location
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Somewhere:
 
 
 def test_a_url_parses_back_whatever_characters_the_folder_has():
-    store = on_host(Somewhere(), "cassandra", "games", replication="1")
-    models = on_aws(Somewhere(), "s3", "bots", "a b")
+    store = host_location(Somewhere(), "cassandra", "games", replication="1")
+    models = aws_location(Somewhere(), "s3", "bots", "a b")
     for location in (store, models):
         assert parse_location(location.url) == location
         assert location.options["credentials"] == "/my keys & more/100%?/file"

@@ -31,11 +31,12 @@ from dataclasses import replace
 from tests.dev.small import SMALL, instead_of_kafka
 from understudy.cli.root import run
 
-def ask(place):
+def probe(place):
     Path(sys.argv[1], "asked").touch()
     raise TimeoutError
 
-instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]), replace(SMALL, ask=ask, welcome=ask))
+recipe = replace(SMALL, probe=probe, initialise=probe)
+instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]), recipe)
 sys.exit(run(["dev", "servers", "start", "kafka"]))
 """
 TOGETHER = """

@@ -20,7 +20,7 @@ class FakePackage(Package):
 
     error: BaseException | None = None
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         return None
 
     def resolve(self, into: Path, on_part: OnPart) -> None:
@@ -73,7 +73,7 @@ def test_the_files_of_a_killed_fetch_are_removed(root):
 
 def test_a_server_with_a_short_or_missing_file_is_incomplete():
     cache.fetch("kafka", package=fake_package())
-    jar = cache.place_of("kafka") / "lib" / "two.jar"
+    jar = cache.cache_folder("kafka") / "lib" / "two.jar"
     jar.write_bytes(b"two")
     assert cache.cached("kafka") is None
     assert cache.fetch("kafka", package=fake_package())
@@ -84,7 +84,7 @@ def test_a_server_with_a_short_or_missing_file_is_incomplete():
 
 def test_a_changed_byte_is_found_by_the_next_fetch():
     cache.fetch("kafka", package=fake_package())
-    jar = cache.place_of("kafka") / "lib" / "two.jar"
+    jar = cache.cache_folder("kafka") / "lib" / "two.jar"
     right = jar.read_bytes()
     jar.write_bytes(b"x" + right[1:])
     assert cache.fetch("kafka", package=fake_package())

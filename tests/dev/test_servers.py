@@ -14,12 +14,12 @@ from understudy.dev.process import identify
 from understudy.dev.servers import (
     SERVERS,
     attach,
-    give_up_on_versity,
+    fall_back_to_moto,
     new_credentials,
     read_credentials,
     start,
+    unavailable_reason,
     uses_moto,
-    why_not,
     write_credentials,
 )
 
@@ -164,7 +164,7 @@ def test_an_unreadable_state_file_is_no_server(tmp_path, text):
 def test_every_server_reports_what_is_missing_and_the_next_step(monkeypatch, tmp_path):
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path))
     for name in SERVERS:
-        if (reason := why_not(name)) is not None:  # without Go, S3 is moto
+        if (reason := unavailable_reason(name)) is not None:  # without Go, S3 is moto
             assert name in reason
             assert len(reason.splitlines()) == 1
     monkeypatch.setenv("PATH", "")
@@ -175,7 +175,7 @@ def test_every_server_reports_what_is_missing_and_the_next_step(monkeypatch, tmp
         ("kinesis", "node"),
         ("kinesalite", "node"),
     ):
-        assert f"{name}: {tool} is not installed; install" in (why_not(name) or "")
+        assert f"{name}: {tool} is not installed; install" in (unavailable_reason(name) or "")
         with pytest.raises(ServerFailed, match=f"{tool} is not installed"):
             start(name, tmp_path / name)
 
@@ -186,8 +186,10 @@ def test_a_java_that_is_too_old_is_named(monkeypatch, tmp_path):
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert f"{java} is Java 11, but Java 17 is needed" in (why_not("cassandra") or "")
-    assert f"{java} is Java 11, but Java 17 or newer is needed" in (why_not("kafka") or "")
+    assert f"{java} is Java 11, but Java 17 is needed" in (unavailable_reason("cassandra") or "")
+    assert f"{java} is Java 11, but Java 17 or newer is needed" in (
+        unavailable_reason("kafka") or ""
+    )
 
 
 def test_an_unknown_server_is_rejected_with_the_list_of_servers(tmp_path):
@@ -209,6 +211,6 @@ def test_s3_is_moto_if_versitygw_could_not_be_built(monkeypatch, tmp_path):
     pytest.importorskip("moto", reason="pip install 'understudy[servers]'")
     pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path))
-    assert give_up_on_versity()
+    assert fall_back_to_moto()
     assert uses_moto()
-    assert why_not("s3") is None
+    assert unavailable_reason("s3") is None

@@ -44,14 +44,14 @@ def test_a_clone_of_the_player_plays_in_the_game_within_ten_minutes(tmp_path: Pa
     with platform(start.removeprefix(SETUP), tmp_path, environment) as exports:
         said = []
         for command in (play, watch):
-            left_s = deadline_s - time.monotonic()
+            remaining_s = deadline_s - time.monotonic()
             ran = subprocess.run(
                 command.split(),
                 cwd=tmp_path,
                 env=environment | exports,
                 capture_output=True,
                 text=True,
-                timeout=left_s,
+                timeout=remaining_s,
             )
             assert ran.returncode == 0, ran.stderr
             said.append(ran.stdout.strip())

@@ -211,7 +211,7 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_no_player_is_w
         stage.wait(
             lambda: newcomer.game.stats().acked_steps > 0, "the newcomer's steps are acknowledged"
         )
-        is_only_one = deployment.registry.catalogue(game).points_to("champion") == 1
+        is_only_one = deployment.registry.catalogue(game).model_of("champion") == 1
         assert not (is_only_one and newcomer.by_bot), "a damaged model played"
 
         # A key is revoked while its client plays.

@@ -141,7 +141,7 @@ class KnownSpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return self._spec
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return True
 
 

@@ -55,7 +55,7 @@ def release(registry: Registry, spec: GameSpec) -> None:
     manifest = registry.release(
         random_policy(spec, "categorical"), Lineage(algorithm="bc"), epoch=epoch
     )
-    registry.point(spec.game, "champion", manifest.model_no, why="test")
+    registry.set_alias(spec.game, "champion", manifest.model_no, why="test")
 
 
 @pytest.mark.parametrize("name", MOST_LINES)

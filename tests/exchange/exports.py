@@ -15,7 +15,7 @@ from understudy.core.names import new_session
 from understudy.exchange.destination import Destination
 from understudy.exchange.exporting import ExportFilter, Written, open_history
 from understudy.exchange.importing import Imported, import_files
-from understudy.exchange.incoming import noise_of
+from understudy.exchange.incoming import random_part_of
 from understudy.exchange.minari import WrittenDataset, write_minari
 from understudy.exchange.parquet import ParquetFile, write_parquet
 from understudy.experience.chunk import Chunk
@@ -104,7 +104,8 @@ def steps_in(path: Path) -> list[tuple[Any, ...]]:
     """A file's rows as bits, in order; the session as what stays of it."""
     table = pq.read_table(path)
     noise = {
-        text: noise_of(uuid.UUID(text)) for text in table.column("session").unique().to_pylist()
+        text: random_part_of(uuid.UUID(text))
+        for text in table.column("session").unique().to_pylist()
     }
     columns = [
         _bits(table.column(name).combine_chunks())

@@ -23,7 +23,7 @@ from understudy.experience.frame import Frame
 from understudy.experience.session import DAY_S
 from understudy.ingest.specs import SpecFolder
 from understudy.platform.config import Config, StoreSection
-from understudy.platform.erase import forget_elsewhere
+from understudy.platform.erase import forget_in_remote_store
 from understudy.platform.ingest import IngestRole
 from understudy.ports import Ack, Audit, SessionFilter, SessionInfo
 from understudy.stores.database import has_store
@@ -192,7 +192,7 @@ def test_a_player_erased_before_the_import_is_stored_may_be_imported_again(
 ) -> None:
     made.bring(player=ADA)
     with made.ingest() as role:
-        forget_elsewhere(made.data, role.store, "ada", known=[SPEC.game], game=None)
+        forget_in_remote_store(made.data, role.store, "ada", registered=[SPEC.game], game=None)
     assert made.drained().steps == 0, "what was sent before is refused"
     result = made.bring(player=ADA)
     assert made.drained().steps == result.steps

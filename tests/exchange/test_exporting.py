@@ -10,7 +10,7 @@ import pytest
 from tests.ingest.specs import KnownSpecs
 from understudy.core.errors import MissingExtra, StorageFailed
 from understudy.core.names import new_session
-from understudy.exchange.exporting import ExportFilter, copied, extra, one_line
+from understudy.exchange.exporting import ExportFilter, import_extra, local_copy, one_line
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import DropReport, drop_frame
 from understudy.ports import Candidate, Cursor, Stored, Tail
@@ -28,7 +28,7 @@ def chunks_in(view: StoreView) -> list[Chunk]:
 
 
 def copy_of(harness: StoreHarness, folder: Path) -> list[Chunk]:
-    with copied(
+    with local_copy(
         harness.store, KnownSpecs(SPEC), ExportFilter(game=SPEC.game), beside=folder / "out.parquet"
     ) as view:
         return chunks_in(view)
@@ -86,7 +86,7 @@ def test_the_copy_of_a_store_that_is_always_written_to_ends(
 
     before = random_session(SPEC, rng, n_chunks=3)
     harness.put(*before)
-    with copied(Busy(), KnownSpecs(SPEC), ExportFilter(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
+    with local_copy(Busy(), KnownSpecs(SPEC), ExportFilter(), beside=tmp_path / "out") as view:  # type: ignore[arg-type]
         assert chunks_in(view)[:3] == before
 
 
@@ -113,7 +113,7 @@ def test_a_missing_package_is_reported_with_the_install_command(
     with pytest.raises(
         MissingExtra, match=r"needs the package .*; pip install 'understudy\[export\]'$"
     ):
-        extra(module)
+        import_extra(module)
 
 
 def test_an_error_of_a_library_becomes_one_line() -> None:

@@ -21,7 +21,7 @@ from understudy.core.names import player_name, session_time_s
 from understudy.exchange import importing
 from understudy.exchange.destination import LocalTarget
 from understudy.exchange.importing import Plan, accepted_id, assign_session
-from understudy.exchange.incoming import noise_of, session_of, survey
+from understudy.exchange.incoming import content_session_id, random_part_of, survey
 from understudy.exchange.parquet import ParquetFile
 from understudy.experience.intake import deployment_key, pseudonym
 from understudy.experience.session import DAY_S
@@ -82,8 +82,8 @@ def test_old_sessions_get_the_time_of_the_import_and_young_ones_keep_theirs(tmp_
     data = DataFolder(tmp_path / "D")
     from_parquet(data, path)
     assert all(abs(session_time_s(info.session) - now_s) < 60 for info in sessions(data))
-    source = {noise_of(info.session) for info in sessions(DataFolder(tmp_path / "source"))}
-    assert {noise_of(info.session) for info in sessions(data)} == source
+    source = {random_part_of(info.session) for info in sessions(DataFolder(tmp_path / "source"))}
+    assert {random_part_of(info.session) for info in sessions(data)} == source
     (tmp_path / "young").mkdir()
     path, _ = file_of_steps(tmp_path / "young", SPEC, began_s=now_s - 3 * DAY_S)
     young = DataFolder(tmp_path / "young" / "D")
@@ -189,7 +189,9 @@ def test_an_unfinished_import_that_is_too_old_is_rejected(
         closed=False,
         last_received_s=info.last_received_s,
     )
-    plan = Plan(0, survey(ParquetFile(path))[noise_of(info.session)], importing.NOBODY)
+    plan = Plan(
+        0, survey(ParquetFile(path))[random_part_of(info.session)], importing.UNKNOWN_PLAYER
+    )
     with pytest.raises(ConfigError, match="too old to resume"):
         assign_session(plan, unfinished, info.player, now_s=later)
     with pytest.raises(ConfigError, match="another name"):
@@ -220,7 +222,7 @@ def test_a_session_that_is_still_played_is_not_closed_by_an_import_of_its_own_ex
     path, n_steps = file_of_steps(tmp_path, SPEC, n_sessions=1, began_s=time.time() - 60)
     source = DataFolder(tmp_path / "source")
     (played,) = sessions(source)
-    plan = Plan(0, survey(ParquetFile(path))[noise_of(played.session)], ADA)
+    plan = Plan(0, survey(ParquetFile(path))[random_part_of(played.session)], ADA)
     assert assign_session(plan, played, played.player, now_s=time.time()).session is None
     assert from_parquet(source, path, player=ADA).there_steps == n_steps
     assert not sessions(source)[0].closed
@@ -237,9 +239,9 @@ def test_two_imports_at_once_take_turns(tmp_path: Path) -> None:
 
 
 def test_sessions_of_equal_content_have_equal_random_parts() -> None:
-    assert session_of("a", b"b") == session_of("a", b"b")
-    assert session_of("a", b"b") != session_of("ab", b"")
-    assert session_of("a").version == 7
-    retimed = accepted_id(session_of("a"), time.time())
-    assert noise_of(retimed) == noise_of(session_of("a"))
+    assert content_session_id("a", b"b") == content_session_id("a", b"b")
+    assert content_session_id("a", b"b") != content_session_id("ab", b"")
+    assert content_session_id("a").version == 7
+    retimed = accepted_id(content_session_id("a"), time.time())
+    assert random_part_of(retimed) == random_part_of(content_session_id("a"))
     assert uuid.UUID(str(retimed)).version == 7

@@ -33,7 +33,7 @@ from understudy.core.errors import ConfigError, SpecError
 from understudy.core.names import game_name, new_session
 from understudy.exchange.destination import Destination
 from understudy.exchange.importing import Imported, import_files
-from understudy.exchange.incoming import ImportedEpisode, session_of
+from understudy.exchange.incoming import ImportedEpisode, content_session_id
 from understudy.exchange.incoming import chunks_of as episode_chunks
 from understudy.exchange.minari import MinariDataset, dataset_name, flattened
 from understudy.experience.chunk import Chunk, EpisodeNote, RowKind
@@ -165,7 +165,7 @@ def test_incomplete_episodes_are_counted_and_left_out(tmp_path: Path) -> None:
     made.store([chunks[0], cut, torn, rest, unfinished])
     written = to_minari(made.data, tmp_path / "a-v0")
     assert written.written.episodes == 2
-    assert written.left == {"cut": 1, "unfinished": 1, "gaps": 1}
+    assert written.omitted == {"cut": 1, "unfinished": 1, "gaps": 1}
 
 
 def opened(chunk: Chunk, *, is_cut: bool) -> Chunk:
@@ -285,7 +285,7 @@ def test_images_are_kept_pixel_for_pixel(tmp_path: Path) -> None:
     obs = rng.integers(0, 256, (41, 84, 84, 3), np.uint8)
     n = 40
     episode = ImportedEpisode(
-        session=session_of("screen"),
+        session=content_session_id("screen"),
         obs={"obs": obs},
         action={"action": rng.integers(0, 3, n).astype(np.int32)},
         reward=np.ones(n, np.float32),

@@ -28,9 +28,9 @@ from understudy.core.errors import ConfigError
 from understudy.core.names import game_name
 from understudy.exchange import parquet
 from understudy.exchange.destination import Destination
-from understudy.exchange.exporting import ExportFilter, copied, open_history
+from understudy.exchange.exporting import ExportFilter, local_copy, open_history
 from understudy.exchange.importing import import_files
-from understudy.exchange.incoming import noise_of
+from understudy.exchange.incoming import random_part_of
 from understudy.exchange.parquet import SPEC_KEY, ParquetFile, write_parquet
 from understudy.experience.chunk import RowKind
 from understudy.experience.game import spec_from_json
@@ -56,9 +56,11 @@ def test_steps_of_any_game_are_exported_and_imported_bit_for_bit(
     assert (result.stored_steps, result.refused_steps, result.schema) == (n_steps, 0, spec.schema)
     to_parquet(after, root / "b.parquet")
     assert steps_in(root / "a.parquet") == steps_in(root / "b.parquet")
-    same = {(noise_of(chunk.meta.session), chunk.meta.chunk_no): chunk for chunk in stored(after)}
+    same = {
+        (random_part_of(chunk.meta.session), chunk.meta.chunk_no): chunk for chunk in stored(after)
+    }
     for chunk in chunks:
-        again = same[noise_of(chunk.meta.session), chunk.meta.chunk_no]
+        again = same[random_part_of(chunk.meta.session), chunk.meta.chunk_no]
         is_step = chunk.columns["row"] == RowKind.STEP
         assert again.meta.episodes == chunk.meta.episodes
         assert again.columns.keys() == chunk.columns.keys()
@@ -102,16 +104,16 @@ def test_a_remote_store_is_exported_like_a_local_one(tmp_path: Path) -> None:
     nowhere = DataFolder(tmp_path / "nowhere")
     with (
         closing(made.open()) as store,
-        copied(store, specs, ExportFilter(game="cart"), beside=out) as view,
+        local_copy(store, specs, ExportFilter(game="cart"), beside=out) as view,
     ):
         write_parquet(open_history(nowhere, view, ExportFilter(game="cart"), specs=specs), out)
     assert steps_in(out) == steps_in(tmp_path / "here.parquet")
     with closing(made.open()) as store:
         assert store.forget(b"b" * 16) == 2
-        with copied(store, specs, ExportFilter(), beside=out) as view:
+        with local_copy(store, specs, ExportFilter(), beside=out) as view:
             assert open_history(nowhere, view, ExportFilter(), specs=specs).n_steps == steps
         with (
-            copied(store, specs, ExportFilter(game="other"), beside=out) as view,
+            local_copy(store, specs, ExportFilter(game="other"), beside=out) as view,
             pytest.raises(ConfigError, match="holds no steps that match"),
         ):
             open_history(nowhere, view, ExportFilter(), specs=specs)

@@ -193,7 +193,7 @@ def test_a_missing_final_observation_is_padded_within_the_space():
     chunk = taken(builder)
     assert chunk.columns["row"].tolist() == [0, 1]
     for name, space in spec.obs_columns.items():
-        assert space.holds(chunk.columns[name]).all()
+        assert space.contains(chunk.columns[name]).all()
 
 
 def test_optional_columns_are_present_if_a_step_used_them():

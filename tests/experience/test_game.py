@@ -138,7 +138,7 @@ def test_any_nested_gymnasium_space_can_be_recorded(obs: Any, action: Any) -> No
         for path, value in values.items():
             rows = np.stack([np.asarray(value)] * 2).astype(parts[path].dtype)
             assert (rows[0] == value).all()
-            assert parts[path].holds(rows).all()
+            assert parts[path].contains(rows).all()
             columns[f"{head}.{path}" if path else head] = rows
     chunk = chunk_with(columns, schema=spec.schema)
     assert decode_chunk(chunk.encode()) == chunk
@@ -150,7 +150,7 @@ def test_a_box_may_be_bounded_in_some_elements_only() -> None:
     env = SimpleNamespace(observation_space=gym.Box(low, high), action_space=gym.Discrete(2))
     box = spec_from_gymnasium(env, game="rally").obs[""]
     rows = np.array([[-1, -3e38], [3e38, 2], [-1.5, 0], [0, 2.5]], np.float32)
-    assert box.holds(rows).tolist() == [True, True, False, False]
+    assert box.contains(rows).tolist() == [True, True, False, False]
 
 
 def test_flags_and_images_keep_their_type() -> None:
@@ -386,7 +386,7 @@ def test_every_space_is_sampled_within_its_bounds(space: Space):
     rng = np.random.default_rng(1)
     drawn = np.array([random_action(spec, rng) for _ in range(300)], space.dtype)
     assert drawn.dtype == space.dtype
-    assert space.holds(drawn).all()
+    assert space.contains(drawn).all()
     assert len(np.unique(drawn)) > 1
 
 

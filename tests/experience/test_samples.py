@@ -77,7 +77,7 @@ def check_chunk(frame: Any, want: dict[str, Any], folder: Path) -> None:
     for name, space in {**spec.obs_columns, **spec.action_columns}.items():
         column = chunk.columns[name]
         assert (column.dtype, column.shape[1:]) == (space.dtype, space.shape)
-        assert space.holds(np.asarray(column[is_step])).all()
+        assert space.contains(np.asarray(column[is_step])).all()
 
 
 @pytest.mark.parametrize("folder", FORMATS, ids=[folder.name for folder in FORMATS])

@@ -53,10 +53,10 @@ HOLDS: list[tuple[Space, list[Any], list[bool]]] = [
     ("space", "rows", "want"), HOLDS, ids=[f"{n}-{row[0]}"[:60] for n, row in enumerate(HOLDS)]
 )
 def test_a_space_checks_whole_columns(space: Space, rows: list[Any], want: list[bool]) -> None:
-    result = space.holds(np.array(rows, space.dtype))
+    result = space.contains(np.array(rows, space.dtype))
     assert result.tolist() == want
     assert result.dtype == np.bool_
-    assert space.holds(np.zeros((0, *space.shape), space.dtype)).shape == (0,)
+    assert space.contains(np.zeros((0, *space.shape), space.dtype)).shape == (0,)
 
 
 @given(spaces())

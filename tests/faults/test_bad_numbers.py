@@ -22,7 +22,7 @@ from understudy.learn.learner import Learner
 from understudy.learn.replay import ReplaySource
 from understudy.learn.rollouts import RolloutQueue
 from understudy.stores.local import LocalStore
-from understudy.training.env_info import GameChoice, look_at
+from understudy.training.env_info import GameChoice, inspect_env
 from understudy.training.events import Event, Guarded
 from understudy.training.inline import RunStore
 from understudy.training.train import Run, TrainOptions, train
@@ -158,7 +158,7 @@ def names_of(ids: Any) -> set[str]:
 
 
 def quarantined(run: Path) -> set[str]:
-    game = look_at(GameChoice(game="CartPole-v1")).spec
+    game = inspect_env(GameChoice(game="CartPole-v1")).spec
     with contextlib.closing(RunStore(run / "store", game, clock=SystemClock())) as history:
         return names_of(history.quarantined)
 

@@ -140,7 +140,7 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
     assert verified.fields["forgotten_chunks"] > 10
     assert others(data) == before
     card.line(
-        "canary in no file after forget",
+        "marker of an erased player found in no file",
         tried=len(held),
         held=sum(held),
         note="at once, from spool, from stream",
@@ -168,7 +168,7 @@ def test_a_live_store_forgets_while_others_keep_playing(
         assert ingest.wait(60.0) == 0, ingest.errors
     settle(data)
     gone = places(data) == set()
-    card.line("canary in no file after forget, writer alive", tried=1, held=int(gone))
+    card.line("marker of an erased player found in no file, writer alive", tried=1, held=int(gone))
     assert gone
     assert len(others(data)) >= 2
     assert understudy("data", "verify", "--data", data.root).code == 0

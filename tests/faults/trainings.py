@@ -27,7 +27,7 @@ from understudy.nn.policy import decode_policy
 from understudy.ports import Audit, Candidate, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
-from understudy.training.env_info import GameChoice, look_at
+from understudy.training.env_info import GameChoice, inspect_env
 from understudy.training.folder import RunFolder
 from understudy.training.training_job import Checkpoint, decode_checkpoint
 
@@ -244,7 +244,7 @@ class NoSpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return True
 
 
@@ -257,7 +257,7 @@ PLAYERS = [bytes([number]) * 16 for number in range(4)]
 def fill_store(data: DataFolder, *, steps: int) -> None:
     """CartPole-v1 as four players played it, `steps` steps each, half of them at random."""
     choice = GameChoice(game="CartPole-v1")
-    game = look_at(choice).spec
+    game = inspect_env(choice).spec
     envs = choice.make(len(PLAYERS))
     path = data.games / game.game / f"{game.schema}.json"
     path.parent.mkdir(parents=True)

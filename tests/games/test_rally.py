@@ -61,8 +61,8 @@ def test_seats_are_mirrored():
     mirrored = Court(rally.WIDTH - 1800, 900, 52, -17, 700, 2000)
     court = Court(1800, 900, -52, -17, 2000, 700)
     for left, right in ((0, 2), (1, 1), (2, 0)) * 12:
-        assert rally.seen(court, 0) == rally.seen(mirrored, 1)
-        assert rally.observed(court, 1).tobytes() == rally.observed(mirrored, 0).tobytes()
+        assert rally.seat_view(court, 0) == rally.seat_view(mirrored, 1)
+        assert rally.observation(court, 1).tobytes() == rally.observation(mirrored, 0).tobytes()
         court, got = rally.step(Ints, court, left, right)
         mirrored, other = rally.step(Ints, mirrored, right, left)
         assert got == -other
@@ -71,9 +71,9 @@ def test_seats_are_mirrored():
 def test_a_hit_speeds_the_ball_up_and_is_steeper_further_from_the_middle():
     near = rally.FACE + rally.BALL
     for off, speed_y in ((0, 0), (160, 30), (-160, -30), (320, 60), (-320, -60)):
-        court = rally.frame(Ints, Court(near + 10, 1500 + off, -40, 0, 1500, 1500), 0, 0)
+        court = rally.play_frame(Ints, Court(near + 10, 1500 + off, -40, 0, 1500, 1500), 0, 0)
         assert (court.speed_x, court.speed_y) == (44, speed_y)
-    missed = rally.frame(Ints, Court(near + 10, 1500 + 369, -40, 0, 1500, 1500), 0, 0)
+    missed = rally.play_frame(Ints, Court(near + 10, 1500 + 369, -40, 0, 1500, 1500), 0, 0)
     assert missed.speed_x == -40
 
 
@@ -88,9 +88,9 @@ def test_better_opponents_win_more_points():
         court = rally.serve(np.arange(400))
         seeds = np.arange(400)
         for at in range(rally.MAX_DECISIONS):
-            drawn = [rally.drawn_at(seeds + 1000 * seat, at) for seat in (0, 1)]
+            drawn = [rally.random_bits(seeds + 1000 * seat, at) for seat in (0, 1)]
             both = [
-                rally.scripted(np, rally.seen(court, seat), rally.skill_of(name), drawn[seat])
+                rally.scripted(np, rally.seat_view(court, seat), rally.skill_of(name), drawn[seat])
                 for seat, name in enumerate((ours, theirs))
             ]
             court, got = rally.step(np, court, *both)
@@ -109,7 +109,7 @@ def test_the_court_is_drawn_as_text_and_as_a_picture():
     lines = rally.as_text(rally.serve(3)).splitlines()
     assert (len(lines), {len(line) for line in lines}) == (20, {64})
     assert sum(line.count("●") for line in lines) == 1
-    picture = rally.pictured(rally.serve(3))
+    picture = rally.render_image(rally.serve(3))
     assert picture.shape == (256, 341, 3)
     assert picture.dtype == np.uint8
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 5

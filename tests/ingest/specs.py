@@ -15,5 +15,5 @@ class KnownSpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return next((one for one in self._specs if (one.game, one.schema) == (game, schema)), None)
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return any(one.game == game for one in self._specs)

@@ -12,7 +12,7 @@ from understudy.core.errors import (
     StorageFull,
     Unreachable,
 )
-from understudy.ingest.service import leaving_the_rest
+from understudy.ingest.service import log_undrained_on_stop
 
 
 def fail(error: Exception) -> None:
@@ -23,16 +23,16 @@ def fail(error: Exception) -> None:
 def test_a_temporary_error_during_a_stop_is_left_to_the_next_start(
     error: Exception,
 ):
-    with capture_logs() as logs, leaving_the_rest():
+    with capture_logs() as logs, log_undrained_on_stop():
         fail(error)
     assert [(one["event"], one["error"]) for one in logs] == [("not_drained", "why")]
-    with capture_logs() as logs, pytest.raises(type(error)), leaving_the_rest(lambda: False):
+    with capture_logs() as logs, pytest.raises(type(error)), log_undrained_on_stop(lambda: False):
         fail(error)
     assert logs == []
 
 
 @pytest.mark.parametrize("error", [StorageFailed("why"), ConfigError("why"), Corrupt("why")])
 def test_a_permanent_error_is_raised_even_during_a_stop(error: Exception):
-    with capture_logs() as logs, pytest.raises(type(error), match="why"), leaving_the_rest():
+    with capture_logs() as logs, pytest.raises(type(error), match="why"), log_undrained_on_stop():
         fail(error)
     assert logs == []

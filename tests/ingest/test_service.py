@@ -553,10 +553,10 @@ def test_ingest_from_a_file_stream_survives_reopening_everything(tmp_path: Path)
 def test_a_spec_folder_returns_only_specs_with_the_right_schema(tmp_path: Path):
     specs = SpecFolder(tmp_path)
     assert specs.spec("cart", SPEC.schema) is None
-    assert not specs.knows("cart")
+    assert not specs.has_game("cart")
     folder = tmp_path / "cart"
     folder.mkdir()
-    assert specs.knows("cart")
+    assert specs.has_game("cart")
     (folder / f"{'0' * 64}.json").write_bytes(SPEC.to_json())
     (folder / f"{'1' * 64}.json").write_bytes(b"{")
     assert specs.spec("cart", "0" * 64) is None
@@ -564,5 +564,5 @@ def test_a_spec_folder_returns_only_specs_with_the_right_schema(tmp_path: Path):
     (folder / f"{SPEC.schema}.json").write_bytes(SPEC.to_json())
     assert specs.spec("cart", SPEC.schema) == SPEC
     assert specs.spec("../cart", SPEC.schema) is None
-    assert not specs.knows("../cart")
+    assert not specs.has_game("../cart")
     assert specs.spec("cart", "no schema") is None

@@ -276,7 +276,7 @@ def test_an_exited_spark_is_an_error_except_during_a_stop(is_asked: bool, tmp_pa
             role.run(stop)
         else:
             with pytest.raises(
-                Unreachable, match=r"Spark has exited \(ConnectionRefusedError\); start it again"
+                Unreachable, match=r"Spark has exited \(ConnectionRefusedError\); run `understudy i"
             ):
                 role.run(stop)
     assert [one["event"] for one in logs] == ["not_drained"] * is_asked

@@ -21,7 +21,7 @@ from tests.integration.keyspaces import Keyspace
 from tests.integration.spark import Job
 from understudy.backends.data import DataFolder
 from understudy.core.errors import ConfigError
-from understudy.dev.servers import Server, read_credentials, start, why_not
+from understudy.dev.servers import Server, read_credentials, start, unavailable_reason
 from understudy.ingest.spark import Spark, open_spark, require_spark
 
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ def serve(name: str, factory: pytest.TempPathFactory) -> Iterator[Server | Exter
             )
         yield External(name, address, Path(file))
         return
-    if reason := why_not(name):
+    if reason := unavailable_reason(name):
         pytest.skip(reason)
     folder = factory.mktemp(name)
     with start(name, folder) as server:

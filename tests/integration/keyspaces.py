@@ -29,7 +29,7 @@ class OneSpec:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return SPEC if (game, schema) == (SPEC.game, SPEC.schema) else None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return game == SPEC.game
 
 

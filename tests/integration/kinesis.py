@@ -9,7 +9,7 @@ from typing import Any
 import boto3
 
 from understudy.core.location import Location
-from understudy.dev.servers import on_aws
+from understudy.dev.servers import aws_location
 from understudy.streams.kinesis import KinesisStream, open_kinesis
 
 WAIT_TIMEOUT_S = 20.0
@@ -29,7 +29,9 @@ class KinesisHarness:
     def location(self, *, url: str = "", **options: float) -> Location:
         given = {"poll_s": 0.02, "append_s": WAIT_TIMEOUT_S, **options}
         more = {name: str(value) for name, value in given.items()}
-        return on_aws(self.server, "kinesis", self.name, **{"endpoint": url or self.url, **more})
+        return aws_location(
+            self.server, "kinesis", self.name, **{"endpoint": url or self.url, **more}
+        )
 
     def open(self, *, url: str = "", **options: float) -> KinesisStream:
         return open_kinesis(self.location(url=url, **options))

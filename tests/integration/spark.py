@@ -25,7 +25,7 @@ from understudy.ingest.service import (
     IngestService,
     IngestStats,
     Turn,
-    leaving_the_rest,
+    log_undrained_on_stop,
 )
 from understudy.ingest.spark import Opened, Spark, SparkJob, SparkTasks
 from understudy.platform import ingest as role
@@ -196,7 +196,7 @@ class Ingest:
 
     def run(self, stop: Event, *, drain_s: float = role.DRAIN_S) -> None:
         """As the role does."""
-        with leaving_the_rest(stop.is_set), self.tasks.running(stop):
+        with log_undrained_on_stop(stop.is_set), self.tasks.running(stop):
             role.repeat(self.service.step, stop)
             role.drain(self.service, within_s=drain_s)
 

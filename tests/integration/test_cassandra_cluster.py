@@ -57,7 +57,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := servers.why_not("cassandra"):
+    if reason := servers.unavailable_reason("cassandra"):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("cluster")
     ports = free_ports([*(f"a{one}" for one in NODES), *NODES])
@@ -74,7 +74,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     recipe = replace(
         RECIPES["cassandra"],
         prepare=lambda place: prepare(place, seed=ports[NODES[0]]),
-        welcome=lambda place: None,  # there are no users
+        initialise=lambda place: None,  # there are no users
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "cassandra", recipe)

@@ -15,9 +15,9 @@ from understudy.dev import servers
 from understudy.dev.recipes import (
     RECIPES,
     ServerFolder,
-    ask_cassandra,
+    init_cassandra,
     prepare_cassandra,
-    welcome_cassandra,
+    probe_cassandra,
 )
 from understudy.ports import Candidate, Position, SessionFilter, WriteBatch
 from understudy.testing.samples import PLAYER, random_session
@@ -52,14 +52,14 @@ def tls(place: ServerFolder) -> ssl.SSLContext:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if reason := servers.why_not("cassandra"):
+    if reason := servers.unavailable_reason("cassandra"):
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
         secure = replace(
             RECIPES["cassandra"],
             prepare=prepare,
-            ask=lambda place: ask_cassandra(place, tls=tls(place)),
-            welcome=lambda place: welcome_cassandra(place, tls=tls(place)),
+            probe=lambda place: probe_cassandra(place, tls=tls(place)),
+            initialise=lambda place: init_cassandra(place, tls=tls(place)),
         )
         patch.setitem(RECIPES, "cassandra", secure)
         with servers.start("cassandra", tmp_path_factory.mktemp("secure-cassandra")) as server:

@@ -18,13 +18,13 @@ import pytest
 from tests.exchange.exports import file_of_steps, recorded, steps_in, to_parquet
 from tests.integration.kafka import Topic
 from tests.integration.keyspaces import Keyspace
-from tests.integration.kinesis import StoreHarness as Shards
+from tests.integration.kinesis import KinesisHarness as Shards
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.core.names import new_session
 from understudy.dev.recipes import BUCKET
-from understudy.dev.servers import on_aws
+from understudy.dev.servers import aws_location
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import PLAYER, random_session
 from understudy.testing.store_harness import SPEC, StoreHarness
@@ -246,7 +246,7 @@ def test_records_are_imported_through_kinesis_to_a_local_and_a_remote_store(
 def test_games_are_registered_in_the_configured_models_location(
     s3_server: Any, kinesalite_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = on_aws(s3_server, "s3", BUCKET, f"imported-{secrets.token_hex(4)}").url
+    models = aws_location(s3_server, "s3", BUCKET, f"imported-{secrets.token_hex(4)}").url
     shards = Shards(kinesalite_server)
     data = configured(tmp_path / "D", stream=shards.location().url, models=models)
     path, n_steps = file_of_steps(tmp_path, SPEC)

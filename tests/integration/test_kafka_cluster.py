@@ -47,7 +47,7 @@ class Cluster:
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cluster]:
-    if reason := servers.why_not("kafka"):
+    if reason := servers.unavailable_reason("kafka"):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("cluster")
     ports = free_ports([*(f"a{one}" for one in NODES), *NODES])

@@ -57,10 +57,10 @@ def ask(place: ServerFolder) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if reason := servers.why_not("kafka"):
+    if reason := servers.unavailable_reason("kafka"):
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(RECIPES, "kafka", replace(RECIPES["kafka"], prepare=prepare, ask=ask))
+        patch.setitem(RECIPES, "kafka", replace(RECIPES["kafka"], prepare=prepare, probe=ask))
         with servers.start("kafka", tmp_path_factory.mktemp("secure-kafka")) as server:
             create_kafka(as_owner(server), partitions=2)
             yield server

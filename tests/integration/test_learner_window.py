@@ -12,7 +12,7 @@ import pytest
 from tests.integration.keyspaces import Keyspace
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment
-from understudy.platform.children import NOT_CARRIED_OUT, Child, python_module
+from understudy.platform.children import FAILED, Child, python_module
 from understudy.platform.config import Config, StoreSection, write_config
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import random_session
@@ -79,7 +79,7 @@ def test_a_learner_with_an_unreadable_store_ends_with_one_line(
     with learner(tmp_path, keyspace) as child:
         window(child, lambda one: not one["error"])
         keyspace.rows("DROP TABLE registry")
-        assert child.wait(60.0) == NOT_CARRIED_OUT, child.errors
+        assert child.wait(60.0) == FAILED, child.errors
     keyspace.rows("DROP KEYSPACE lost")
     keyspace.close()
     assert "Traceback" not in child.errors

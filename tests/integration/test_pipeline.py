@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from understudy.dev.servers import why_not
+from understudy.dev.servers import unavailable_reason
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def must_have(*servers: str) -> None:
-    if reasons := [reason for name in servers if (reason := why_not(name))]:
+    if reasons := [reason for name in servers if (reason := unavailable_reason(name))]:
         pytest.skip("; ".join(reasons))
 
 

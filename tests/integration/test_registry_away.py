@@ -109,7 +109,7 @@ def test_a_spark_job_waits_for_an_unreachable_registry(job: Job, bucket: str, s3
     )
     s3_server.kill()
     with following(ingest, ends_in_s=60.0):
-        wait_until(lambda: bool(ingest.stats.trouble))
+        wait_until(lambda: bool(ingest.stats.error))
         away = job.store.audit()
         assert (away.chunks, away.quarantined, away.parked) == (0, 0, 0)
         s3_server.restart()

@@ -17,7 +17,7 @@ import pytest
 
 from understudy.dev.process import HOST, identify, is_free
 from understudy.dev.recipes import BUCKET, aws_client
-from understudy.dev.servers import SERVERS, Server, start, why_not
+from understudy.dev.servers import SERVERS, Server, start, unavailable_reason
 
 ROOT = Path(__file__).parents[2]
 ANSWER_S = 60.0
@@ -290,7 +290,7 @@ def test_its_secret_is_in_no_log_and_on_no_command_line(server):
 def test_a_server_restarted_by_a_thread_survives_it_and_stop_leaves_no_process_and_no_port(
     name, tmp_path
 ):
-    if reason := why_not(name):
+    if reason := unavailable_reason(name):
         pytest.skip(reason)
     folder = tmp_path / "A & B, 100%41 #1+2 Zürich"
     with start(name, folder) as server:
@@ -312,7 +312,7 @@ def test_a_server_restarted_by_a_thread_survives_it_and_stop_leaves_no_process_a
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_servers_end_with_pytest_however_it_ends(tmp_path, how):
-    if reason := why_not("kinesalite"):
+    if reason := unavailable_reason("kinesalite"):
         pytest.skip(reason)
     (tmp_path / "test_nested.py").write_text(NESTED)
     words = [
@@ -349,7 +349,7 @@ def test_servers_end_with_pytest_however_it_ends(tmp_path, how):
 
 
 def test_the_command_starts_the_usual_four_and_stops_them(tmp_path):
-    if reasons := [reason for name in SERVERS if (reason := why_not(name))]:
+    if reasons := [reason for name in SERVERS if (reason := unavailable_reason(name))]:
         pytest.skip(reasons[0])
     command = [str(Path(sys.executable).with_name("understudy")), "dev", "servers"]
     place = ["--folder", str(tmp_path), "--json"]
@@ -377,7 +377,7 @@ def test_the_command_starts_the_usual_four_and_stops_them(tmp_path):
 
 
 def test_the_example_of_the_page_runs_unchanged(tmp_path):
-    if reason := why_not("s3"):
+    if reason := unavailable_reason("s3"):
         pytest.skip(reason)
     text = (ROOT / "docs" / "servers.md").read_text()
     (example,) = re.findall(r"^```python\n(from.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -183,7 +183,7 @@ def test_a_partition_claimed_by_another_owner_fails_its_task_only(
         with suppress(ClaimLost):
             job.store.claim(taken, owner="rival", ttl_s=0.5)
         wait_until(lambda: ingest.stats.frames == 40)
-    assert ingest.stats.trouble == ""
+    assert ingest.stats.error == ""
     with pytest.raises(ClaimLost):
         job.store.write(WriteBatch(taken, rival.epoch, None))
     assert job.store.audit().chunks == 40
@@ -195,8 +195,8 @@ def test_a_job_waits_while_its_store_is_unreachable(job: Job, rng: np.random.Gen
     job.fault("shaky")
     ingest = job.ingest(stream, config=SMALL)
     with following(ingest, ends_in_s=30.0):
-        wait_until(lambda: ingest.stats.trouble == "it answered too late")
-        wait_until(lambda: ingest.stats.trouble == "" and job.store.audit().chunks == 20)
+        wait_until(lambda: ingest.stats.error == "it answered too late")
+        wait_until(lambda: ingest.stats.error == "" and job.store.audit().chunks == 20)
     audit = job.store.audit()
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (20, 0, 0)
 
@@ -231,10 +231,10 @@ def test_the_reason_why_a_job_waits_is_reported_until_it_resumes(
     file = job.fault(fault)
     ingest = job.ingest(stream)
     with following(ingest, ends_in_s=30.0):
-        wait_until(lambda: trouble in ingest.stats.trouble)
+        wait_until(lambda: trouble in ingest.stats.error)
         if fault != "throttled":  # which ends by itself
             file.unlink()
-        wait_until(lambda: ingest.stats.frames == 20 and ingest.stats.trouble == "")
+        wait_until(lambda: ingest.stats.frames == 20 and ingest.stats.error == "")
     assert ingest.stats.fates == {"new": 20}
 
 

@@ -29,7 +29,7 @@ from tests.integration.spark import (
     wait_until,
 )
 from understudy.backends.data import DataFolder
-from understudy.platform.children import NOT_CARRIED_OUT
+from understudy.platform.children import FAILED
 from understudy.platform.config import Config, GatewaySection, IngestSection, StoreSection
 from understudy.platform.platform import Platform
 from understudy.streams.file import FileStream
@@ -87,7 +87,7 @@ def kill_sometime(process: Process, rng: np.random.Generator) -> None:
         process.kill_all()
     elif jvm := process.jvm():
         os.kill(jvm, signal.SIGKILL)
-        assert child.wait(60.0) == NOT_CARRIED_OUT, child.errors
+        assert child.wait(60.0) == FAILED, child.errors
         assert child.errors.startswith(("Spark has exited", "Spark did not start")), child.errors
         assert child.errors.count("\n") == 1, child.errors
         return
@@ -138,7 +138,7 @@ def test_a_role_interrupted_with_its_parent_while_spark_starts_stops_and_leaves_
         os.kill(child.pid, signal.SIGINT)
         time.sleep(0.05)
     child.stop()
-    assert child.wait(120.0) in (0, NOT_CARRIED_OUT), child.errors
+    assert child.wait(120.0) in (0, FAILED), child.errors
     assert "Traceback" not in child.errors
     assert process.wait_until_gone() == [], "no process is left"
 

@@ -14,7 +14,7 @@ from understudy.backends.deployment import open_link, register
 from understudy.cli.root import run as run_command
 from understudy.client.connect import ClientConfig, connect
 from understudy.core.clock import SystemClock
-from understudy.platform.config import Config, StoreSection, StreamSection, keep_used
+from understudy.platform.config import Config, StoreSection, StreamSection, save_last_start
 from understudy.simulation.ledger import LedgerLink
 from understudy.testing.samples import cart_spec
 
@@ -28,7 +28,7 @@ def record(folder: Path, topic: Topic, *, store: str = "") -> None:
         stream=StreamSection(url=topic.location().url),
         store=StoreSection(url=store),
     )
-    keep_used(config)
+    save_last_start(config)
     link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())
     register(data, spec, link, models=config.models.url)
     client_config = ClientConfig(link=LedgerLink(link, data.ledger), spool=data.spool)

@@ -10,7 +10,7 @@ from typing import Any
 from tests.cli.platforms import Sender, Up
 from understudy.backends.addresses import create_stream, init_store
 from understudy.dev.recipes import BUCKET
-from understudy.dev.servers import on_aws, on_host
+from understudy.dev.servers import aws_location, host_location
 
 ROLES = ("--role", "gateway,ingest")
 
@@ -20,9 +20,9 @@ def test_a_start_without_flags_uses_the_same_servers(
 ):
     data = tmp_path / "D"
     mark = secrets.token_hex(4)
-    stream = on_aws(kinesalite_server, "kinesis", f"used-{mark}").url
-    store = on_host(cassandra_server, "cassandra", f"used_{mark}", replication="1").url
-    models = on_aws(s3_server, "s3", BUCKET, f"used-{mark}").url
+    stream = aws_location(kinesalite_server, "kinesis", f"used-{mark}").url
+    store = host_location(cassandra_server, "cassandra", f"used_{mark}", replication="1").url
+    models = aws_location(s3_server, "s3", BUCKET, f"used-{mark}").url
     create_stream(stream, partitions=2)
     init_store(store)
     with Up(data, *ROLES, "--stream", stream, "--store", store, "--models", models) as first:

@@ -7,7 +7,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from understudy.learn.compile_cache import drop_broken
+from understudy.learn.compile_cache import delete_truncated_entries
 
 WHOLE = zlib.compress(b"a program" * 100)
 
@@ -17,7 +17,7 @@ SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
 import jax, jax.numpy as jnp
-from understudy.learn.compile_cache import drop_broken
+from understudy.learn.compile_cache import delete_truncated_entries
 
 folder = Path(sys.argv[1])
 jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -41,10 +41,10 @@ entry = call()
 entry.write_bytes(entry.read_bytes()[:100])
 call()
 call()
-dropped = drop_broken(folder)
+dropped = delete_truncated_entries(folder)
 call()
 call()
-print(json.dumps([told, dropped, drop_broken(folder)]))
+print(json.dumps([told, dropped, delete_truncated_entries(folder)]))
 """
 
 
@@ -79,7 +79,7 @@ def test_only_what_came_since_the_last_look_is_read_and_what_is_empty_always_goe
     }.items():
         (tmp_path / name).write_bytes(raw)
     (tmp_path / "z-cache").write_bytes(b"\x28\xb5\x2f\xfdrest")
-    assert drop_broken(tmp_path) == 2
+    assert delete_truncated_entries(tmp_path) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a-cache",
         "b-atime",
@@ -91,10 +91,10 @@ def test_only_what_came_since_the_last_look_is_read_and_what_is_empty_always_goe
         (tmp_path / name).write_bytes(raw)
     for name in ("old-cache", "empty-cache"):
         os.utime(tmp_path / name, (1.0, 1.0))
-    assert drop_broken(tmp_path) == 2
+    assert delete_truncated_entries(tmp_path) == 2
     assert (tmp_path / "old-cache").exists()
 
 
 def test_a_folder_that_is_not_there_is_left_alone(tmp_path: Path):
-    assert drop_broken(tmp_path / "none") == 0
+    assert delete_truncated_entries(tmp_path / "none") == 0
     assert not (tmp_path / "none").exists()

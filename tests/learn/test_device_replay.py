@@ -19,7 +19,7 @@ from understudy.experience.game import game_spec
 from understudy.experience.spaces import Box
 from understudy.learn import device_replay
 from understudy.learn.device_replay import (
-    NOWHERE,
+    NO_ROW,
     DeviceReplay,
     empty_levels,
     find,
@@ -171,7 +171,7 @@ def test_any_history_of_a_tree_ends_in_the_bits_of_its_leaves():
     levels = empty_levels(5_000)
     change = jax.jit(set_leaves)
     for _ in range(50):
-        rows = np.where(rng.random(64) < 0.1, NOWHERE, rng.permutation(5_000)[:64])
+        rows = np.where(rng.random(64) < 0.1, NO_ROW, rng.permutation(5_000)[:64])
         levels = change(
             levels, jnp.asarray(rows, jnp.int32), jnp.asarray(rng.random(64), jnp.float32)
         )

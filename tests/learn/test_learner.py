@@ -17,7 +17,7 @@ from tests.learn.worlds import Move, chunk_of
 from understudy.algorithm import Schedule
 from understudy.core import tensors
 from understudy.core.errors import ConfigError, LearningFailed, Refused
-from understudy.core.tensors import part
+from understudy.core.tensors import arrays_under
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.experience.game import game_spec
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
@@ -171,7 +171,7 @@ def test_going_back_takes_the_weights_of_a_checkpoint_and_halves_the_rate():
         "a checkpoint changed behind its back"
     )
     learner.counts.skips_in_a_row = 10
-    learner.go_back(arrays)
+    learner.restore_weights(arrays)
     assert bits(learner.state) == before
     assert (learner.counts.rate_scale, learner.counts.skips_in_a_row, learner.counts.updates) == (
         0.5,
@@ -454,7 +454,7 @@ def test_a_run_that_must_restore_ends_at_once_and_publishes_nothing():
     replay_of(learner)._columns["obs"][:] = np.nan
     assert not learner.run(never, heard, calls_per_version=4)
     assert (learner.counts.calls, learner.counts.skips_in_a_row, heard.versions) == (3, 12, [])
-    learner.go_back(arrays)
+    learner.restore_weights(arrays)
     replay_of(learner)._columns["obs"][:] = sound
     assert learner.run(lambda: learner.counts.calls == 7, heard, calls_per_version=4)
     assert (heard.versions, learner.counts.skips_in_a_row) == ([1], 0)
@@ -556,4 +556,4 @@ def test_a_state_of_another_shape_is_rejected(change, says):
 
 
 def test_part_takes_what_begins_with_a_name():
-    assert part({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}
+    assert arrays_under({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}

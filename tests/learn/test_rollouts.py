@@ -195,7 +195,7 @@ def test_stacks_reach_back_to_a_chunk_that_was_passed_over_but_not_across_a_gap(
     held.insert(chunks[0])
     held.take()
     if is_told:
-        held.pass_over(chunks[1])
+        held.skip_chunk(chunks[1])
         held.insert(chunks[2])
         assert_true(held.take(), moves, first=24, env=0, stack=4)
     else:
@@ -210,7 +210,7 @@ def test_what_other_weights_have_played_is_dropped():
     held = queue(stack=2)
     chunks = chunks_of(moves, (12, 12, 12, 12))
     held.insert(chunks[0])
-    held.go_back()
+    held.on_weights_restored()
     assert not held.may_update
     held.insert(chunks[1])
     assert_true(held.take(), moves, first=12, env=0, stack=2)

@@ -91,11 +91,11 @@ def test_origins_are_known_until_their_key_is_revoked(tmp_path: Path):
     ours = keys(tmp_path)
     _, key = ours.create(["play"], origins=("https://game.example",))
     ours.follow()
-    assert ours.knows_origin("https://game.example")
-    assert not ours.knows_origin("https://evil.example")
+    assert ours.allows_origin("https://game.example")
+    assert not ours.allows_origin("https://evil.example")
     ours.revoke(key.id)
     ours.follow()
-    assert not ours.knows_origin("https://game.example")
+    assert not ours.allows_origin("https://game.example")
 
 
 @pytest.mark.parametrize(

@@ -40,20 +40,20 @@ def test_models_are_numbered_and_aliases_point_to_them(tmp_path: Path):
     epoch = ours.takeover("pong", owner="a")
     first, second = (ours.release(policy(seed), LINEAGE, epoch=epoch) for seed in (0, 1))
     assert (first.model_no, second.model_no) == (1, 2)
-    ours.point("pong", "champion", 1, why="the first")
-    ours.point("pong", "champion", 2, why="better", epoch=epoch)
+    ours.set_alias("pong", "champion", 1, why="the first")
+    ours.set_alias("pong", "champion", 2, why="better", epoch=epoch)
     theirs = registry(tmp_path, signs=False)
-    assert theirs.catalogue("pong").points_to("champion") == 2
+    assert theirs.catalogue("pong").model_of("champion") == 2
     assert theirs.policy("pong", 2) == policy(1)
     assert [old.why for old in theirs.catalogue("pong").history] == ["the first", "better"]
     assert ours.rollback("pong", why="it was not") == 1
-    assert theirs.catalogue("pong").points_to("champion") == 1
+    assert theirs.catalogue("pong").model_of("champion") == 1
 
 
 class FarObjects(FolderObjects):
     """Objects where a look has a cost and is counted."""
 
-    look_every_s = 0.5
+    poll_every_s = 0.5
     looks = 0
 
     def get(self, name: str) -> bytes | None:
@@ -75,14 +75,14 @@ def test_costly_looks_happen_at_intervals_and_own_writes_are_visible_at_once(
     for _ in range(100):
         ours.catalogue("pong")
     assert objects.looks == looks
-    others.point("pong", "champion", 1, why="by hand")
-    assert ours.catalogue("pong").points_to("champion") == 0
+    others.set_alias("pong", "champion", 1, why="by hand")
+    assert ours.catalogue("pong").model_of("champion") == 0
     assert ours.damage("pong").keys() == set(), "what others wrote since is not a hole"
     others.takeover("pong", owner="b")
     with pytest.raises(Fenced):
         ours.release(policy(1), LINEAGE, epoch=epoch)
     clock.advance(0.5)
-    assert ours.catalogue("pong").points_to("champion") == 1
+    assert ours.catalogue("pong").model_of("champion") == 1
 
 
 def test_a_failed_look_does_not_delay_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -108,7 +108,7 @@ def test_a_learner_cannot_release_after_another_took_over(tmp_path: Path):
         with pytest.raises(Fenced, match="new has taken over"):
             old.release(policy(), LINEAGE, epoch=epoch)
         with pytest.raises(Fenced):
-            old.point("pong", "champion", 0, why="mine", epoch=epoch)
+            old.set_alias("pong", "champion", 0, why="mine", epoch=epoch)
     assert new.release(policy(), LINEAGE, epoch=newer).model_no == 1
 
 
@@ -151,7 +151,7 @@ def test_forged_and_broken_entries_are_skipped(tmp_path: Path):
     ):
         assert journal.append(number, raw)
     seen = registry(tmp_path).catalogue("pong")
-    assert (seen.bad_entries, seen.points_to("champion"), seen.number) == (4, 1, 7)
+    assert (seen.bad_entries, seen.model_of("champion"), seen.number) == (4, 1, 7)
 
 
 def test_a_missing_or_changed_policy_is_an_error(tmp_path: Path):
@@ -175,7 +175,7 @@ def test_an_unknown_model_or_alias_is_a_clear_error(tmp_path: Path):
     with pytest.raises(ConfigError, match="no previous champion"):
         ours.rollback("pong", why="")
     with pytest.raises(ConfigError, match="not known"):
-        ours.point("pong", "king", 0, why="")
+        ours.set_alias("pong", "king", 0, why="")
     with pytest.raises(ConfigError, match="read-only"):
         registry(tmp_path, signs=False).takeover("pong", owner="a")
 
@@ -241,7 +241,7 @@ def test_a_returned_catalogue_does_not_change(tmp_path: Path):
     before = ours.catalogue("pong")
     assert ours.catalogue("pong") is before, "nothing new, nothing copied"
     ours.release(policy(), LINEAGE, epoch=epoch)
-    ours.point("pong", "champion", 1, why="the first")
+    ours.set_alias("pong", "champion", 1, why="the first")
     assert (before.number, before.models, before.aliases, before.history, before.signed) == (
         1,
         {},
@@ -250,7 +250,7 @@ def test_a_returned_catalogue_does_not_change(tmp_path: Path):
         {},
     )
     after = ours.catalogue("pong")
-    assert (after.number, after.points_to("champion")) == (3, 1)
+    assert (after.number, after.model_of("champion")) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_model_is_found_by_number_and_by_alias(tmp_path: Path):
     assert ours.find("pong/1") == ours.find("1", game="pong") == first
     with pytest.raises(ConfigError, match="has no champion yet"):
         ours.find("pong/champion")
-    ours.point("pong", "champion", 1, why="test")
+    ours.set_alias("pong", "champion", 1, why="test")
     assert ours.find("pong/champion") == ours.find("champion", game="pong") == first
     with pytest.raises(ConfigError, match="not of other"):
         ours.find("pong/1", game="other")
@@ -290,7 +290,7 @@ def test_a_lost_entry_is_reported_and_nothing_is_written_after_it(tmp_path: Path
     assert "0000000003.json is missing" in fresh.damage("pong")["journal"]
     for write in (
         lambda: fresh.release(policy(9), LINEAGE, epoch=epoch),
-        lambda: fresh.point("pong", "champion", 1, why="test"),
+        lambda: fresh.set_alias("pong", "champion", 1, why="test"),
         lambda: fresh.takeover("pong", owner="another"),
     ):
         with pytest.raises(Corrupt, match="later entries exist"):
@@ -304,9 +304,20 @@ def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_p
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="test")
     old, new = (ours.release(policy(seed), LINEAGE, epoch=epoch) for seed in (1, 2))
-    ours.point("pong", "champion", new.model_no, why="test")
+    ours.set_alias("pong", "champion", new.model_no, why="test")
     (tmp_path / "blobs" / f"{old.policy_sha256}.safetensors").unlink()
     assert ours.damage("pong") == {}
     assert list(ours.damage("pong", every=True)) == ["pong/1"]
     (tmp_path / "registry" / "pong" / "0000000005.json").write_bytes(b"{}")
-    assert "entries are invalid" in registry(tmp_path).damage("pong")["journal"]
+    damage = registry(tmp_path).damage("pong")["journal"]
+    assert "1 of its entries are invalid" in damage
+    assert "entry 5: not a signed document" in damage
+
+
+def test_an_entry_of_a_newer_version_is_reported_with_the_advice_to_upgrade(tmp_path: Path):
+    registry(tmp_path).takeover("pong", owner="test")
+    journal = Journal(FolderObjects(tmp_path), "registry/pong")
+    entry = {"journal": "registry/pong", "number": 2, "at_s": 0.0, "kind": "retire"}
+    assert journal.append(2, SIGNER.sign(entry))
+    damage = registry(tmp_path).damage("pong")["journal"]
+    assert "entry 2: this version does not know entry kind 'retire'; install a newer" in damage

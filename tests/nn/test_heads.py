@@ -153,7 +153,7 @@ def test_actions_are_converted_to_those_of_the_env() -> None:
     game = box_game(low=0.1, high=0.1 + 1e-9, shape=(2, 1), dtype=F64)
     boxed = env_actions(game, np.array([[0.1, 0.3]], np.float32))
     assert (boxed.shape, boxed.dtype) == ((1, 2, 1), F64)
-    assert game.action[""].holds(boxed).all()
+    assert game.action[""].contains(boxed).all()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_head_is_restored_from_its_json(head: Head) -> None:
             "one Box of floats",
         ),
         (lambda: head_for(box_game(), "softmax"), "not known"),
-        (lambda: head_from_json({"kind": "argmax"}), "give kind, size, low and high"),
+        (lambda: head_from_json({"kind": "argmax"}), "expected exactly kind, size, low and high"),
         (
             lambda: head_from_json({"kind": "argmax", "size": 2, "low": "0", "high": []}),
             "list of numbers",

@@ -15,7 +15,7 @@ from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
 from understudy.core.errors import ConfigError, Corrupt
-from understudy.platform.backup import back_up, prove, restore
+from understudy.platform.backup import back_up, restore, verify_backup
 from understudy.platform.config import Config, ModelsSection
 from understudy.platform.ingest import IngestRole
 from understudy.release.gatekeeper import release_run
@@ -96,19 +96,19 @@ def test_a_changed_missing_or_added_byte_is_detected(deployed: DataFolder, tmp_p
     raw = database.read_bytes()
     database.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(Corrupt, match="was changed"):
-        prove(backup)
+        verify_backup(backup)
     with pytest.raises(Corrupt):
         restore(backup, DataFolder(tmp_path / "E"))
     assert not (tmp_path / "E").exists()
     database.write_bytes(raw)
-    assert prove(backup).steps == 40
+    assert verify_backup(backup).steps == 40
     (backup / "extra").write_text("x")
     with pytest.raises(Corrupt, match="extra"):
-        prove(backup)
+        verify_backup(backup)
     (backup / "extra").unlink()
     (backup / "key").unlink()
     with pytest.raises(Corrupt, match="key in"):
-        prove(backup)
+        verify_backup(backup)
 
 
 def test_a_damaged_model_is_reported_and_everything_else_is_backed_up(
@@ -140,7 +140,7 @@ def test_files_of_a_killed_backup_are_removed_and_are_not_a_backup(
     assert not (deployed.root / "snapshots" / "old").exists()
     (tmp_path / "B" / "backup.json").unlink()
     with pytest.raises(ConfigError, match="is not a backup"):
-        prove(tmp_path / "B")
+        verify_backup(tmp_path / "B")
 
 
 def test_a_target_with_files_and_a_source_without_data_are_rejected(

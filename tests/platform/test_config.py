@@ -12,20 +12,20 @@ from understudy.core.errors import ConfigError
 from understudy.core.settings import from_tree, leaves
 from understudy.platform.config import (
     FILE_NAME,
-    USED_FILE,
+    LAST_START_FILE,
     Config,
     IngestSection,
     ModelsSection,
     Resolved,
     StoreSection,
     StreamSection,
+    backend_urls,
     example,
-    hidden,
-    keep_used,
-    moved,
-    read_used,
+    location_changes,
+    mask_secrets,
+    read_last_start,
     resolve,
-    used_by,
+    save_last_start,
 )
 
 VARIABLE = "UNDERSTUDY_GATEWAY_PORT"
@@ -166,13 +166,13 @@ def test_a_simulator_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: p
 
 def test_passwords_in_a_url_are_stars():
     url = "https://name:secret@host/path?token=secret"
-    shown = resolve({}, environ={"UNDERSTUDY_MODELS_URL": url}).shown()
+    shown = resolve({}, environ={"UNDERSTUDY_MODELS_URL": url}).masked()
     assert "secret" not in str(shown)
     assert shown["models.url"] == {
         "value": "https://***@host/path?***",
         "origin": "UNDERSTUDY_MODELS_URL",
     }
-    assert hidden(5) == 5
+    assert mask_secrets(5) == 5
 
 
 def test_the_example_lists_every_setting_and_changes_none(tmp_path: Path):
@@ -227,22 +227,22 @@ def urls(data: Path, **environ: str) -> tuple[str, str, str]:
 
 
 def test_the_backends_of_the_last_start_apply_to_the_next_command(tmp_path):
-    assert read_used(tmp_path) == {}
+    assert read_last_start(tmp_path) == {}
     assert urls(tmp_path) == ("", "", "")
-    keep_used(config(tmp_path))
+    save_last_start(config(tmp_path))
     assert urls(tmp_path) == (STREAM, STORE, MODELS)
-    shown = resolve({"data": str(tmp_path)}, environ={}).shown()["stream.url"]
+    shown = resolve({"data": str(tmp_path)}, environ={}).masked()["stream.url"]
     assert shown == {
         "value": "kinesis://games?***",
-        "origin": f"last start ({tmp_path / USED_FILE})",
+        "origin": f"last start ({tmp_path / LAST_START_FILE})",
     }
-    assert (tmp_path / USED_FILE).stat().st_mode & 0o777 == 0o600
-    keep_used(config(tmp_path, "", "", ""))
+    assert (tmp_path / LAST_START_FILE).stat().st_mode & 0o777 == 0o600
+    save_last_start(config(tmp_path, "", "", ""))
     assert urls(tmp_path) == ("", "", "")
 
 
 def test_flags_variables_and_the_file_override_the_last_start(tmp_path):
-    keep_used(config(tmp_path))
+    save_last_start(config(tmp_path))
     (tmp_path / "understudy.toml").write_text(
         '[stream]\nurl = "kafka://k/t"\n[models]\nurl = "folder"\n'
     )
@@ -263,23 +263,23 @@ def test_a_spark_job_resumes_if_the_store_is_still_remote(tmp_path):
         found = resolve({"data": str(tmp_path), **flags}, environ={})
         return found.config.ingest.engine, found.origins["ingest.engine"]
 
-    keep_used(dataclasses.replace(config(tmp_path), ingest=IngestSection(engine="spark")))
-    assert engine() == ("spark", f"last start ({tmp_path / USED_FILE})")
+    save_last_start(dataclasses.replace(config(tmp_path), ingest=IngestSection(engine="spark")))
+    assert engine() == ("spark", f"last start ({tmp_path / LAST_START_FILE})")
     assert engine(**{"ingest.engine": "native"}) == ("native", "flag --engine")
     assert engine(**{"store.url": "local"}) == ("native", "default")
-    keep_used(config(tmp_path))
+    save_last_start(config(tmp_path))
     assert engine() == ("native", "default")
 
 
 def test_a_saved_file_without_an_engine_is_readable(tmp_path):
-    (tmp_path / USED_FILE).write_text(json.dumps(used_by(config(tmp_path))))
+    (tmp_path / LAST_START_FILE).write_text(json.dumps(backend_urls(config(tmp_path))))
     found = resolve({"data": str(tmp_path)}, environ={}).config
     assert (found.store.url, found.ingest.engine) == (STORE, "native")
 
 
 def test_files_named_in_a_url_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    keep_used(
+    save_last_start(
         config(
             tmp_path, "kafka://k/t?credentials=my keys/c&tls=true&ca=ca.pem", "", "models elsewhere"
         )
@@ -292,11 +292,11 @@ def test_files_named_in_a_url_are_found_from_any_folder(tmp_path, monkeypatch):
 
 
 def test_a_moved_part_is_reported_without_the_options_of_its_url(tmp_path):
-    keep_used(config(tmp_path))
-    before = read_used(tmp_path)
-    assert moved(before, config(tmp_path)) == []
-    assert moved({}, config(tmp_path)) == []
-    said = moved(before, config(tmp_path, stream="kafka://k/t?credentials=F", store=""))
+    save_last_start(config(tmp_path))
+    before = read_last_start(tmp_path)
+    assert location_changes(before, config(tmp_path)) == []
+    assert location_changes({}, config(tmp_path)) == []
+    said = location_changes(before, config(tmp_path, stream="kafka://k/t?credentials=F", store=""))
     assert [one.split(":")[0] for one in said] == [
         "stream is kafka",
         "store is in the data folder (local) now; at the last start it was cassandra",
@@ -308,20 +308,20 @@ def test_a_moved_part_is_reported_without_the_options_of_its_url(tmp_path):
 
 @pytest.mark.parametrize("inside", ["", "[]", "{", '{"stream.url": ""}', "\x00"])
 def test_a_damaged_saved_file_is_an_error(tmp_path, inside):
-    (tmp_path / USED_FILE).write_text(inside)
+    (tmp_path / LAST_START_FILE).write_text(inside)
     with pytest.raises(
         ConfigError,
         match=r"backends\.json, which locates .* cannot be read .*; restore it, or remove",
     ):
         resolve({"data": str(tmp_path)}, environ={})
     everything = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
-    assert used_by(
+    assert backend_urls(
         resolve({"data": str(tmp_path), **everything}, environ={}).config
     ) == dict.fromkeys(everything, "")
 
 
 def test_the_last_start_of_a_relative_data_folder_applies_too(tmp_path, monkeypatch):
-    keep_used(config(tmp_path))
+    save_last_start(config(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
     assert resolve({"data": tmp_path.name}, environ={}).config.store.url == STORE
     assert resolve({}, environ={"UNDERSTUDY_DATA": tmp_path.name}).config.store.url == STORE

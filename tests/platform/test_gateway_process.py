@@ -36,7 +36,7 @@ def metrics(
     tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state: str = "running"
 ) -> str:
     """The gateway's metrics for a role with this status."""
-    role = Role(name="ingest", command=lambda _: (), drains_s=1.0)
+    role = Role(name="ingest", command=lambda _: (), drain_s=1.0)
     status = RoleStatus(role, state=state, restarts=2, last_report=report)
     path = tmp_path / "ingest.json"
     path.write_text(json.dumps(status.to_json(START_S)))

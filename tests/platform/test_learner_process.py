@@ -14,7 +14,7 @@ import pytest
 from tests.simulation.recordings import recording
 from understudy.backends.data import DataFolder
 from understudy.core.errors import StorageFailed, Unreachable
-from understudy.platform.children import NOT_CARRIED_OUT
+from understudy.platform.children import FAILED
 from understudy.platform.config import Config, StoreSection, write_config
 from understudy.platform.learner_process import WindowFiller, learn
 from understudy.ports import Cursor, Tail
@@ -86,7 +86,7 @@ def test_a_store_that_is_unreachable_for_a_while_is_reported_and_retried(tmp_pat
     with window, WindowFiller(window, stop) as follower:
         until(stop, lambda: bool(follower.fields()["window"]["error"]))
         assert follower.fields()["window"] == {"items": 2, "error": "nobody answers"}
-        until(stop, lambda: window.items == 6 and not window.trouble)
+        until(stop, lambda: window.items == 6 and not window.error)
         assert follower.fields()["window"] == {"items": 6, "error": ""}
         assert not stop.is_set()
 
@@ -110,7 +110,7 @@ def test_a_store_that_is_down_at_the_start_is_reported_in_one_line(tmp_path: Pat
         done = subprocess.run(
             command, input="", capture_output=True, text=True, timeout=120, check=False
         )
-    assert done.returncode == NOT_CARRIED_OUT
+    assert done.returncode == FAILED
     assert done.stderr.count("\n") == 1
     assert "127.0.0.1" in done.stderr
     assert "Traceback" not in done.stderr

@@ -348,7 +348,7 @@ def test_a_damaged_store_does_not_discard_a_trainings_checkpoints(
     def damaged(_: StoreView, chunks: object) -> Cursor:
         raise Corrupt("a page of the store is damaged")
 
-    monkeypatch.setattr(StoreView, "behind", damaged)
+    monkeypatch.setattr(StoreView, "cursor_before", damaged)
     with role_of(made) as role:
         assert "a page of the store is damaged" in until_idle(role)["error"]
     assert {

@@ -35,7 +35,7 @@ class Watched:
     def __init__(self, folder: Path, scripts: dict[str, str], **more: Any) -> None:
         self.told: list[tuple[str, str]] = []
         roles = [
-            Role(name=name, command=partial(_command, text), drains_s=0.3, **more.get(name, {}))
+            Role(name=name, command=partial(_command, text), drain_s=0.3, **more.get(name, {}))
             for name, text in scripts.items()
         ]
         self.it = Supervisor(
@@ -150,7 +150,7 @@ def test_a_second_stop_request_kills_at_once(watched):
 def test_a_replaced_role_is_not_restarted(watched, tmp_path: Path):
     one = watched(
         {"old": "import sys; sys.stderr.write('new has taken over\\n'); sys.exit(4)"},
-        old={"gives_way_with": 4},
+        old={"takeover_exit_code": 4},
     )
     one.until(lambda: one.it.statuses["old"].state == "ended")
     for _ in range(20):

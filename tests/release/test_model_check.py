@@ -14,7 +14,12 @@ from understudy.experience.writer import obs_reader
 from understudy.models.gate import ModelCheck
 from understudy.models.manifest import Lineage, Manifest, make_manifest
 from understudy.nn.policy import Policy
-from understudy.release.model_check import Budget, check_apart, check_model, fuzzed_observations
+from understudy.release.model_check import (
+    Budget,
+    check_in_subprocess,
+    check_model,
+    fuzzed_observations,
+)
 
 BUDGET = Budget()
 NESTED = game_spec(
@@ -43,7 +48,7 @@ def failed(checks: list[ModelCheck]) -> list[str]:
 
 
 def test_a_sound_model_passes_in_a_process_without_jax_or_a_game():
-    checks = check_apart(*model(balancing_policy()), BUDGET)
+    checks = check_in_subprocess(*model(balancing_policy()), BUDGET)
     assert [check.name for check in checks] == ["size", "loads", "acts", "latency", "light"]
     assert failed(checks) == []
 
@@ -68,7 +73,7 @@ def test_fuzzed_observations_lie_in_their_spaces_up_to_the_ends():
     for obs in fuzzed_observations(NESTED, np.random.default_rng(0)):
         columns = read(obs)
         for name, space in NESTED.obs_columns.items():
-            assert space.holds(np.asarray(columns[name])[None]).all(), name
+            assert space.contains(np.asarray(columns[name])[None]).all(), name
         seen.append(columns)
     assert {int(one["obs.room"]) for one in seen} >= {2, 6}
     assert max(one["obs.cards"][1] for one in seen) == 8
@@ -93,7 +98,7 @@ def test_weights_that_are_not_finite_fail_also_when_they_were_signed():
     poisoned = raw.replace(one, np.float32(np.nan).tobytes(), 1)
     assert poisoned != raw
     signed = replace(manifest, policy_sha256=hashlib.sha256(poisoned).hexdigest())
-    assert failed(check_apart(signed, poisoned, BUDGET)) == ["loads"]
+    assert failed(check_in_subprocess(signed, poisoned, BUDGET)) == ["loads"]
 
 
 def test_a_model_that_decides_otherwise_than_when_it_was_signed_fails():
@@ -111,7 +116,7 @@ def test_a_model_that_is_too_large_or_too_slow_fails():
 
 def test_a_check_that_takes_too_long_or_dies_has_failed():
     manifest, raw = model(balancing_policy())
-    (check,) = check_apart(manifest, raw, Budget(timeout_s=0.001))
+    (check,) = check_in_subprocess(manifest, raw, Budget(timeout_s=0.001))
     assert "the check timed out after" in check.detail
-    (check,) = check_apart(replace(manifest, policy_sha256="no hash"), raw, BUDGET)
+    (check,) = check_in_subprocess(replace(manifest, policy_sha256="no hash"), raw, BUDGET)
     assert "a clean process exited with 1" in check.detail

@@ -90,7 +90,7 @@ class Running:
             random_policy(spec, kind, **facts), Lineage(algorithm="dqn"), epoch=epoch
         )
         if promote:
-            self.registry.point(spec.game, "champion", manifest.model_no, why="test")
+            self.registry.set_alias(spec.game, "champion", manifest.model_no, why="test")
         return manifest
 
     def ask(

@@ -109,10 +109,10 @@ def test_a_stream_error_is_reported_until_frames_are_accepted_again():
         ):
             stream.outcome = outcome
             await appender.append(FRAMES[:1])
-            assert appender.trouble == wanted
+            assert appender.error == wanted
         appender._stream = None  # type: ignore[assignment]
         assert not (await appender.append(FRAMES[:1]))[0].accepted
-        assert "append" in appender.trouble
+        assert "append" in appender.error
         await appender.close()
 
     asyncio.run(try_it())

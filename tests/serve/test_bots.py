@@ -166,7 +166,7 @@ def woken_after_s(gateway: Running, key: str, model_no: int) -> float:
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         waiting = [pool.submit(wait) for _ in range(16)]
         time.sleep(0.3)
-        gateway.registry.point("polled", "champion", model_no, why="better")
+        gateway.registry.set_alias("polled", "champion", model_no, why="better")
         at_s = time.monotonic()
         told = [one.result() for one in waiting]
     assert {number for number, _ in told} == {model_no}
@@ -177,10 +177,10 @@ def test_a_canary_is_served_with_its_share(gateway: Running, key: str):
     spec = gateway.register(cart_spec("tried"))
     gateway.release(spec, seed=0)
     gateway.release(spec, seed=1, promote=False)
-    gateway.registry.point("tried", "canary", 2, why="try it")
+    gateway.registry.set_alias("tried", "canary", 2, why="try it")
     bot = gateway.ask("GET", "/v1/games/tried/bot", key).json
     assert (model_of(bot), model_of(bot, "canary"), bot["canary_share"]) == (1, 2, 0.2)
-    gateway.registry.point("tried", "canary", 0, why="enough")
+    gateway.registry.set_alias("tried", "canary", 0, why="enough")
     bot = gateway.ask("GET", f"/v1/games/tried/bot?after={bot['number']}&wait_s=5", key).json
     assert (model_of(bot), bot["canary"], bot["canary_share"]) == (1, None, 0.0)
 
@@ -247,8 +247,8 @@ def test_a_damaged_model_does_not_replace_the_last_good_bot(gateway: Running, ke
     blob(gateway, bad.policy_sha256).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     time.sleep(0.2)
     between = gateway.ask("GET", "/v1/games/damaged/bot", key).json
-    gateway.registry.point("damaged", "champion", 2, why="looks good")
-    gateway.registry.point("damaged", "canary", 2, why="no better idea")
+    gateway.registry.set_alias("damaged", "champion", 2, why="looks good")
+    gateway.registry.set_alias("damaged", "canary", 2, why="no better idea")
     reply = gateway.ask("GET", f"/v1/games/damaged/bot?after={between['number']}&wait_s=0.5", key)
     assert reply.status == 204, "nothing newer that is good"
     after = gateway.ask("GET", "/v1/games/damaged/bot", key).json
@@ -272,7 +272,7 @@ def test_a_gateway_that_starts_with_a_damaged_champion_serves_the_previous_one(
     with running(tmp_path) as first:
         spec = first.register()
         good, bad = (first.release(spec, seed=seed) for seed in (0, 1))
-        first.registry.point("cart", "canary", 2, why="both")
+        first.registry.set_alias("cart", "canary", 2, why="both")
     path = tmp_path / "models" / "blobs" / f"{bad.policy_sha256}.safetensors"
     whole = path.read_bytes()
     path.unlink()
@@ -471,7 +471,7 @@ def test_invalid_requests_for_decisions_are_rejected(
 def test_the_registrys_own_interval_limits_how_often_it_is_read(tmp_path: Path):
     near = FolderObjects(tmp_path / "near")
     far = FolderObjects(tmp_path / "far")
-    far.look_every_s = 0.5
+    far.poll_every_s = 0.5
     for objects, every_s in ((near, 0.03), (far, 0.5)):
         registry = Registry(objects, trusted=TRUSTED)
         with concurrent.futures.ThreadPoolExecutor() as executor:

@@ -327,4 +327,6 @@ def test_a_malicious_pickle_a_false_header_and_a_zip_bomb_are_rejected_by_every_
                     == 400
                 )
                 n_refused += 1
-    card.line("evil pickle, lying header, zip bomb at every door", tried=n_refused, held=n_refused)
+    card.line(
+        "evil pickle, lying header, zip bomb at every entry point", tried=n_refused, held=n_refused
+    )

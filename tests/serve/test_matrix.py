@@ -149,7 +149,7 @@ def test_a_route_accepts_only_the_right_keys(
         assert reply.code == code
     assert ("www-authenticate" in reply.headers) == (status == 401)
     if which != "right":
-        card.line("route × wrong key, or one for less", tried=1, held=1)
+        card.line("route × wrong key, or a key without the scope", tried=1, held=1)
 
 
 def test_every_route_states_its_scope_and_only_health_and_pages_are_open():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.serve.page_modules import page_modules, run
 from understudy.experience.game import game_spec
-from understudy.training.env_info import GameChoice, look_at
+from understudy.training.env_info import GameChoice, inspect_env
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +389,7 @@ def test_a_new_invitation_forgets_the_bot_of_the_old_one(modules: Path):
 
 def test_a_spec_of_another_game_is_described_in_a_sentence(modules: Path):
     own = [
-        json.loads(look_at(GameChoice(game=game)).spec.to_json())
+        json.loads(inspect_env(GameChoice(game=game)).spec.to_json())
         for game in ("rally", "CartPole-v1")
     ]
     other = json.loads(

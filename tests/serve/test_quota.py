@@ -35,7 +35,7 @@ def play(
                 if second % 5 != one % 5:
                     continue
             kept = STEPS_S if keeps[one] else 0
-            shares[one] = quota.saw(kept, skipped[one])
+            shares[one] = quota.count_steps(kept, skipped[one])
             skipped[one] = 0
             kept_late += kept if second >= seconds // 2 else 0
     return kept_late / (seconds - seconds // 2), shares[0]

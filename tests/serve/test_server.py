@@ -103,7 +103,7 @@ def test_a_gateway_that_cannot_start_reports_it_and_leaves_nothing_open():
         raise RuntimeError("no disk")
 
     server = GatewayServer(Gateway(broken), Listen())
-    with pytest.raises(ConfigError, match="could not start"):
+    with pytest.raises(ConfigError, match=r"could not start: RuntimeError\('no disk'\)"):
         server.run()
 
 

@@ -105,11 +105,11 @@ def check_serve(seed: int, calls: list[list[Any]]) -> None:
     decided = [call for call in calls if call[1] == "acted"]
     for at, (theirs, mine) in enumerate(zip(decided[::2], decided[1::2], strict=True)):
         assert (mine[0], mine[4], theirs[0], theirs[4]) == ("person", "person", "other", "script")
-        assert mine[2] == rally.observed(court, 0).tolist()
-        assert theirs[2] == rally.observed(court, 1).tolist()
-        drawn = rally.drawn_at(seed, at)
+        assert mine[2] == rally.observation(court, 0).tolist()
+        assert theirs[2] == rally.observation(court, 1).tolist()
+        drawn = rally.random_bits(seed, at)
         assert theirs[3] == rally.scripted(
-            ints, rally.seen(court, 1), rally.SKILLS["strong"], drawn
+            ints, rally.seat_view(court, 1), rally.SKILLS["strong"], drawn
         )
         assert got == 0
         court, got = rally.step(ints, court, mine[3], theirs[3])
@@ -120,7 +120,7 @@ def check_serve(seed: int, calls: list[list[Any]]) -> None:
         ["reward", -got],
     ]
     assert ended["person"][3] == {"truncated": False, "result": "win" if got > 0 else "loss"}
-    assert ended["other"][2] == rally.observed(court, 1).tolist()
+    assert ended["other"][2] == rally.observation(court, 1).tolist()
 
 
 def test_withdrawn_consent_cancels_both_seats_and_play_continues(modules: Path):

@@ -15,7 +15,7 @@ from understudy.client.connect import ClientConfig, connect
 from understudy.client.sender import SenderConfig
 from understudy.core.errors import ConfigError
 from understudy.experience.chunk import By, RowKind
-from understudy.simulation.people import Match, Solo, rounds
+from understudy.simulation.people import Match, Solo, play_rounds
 
 
 def test_both_seats_are_recorded_with_opposite_rewards_and_one_match(tmp_path: Path):
@@ -83,7 +83,7 @@ def test_a_person_decides_while_there_is_no_bot(tmp_path: Path):
 def test_rounds_keep_their_rate_and_duration():
     told = list[int]()
     began_s = time.monotonic()
-    played = rounds(lambda: None, told.append, stop=threading.Event(), rate=100, seconds=0.5)
+    played = play_rounds(lambda: None, told.append, stop=threading.Event(), rate=100, seconds=0.5)
     assert 0.5 <= time.monotonic() - began_s < 5
     assert 1 <= played <= 51
     assert told[0] == 0
@@ -100,10 +100,10 @@ def test_rounds_end_when_stop_is_set():
         if len(seen) == 5:
             stop.set()
 
-    assert rounds(play, lambda _: None, stop=stop, rate=0) == 5
+    assert play_rounds(play, lambda _: None, stop=stop, rate=0) == 5
 
 
 def test_no_round_is_played_if_stop_is_already_set():
     stop = threading.Event()
     stop.set()
-    assert rounds(lambda: None, lambda _: None, stop=stop, rate=1) == 0
+    assert play_rounds(lambda: None, lambda _: None, stop=stop, rate=1) == 0

@@ -19,7 +19,7 @@ from understudy.platform.erase import forget_player, replay_quarantine
 from understudy.platform.ingest import IngestRole
 from understudy.ports import Ack, Cursor, LiveModels, Tail
 from understudy.simulation.ledger import LedgerLink, read_ledger
-from understudy.simulation.verify import digests, verify, whole
+from understudy.simulation.verify import combined_digest, digests, verify
 from understudy.stores.local import LocalStore
 from understudy.testing.store_harness import StoreFactory, StoreHarness
 
@@ -84,10 +84,10 @@ def test_an_incomplete_last_ledger_line_is_skipped_but_a_broken_line_is_an_error
 ) -> None:
     record(data, player="ada", steps=10)
     path = next(data.ledger.glob("*.jsonl"))
-    whole = path.read_text()
-    path.write_text(whole + '{"session": "00')
-    assert len(list(read_ledger(data.ledger))) == len(whole.splitlines())
-    path.write_text("nonsense\n" + whole)
+    text = path.read_text()
+    path.write_text(text + '{"session": "00')
+    assert len(list(read_ledger(data.ledger))) == len(text.splitlines())
+    path.write_text("nonsense\n" + text)
     with pytest.raises(Corrupt, match="line 1"):
         list(read_ledger(data.ledger))
 
@@ -219,9 +219,9 @@ def test_unsent_frames_of_a_game_without_a_ledger_create_no_ledger(data: DataFol
 def test_a_ledger_line_truncated_by_a_full_disk_does_not_affect_the_rest(data: DataFolder) -> None:
     record(data, player="ada", steps=10)
     path = next(data.ledger.glob("*.jsonl"))
-    whole = path.read_text()
-    path.write_text(whole + '{"session": "00\n' + whole)
-    assert len(list(read_ledger(data.ledger))) == 2 * len(whole.splitlines())
+    text = path.read_text()
+    path.write_text(text + '{"session": "00\n' + text)
+    assert len(list(read_ledger(data.ledger))) == 2 * len(text.splitlines())
 
 
 def test_one_flipped_bit_in_the_store_counts_as_a_loss(data: DataFolder) -> None:
@@ -290,7 +290,7 @@ def test_the_order_of_arrival_and_repeats_do_not_change_digests(tmp_path: Path):
     other.put(*chunks[2:], *chunks)
     assert len(_digests(one)) == 2
     assert _digests(one) == _digests(other)
-    assert whole(_digests(one)) == whole(_digests(other))
+    assert combined_digest(_digests(one)) == combined_digest(_digests(other))
 
 
 def test_any_changed_bit_changes_the_digest(tmp_path: Path):
@@ -312,5 +312,5 @@ def test_any_changed_bit_changes_the_digest(tmp_path: Path):
     for one in [chunk, *others]:
         harness = factory.harness()
         harness.put(one)
-        found.add(whole(_digests(harness)))
+        found.add(combined_digest(_digests(harness)))
     assert len(found) == len({one.encode() for one in [chunk, *others]})

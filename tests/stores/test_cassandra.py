@@ -23,7 +23,7 @@ from understudy.stores.cassandra.commits import (
     Event,
     digest_of,
     frame_key,
-    lasting_s,
+    record_ttl_s,
 )
 from understudy.stores.cassandra.keyspace import (
     TABLES,
@@ -31,14 +31,20 @@ from understudy.stores.cassandra.keyspace import (
     check_columns,
     check_copies,
     columns_of,
-    held,
+    current_replication,
     settings,
 )
-from understudy.stores.cassandra.lookup import AdminJournal, Stated
+from understudy.stores.cassandra.lookup import AdminJournal, CommittedState
 from understudy.stores.cassandra.partitions import Lease, Partitions
 from understudy.stores.cassandra.store import version_after
-from understudy.stores.cassandra.tailing import SLACK_S, Places, Tailer, TailPosition, read_cursor
-from understudy.stores.cassandra.wire import Options, Wire, no_connection, read_options
+from understudy.stores.cassandra.tailing import (
+    SLACK_S,
+    TailCursor,
+    Tailer,
+    TailPosition,
+    read_cursor,
+)
+from understudy.stores.cassandra.wire import Options, Wire, connection_error, read_options
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.samples import OTHER_PLAYER, PLAYER
 
@@ -135,7 +141,7 @@ class _NoSpecs:
     def spec(self, game: str, schema: str) -> None:
         return None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return False
 
 
@@ -178,9 +184,9 @@ def test_a_driver_error_without_reasons_is_reported_in_one_line() -> None:
     options = options_of("cassandra://h/k?datacenter=moon")
     error = NoHostAvailable("Unable to connect to any servers", ["h"])
     assert "cannot connect to Cassandra at h:9042 (NoHostAvailable" in str(
-        no_connection(error, options, {})
+        connection_error(error, options, {})
     )
-    told = no_connection(error, options, {"dc1": 2, "dc2": 1})
+    told = connection_error(error, options, {"dc1": 2, "dc2": 1})
     assert (
         str(told)
         == "this cluster has no datacenter 'moon', its nodes are 2 in dc1, 1 in dc2; use one of "
@@ -206,8 +212,15 @@ def test_equal_replications_match_in_any_notation() -> None:
     )
     named = Keyspace({"class": "NetworkTopologyStrategy", "dc1": "3"}, {})
     odd = Keyspace({"class": "LocalStrategy"}, {})
-    assert (held(simple, one), held(named, one), held(odd, one)) == ({"dc1": 3}, {"dc1": 3}, None)
-    assert (held(simple, two), held(named, two)) == ({"": 3}, {"dc1": 3})
+    assert (
+        current_replication(simple, one),
+        current_replication(named, one),
+        current_replication(odd, one),
+    ) == ({"dc1": 3}, {"dc1": 3}, None)
+    assert (current_replication(simple, two), current_replication(named, two)) == (
+        {"": 3},
+        {"dc1": 3},
+    )
     for keyspace, address in (
         (simple, "replication=3"),
         (named, "replication=3"),
@@ -235,8 +248,10 @@ def test_an_unreadable_ca_file_is_a_clear_error() -> None:
 
 def test_chunks_with_a_time_to_live_are_compacted_in_windows_of_a_thirtieth() -> None:
     assert "'compaction_window_size': '48'" in settings("chunks", 86_400)
-    assert lasting_s(86_400) > 86_400, "that a chunk was there is known for longer than its bytes"
-    assert lasting_s(0) == 0
+    assert record_ttl_s(86_400) > 86_400, (
+        "that a chunk was there is known for longer than its bytes"
+    )
+    assert record_ttl_s(0) == 0
     for name in TABLES:
         assert "UnifiedCompactionStrategy" in settings(name, 0)
         assert name == "chunks" or settings(name, 86_400) == settings(name, 0)
@@ -246,9 +261,9 @@ def test_chunks_with_a_time_to_live_are_compacted_in_windows_of_a_thirtieth() ->
 
 
 def test_a_cursor_survives_a_round_trip() -> None:
-    places = Places(12, {"p": TailPosition(3, 1, 9), ADMIN: TailPosition(1, 0, 1)})
+    places = TailCursor(12, {"p": TailPosition(3, 1, 9), ADMIN: TailPosition(1, 0, 1)})
     assert read_cursor(places.text()) == places
-    assert read_cursor(None) == Places()
+    assert read_cursor(None) == TailCursor()
 
 
 @pytest.mark.parametrize("text", ["17", "", "[1]", '{"a": 1}', '[1,{"p":[1]},2]', '[1,{"p":"x"}]'])
@@ -312,7 +327,7 @@ def test_attempts_are_between_their_epoch_and_the_next() -> None:
 
 
 def test_a_new_version_beats_an_expired_state() -> None:
-    before = Stated("cart", SessionState(player=PLAYER), 0, 900)
+    before = CommittedState("cart", SessionState(player=PLAYER), 0, 900)
     assert (version_after(None, 500), version_after(before, 500), version_after(before, 1000)) == (
         500,
         901,
@@ -350,7 +365,7 @@ def test_missing_commits_are_damage_only_when_they_cannot_have_expired() -> None
     assert reader.may_have_expired(None), "the first ones may be gone"
     day = commit(1, CommitFacts(), keep_s=86_400)
     assert not reader.may_have_expired(day), "what came behind lasts longer"
-    clock.advance(lasting_s(86_400))
+    clock.advance(record_ttl_s(86_400))
     assert reader.may_have_expired(day)
     assert reader.may_have_expired(commit(2, CommitFacts())), "a later one may have been brief"
 
@@ -375,12 +390,17 @@ def test_frames_before_an_erasure_are_gone_and_later_ones_are_not() -> None:
     withdraw = CommitFacts(event=Event("quarantine", START_S, b"", [(SESSION.bytes, 1, 6)]))
     known = journal(forget, withdraw)
     other = arrived(1, player=OTHER_PLAYER)
-    assert known.arrival_gone(arrived(), 0) == "forgotten"
-    assert known.arrival_gone(arrived(), 1) is None
-    assert (known.arrival_gone(other, 1), known.arrival_gone(other, 2)) == ("quarantined", None)
+    assert known.arrival_removal_reason(arrived(), 0) == "forgotten"
+    assert known.arrival_removal_reason(arrived(), 1) is None
+    assert (known.arrival_removal_reason(other, 1), known.arrival_removal_reason(other, 2)) == (
+        "quarantined",
+        None,
+    )
     known.expired_before_s = int(START_S) + 1
-    assert known.arrival_gone(other, 2) == "expired"
-    assert known.arrival_gone(arrived(kind=int(FrameKind.CLOSE)), 1) is None, "only data ages"
+    assert known.arrival_removal_reason(other, 2) == "expired"
+    assert known.arrival_removal_reason(arrived(kind=int(FrameKind.CLOSE)), 1) is None, (
+        "only data ages"
+    )
 
 
 def test_a_session_state_includes_later_admin_commits() -> None:
@@ -393,7 +413,7 @@ def test_a_session_state_includes_later_admin_commits() -> None:
     replay = CommitFacts([arrived(2, replays=77)])
     known = journal(withdraw, replay)
     assert known.replayed == {77}
-    fresh = known.up_to_date(SESSION, Stated("cart", state, 0, 1))
+    fresh = known.up_to_date(SESSION, CommittedState("cart", state, 0, 1))
     assert fresh is not None
     assert (fresh.state.n_chunks, fresh.state.n_steps, fresh.state.high, fresh.events) == (
         2,
@@ -409,7 +429,7 @@ def test_a_session_state_includes_later_admin_commits() -> None:
 def test_a_forgotten_players_sessions_are_forgotten_and_new_ones_are_not() -> None:
     known = journal(CommitFacts(event=Event("forget", START_S, PLAYER)))
     old, new = (
-        known.up_to_date(SESSION, Stated("", SessionState(player=PLAYER), events, 1))
+        known.up_to_date(SESSION, CommittedState("", SessionState(player=PLAYER), events, 1))
         for events in (0, 1)
     )
     assert old is not None

@@ -85,7 +85,7 @@ def test_a_read_error_of_sqlite_becomes_an_error_of_the_store(tmp_path: Path):
     harness = local_harness(tmp_path)
     harness.put(chunk)
     store = local(harness)
-    store.known.clear()
+    store.lookup.clear()
     store._database.db.close()
     for call in (
         partial(store.quarantine, [(chunk.meta.session, 0)], reason="by hand"),
@@ -271,7 +271,7 @@ class SpecsElsewhere:
             raise Unreachable("nobody answers")
         return SPEC if (game, schema) == (SPEC.game, SPEC.schema) else None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return game == SPEC.game
 
 

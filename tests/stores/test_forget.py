@@ -186,14 +186,14 @@ def test_frames_that_arrive_during_a_forget_are_refused(tmp_path: Path, monkeypa
     store = local(harness)
     fates: list[str] = []
     writer = Thread(target=lambda: fates.extend(harness.put(*chunks)))
-    forget = store.known.forget
+    forget = store.lookup.forget
 
     def late(tombstone: bytes, at_s: float) -> None:
         writer.start()
         writer.join(0.3)  # long enough for a commit that nothing holds up
         forget(tombstone, at_s)
 
-    monkeypatch.setattr(store.known, "forget", late)
+    monkeypatch.setattr(store.lookup, "forget", late)
     store.forget(PLAYER, at_s=harness.clock.now() + 1.0)
     writer.join()
     assert fates == ["refused"]
@@ -207,7 +207,7 @@ def test_an_open_read_transaction_delays_only_the_last_bytes(tmp_path: Path, mon
     harness.write(refused=[harness.refusal(with_canary(chunk)) for chunk in mine])
     monkeypatch.setattr("understudy.stores.database._TRUNCATE_MS", 10)
     with StoreView(tmp_path) as view:
-        with view.looking() as db:
+        with view.snapshot() as db:
             db.execute("SELECT count(*) FROM frames").fetchone()
             harness.store.forget(PLAYER)
             assert local(harness).is_erasing

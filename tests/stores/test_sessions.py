@@ -32,7 +32,7 @@ def test_more_sessions_than_are_cached_need_bounded_memory(quick_path: Path, n_s
     for start in range(0, n_sessions, 500):
         receipt = harness.write([candidate(number) for number in range(start, start + 500)])
         assert set(receipt.fates) == {"new"}
-        assert len(local(harness).known._recent) <= 4096
+        assert len(local(harness).lookup._recent) <= 4096
     for start in (0, 2500, n_sessions - 500):
         receipt = harness.write([candidate(number) for number in range(start, start + 500)])
         assert set(receipt.fates) == {"duplicate"}

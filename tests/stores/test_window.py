@@ -186,7 +186,7 @@ def test_a_window_may_copy_only_selected_chunks(
         harness.store,
         tmp_path / "window",
         clock=harness.clock,
-        wanted=lambda meta: meta.session == wanted,
+        include=lambda meta: meta.session == wanted,
     ) as window:
         follow(window)
         assert chunks_in(window.local) == mine
@@ -231,14 +231,14 @@ def test_a_window_keeps_the_newest_steps(
     steps = sum(chunk.meta.n_steps for chunk in sent)
     with opened(harness, tmp_path, max_steps=steps // 3) as window:
         follow(window)
-        window.bound()
+        window.enforce_limits()
         kept = chunks_in(window.local)
         assert kept == sent[-len(kept) :]
         assert steps // 4 < sum(chunk.meta.n_steps for chunk in kept) <= steps // 3
-        assert window.bound() == 0
+        assert window.enforce_limits() == 0
     with Window(harness.store, tmp_path / "young", keep_s=5, clock=harness.clock) as window:
         follow(window)
-        window.bound()
+        window.enforce_limits()
         assert chunks_in(window.local) == sent[-10:]
 
 
@@ -270,14 +270,14 @@ def test_a_window_waits_for_an_unreachable_remote_store(
         """Set once everything is copied."""
 
         def is_set(self) -> bool:
-            troubles.add(window.trouble)
+            troubles.add(window.error)
             return window.items == 9
 
     with Window(_Away(harness.store), tmp_path / "window", clock=harness.clock) as window:  # type: ignore[arg-type]
         window.run(Until())  # type: ignore[arg-type]
         assert chunks_in(window.local) == chunks
         assert troubles == {"", "nobody answers"}, "it says so meanwhile"
-        assert not window.trouble
+        assert not window.error
 
 
 def test_a_limit_of_zero_is_rejected(harness: StoreHarness, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from understudy.testing.clock import ManualClock
 from understudy.testing.streams import sample_frames
 
 confluent_kafka = pytest.importorskip("confluent_kafka", reason="the extra kafka is not installed")
+AdminClient = pytest.importorskip("confluent_kafka.admin").AdminClient
 
 
 def config_of(text: str) -> KafkaConfig:
@@ -224,6 +226,19 @@ def test_opening_times_out_without_a_response(silent_server: str):
     assert time.monotonic() - began_s < 3.0
     assert f"opening Kafka topic 'plays' at {silent_server} failed: " in str(raised.value)
     assert "; check that a broker is running there" in str(raised.value)
+
+
+def test_an_error_while_opening_does_not_keep_the_admin_client():
+    """Freed later by the garbage collector in its own thread, it would abort the process."""
+    with pytest.raises(Unreachable) as failed:
+        open_kafka(parse_location("kafka://127.0.0.1:1/plays?open_timeout_s=0.5"))
+    errors: list[BaseException] = [failed.value]
+    while (cause := errors[-1].__context__) is not None:
+        errors.append(cause)
+    frames = [frame for error in errors for frame, _ in walk_tb(error.__traceback__)]
+    assert any(frame.f_code.co_name == "_admin_request" for frame in frames)
+    kept = [value for frame in frames for value in frame.f_locals.values()]
+    assert not [value for value in kept if isinstance(value, AdminClient)]
 
 
 def test_opening_reports_a_refused_connection():

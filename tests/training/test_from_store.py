@@ -164,7 +164,7 @@ def test_every_call_publishes_a_version_and_sends_an_event(store: Path):
 
 
 def held(one: FromStore) -> set[Any]:
-    return {session for session, _ in one._replay.held()}
+    return {session for session, _ in one._replay.chunk_ids()}
 
 
 @pytest.mark.parametrize("learn_from", [("granted",), ("granted", "unknown")])
@@ -235,8 +235,8 @@ def test_a_chunk_that_is_quarantined_while_the_training_runs_leaves_the_replay(s
         with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
             history.quarantine([(session_id(1), 2)], reason="not_finite")
         one.follow()
-        assert (session_id(1), 2) not in one._replay.held()
-        assert len(one._replay.held()) == 5
+        assert (session_id(1), 2) not in one._replay.chunk_ids()
+        assert len(one._replay.chunk_ids()) == 5
 
 
 def test_a_resume_reads_only_what_the_replay_still_needs(
@@ -256,7 +256,7 @@ def test_a_resume_reads_only_what_the_replay_still_needs(
         contextlib.closing(engine(store)) as other,
     ):
         assert one.step()
-        assert len(one._replay.held()) == 32
+        assert len(one._replay.chunk_ids()) == 32
         monkeypatch.setattr(StoreView, "tail", counted)
         other.restore(*one.checkpoint())
         assert read == [

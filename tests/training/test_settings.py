@@ -26,7 +26,7 @@ from understudy.training.settings import (
     algorithm_class,
     algorithm_name,
     default_preset,
-    described,
+    describe_algorithm,
     preset_names,
     read_preset,
     read_toml,
@@ -154,7 +154,7 @@ def test_an_own_algorithm_takes_from_a_preset_what_is_not_the_algorithms_own():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_settings_read_from_the_source_are_those_of_the_class(name: str):
     real = algorithm_class(name)
-    read = described(name)
+    read = describe_algorithm(name)
     for part in ("Config", "Knobs"):
         fields = [
             {

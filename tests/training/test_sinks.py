@@ -19,7 +19,7 @@ from tests.platform.switches import GAME, QUICK
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.training import sinks
 from understudy.training.events import EpisodeEnded, Evaluation, Event, Started, Stop, Update
-from understudy.training.sinks import Feed, Feeds, both, numbers_of, sinks_named
+from understudy.training.sinks import Feed, Feeds, call_all, numbers_of, sinks_named
 
 STARTED = Started(env_steps=0, run="R", game="g", algorithm="dqn", seed=0, steps=100, until=None)
 
@@ -223,12 +223,12 @@ def test_the_real_tensorboard_writer_writes_a_file(tmp_path: Path):
 FED = """
 import sys
 from understudy.training.sinks import Feed, sinks_named
-from understudy.training.events import Episode, Started
+from understudy.training.events import EpisodeEnded, Started
 run, name = sys.argv[1:]
 feed = Feed(name, sinks_named(name)[name])
 feed.hear(Started(env_steps=0, run=run, game="g", algorithm="dqn", seed=7, steps=100, until=None))
 for step in (5, 6):
-    feed.hear(Episode(env_steps=step, env=0, return_=step / 4, length=7))
+    feed.hear(EpisodeEnded(env_steps=step, env=0, return_=step / 4, length=7))
 feed.close(timeout_s=200.0)
 sys.exit(feed.warning or 0)
 """
@@ -295,6 +295,6 @@ def wandb_records(raw: bytes) -> Iterator[Any]:
 
 def test_several_listeners_hear_everything_and_any_may_stop():
     heard: list[Event] = []
-    assert both(heard.append, None)(STARTED) is None
-    assert both(heard.append, lambda event: Stop, heard.append)(STARTED) is Stop
+    assert call_all(heard.append, None)(STARTED) is None
+    assert call_all(heard.append, lambda event: Stop, heard.append)(STARTED) is Stop
     assert heard == [STARTED] * 3

@@ -233,7 +233,7 @@ def test_the_policy_of_a_run_without_evaluations_is_its_last(
     def not_installed(choice: Any) -> Any:
         raise ConfigError("not installed")
 
-    monkeypatch.setattr("understudy.training.train.look_at", not_installed)
+    monkeypatch.setattr("understudy.training.train.inspect_env", not_installed)
     run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
     assert run.result["return_mean"] is None
     assert Path(run.result["policy"]).read_bytes() == run.policy.encode()
@@ -491,7 +491,8 @@ def test_a_policy_of_another_game_is_rejected_and_an_empty_folder_stays(
 ):
     (tmp_path / "R").mkdir()
     with pytest.raises(
-        ConfigError, match=r"no kernel of .* is 2 x 64 in that run, and .* needs 4 x 9; start from"
+        ConfigError,
+        match=r"none of its weight matrices .* is 2 x 64 there, and 4 x 9 here\); choos",
     ):
         understudy.train(
             "CartPole-v1",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.cli.training_view import returns
+from understudy.cli.training_view import format_return
 from understudy.core.tensors import Array
 from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING
 from understudy.training.events import CheckpointSaved, Evaluation, Event, Guarded
@@ -146,7 +146,7 @@ def test_below_five_episodes_there_is_no_interval(
     assert numbers_of(told).keys() == {"evaluation/return"} | (
         {"evaluation/low", "evaluation/high"} if has_interval else set()
     )
-    assert ("(" in returns(told)) is has_interval
+    assert ("(" in format_return(told)) is has_interval
 
 
 def test_a_confirmed_run_ends_with_the_returns_that_confirmed_it(tmp_path: Path):

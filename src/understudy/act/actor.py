@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from understudy.act.chance import EpisodeSeeds, actor_session, noise_rng
 from understudy.act.live import LiveEnvs
-from understudy.act.tape import EpisodeProgress, Tape, best_value, count, n_step_td, q_of
+from understudy.act.tape import EpisodeProgress, Tape, best_value, n_step_td, q_of, track_episodes
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import Chunk, ChunkMeta
 from understudy.experience.game import GameSpec
 from understudy.nn.policy import Policy
@@ -43,7 +43,7 @@ class Collected:
     env_steps: int
 
 
-def ladder(n: int, *, base: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
+def epsilon_ladder(n: int, *, base: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
     """Return float32[n], the exploration of n envs: base^(1 + alpha * i / (n - 1)); base if n=1."""
     if n < 1 or not 0 < base <= 1 or alpha < 0:
         raise ConfigError(
@@ -172,7 +172,7 @@ class Actor:
                 if tape.q is not None:
                     inputs = {name: rows[envs] for name, rows in live.inputs.items()}
                 seeds = self._seeds.take(envs)
-                tape.ending.append((seeds, live.seen(envs), inputs))
+                tape.ending.append((seeds, live.obs_copies(envs), inputs))
                 self._seed[envs] = seeds
                 live.reset(self._seed.tolist(), ended)
             if tape.action_mask is not None:
@@ -210,7 +210,7 @@ class Actor:
                 self._open_actions[env].clear()
             if first < tape.steps:
                 self._open_actions[env].append(tape.action[first:, env].copy())
-        self._progress, returns, lengths = count(tape.reward, tape.ended, self._progress)
+        self._progress, returns, lengths = track_episodes(tape.reward, tape.ended, self._progress)
         envs = (tape.ends.env + self.env_index0).tolist()
         episodes = list(
             map(PlayedEpisode, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended())
@@ -241,11 +241,11 @@ class Actor:
         ConfigError if an env does not return the same observations, or the state is of another
         actor.
         """
-        mine = self._facts()
-        if any(facts.get(name) != value for name, value in mine.items()):
+        own_facts = self._facts()
+        if any(facts.get(name) != value for name, value in own_facts.items()):
             raise ConfigError(
-                f"the state is of the actor {dict(facts)}, but this actor is {mine}; restore it in "
-                "the actor that saved it"
+                f"the state is of the actor {dict(facts)}, but this actor is {own_facts}; restore "
+                "it in the actor that saved it"
             )
         self._chunk_no = facts["chunk_no"]
         self._first_step = facts["first_step"]
@@ -254,7 +254,7 @@ class Actor:
         self._progress = EpisodeProgress(arrays["return"].copy(), arrays["length"].copy())
         split = np.split(arrays["actions"], np.cumsum(self._progress.length)[:-1])
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
-        if inputs := part(arrays, "live"):
+        if inputs := arrays_under(arrays, "live"):
             _rebuild(self._live, inputs, seeds=self._seed.tolist(), actions=split)
 
     def _facts(self) -> dict[str, Any]:
@@ -282,13 +282,13 @@ def _priority(policy: Policy, tape: Tape, *, last: LiveEnvs) -> Array:
     ends = tape.ends
     if len(ends.step):
         after[ends.step, ends.env] = best_value(
-            q_of(policy.outputs(ends.inputs)), ends.seen.get("action_mask")
+            q_of(policy.outputs(ends.inputs)), ends.final_obs.get("action_mask")
         )
     after[tape.terminated] = 0
     start = tape.game.discrete.start if tape.game.discrete else 0
-    taken = np.take_along_axis(tape.q[:-1], (tape.action - start)[..., None], -1)[..., 0]
+    q_taken = np.take_along_axis(tape.q[:-1], (tape.action - start)[..., None], -1)[..., 0]
     return n_step_td(
-        taken,
+        q_taken,
         after,
         reward=tape.reward,
         ended=tape.ended,

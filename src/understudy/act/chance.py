@@ -18,7 +18,7 @@ _AHEAD = 1024
 def episode_starts(
     root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0
 ) -> NDArray[np.uint64]:
-    """Return uint64[envs], each env's seed counter; a new incarnation plays other episodes."""
+    """Return uint64[envs], the start of each env's seeds; each incarnation plays other episodes."""
     names = [
         f"episodes/{root_seed}/{env}/{incarnation}"
         for env in range(first_env, first_env + num_envs)
@@ -73,16 +73,16 @@ class EpisodeSeeds:
         seeds = episode_seeds(self._starts, n_begun, n=self._n_ahead)  # uint32[envs, ahead]
         if self._prepare is not None:
             self._prepare(seeds.ravel())
-        self._known = seeds.astype(np.int64)
+        self._prepared = seeds.astype(np.int64)
 
     def take(self, envs: Ints) -> Ints:
         """Return the seeds of the next episodes of these envs."""
         try:
-            seeds = self._known[envs, self._next[envs]]
+            seeds = self._prepared[envs, self._next[envs]]
         except IndexError:
             # An env has used all computed seeds; a check in advance would cost more.
             self.begin_at(self.n_begun)
-            seeds = self._known[envs, 0]
+            seeds = self._prepared[envs, 0]
         self._next[envs] += 1
         return seeds
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.vector import Envs, columns_of
+from understudy.act.vector import Envs, obs_splitter
 from understudy.act.vector_envs import MASK
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.core.tensors import Array
@@ -32,7 +32,7 @@ class LiveEnvs:
         self.action_mask: Flags | None = (
             np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
         )
-        self._columns = columns_of(game)
+        self._columns = obs_splitter(game)
         self._all = np.ones(self.num_envs, np.bool_)
         space = game.action.get("")
         if not isinstance(space, Discrete | Box):
@@ -64,7 +64,7 @@ class LiveEnvs:
         return env_actions(self.game, decided)
 
     def reset(self, seeds: Sequence[int | None], mask: Flags | None = None) -> None:
-        """Start an episode in the envs of the mask, or in all."""
+        """Start an episode in the envs that `mask` selects, or in all."""
         options = None if mask is None else {"reset_mask": mask}
         mask = self._all if mask is None else mask
         try:
@@ -103,7 +103,7 @@ class LiveEnvs:
             "(Gymnasium's check_env helps), then continue with --resume; --debug shows where"
         )
 
-    def seen(self, envs: NDArray[np.int64]) -> dict[str, Array]:
+    def obs_copies(self, envs: NDArray[np.int64]) -> dict[str, Array]:
         """Return copies of observations and, if the game has it, `action_mask` of these envs."""
         rows = {name: column[envs] for name, column in self.obs.items()}
         return rows if self.action_mask is None else {**rows, "action_mask": self.action_mask[envs]}

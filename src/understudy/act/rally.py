@@ -57,22 +57,24 @@ class RallyEnv(gymnasium.Env[Obs, np.int64]):
         self._seed = seed if seed is not None else int(self.np_random.integers(1 << 31))
         self.court = rally.serve(self._seed)
         self._decisions = 0
-        return rally.observed(self.court, self._seat), {}
+        return rally.observation(self.court, self._seat), {}
 
     def step(self, action: int | np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        drawn = rally.drawn_at(self._seed, self._decisions)
-        theirs = rally.scripted(Ints, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
-        ours = _action(action)
-        both = (ours, theirs) if self._seat == 0 else (theirs, ours)
+        drawn = rally.random_bits(self._seed, self._decisions)
+        opponent_action = rally.scripted(
+            Ints, rally.seat_view(self.court, 1 - self._seat), self._skill, drawn
+        )
+        own_action = _action(action)
+        both = (own_action, opponent_action) if self._seat == 0 else (opponent_action, own_action)
         self.court, point = rally.step(Ints, self.court, *both)
         self._decisions += 1
         reward = float(point if self._seat == 0 else -point)
         is_late = self._decisions >= rally.MAX_DECISIONS and point == 0
-        return rally.observed(self.court, self._seat), reward, point != 0, is_late, {}
+        return rally.observation(self.court, self._seat), reward, point != 0, is_late, {}
 
     def render(self) -> Any:
         if self.render_mode == "rgb_array":
-            return rally.pictured(self.court)
+            return rally.render_image(self.court)
         return rally.as_text(self.court)
 
 
@@ -116,20 +118,24 @@ class RallyVector(VectorEnv[Any, Any, Any]):
             )
         )
         self._decisions[is_new] = 0
-        return rally.observed(self.court, self._seat), {}
+        return rally.observation(self.court, self._seat), {}
 
     def step(self, actions: NDArray[np.integer[Any]]) -> Step:
         """Play one decision in every env."""
-        ours = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
-        drawn = rally.drawn_at(self._seeds, self._decisions)
-        theirs = rally.scripted(np, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
-        both = (ours, theirs) if self._seat == 0 else (theirs, ours)
+        own_actions = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
+        drawn = rally.random_bits(self._seeds, self._decisions)
+        opponent_actions = rally.scripted(
+            np, rally.seat_view(self.court, 1 - self._seat), self._skill, drawn
+        )
+        both = (
+            (own_actions, opponent_actions) if self._seat == 0 else (opponent_actions, own_actions)
+        )
         self.court, points = rally.step(np, self.court, *both)
         self._decisions += 1
         terminated = points != 0
         truncated = (self._decisions >= rally.MAX_DECISIONS) & ~terminated
         rewards = (points if self._seat == 0 else -points).astype(np.float64)
-        return rally.observed(self.court, self._seat), rewards, terminated, truncated, {}
+        return rally.observation(self.court, self._seat), rewards, terminated, truncated, {}
 
 
 class RallyParallel:
@@ -215,14 +221,14 @@ class RallyParallel:
 
     def render(self) -> Any:
         if self.render_mode == "rgb_array":
-            return rally.pictured(self.court)
+            return rally.render_image(self.court)
         return rally.as_text(self.court)
 
     def close(self) -> None: ...
 
     def _obs(self) -> dict[str, Obs]:
         return {
-            agent: rally.observed(self.court, seat)
+            agent: rally.observation(self.court, seat)
             for seat, agent in enumerate(self.possible_agents)
         }
 

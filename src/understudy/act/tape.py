@@ -20,7 +20,7 @@ from understudy.experience.builder import raw_name
 from understudy.experience.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec
 from understudy.experience.writer import raw_space
-from understudy.nn.heads import LOWEST, masked
+from understudy.nn.heads import LOWEST_VALID, masked
 
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -35,14 +35,14 @@ class Ends:
     env: Ints
     next_seed: Ints
     """The seed of the next episode."""
-    seen: dict[str, Array]
+    final_obs: dict[str, Array]
     """Observation columns and, if the game has it, `action_mask`."""
     inputs: dict[str, Array]
     """The inputs of a policy, if first priorities are computed."""
 
 
 Ending = tuple[Ints, dict[str, Array], dict[str, Array]]
-"""`next_seed`, `seen` and `inputs` of the episodes that ended at one time step, by env."""
+"""`next_seed`, `final_obs` and `inputs` of the episodes that ended at one time step, by env."""
 
 
 class Cut(NamedTuple):
@@ -102,11 +102,11 @@ class Tape:
         self.ends = Ends(step, env, step, {}, {})
         if self.ending:
             seeds, *columns = zip(*self.ending, strict=True)
-            seen, inputs = (
+            final_obs, inputs = (
                 {name: np.concatenate([rows[name] for rows in kind]) for name in kind[0]}
                 for kind in columns
             )
-            self.ends = Ends(step, env, np.concatenate(seeds), seen, inputs)
+            self.ends = Ends(step, env, np.concatenate(seeds), final_obs, inputs)
 
     def cuts(self, *, is_first: Flags, version: int, priority: Array | None) -> Iterator[Cut]:
         """Yield every chunk's columns and notes, env by env; `is_first` is bool[steps, envs]."""
@@ -116,7 +116,7 @@ class Tape:
         columns["version"] = is_step * np.uint32(version)
         columns["by"] = is_step * np.uint8(By.BOT)
         if priority is not None:
-            columns["priority"] = layout.decided(priority)
+            columns["priority"] = layout.step_rows(priority)
         # Each episode's first step (-1 if it started earlier), the row of that step, and its seed.
         # Episodes that start after the tape's end have no row, so any row is fine.
         begins = [[(-1, 0, seed)] for seed in self.open_seeds]
@@ -165,18 +165,18 @@ class Tape:
         }
         if self.raw_action is not None:
             decided[raw_name("action")] = self.raw_action
-        columns = {name: layout.decided(column) for name, column in decided.items()}
+        columns = {name: layout.step_rows(column) for name, column in decided.items()}
         columns["row"] = np.zeros(len(layout.source), np.uint8)
         columns["row"][layout.behind] = np.where(
             self.ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP
         )
         last = layout.at[self.ends.step, self.ends.env] + 1
-        for name, seen in (
+        for name, values in (
             self.obs if self.action_mask is None else {**self.obs, "action_mask": self.action_mask}
         ).items():
-            columns[name] = layout.seen(seen)
+            columns[name] = layout.obs_rows(values)
             if len(last):
-                columns[name][last] = self.ends.seen[name]
+                columns[name][last] = self.ends.final_obs[name]
         return columns
 
     def _chunk_steps(self) -> int:
@@ -219,14 +219,14 @@ class Layout:
         self.source[self.at.ravel()] = moments
         self.source[self.behind] = moments[self.closes.ravel()] + num_envs
 
-    def decided(self, column: Array) -> Array:
+    def step_rows(self, column: Array) -> Array:
         """Return [steps, envs, ...] as rows, with zeros in rows that are not steps."""
         # Rows after the last step show a moment without a decision; the clipped values are zeroed.
         rows = column.reshape(-1, *column.shape[2:]).take(self.source, 0, mode="clip")
         rows[self.behind] = 0
         return rows
 
-    def seen(self, column: Array) -> Array:
+    def obs_rows(self, column: Array) -> Array:
         """Return [steps + 1, envs, ...] as rows; a row after a step shows the next moment, even
         that of a reset."""
         return column.reshape(-1, *column.shape[2:]).take(self.source, 0)
@@ -243,7 +243,7 @@ class EpisodeProgress:
     length: Ints
 
 
-def count(
+def track_episodes(
     reward: NDArray[np.float64], ended: Flags, before: EpisodeProgress
 ) -> tuple[EpisodeProgress, NDArray[np.float64], Ints]:
     """Return the progress after [steps, envs] more, and returns and lengths of ended episodes."""
@@ -276,7 +276,7 @@ def count(
 def best_value(q: Array, action_mask: Array | None) -> Array:
     """Return the largest value of valid actions along the last axis; of all if none is valid."""
     best: Array = (q if action_mask is None else masked(q, action_mask)).max(-1)
-    if action_mask is not None and (is_empty := best < LOWEST).any():
+    if action_mask is not None and (is_empty := best < LOWEST_VALID).any():
         best[is_empty] = q[is_empty].max(-1)
     return best
 
@@ -285,18 +285,18 @@ def q_of(outputs: Mapping[str, Array]) -> Array:
     """Return the action values of a network's outputs."""
     if "q" not in outputs:
         raise ConfigError(
-            f"first priorities need a head 'q', but the network has {sorted(outputs)}; remove the "
-            "policy's priority"
+            f"initial priorities need a head 'q', but the network has {sorted(outputs)}; remove "
+            "the policy's `priority`"
         )
     return outputs["q"]
 
 
 def n_step_td(
-    taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
+    q_taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
 ) -> NDArray[np.float32]:
     """Return float32[steps, envs]; windows that reach the last step bootstrap there.
 
-    `taken` is the value of each step's action, `after` the value of the next state: 0 if the
+    `q_taken` is the value of each step's action, `after` the value of the next state: 0 if the
     episode terminated.
     """
     n_steps = len(reward)
@@ -310,4 +310,4 @@ def n_step_td(
         gain = discount**k * (reward[k:] + stop * (discount * after[k:]))
         target[: n_steps - k] += np.where(is_live, gain, 0.0)
         is_live &= ~stop
-    return np.abs(target - taken).astype(np.float32)
+    return np.abs(target - q_taken).astype(np.float32)

@@ -14,7 +14,7 @@ from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
 from understudy.act.vector_envs import CARTPOLE, MASK, CartPoleVector, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
-from understudy.core.settings import load
+from understudy.core.settings import load_object
 from understudy.experience.game import GameSpec, spec_from_gymnasium
 from understudy.games.rally import GAME_ID as RALLY
 
@@ -68,7 +68,7 @@ def make_envs(
             return RallyVector(num_envs, **(env_kwargs or {}))
     make = _maker(game, dict(env_kwargs or {}))
     layers: list[Wrap] = [
-        load(wrapper, what="wrapper") if isinstance(wrapper, str) else wrapper
+        load_object(wrapper, what="wrapper") if isinstance(wrapper, str) else wrapper
         for wrapper in wrappers
     ]
 
@@ -124,7 +124,7 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
         raise ConfigError(
             f"settings {sorted(env_kwargs)} cannot change an existing env; create it with them"
         )
-    return lambda: copied(game)
+    return lambda: copy_env(game)
 
 
 def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
@@ -141,7 +141,7 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
     except gymnasium.error.UnregisteredEnv as error:
         own = "an id of your own package has the form 'module:Name-v0'"
         # The last of several versions.
-        by_stem = {_stem(known): known for known in (*BUILTIN_GAMES, *gymnasium.registry)}
+        by_stem = {_stem(other): other for other in (*BUILTIN_GAMES, *gymnasium.registry)}
         stems = difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)
         near = [by_stem[stem] for stem in stems]
         hint = f"use {', '.join(BUILTIN_GAMES)}, CartPole-v1 or any other id of Gymnasium; {own}"
@@ -154,14 +154,14 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
         ) from error
     except TypeError as error:
         raise ConfigError(
-            f"game {game_id!r} does not accept {dict(env_kwargs)}: {error}"
+            f"game {game_id!r} does not accept {dict(env_kwargs)}: {error}; correct its arguments"
         ) from error
     except (gymnasium.error.Error, ValueError) as error:
         hint = f"check {dict(env_kwargs)}" if env_kwargs else "use an id such as CartPole-v1"
         raise ConfigError(f"Gymnasium cannot create {game_id!r}: {error}; {hint}") from error
 
 
-def copied(env: Env) -> Env:
+def copy_env(env: Env) -> Env:
     """Return a copy of an env, or an equal env from its spec if it cannot be copied.
 
     The env itself is never changed. Copying some envs, such as all of Box2D and MuJoCo, creates
@@ -206,7 +206,7 @@ def _stem(game_id: str) -> str:
     return game_id.lower().rpartition("-v")[0] or game_id.lower()
 
 
-def columns_of(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:
+def obs_splitter(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:
     """Return a function that splits batched observations into the columns of the game's spec."""
     if set(game.obs) == {""}:
         return lambda obs: {"obs": obs}

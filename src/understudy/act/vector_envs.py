@@ -37,7 +37,7 @@ class PlainEnvs(SyncVectorEnv):
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the envs of the mask, or all, and return the observations of all envs."""
+        """Reset the envs in `options['reset_mask']`, or all; return all observations."""
         if not isinstance(seed, list) or options is None or "reset_mask" not in options:
             return super().reset(seed=seed, options=options)  # type: ignore[arg-type]
         infos: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Reset the envs of the mask, or all, and return the observations of all envs."""
+        """Reset the envs in `options['reset_mask']`, or all; return all observations."""
         mask, seeds = checked_reset(seed, options, num_envs=self.num_envs)
         envs = mask.nonzero()[0]
         chosen = [seeds[env] for env in envs.tolist()]
@@ -121,7 +121,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         return self._obs(), {}
 
     def step(self, actions: NDArray[np.integer[Any]]) -> Step:
-        """Step every env; an env whose episode ended keeps falling until it is reset."""
+        """Step every env; a cart whose episode has ended moves on until its env is reset."""
         terminated = self._carts.step(checked_actions(actions, self.num_envs, num_actions=2))
         self._elapsed += 1
         return (

@@ -6,7 +6,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError
 from understudy.core.location import Location, parse_location
-from understudy.core.settings import load
+from understudy.core.settings import load_object
 from understudy.ports import FullStore, Specs, Stream
 
 STREAMS = {
@@ -25,14 +25,14 @@ def open_stream(url: str, data: DataFolder) -> Stream:
 
         return FileStream(data.stream)
     location = _location(url, STREAMS, "stream", _STREAM_FORM)
-    stream: Stream = load(STREAMS[location.scheme], what="stream")(location)
+    stream: Stream = load_object(STREAMS[location.scheme], what="stream")(location)
     return stream
 
 
 def open_store(url: str, *, specs: Specs, clock: Clock | None = None) -> FullStore:
     """Return the store that a URL names; the data folder's own store is opened by its writer."""
     location = _location(url, STORES, "store", _STORE_FORM)
-    store: FullStore = load(STORES[location.scheme], what="store")(
+    store: FullStore = load_object(STORES[location.scheme], what="store")(
         location, specs=specs, clock=clock
     )
     return store
@@ -46,11 +46,11 @@ def create_stream(url: str, *, partitions: int | None = None) -> int:
     """
     location = _location(url, STREAMS, "stream", _STREAM_FORM)
     if location.scheme == "kinesis":
-        count: int = load("understudy.streams.kinesis:create_kinesis", what="stream")(
+        count: int = load_object("understudy.streams.kinesis:create_kinesis", what="stream")(
             location, shards=partitions
         )
     else:
-        count = load("understudy.streams.kafka:create_kafka", what="stream")(
+        count = load_object("understudy.streams.kafka:create_kafka", what="stream")(
             location, partitions=partitions
         )
     return count
@@ -59,13 +59,13 @@ def create_stream(url: str, *, partitions: int | None = None) -> int:
 def init_store(url: str) -> None:
     """Create the tables of the store that a URL names, unless they exist."""
     location = _location(url, STORES, "store", _STORE_FORM)
-    load("understudy.stores.cassandra:init", what="store")(location)
+    load_object("understudy.stores.cassandra:init", what="store")(location)
 
 
 def migrate_store(url: str) -> int:
     """Apply the URL's ttl_s, if it has one, to new chunks; return the ttl_s of the store."""
     location = _location(url, STORES, "store", _STORE_FORM)
-    ttl_s: int = load("understudy.stores.cassandra:migrate", what="store")(location)
+    ttl_s: int = load_object("understudy.stores.cassandra:migrate", what="store")(location)
     return ttl_s
 
 
@@ -77,9 +77,9 @@ def check_backends(*, stream: str, store: str) -> None:
         _location(store, STORES, "store", _STORE_FORM)
 
 
-def _location(url: str, known: Mapping[str, str], what: str, form: str) -> Location:
+def _location(url: str, backends: Mapping[str, str], what: str, form: str) -> Location:
     location = parse_location(url)
-    if location.scheme not in known:
+    if location.scheme not in backends:
         raise ConfigError(
             f"{what}.url starts with {location.scheme}://, which is not a supported {what}; "
             f"use {form}"

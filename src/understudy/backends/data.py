@@ -100,7 +100,7 @@ def stats(data: DataFolder) -> dict[str, Any]:
     return fields
 
 
-def stats_elsewhere(data: DataFolder, store: FullStore) -> dict[str, Any]:
+def remote_stats(data: DataFolder, store: FullStore) -> dict[str, Any]:
     """Return the same statistics for a remote store, by reading all of it.
 
     Figures that only its servers know are left out. One pass counts everything, so the figures are

@@ -13,7 +13,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.log import make_folder
 from understudy.core.signed import KEY_BYTES, Signer, Trusted
 from understudy.experience.game import GameSpec
-from understudy.experience.intake import Intake, create_once, deployment_key, key_mark
+from understudy.experience.intake import Intake, create_once, deployment_key, key_fingerprint
 from understudy.models.keys import Keys
 from understudy.models.objects import open_objects
 from understudy.models.registry import Registry
@@ -104,7 +104,7 @@ def _share(root: Path, objects: Objects) -> Signer:
             "copy it from one of them"
         )
     signer = _signer(root, objects)
-    own = {"pseudonyms": key_mark(deployment_key(root)), "signatures": signer.key_id}
+    own = {"pseudonyms": key_fingerprint(deployment_key(root)), "signatures": signer.key_id}
     if shared is None:
         objects.create(_FINGERPRINTS, json.dumps(own).encode())
         shared = objects.get(_FINGERPRINTS) or b"{}"

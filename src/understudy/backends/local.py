@@ -9,8 +9,8 @@ from pathlib import Path
 
 from understudy.experience.chunk import ChunkMeta
 from understudy.ports import ExperienceStore, FullStore, Position, Specs, Stream
+from understudy.stores.audit import AuditedFrame as AuditedFrame
 from understudy.stores.audit import Findings as Findings
-from understudy.stores.audit import Held as Held
 from understudy.stores.audit import audit
 from understudy.stores.audit import summary as summary
 from understudy.stores.database import has_store as has_store
@@ -47,10 +47,10 @@ def open_window(
     *,
     specs: Specs,
     keep_s: float | None = None,
-    wanted: Callable[[ChunkMeta], bool] | None = None,
+    include: Callable[[ChunkMeta], bool] | None = None,
 ) -> Window:
-    """Open a local copy of a remote store; `wanted` selects chunks, None copies all of them."""
-    return Window(remote, folder, specs=specs, keep_s=keep_s, wanted=wanted)
+    """Open a local copy of a remote store; `include` selects chunks, None copies all of them."""
+    return Window(remote, folder, specs=specs, keep_s=keep_s, include=include)
 
 
 def open_file_stream(folder: Path) -> FileStream:

@@ -32,24 +32,24 @@ class RegistrySpecs:
     def __init__(self, registry: Registry, *, clock: Clock | None = None) -> None:
         self._registry = registry
         self._clock = clock or SystemClock()
-        self._known: dict[tuple[str, str], GameSpec] = {}
+        self._cache: dict[tuple[str, str], GameSpec] = {}
         self._games: frozenset[str] = frozenset()
         self._missed: dict[tuple[str, str], float] = {}
         """When a lookup of a schema failed; the empty schema means the whole game."""
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         key = (game, schema)
-        if key not in self._known and not self._is_missing(key):
+        if key not in self._cache and not self._is_missing(key):
             # Read the clock before the registry: a spec registered meanwhile is visible after at
             # most a second.
             asked_s = self._clock.monotonic()
             if (spec := self._read(game, schema)) is None:
                 self._miss(key, asked_s)
             else:
-                self._known[key] = spec
-        return self._known.get(key)
+                self._cache[key] = spec
+        return self._cache.get(key)
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         key = (game, "")
         if game not in self._games and not self._is_missing(key):
             asked_s = self._clock.monotonic()

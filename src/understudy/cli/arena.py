@@ -78,10 +78,10 @@ def arena() -> None:
 def duel(
     data_text: str | None, as_json: bool, a: str, b: str, game: str, serves: int, seed: int
 ) -> int:
-    """Play A against B on the same serves from both sides; report the result with its interval.
+    """Play A against B on the same serves from both sides; report the win rate of A.
 
-    A and B are each a model (rally/3, champion, canary), a run folder, a policy file, or a scripted
-    opponent: beginner, casual, good, strong.
+    The win rate has a 95 % confidence interval. A and B are each a model (rally/3, champion,
+    canary), a run folder, a policy file, or a scripted opponent: beginner, casual, good, strong.
     """
     import_from_here()
     began_s = time.perf_counter()
@@ -140,8 +140,10 @@ def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
         def script(
             court: Court, seat: int, seeds: NDArray[np.int64], decision: int
         ) -> NDArray[np.int64]:
-            drawn = rally.drawn_at(seeds * 2 + seat, decision)
-            return np.asarray(rally.scripted(np, rally.seen(court, seat), skill, drawn), np.int64)
+            drawn = rally.random_bits(seeds * 2 + seat, decision)
+            return np.asarray(
+                rally.scripted(np, rally.seat_view(court, seat), skill, drawn), np.int64
+            )
 
         return Side(text, script)
     policy, model = _policy(text, opened)
@@ -169,7 +171,7 @@ def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
         court: Court, seat: int, seeds: NDArray[np.int64], decision: int
     ) -> NDArray[np.int64]:
         action: Any = policy.decide(
-            {"obs": rally.observed(court, seat)}, None, deterministic=True
+            {"obs": rally.observation(court, seat)}, None, deterministic=True
         ).action
         return np.asarray(action, np.int64).reshape(-1)
 

@@ -4,7 +4,7 @@ import click
 
 from understudy.backends.addresses import create_stream, init_store, migrate_store
 from understudy.cli.options import examples, finish, json_option, results
-from understudy.platform.config import hidden
+from understudy.platform.config import mask_secrets
 
 
 @click.group(epilog=examples("understudy stream init kafka://HOST:9092/games --partitions 8"))
@@ -32,11 +32,11 @@ def init_stream(url: str, partitions: int | None, as_json: bool) -> int:
     """Create the stream at URL if it does not exist; an existing stream is left unchanged."""
     ready = create_stream(url, partitions=partitions)
     results(as_json=as_json).print(
-        f"{hidden(url)} is ready with {ready} partition{'s' * (ready != 1)}; next: understudy up "
-        "--stream URL",
+        f"{mask_secrets(url)} is ready with {ready} partition{'s' * (ready != 1)}; next: "
+        "understudy up --stream URL",
         soft_wrap=True,
     )
-    return finish({"stream": hidden(url), "partitions": ready}, as_json=as_json)
+    return finish({"stream": mask_secrets(url), "partitions": ready}, as_json=as_json)
 
 
 @click.group(
@@ -59,9 +59,9 @@ def init_tables(url: str, as_json: bool) -> int:
     """Create the keyspace and tables at URL if they do not exist; existing ones stay unchanged."""
     init_store(url)
     results(as_json=as_json).print(
-        f"{hidden(url)} is ready; next: understudy up --store URL", soft_wrap=True
+        f"{mask_secrets(url)} is ready; next: understudy up --store URL", soft_wrap=True
     )
-    return finish({"store": hidden(url)}, as_json=as_json)
+    return finish({"store": mask_secrets(url)}, as_json=as_json)
 
 
 @store.command(
@@ -79,5 +79,7 @@ def migrate(url: str, as_json: bool) -> int:
     """
     ttl_s = migrate_store(url)
     retention = f"for {ttl_s} s" if ttl_s else "forever"
-    results(as_json=as_json).print(f"{hidden(url)} keeps new chunks {retention}", soft_wrap=True)
-    return finish({"store": hidden(url), "ttl_s": ttl_s}, as_json=as_json)
+    results(as_json=as_json).print(
+        f"{mask_secrets(url)} keeps new chunks {retention}", soft_wrap=True
+    )
+    return finish({"store": mask_secrets(url), "ttl_s": ttl_s}, as_json=as_json)

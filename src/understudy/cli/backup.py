@@ -6,10 +6,18 @@ from pathlib import Path
 
 import click
 
-from understudy.cli.options import PATH, common_options, count, examples, finish, results, size
+from understudy.cli.options import (
+    PATH,
+    common_options,
+    examples,
+    finish,
+    format_count,
+    format_size,
+    results,
+)
 from understudy.platform.backup import Proof, back_up
 from understudy.platform.backup import restore as restore_backup
-from understudy.platform.config import hidden, resolve
+from understudy.platform.config import mask_secrets, resolve
 
 
 @click.command(
@@ -43,8 +51,8 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
         )
     if config.store.url:
         out.print(
-            f"[yellow]![/] steps are not included: they are in {hidden(config.store.url)}; back up "
-            "that database with its own tools",
+            f"[yellow]![/] steps are not included: they are in {mask_secrets(config.store.url)}; "
+            "back up that database with its own tools",
             soft_wrap=True,
         )
     out.print("[dim]it contains the deployment's secrets: protect it as you protect them[/]")
@@ -67,12 +75,12 @@ def restore(data_text: str | None, as_json: bool, source: Path) -> int:
     restored = config if as_json else resolve({"data": data_text}).config
     for part, url in (("stream", restored.stream.url), ("store", restored.store.url)):
         if url:
-            out.print(f"[yellow]![/] its {part} is still at {hidden(url)}", soft_wrap=True)
+            out.print(f"[yellow]![/] its {part} is still at {mask_secrets(url)}", soft_wrap=True)
     if (models_url := restored.models.url) != config.models.url:
         out.print(
-            f"[yellow]![/] its understudy.toml names other models ({hidden(models_url)}), which "
-            "'understudy up' will use; the backup's models are in the data folder: to use those, "
-            "remove that line",
+            f"[yellow]![/] its understudy.toml names other models ({mask_secrets(models_url)}), "
+            "which 'understudy up' will use; the backup's models are in the data folder: to use "
+            "those, remove that line",
             soft_wrap=True,
         )
     out.print(f"[dim]next: understudy up --data {config.folder.root}[/]", soft_wrap=True)
@@ -81,6 +89,7 @@ def restore(data_text: str | None, as_json: bool, source: Path) -> int:
 
 def _summary(proof: Proof) -> str:
     return (
-        f"{count(proof.steps)} steps, {proof.models} models and {proof.keys} keys in "
-        f"{count(proof.files)} files, {size(proof.size_bytes)}; every byte was verified"
+        f"{format_count(proof.steps)} steps, {proof.models} models and {proof.keys} keys in "
+        f"{format_count(proof.files)} files, {format_size(proof.size_bytes)}; every byte was "
+        "verified"
     )

@@ -59,7 +59,7 @@ def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -
 @common_options
 def show(data_text: str | None, as_json: bool, file: Path | None) -> int:
     """Show every value and its origin; passwords are masked."""
-    values = resolve({"data": data_text}, file=file).shown()
+    values = resolve({"data": data_text}, file=file).masked()
     table = Table("name", "value", "from")
     for name, setting in values.items():
         value = setting["value"]

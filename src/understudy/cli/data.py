@@ -9,30 +9,30 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.backends.data import data_folder, stats_elsewhere
+from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
 from understudy.backends.local import open_view
 from understudy.cli.deployed import config_of, released_models, remote_store
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
     common_options,
-    count,
     examples,
     finish,
+    format_count,
+    format_size,
     results,
-    size,
     store_option,
 )
 from understudy.core.log import is_locked
 from understudy.platform.erase import (
     compact_store,
-    forget_elsewhere,
+    forget_in_remote_store,
     forget_player,
     replay_quarantine,
 )
 from understudy.platform.ingest import replay as replay_frames
 from understudy.ports import SessionFilter
-from understudy.simulation.verify import Verification, digests, verify_elsewhere, whole
+from understudy.simulation.verify import Verification, combined_digest, digests, verify_remote_store
 from understudy.simulation.verify import verify as verify_data
 
 
@@ -61,20 +61,25 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     """
     with remote_store(data_text, store_url) as remote:
         fields = (
-            stats_elsewhere(remote.data, remote.store)
+            remote_stats(remote.data, remote.store)
             if remote
             else count_stats(data_folder(data_text).must_exist())
         )
     out = results(as_json=as_json)
-    steps, chunks, sessions = (count(fields[name]) for name in ("steps", "chunks", "sessions"))
+    steps, chunks, sessions = (
+        format_count(fields[name]) for name in ("steps", "chunks", "sessions")
+    )
     line = f"{steps} steps in {chunks} chunks of {sessions} sessions"
     if remote is None and fields["free_bytes"]:
-        line += f"; {size(fields['free_bytes'])} free inside the database (understudy data compact)"
+        free = format_size(fields["free_bytes"])
+        line += f"; {free} free inside the database (understudy data compact)"
     out.print(line)
     for game, game_steps in fields["games"].items():
-        out.print(f"  {game}: {count(game_steps)} steps")
+        out.print(f"  {game}: {format_count(game_steps)} steps")
     out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
-    used = ", ".join(f"{name} {size(used_bytes)}" for name, used_bytes in fields["bytes"].items())
+    used = ", ".join(
+        f"{name} {format_size(used_bytes)}" for name, used_bytes in fields["bytes"].items()
+    )
     if remote is not None:
         used = f"in the data folder: {used or 'nothing'}; its servers report the store's size"
     out.print(used, soft_wrap=True)
@@ -156,8 +161,8 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
     """Finish interrupted work, then verify every acknowledged step against the stored bytes.
 
     Exits 0 if every step is stored exactly once; 1 on any loss, duplicate or damage; 2 if there is
-    no ledger to verify against (the bytes are still audited). For a remote store, only what
-    ingest has stored so far is checked.
+    no ledger, the simulator's own list of acknowledgements, to verify against (the bytes are still
+    audited). For a remote store, only what ingest has stored so far is checked.
     """
     began_s = time.monotonic()
     by_session = {}
@@ -165,7 +170,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
         remote = opened.enter_context(remote_store(data_text, store_url))
         folder = remote.data if remote else data_folder(data_text).must_exist()
         verification = (
-            verify_elsewhere(folder, remote.store, live=is_locked(folder.root / "ingest.lock"))
+            verify_remote_store(folder, remote.store, live=is_locked(folder.root / "ingest.lock"))
             if remote
             else verify_data(folder, config=config_of(data_text, store_url=store_url))
         )
@@ -179,7 +184,7 @@ def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: 
         out.print(f"{session} {text}")
     fields = verification.to_json()
     if digest:
-        fields |= {"digest": whole(by_session), "digests": by_session}
+        fields |= {"digest": combined_digest(by_session), "digests": by_session}
     return finish(fields, as_json=as_json, code=verification.exit_code)
 
 
@@ -187,19 +192,23 @@ def _print_verification(
     out: Console, verification: Verification, took_s: float, *, is_remote: bool
 ) -> None:
     if verification.recovered_frames:
-        out.print(f"sent {count(verification.recovered_frames)} frames spooled by a killed game")
+        out.print(
+            f"sent {format_count(verification.recovered_frames)} frames spooled by a killed game"
+        )
     out.print(
-        f"{count(verification.steps)} steps, {count(verification.chunks)} chunks, "
-        f"{count(verification.sessions)} sessions audited in {took_s:.1f} s"
+        f"{format_count(verification.steps)} steps, {format_count(verification.chunks)} chunks, "
+        f"{format_count(verification.sessions)} sessions audited in {took_s:.1f} s"
         + (" (a writer is running: up to its barrier)" if verification.live_writer else "")
     )
     for line in verification.corrupt[:20]:
         out.print(f"[red]damaged[/red] {escape(line)}")
     out.print(
-        f"ledger {count(verification.ledger_chunks)} acknowledged frames, "
-        f"{count(verification.ledger_steps)} steps: lost {count(verification.lost_steps)}, stored "
-        f"twice {count(verification.duplicate_steps)}, unexplained gaps "
-        f"{count(verification.gap_steps)}, quarantined {verification.quarantined_chunks} chunks"
+        f"ledger {format_count(verification.ledger_chunks)} acknowledged frames, "
+        f"{format_count(verification.ledger_steps)} steps: lost "
+        f"{format_count(verification.lost_steps)}, stored twice "
+        f"{format_count(verification.duplicate_steps)}, unexplained gaps "
+        f"{format_count(verification.gap_steps)}, quarantined {verification.quarantined_chunks} "
+        "chunks"
     )
     is_sound = not (verification.duplicate_steps or verification.corrupt)
     if verification.exit_code == 2:
@@ -217,8 +226,8 @@ def _print_verification(
     elif verification.set_aside_steps:
         out.print(
             "[yellow]every acknowledged step is accounted for, but "
-            f"{count(verification.set_aside_steps)} of them are quarantined, parked, forgotten or "
-            "expired[/]; next: understudy data quarantine list"
+            f"{format_count(verification.set_aside_steps)} of them are quarantined, parked, "
+            "forgotten or expired[/]; next: understudy data quarantine list"
         )
     else:
         out.print("[green]every acknowledged step is stored exactly once[/green]")
@@ -252,8 +261,8 @@ def forget(
     """Permanently erase everything PLAYER (the name that the game uses) has recorded."""
     with remote_store(data_text, store_url) as remote:
         if remote:
-            fields = forget_elsewhere(
-                remote.data, remote.store, player, known=remote.games, game=game
+            fields = forget_in_remote_store(
+                remote.data, remote.store, player, registered=remote.games, game=game
             )
         else:
             folder = data_folder(data_text).must_exist()
@@ -266,8 +275,9 @@ def forget(
             f"no data of {escape(player)} found in {', '.join(fields['games'])}; check the name"
         )
     out.print(
-        f"erased {count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled "
-        f"sessions of {escape(player)}; freed {size(fields['stream_bytes'])} of stored stream"
+        f"erased {format_count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled "
+        f"sessions of {escape(player)}; freed {format_size(fields['stream_bytes'])} of stored "
+        "stream"
     )
     out.print("frames recorded before now are rejected if they arrive later")
     if fields["models"]:
@@ -300,7 +310,7 @@ def compact(data_text: str | None, as_json: bool, timeout_s: float) -> int:
     """Free the disk space of forgotten and expired steps; ingest may be running."""
     folder = data_folder(data_text).must_exist()
     fields = compact_store(folder, config=config_of(data_text), timeout_s=timeout_s)
-    results(as_json=as_json).print(f"the database shrank by {size(fields['freed_bytes'])}")
+    results(as_json=as_json).print(f"the database shrank by {format_size(fields['freed_bytes'])}")
     return finish(fields, as_json=as_json)
 
 

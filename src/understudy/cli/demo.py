@@ -20,19 +20,19 @@ from rich.text import Text
 from understudy.backends.data import DataFolder, data_folder
 from understudy.backends.deployment import signing_key
 from understudy.cli.interrupts import Interrupts
-from understudy.cli.options import count, examples, finish, json_option, watching
+from understudy.cli.options import examples, finish, format_count, json_option, live_view
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.games.rally import Court, as_text
 from understudy.platform.children import end_children, kill_children
 from understudy.simulation.loop import (
     KILLABLE,
     Backends,
-    Look,
     Loop,
     LoopConfig,
+    LoopProgress,
     LoopResult,
     Show,
-    shares,
+    point_share,
 )
 
 _LINE_EVERY_S = 5.0
@@ -87,7 +87,7 @@ _KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
     type=click.Choice(["native", "spark"]),
     default="native",
     show_default=True,
-    help="The ingest engine. Servers that are not running are started, and stopped at the end.",
+    help="The ingest engine.",
 )
 @click.option(
     "--check",
@@ -124,8 +124,10 @@ def demo(
     """Run the closed loop: players play, a learner learns from them, its bots play against them.
 
     Simulated players of different skill use the real client over real HTTP; gateway, ingest and
-    learner are the processes that `understudy up` runs. The learner never runs the game. The demo
-    ends by itself with an evaluation of the first and the last bot on equal seeds.
+    learner are the processes that `understudy up` runs. The learner never runs the game. Servers
+    that --stream, --store, --models or --ingest need are started if they are not running, and
+    stopped at the end. The demo ends by itself with an evaluation of the first and the last bot on
+    equal seeds.
     """
     if svg is not None:
         check_svg(svg)
@@ -146,9 +148,9 @@ def demo(
             raise ConfigError(
                 f"--keep {keep}: the folder already contains a platform; give a new folder"
             )
-        with watching_loop(out, config) as show:
+        with loop_view(out, config) as show:
 
-            def show_or_stop(look: Look) -> None:
+            def show_or_stop(look: LoopProgress) -> None:
                 interrupts.check()
                 show(look)
 
@@ -160,7 +162,7 @@ def demo(
             loop = Loop(data, config, show_or_stop, scratch=scratch / "servers", on_begin=begin)
             result = loop.run()
     if result.first is None:
-        error = no_bot(config, result.seconds, shlex.quote(keep) if keep else None)
+        error = no_bot_error(config, result.seconds, shlex.quote(keep) if keep else None)
         finish({**result.to_json(), "error": error}, as_json=as_json)
         raise UnderstudyError(error)
     _print(out, result, config.kill, keep=keep)
@@ -188,7 +190,7 @@ def _scratch() -> Iterator[Path]:
             clean()  # the only interrupt that raises may have stopped the first call
 
 
-def no_bot(config: LoopConfig, seconds: float, keep: str | None) -> str:
+def no_bot_error(config: LoopConfig, seconds: float, keep: str | None) -> str:
     """The error for a demo that released no bot; `keep`: the folder that remains."""
     inspect = f"inspect it with `understudy status --data {keep or 'DIR'}`"
     error = (
@@ -213,15 +215,15 @@ def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | No
     verification = result.verification
     is_lossless = not (verification.lost_steps or verification.duplicate_steps)
     out.print(
-        f"it learned from {count(verification.steps)} recorded steps alone; the learner never ran "
-        "the game"
+        f"it learned from {format_count(verification.steps)} recorded steps alone; the learner "
+        "never ran the game"
     )
     killed = f" although the {result.killed} was killed" if result.killed else ""
     out.print(
-        f"acknowledged {count(verification.ledger_steps)} steps, stored "
-        f"{count(verification.steps)}, verified byte by byte: "
-        f"[{'green' if is_lossless else 'red'} bold]lost {count(verification.lost_steps)}, stored "
-        f"twice {count(verification.duplicate_steps)}[/]{killed}"
+        f"acknowledged {format_count(verification.ledger_steps)} steps, stored "
+        f"{format_count(verification.steps)}, verified byte by byte: "
+        f"[{'green' if is_lossless else 'red'} bold]lost {format_count(verification.lost_steps)}, "
+        f"stored twice {format_count(verification.duplicate_steps)}[/]{killed}"
     )
     if kill and not result.killed:
         out.print(
@@ -252,7 +254,7 @@ def _bots(result: LoopResult) -> Table:
     form = ".0%" if result.is_match else ".1f"
     for name, returned in (("first bot", result.first), ("last bot", result.last)):
         assert returned is not None
-        score = shares(returned) if result.is_match else returned
+        score = point_share(returned) if result.is_match else returned
         low, high = (score.value if end is None else end for end in (score.low, score.high))
         table.add_row(
             name, format(score.value, form), f"{format(low, form)} to {format(high, form)}"
@@ -264,9 +266,9 @@ def _bots(result: LoopResult) -> Table:
 
 
 @contextmanager
-def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
+def loop_view(out: Console, config: LoopConfig) -> Iterator[Show]:
     """Show the loop until the block ends."""
-    recent: deque[Look] = deque()
+    recent: deque[LoopProgress] = deque()
     has_room = (
         out.is_terminal
         and not out.is_dumb_terminal
@@ -274,18 +276,21 @@ def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
         and out.height > _ROWS
     )
 
-    def draw(look: Look) -> RenderableType:
+    def draw(look: LoopProgress) -> RenderableType:
         return _view(look, recent[0], config, has_court=out.height > _ROWS + _COURT_ROWS)
 
-    def line(look: Look) -> str:
-        steps = f"acknowledged {count(look.acked_steps)}, stored {count(look.stored_steps)} steps"
+    def line(look: LoopProgress) -> str:
+        acked = format_count(look.acked_steps)
+        steps = f"acknowledged {acked}, stored {format_count(look.stored_steps)} steps"
         return f"[dim]{look.elapsed_s:5.1f} s[/]  {steps}; {_points(look) or escape(look.phase)}"
 
-    with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as update:
+    with live_view(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as update:
 
-        def show(look: Look) -> None:
-            if look.said:
-                out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
+        def show(look: LoopProgress) -> None:
+            if look.message:
+                out.print(
+                    f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.message)}", soft_wrap=True
+                )
                 return
             recent.append(look)
             while recent[0].elapsed_s < look.elapsed_s - _WINDOW_S:
@@ -298,34 +303,37 @@ def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
         out.print(_view(recent[-1], recent[0], config, has_court=True))
 
 
-def _points(look: Look) -> str:
+def _points(look: LoopProgress) -> str:
     """The share of points of each bot, oldest first."""
     names = sorted(look.points, key=lambda name: int(name.rpartition("/")[2]))
     shares = [f"{name} {look.points[name][0] / look.points[name][1]:.0%}" for name in names]
     return f"points won by {', '.join(shares)}" if shares else ""
 
 
-def _losses(look: Look, before: Look) -> Text:
+def _losses(look: LoopProgress, before: LoopProgress) -> Text:
     """Whether the steps acknowledged some seconds ago are stored; the bytes are verified last."""
     late = max(0, before.acked_steps - look.stored_steps)
     more = max(0, look.stored_steps - look.recorded_steps)
     if late:
-        return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
+        return Text(f"{format_count(late)} steps acknowledged and not yet stored", style="yellow")
     if more:
         # Players in a browser are not among the simulated players, whose steps are counted.
         return Text(
-            f"0 lost so far, by counts; {count(more)} steps of other players are stored as well",
+            f"0 lost so far, by counts; {format_count(more)} steps of other players are stored as "
+            "well",
             style="green",
         )
     return Text("0 lost, 0 stored twice so far, by counts", style="green")
 
 
-def _view(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> RenderableType:
+def _view(
+    look: LoopProgress, before: LoopProgress, config: LoopConfig, *, has_court: bool
+) -> RenderableType:
     took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
 
     def rate(name: str) -> str:
         return (
-            f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s"
+            f"{format_count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s"
             if took_s > 0.5
             else ""
         )
@@ -341,14 +349,14 @@ def _view(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> R
     lag = "" if look.lag_s is None else f"{look.lag_s * 1000:.0f} ms"
     table.add_row(
         f"{config.people} players",
-        count(look.recorded_steps),
+        format_count(look.recorded_steps),
         rate("recorded_steps"),
-        f"{count(waiting)} to send",
+        f"{format_count(waiting)} to send",
     )
-    in_flight = f"{count(max(0, look.acked_steps - look.stored_steps))} in flight"
-    table.add_row("acknowledged", count(look.acked_steps), rate("acked_steps"), in_flight)
-    table.add_row("stored", count(look.stored_steps), rate("stored_steps"), lag)
-    table.add_row("learner", f"{count(look.updates)} updates", rate("updates"), "")
+    in_flight = f"{format_count(max(0, look.acked_steps - look.stored_steps))} in flight"
+    table.add_row("acknowledged", format_count(look.acked_steps), rate("acked_steps"), in_flight)
+    table.add_row("stored", format_count(look.stored_steps), rate("stored_steps"), lag)
+    table.add_row("learner", f"{format_count(look.updates)} updates", rate("updates"), "")
     bots = f"champion {look.champion or 'none yet'}" + (
         f", canary {look.canary}" if look.canary else ""
     )
@@ -361,8 +369,10 @@ def _view(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> R
         parts.append(Text(points, overflow="ellipsis", no_wrap=True))
     if has_court and (court := look.view.get("court")):
         seats = ("person", "bot") if look.view["seat"] == 0 else ("bot", "person")
-        mine, bots_points = look.view["score"]
-        score = (mine, bots_points) if look.view["seat"] == 0 else (bots_points, mine)
+        person_points, bots_points = look.view["score"]
+        score = (
+            (person_points, bots_points) if look.view["seat"] == 0 else (bots_points, person_points)
+        )
         title = f"{seats[0]} {score[0]} : {score[1]} {seats[1]}"
         parts.append(Panel(as_text(Court(*court), columns=64, rows=9), title=title, width=68))
     return Group(*parts)

@@ -13,13 +13,13 @@ from rich.markup import escape
 from understudy.cli.options import Command, console, examples, finish, json_option
 from understudy.core.errors import ServerFailed, UnderstudyError
 from understudy.dev import servers as background
-from understudy.dev.packages import PACKAGES, cached, place_of
+from understudy.dev.packages import PACKAGES, cache_folder, cached
 from understudy.dev.packages import fetch as fetch_server
 from understudy.dev.servers import (
-    AWS_SHAPED,
+    AWS_COMPATIBLE,
     SERVERS,
     Server,
-    give_up_on_versity,
+    fall_back_to_moto,
     is_ready,
     read_state,
     uses_moto,
@@ -96,7 +96,7 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
         return _fields(server)
 
     try:
-        fields = _each(_in_order(names or background.USUAL), start_server, out)
+        fields = _each(_in_order(names or background.DEFAULT_SERVERS), start_server, out)
         for server in started:
             server.detach()
     except BaseException:
@@ -117,7 +117,7 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
 def status(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
     """Show the state of each server; exits 1 if one died, and shows the end of its log."""
     place = _place(folder)
-    statuses = [background.look(name, place) for name in _in_order(names or SERVERS)]
+    statuses = [background.server_status(name, place) for name in _in_order(names or SERVERS)]
     fields = {
         server.name: {
             "state": server.state,
@@ -188,7 +188,7 @@ def fetch(names: Sequence[str], as_json: bool) -> int:
 
 def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     package = PACKAGES[name]
-    if name == "s3" and package.trouble() and uses_moto():
+    if name == "s3" and package.problem() and uses_moto():
         return _moto("Go, which builds versitygw, is not installed", out)
     began_s = time.monotonic()
     title = f"{name:<11}{package.version:<8}"
@@ -214,13 +214,13 @@ def _fetch(name: str, out: Console) -> Mapping[str, Any]:
 
             is_new = fetch_server(name, on_part=show_part)
     except ServerFailed as error:
-        if name == "s3" and give_up_on_versity():
+        if name == "s3" and fall_back_to_moto():
             return _moto(f"versitygw could not be built: {error}", out)
         raise
     took_s = time.monotonic() - began_s
     result = f"fetched in {took_s:.0f} s" if is_new else "already cached"
     out.print(f"  {title}{result}", soft_wrap=True)
-    return {"version": package.version, "fetched": is_new, "folder": str(place_of(name))}
+    return {"version": package.version, "fetched": is_new, "folder": str(cache_folder(name))}
 
 
 def _moto(reason: str, out: Console) -> Mapping[str, Any]:
@@ -265,7 +265,7 @@ def _fields(server: Server) -> dict[str, Any]:
         "credentials_file": str(server.credentials_file),
         "pid": server.pid,
     }
-    return {**fields, "url": server.url} if server.name in AWS_SHAPED else fields
+    return {**fields, "url": server.url} if server.name in AWS_COMPATIBLE else fields
 
 
 def _code(fields: Mapping[str, Any]) -> int:

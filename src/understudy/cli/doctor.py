@@ -23,7 +23,7 @@ from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
-from understudy.platform.config import Config, hidden, resolve
+from understudy.platform.config import Config, mask_secrets, resolve
 
 Colour = Literal["green", "yellow", "red"]
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
@@ -173,7 +173,7 @@ def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
     try:
         with contextlib.closing(open_stream(url, data)) as stream:
             yield DoctorCheck(
-                "stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}"
+                "stream", "green", f"{len(stream.partitions())} partitions at {mask_secrets(url)}"
             )
     except UnderstudyError as error:
         yield DoctorCheck("stream", "red", str(error))  # the message names the next step
@@ -184,7 +184,7 @@ def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
         specs = RegistrySpecs(open_deployment(data, models=models).registry)
         with contextlib.closing(open_store(url, specs=specs)) as store:
             store.tail(None, max_items=1, wait_s=0.0)
-            yield DoctorCheck("store", "green", f"responds at {hidden(url)}")
+            yield DoctorCheck("store", "green", f"responds at {mask_secrets(url)}")
     except UnderstudyError as error:
         yield DoctorCheck("store", "red", str(error))
     yield from _unsent_frames(data)

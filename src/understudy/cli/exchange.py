@@ -20,16 +20,22 @@ from understudy.cli.options import (
     PATH,
     common_options,
     console,
-    count,
     examples,
     finish,
+    format_count,
+    format_size,
     results,
-    size,
     store_option,
 )
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
-from understudy.exchange.exporting import ExportFilter, OnSteps, copied, must_be_free, open_history
+from understudy.exchange.exporting import (
+    ExportFilter,
+    OnSteps,
+    check_not_exists,
+    local_copy,
+    open_history,
+)
 from understudy.experience.chunk import CONSENTS
 from understudy.platform.config import resolve
 
@@ -94,14 +100,14 @@ def export_data(
     # A Minari dataset is meant for learning, and does not record consent.
     consent = consent or (("granted",) if kind == "minari" else ())
     export_filter = ExportFilter(consent=consent, since_s=_since(since), **chosen)
-    must_be_free(out)
+    check_not_exists(out)
     more: dict[str, Any] = {}
     with ExitStack() as opened:
         remote = opened.enter_context(remote_store(data_text, store_url))
         data = remote.data if remote else data_folder(data_text).must_exist()
         if remote:
             specs = remote.specs
-            view = opened.enter_context(copied(remote.store, specs, export_filter, beside=out))
+            view = opened.enter_context(local_copy(remote.store, specs, export_filter, beside=out))
         else:
             view = opened.enter_context(open_view(data.store))
             specs = registered_specs(data, models=config_of(data_text).models.url)
@@ -116,7 +122,7 @@ def export_data(
 
                 dataset = write_minari(history, out, on_steps=show)
                 written = dataset.written
-                more = {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.left)}
+                more = {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.omitted)}
     fields = {
         "out": str(written.path),
         "format": kind,
@@ -134,20 +140,21 @@ def export_data(
         return finish(fields, as_json=True)
     terminal = console()
     terminal.print(
-        f"wrote {count(written.steps)} steps in {count(written.episodes)} episodes of "
-        f"{history.spec.game}, {size(written.size_bytes)}: {written.path}",
+        f"wrote {format_count(written.steps)} steps in {format_count(written.episodes)} episodes "
+        f"of {history.spec.game}, {format_size(written.size_bytes)}: {written.path}",
         soft_wrap=True,
     )
     for name, steps in history.left_out.items():
         terminal.print(
-            f"skipped {count(steps)} steps with consent {name}; include them: --consent {name}"
+            f"skipped {format_count(steps)} steps with consent {name}; include them: --consent "
+            f"{name}"
         )
     if history.gone_chunks:
         terminal.print(f"{history.gone_chunks} chunks were forgotten or expired during the export")
-    if left := more.get("left_out"):
+    if omitted := more.get("left_out"):
         terminal.print(
-            f"skipped {sum(left.values())} incomplete episodes: {left['cut']} cut, "
-            f"{left['unfinished']} unfinished, {left['gaps']} with gaps"
+            f"skipped {sum(omitted.values())} incomplete episodes: {omitted['cut']} cut, "
+            f"{omitted['unfinished']} unfinished, {omitted['gaps']} with gaps"
         )
         terminal.print(
             f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True
@@ -181,15 +188,18 @@ def export_data(
 @click.option(
     "--consent",
     type=click.Choice(CONSENTS),
-    help="What the players agreed to; parquet files contain it.",
+    help="Whether bots may learn from the steps (default for parquet: as in the file).",
 )
 @click.option(
     "--repair-shift",
     is_flag=True,
-    help="seed-a: move each state before its action.",
+    help="seed-a: the recorded state is the one after the action; use the previous record's as the "
+    "observation. Give this or --as-is.",
 )
 @click.option(
-    "--as-is", is_flag=True, help="seed-a: keep the records unchanged, hidden from learners."
+    "--as-is",
+    is_flag=True,
+    help="seed-a: import unchanged, with consent `denied`, so that no learner uses it.",
 )
 @click.option(
     "--limit",
@@ -221,7 +231,7 @@ def export_data(
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="With a remote store: seconds to wait for ingest without progress.",
+    help="With a remote store: give up after this many seconds without progress of ingest.",
 )
 @common_options
 def import_data(
@@ -293,7 +303,8 @@ def _incoming(
     if kind == "seed-a" and repair_shift == as_is:
         raise ConfigError(
             "the records hold the state after the action; give --repair-shift to correct that (the "
-            "first step of each episode is lost), or --as-is to keep them, hidden from learners"
+            "first step of each episode is lost), or --as-is to import them unchanged, with "
+            "consent denied, so that no learner uses them"
         )
     if consent is None and not as_is:
         raise ConfigError(
@@ -318,9 +329,10 @@ def _incoming(
 
 def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
     out.print(
-        f"{count(fields['steps'])} steps of {fields['game']} in {count(fields['sessions'])} "
-        f"sessions: stored {count(fields['stored_steps'])}, already stored "
-        f"{count(fields['there_steps'])}"
+        f"{format_count(fields['steps'])} steps of {fields['game']} in "
+        f"{format_count(fields['sessions'])} sessions: stored "
+        f"{format_count(fields['stored_steps'])}, already stored "
+        f"{format_count(fields['there_steps'])}"
     )
     if fields["format"] == "seed-a":
         _print_seed(out, fields)
@@ -328,13 +340,13 @@ def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
         out.print(f"{fields['episodes_without_end']} episodes have no end and were stored as cut")
     if fields["refused_steps"]:
         out.print(
-            f"[red]{count(fields['refused_steps'])} steps were rejected[/]: "
+            f"[red]{format_count(fields['refused_steps'])} steps were rejected[/]: "
             f"{dict(fields['refusals'])}; next: understudy data quarantine list --data {data_text}",
             soft_wrap=True,
         )
     if fields["waiting_steps"]:
         out.print(
-            f"[yellow]{count(fields['waiting_steps'])} steps are in the stream but not yet "
+            f"[yellow]{format_count(fields['waiting_steps'])} steps are in the stream but not yet "
             f"stored[/]: {fields['next']}",
             soft_wrap=True,
         )
@@ -342,9 +354,9 @@ def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
 
 def _print_seed(out: Console, fields: dict[str, Any]) -> None:
     out.print(
-        f"{count(fields['records'])} records of {fields['game_id']!r}, {fields['duplicates']} "
-        f"duplicates; {fields['episodes']} episodes, {fields['episodes_without_end']} without an "
-        f"end, {fields['gaps']} gaps"
+        f"{format_count(fields['records'])} records of {fields['game_id']!r}, "
+        f"{fields['duplicates']} duplicates; {fields['episodes']} episodes, "
+        f"{fields['episodes_without_end']} without an end, {fields['gaps']} gaps"
     )
     if fields["mode"] == "as-is":
         out.print("kept unchanged: misaligned, with consent denied, which no learner reads")
@@ -394,9 +406,9 @@ def _progress(out: Console, title: str) -> Iterator[OnSteps]:
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _LINE_EVERY_S
             out.print(
-                f"{title}: {count(done)} of {count(total)} steps"
+                f"{title}: {format_count(done)} of {format_count(total)} steps"
                 if total
-                else f"read {count(done)} steps"
+                else f"read {format_count(done)} steps"
             )
 
     yield line

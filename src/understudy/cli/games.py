@@ -20,7 +20,7 @@ from understudy.experience.game import GameSpec, game_spec, spec_from_json
 from understudy.experience.spaces import Discrete
 from understudy.models.registry import Registry
 from understudy.platform.config import resolve
-from understudy.training.env_info import GameChoice, look_at
+from understudy.training.env_info import GameChoice, inspect_env
 
 _GAME_HELP = (
     "GAME is a Gymnasium id, a name with --obs and --actions for your own game, or a .json file "
@@ -51,7 +51,7 @@ def games() -> None:
         "understudy games add CartPole-v1 --data D",
         "understudy games add my-game --obs 6 --actions up,stay,down --data D --json",
     ),
-    help=f"Register a game; keys without --registers can then send its steps.\n\n{_GAME_HELP}",
+    help=f"Register a game, so that keys without --registers can send its steps.\n\n{_GAME_HELP}",
 )
 @click.argument("game")
 @_obs_option
@@ -62,13 +62,13 @@ def add(
 ) -> int:
     spec = _spec(game, obs, actions)
     registry = deployment(data_text).registry
-    known = {registered.schema for registered in registry.specs(spec.game)}
+    schemas = {registered.schema for registered in registry.specs(spec.game)}
     registry.register(spec)
     out = results(as_json=as_json)
-    result = "was already registered" if spec.schema in known else "is registered"
+    result = "was already registered" if spec.schema in schemas else "is registered"
     out.print(f"{spec.game} {result} ({_summary(spec)}, schema {spec.schema[:12]})")
     out.print(f"[dim]next: understudy keys create --scopes play --game {spec.game}[/]")
-    return finish({**_fields(spec), "is_new": spec.schema not in known}, as_json=as_json)
+    return finish({**_fields(spec), "is_new": spec.schema not in schemas}, as_json=as_json)
 
 
 @games.command(
@@ -88,8 +88,8 @@ def list_games(data_text: str | None, as_json: bool) -> int:
                 "game": name,
                 "schemas": [_fields(spec) for spec in specs],
                 "models": len(catalogue.models),
-                "champion": catalogue.points_to("champion"),
-                "canary": catalogue.points_to("canary"),
+                "champion": catalogue.model_of("champion"),
+                "canary": catalogue.model_of("canary"),
             }
         )
     table = Table("game", "observations", "actions", "schemas", "models", "champion", "canary")
@@ -166,7 +166,7 @@ def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:
         )
     if not game.endswith(".json"):
         import_from_here()
-        return look_at(GameChoice(game=game)).spec
+        return inspect_env(GameChoice(game=game)).spec
     try:
         return spec_from_json(Path(game).read_bytes())
     except OSError as error:

@@ -15,15 +15,15 @@ from understudy.cli.interrupts import INTERRUPTED
 from understudy.cli.options import (
     common_options,
     console,
-    count,
     examples,
     finish,
+    format_count,
     results,
     store_option,
 )
 from understudy.core.errors import ConfigError
 from understudy.platform.children import log_to_stderr
-from understudy.platform.config import Config, hidden, resolve
+from understudy.platform.config import Config, mask_secrets, resolve
 from understudy.platform.ingest import RETENTION_S, open_ingest
 
 _INTERRUPTED = b"interrupted; steps not stored yet are in the stream, for the next start\n"
@@ -84,7 +84,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         if until_empty:
             role.store_all()
         else:
-            stream = hidden(config.stream.url) or data.stream
+            stream = mask_secrets(config.stream.url) or data.stream
             out.print(f"following {stream}; Ctrl-C drains and exits", soft_wrap=True, markup=False)
             role.run(stop)
         stats = role.service.stats
@@ -95,8 +95,8 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         "refusals": dict(stats.refusals),
     }
     results(as_json=as_json).print(
-        f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; rejected "
-        f"{dict(stats.refusals)}"
+        f"stored {format_count(stats.steps)} steps of {format_count(stats.frames)} frames; "
+        f"rejected {dict(stats.refusals)}"
     )
     return finish({**fields, **role.spark_figures()}, as_json=as_json)
 

@@ -15,7 +15,7 @@ _SERVES = ({"up"}, {"ingest"}, {"play", "--web"})
 """Commands that run until they are stopped: SIGTERM is a normal end, even during startup."""
 
 
-class AskedToStop(KeyboardInterrupt):
+class StopSignal(KeyboardInterrupt):
     """Ctrl-C, SIGTERM or SIGHUP."""
 
     def __init__(self, number: int) -> None:
@@ -23,17 +23,17 @@ class AskedToStop(KeyboardInterrupt):
         self.number = number
 
 
-def ask_to_stop(number: int, _frame: object) -> None:
-    """Signal handler that raises AskedToStop."""
-    raise AskedToStop(number)
+def raise_stop_signal(number: int, _frame: object) -> None:
+    """Signal handler that raises StopSignal."""
+    raise StopSignal(number)
 
 
 def interrupted(error: BaseException, arguments: Sequence[str]) -> int:
     """Print "interrupted" and return the exit code of a command that did not handle the signal."""
-    cause = error if isinstance(error, AskedToStop) else error.__context__
+    cause = error if isinstance(error, StopSignal) else error.__context__
     command = next((word for word in arguments if not word.startswith("-")), "")
     serves = any(command in words and words <= set(arguments) for words in _SERVES)
-    if serves and isinstance(cause, AskedToStop) and cause.number == signal.SIGTERM:
+    if serves and isinstance(cause, StopSignal) and cause.number == signal.SIGTERM:
         return 0
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("interrupted", file=sys.stderr)
@@ -72,7 +72,7 @@ class Interrupts:
             self._hurry()
             return
         self._number = self._number or number
-        raise AskedToStop(self._number)
+        raise StopSignal(self._number)
 
     def _raise_again(self, unraisable: "sys.UnraisableHookArgs") -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not self._number:
@@ -85,7 +85,7 @@ class Interrupts:
     def check(self) -> None:
         """Raise KeyboardInterrupt if a stop signal was received."""
         if self._number:
-            raise AskedToStop(self._number)
+            raise StopSignal(self._number)
 
     def __exit__(
         self,
@@ -97,4 +97,4 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._number and not (kind and issubclass(kind, KeyboardInterrupt)):
-            raise AskedToStop(self._number) from None
+            raise StopSignal(self._number) from None

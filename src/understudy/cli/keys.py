@@ -49,7 +49,7 @@ def keys() -> None:
 @click.option(
     "--expires-days", type=float, metavar="N", help="Expire after N days (default: never)."
 )
-@click.option("--registers", is_flag=True, help="Let unknown games register with this key.")
+@click.option("--registers", is_flag=True, help="Allow this key to register new games.")
 @click.option(
     "--requests-s",
     type=float,

@@ -18,12 +18,12 @@ from understudy.cli.options import (
     PATH,
     common_options,
     console,
-    count,
     data_option,
     examples,
     finish,
+    format_count,
+    format_size,
     results,
-    size,
 )
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError
@@ -65,9 +65,9 @@ def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
     }
     table = Table("model", "alias", "algorithm", "training steps", "size")
     for row in rows:
-        steps = count(row["steps"]) if row["steps"] else ""
+        steps = format_count(row["steps"]) if row["steps"] else ""
         aliases = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
-        table.add_row(row["model"], aliases, row["algorithm"], steps, size(row["bytes"]))
+        table.add_row(row["model"], aliases, row["algorithm"], steps, format_size(row["bytes"]))
     out = results(as_json=as_json)
     out.print(
         table if rows else "no models yet; next: understudy models add RUN, or let people play"
@@ -100,14 +100,16 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     del fields["golden"]
     out = results(as_json=as_json)
     lineage = fields["lineage"]
-    out.print(f"{manifest.name}: {size(fields['policy_bytes'])}, bytes and signature are valid")
+    out.print(
+        f"{manifest.name}: {format_size(fields['policy_bytes'])}, bytes and signature are valid"
+    )
     parent = f", from model {lineage['parent']}" if lineage["parent"] else ""
     out.print(
         f"  {lineage['algorithm'] or 'by hand'}, seed {lineage['seed']}{parent}, "
         f"{lineage['code_version']}"
     )
     if lineage["steps"]:
-        out.print(f"  trained on {count(lineage['steps'])} steps")
+        out.print(f"  trained on {format_count(lineage['steps'])} steps")
     for name, value in lineage["metrics"].items():
         out.print(f"  {name} {value:g}")
     for promotion in promotions:
@@ -167,8 +169,8 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
     game = str(manifest.game)
     number = manifest.model_no
     registry.policy(game, number)  # verifies the bytes before any player gets them
-    before = registry.catalogue(game).points_to("champion")
-    registry.point(game, "champion", number, why=why)
+    before = registry.catalogue(game).model_of("champion")
+    registry.set_alias(game, "champion", number, why=why)
     return _pointed(game, number, before, as_json=as_json)
 
 
@@ -186,7 +188,7 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
 def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     """Make the previous champion of GAME champion again."""
     registry = deployment(data_text, must_exist=True).registry
-    before = registry.catalogue(game).points_to("champion")
+    before = registry.catalogue(game).model_of("champion")
     return _pointed(game, registry.rollback(game, why=why), before, as_json=as_json)
 
 
@@ -227,7 +229,8 @@ def export_model(
         registry, manifest, kind="json" if as_json else "safetensors", out=out
     )
     console(as_json=as_json).print(
-        f"wrote {manifest.name} to {path} ({size(size_bytes)}), SHA-256 {sha256}", soft_wrap=True
+        f"wrote {manifest.name} to {path} ({format_size(size_bytes)}), SHA-256 {sha256}",
+        soft_wrap=True,
     )
     fields = {"model": manifest.name, "path": str(path), "bytes": size_bytes, "sha256": sha256}
     return finish(fields | {"policy_sha256": manifest.policy_sha256}, as_json=as_json)

@@ -77,7 +77,7 @@ def results(*, as_json: bool) -> Console:
 
 
 @contextmanager
-def watching(
+def live_view(
     out: Console,
     *,
     draw: Callable[[State], RenderableType],
@@ -122,12 +122,12 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
     return value
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """Format a number for display: 12 345."""
     return f"{number:,.0f}".replace(",", " ")
 
 
-def size(size_bytes: float) -> str:
+def format_size(size_bytes: float) -> str:
     """Format a number of bytes for display: 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024 or unit == "GiB":

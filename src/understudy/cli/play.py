@@ -43,21 +43,21 @@ from understudy.nn.policy import Policy
 from understudy.platform.config import Config, Resolved, resolve
 from understudy.platform.platform import Platform, RoleStatus
 from understudy.platform.play_page import (
-    answer_of,
     await_gateway,
+    browser_url,
     check_bot,
     check_game,
-    for_others,
     is_free,
     is_running,
-    keep_port,
-    kept_port,
-    openable,
+    network_url_text,
     page_address,
+    play_error,
     play_key,
+    save_port,
+    saved_port,
 )
-from understudy.training.env_info import GameChoice, look_at
-from understudy.training.video import check_video, film, frame_of, rendering
+from understudy.training.env_info import GameChoice, inspect_env
+from understudy.training.video import check_video, film, frame_of, open_rendering_env
 
 MAX_STEPS = 100_000
 """Episodes that do not end are stopped after this many steps."""
@@ -128,8 +128,8 @@ def play(
     out = console(as_json=as_json)
     paths = []
     if gif is not None:
-        check_video(choice, asked="--gif")
-        paths = film(choice, policy, gif, seeds=seeds, asked="--gif")
+        check_video(choice, option="--gif")
+        paths = film(choice, policy, gif, seeds=seeds, option="--gif")
     returns = _watch(choice, name, policy, seeds, out, is_filmed=gif is not None)
     mean = float(np.mean(returns))
     out.print(f"{name}: mean return {mean:.4g} over {len(returns)} episodes")
@@ -165,7 +165,7 @@ def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str
     """Name and policy of an alias, a number or GAME/NUMBER; ConfigError if there is none."""
     registry = deployment.registry
     try:
-        spec = look_at(choice).spec
+        spec = inspect_env(choice).spec
     except ConfigError as error:
         if choice.name not in registry.games():
             raise
@@ -211,7 +211,7 @@ def _watch(
             time.sleep(max(0.0, next_s - time.monotonic()))  # at a pace that a viewer can follow
             next_s = time.monotonic() + 1 / _FPS
             assert moment.frame is not None
-            text = drawn(moment.frame)
+            text = image_as_text(moment.frame)
             text.append(
                 f"\n{name}, episode {number}, step {moment.step}, return {moment.total:.4g}"
             )
@@ -244,7 +244,7 @@ def watch(
     """Play an episode per seed, call `see` with its number and each moment; the returns."""
     returns = []
     with (
-        rendering(choice)
+        open_rendering_env(choice)
         if shows_frames
         else contextlib.closing(make_env(choice.name, choice.env_kwargs))
     ) as env:
@@ -265,7 +265,7 @@ def watch(
     return returns
 
 
-def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
+def image_as_text(frame: Array, columns: int = _COLUMNS) -> Text:
     """An image uint8[height, width, 3] as coloured half blocks, two pixels per character."""
     height, width, _ = frame.shape
     columns = min(columns, width)
@@ -314,12 +314,12 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
             address = page_address(url, game, key=key, bot=model)
             if as_json:
                 sys.stdout.write(
-                    json.dumps({"url": openable(url), "game": game, "key": key, "page": address})
+                    json.dumps({"url": browser_url(url), "game": game, "key": key, "page": address})
                     + "\n"
                 )
                 sys.stdout.flush()
             out.print(f"play {game} at\n\n  {escape(address)}\n", soft_wrap=True)
-            if others := for_others(url, config.gateway.hosts):
+            if others := network_url_text(url, config.gateway.hosts):
                 out.print(f"[dim]{escape(others)}[/]", soft_wrap=True)
             if opens and not webbrowser.open(address):
                 out.print(
@@ -330,7 +330,7 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
             return _run(
                 config,
                 announce,
-                lambda url: answer_of(url, game, key=key),
+                lambda url: play_error(url, game, key=key),
                 _STORED if has_data else _TEMPORARY,
                 out,
             )
@@ -348,7 +348,7 @@ def _own_config(resolved: Resolved[Config]) -> Config:
             "--role gateway' first"
         )
     is_set = resolved.origins["gateway.port"] != "default"
-    port = config.gateway.port if is_set else kept_port(config.folder) if config.data else 0
+    port = config.gateway.port if is_set else saved_port(config.folder) if config.data else 0
     port = port if port and is_free(config.gateway.host, port) else 0
     return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
 
@@ -379,7 +379,7 @@ def _run(
             reason = answer(url)
             if not reason:
                 is_announced = True
-                keep_port(
+                save_port(
                     config.folder, int(platform.supervisor.statuses["gateway"].report["port"])
                 )
                 announce(url)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 import understudy
-from understudy.cli.interrupts import Interrupts, ask_to_stop, interrupted, stop_signals
+from understudy.cli.interrupts import Interrupts, interrupted, raise_stop_signal, stop_signals
 from understudy.cli.options import examples, finish, json_option, results
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
 from understudy.experience.chunk import CHUNK_FORMAT
@@ -42,7 +42,7 @@ _COMMANDS = {
     "restore": ("understudy.cli.backup:restore", "create a data folder from a backup"),
     "simulate": (
         "understudy.cli.simulate:simulate",
-        "record simulated players through real processes",
+        "simulate players, through the real client, stream and ingest",
     ),
     "status": (
         "understudy.cli.status:status",
@@ -127,7 +127,7 @@ def run(arguments: Sequence[str]) -> int:
     # Other stop signals act like Ctrl-C: every command cleans up.
     for number in stop_signals():
         if number != signal.SIGINT:
-            signal.signal(number, ask_to_stop)
+            signal.signal(number, raise_stop_signal)
     try:
         code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
         return code if isinstance(code, int) else 0

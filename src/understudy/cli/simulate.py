@@ -10,15 +10,15 @@ from understudy.backends.data import data_folder
 from understudy.cli.options import (
     common_options,
     console,
-    count,
     examples,
     finish,
+    format_count,
     json_object,
+    live_view,
     results,
-    watching,
 )
 from understudy.core.errors import ConfigError
-from understudy.platform.config import hidden, resolve
+from understudy.platform.config import mask_secrets, resolve
 from understudy.simulation.people import SimulateConfig, Simulation, SimulationProgress
 
 _LINE_EVERY_S = 2.0
@@ -71,8 +71,8 @@ def simulate(
     deployed = resolve({"data": data_text}).config
     if url := deployed.stream.url or deployed.store.url:
         raise ConfigError(
-            f"the deployment in {data.root} records to {hidden(url)}, but simulate records to a "
-            "data folder only; give another folder with --data"
+            f"the deployment in {data.root} records to {mask_secrets(url)}, but simulate records "
+            "to a data folder only; give another folder with --data"
         )
     config = SimulateConfig(
         env_id=game,
@@ -84,8 +84,8 @@ def simulate(
     def line(progress: SimulationProgress) -> str:
         return (
             f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded "
-            f"{count(progress.recorded_steps)}, acked {count(progress.acked_steps)}, stored "
-            f"{count(progress.stored_steps)} steps"
+            f"{format_count(progress.recorded_steps)}, acked {format_count(progress.acked_steps)}, "
+            f"stored {format_count(progress.stored_steps)} steps"
         )
 
     def draw(progress: SimulationProgress) -> Table:
@@ -95,12 +95,13 @@ def simulate(
         if simulation.uses_running_ingest:
             out.print("another process has the store open and stores the recorded steps")
         has_room = out.is_terminal
-        with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as show:
+        with live_view(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as show:
             result = simulation.run(show)
     summary = results(as_json=as_json)
     summary.print(
-        f"recorded {count(result.recorded_steps)} steps, acked {count(result.acked_steps)} "
-        f"({count(result.steps_per_s)}/s), stored {count(result.stored_steps)}"
+        f"recorded {format_count(result.recorded_steps)} steps, acked "
+        f"{format_count(result.acked_steps)} ({format_count(result.steps_per_s)}/s), stored "
+        f"{format_count(result.stored_steps)}"
     )
     summary.print(
         f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped "
@@ -108,8 +109,8 @@ def simulate(
     )
     if result.unsent_steps:
         summary.print(
-            f"{count(result.unsent_steps)} steps are not acknowledged yet; complete chunks are in "
-            "the spool"
+            f"{format_count(result.unsent_steps)} steps are not acknowledged yet; complete chunks "
+            "are in the spool"
         )
     summary.print(f"next: understudy data verify --data {data_text or data.root}")
     return finish(asdict(result), as_json=as_json)
@@ -134,5 +135,5 @@ def _table(progress: SimulationProgress, config: SimulateConfig) -> Table:
             f"{progress.lag_s * 1000:.0f} ms",
         ),
     ):
-        table.add_row(name, processes, count(steps), count(steps / elapsed_s), lag)
+        table.add_row(name, processes, format_count(steps), format_count(steps / elapsed_s), lag)
     return table

@@ -12,12 +12,12 @@ from rich.table import Table
 
 from understudy.backends.data import DataFolder, count_store
 from understudy.backends.deployment import open_deployment, signing_key
-from understudy.cli.options import common_options, count, examples, finish, results
+from understudy.cli.options import common_options, examples, finish, format_count, results
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import StorageFailed
 from understudy.core.log import is_locked
 from understudy.models.registry import Registry
-from understudy.platform.config import hidden, resolve
+from understudy.platform.config import mask_secrets, resolve
 from understudy.platform.platform import roles_folder
 
 _SILENT_S = 5.0
@@ -36,8 +36,8 @@ def status(data_text: str | None, as_json: bool) -> int:
     """Show roles, rates, lag, games and models; exits 1 if a role or a champion is unhealthy."""
     config = resolve({"data": data_text}).config
     urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
-    fields = look(config.folder, models=config.models.url, store=config.store.url)
-    fields["elsewhere"] = {part: hidden(url) for part, url in urls.items() if url}
+    fields = platform_status(config.folder, models=config.models.url, store=config.store.url)
+    fields["elsewhere"] = {part: mask_secrets(url) for part, url in urls.items() if url}
     _print(results(as_json=as_json), fields)
     return finish(fields, as_json=as_json, code=0 if fields["ok"] else 1)
 
@@ -49,7 +49,7 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
         out.print(f"{part} at {escape(url)}", soft_wrap=True)
     if fields["roles"]:
         out.print(_roles(fields["roles"]))
-    out.print(f"{count(fields['steps'])} steps stored")
+    out.print(f"{format_count(fields['steps'])} steps stored")
     for game in fields["games"]:
         _print_game(out, game)
     for advice in fields["next"]:
@@ -59,7 +59,7 @@ def _print(out: Console, fields: dict[str, Any]) -> None:
 def _roles(roles: list[dict[str, Any]]) -> Table:
     table = Table("role", "state", "since", "restarts", "rates per s", "lag", "last error")
     for role in roles:
-        rates = ", ".join(f"{count(rate)} {name}" for name, rate in role["rates"].items())
+        rates = ", ".join(f"{format_count(rate)} {name}" for name, rate in role["rates"].items())
         lag_s = role["report"].get("lag_s") if role["alive"] else None
         since = (
             time.strftime("%H:%M:%S", time.localtime(role["since_s"])) if role["since_s"] else ""
@@ -82,7 +82,7 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
     if game.get("canary"):
         bots += f", canary {name}/{game['canary']} ({game.get('canary_episodes', 0)} episodes)"
     models = f"{game['models']} models, {bots}" if "models" in game else "models unknown"
-    out.print(f"[bold]{name}[/]: {count(game['steps'])} steps, {models}")
+    out.print(f"[bold]{name}[/]: {format_count(game['steps'])} steps, {models}")
     if game.get("phase"):
         out.print(f"  {game['phase']}, {game['doing']}: {escape(game['why'])}", soft_wrap=True)
     for line in game.get("schedule", ()):
@@ -94,7 +94,7 @@ def _print_game(out: Console, game: dict[str, Any]) -> None:
 # --- What is shown --------------------------------------------------------------------------------
 
 
-def look(
+def platform_status(
     data: DataFolder, *, models: str = "", store: str = "", clock: Clock | None = None
 ) -> dict[str, Any]:
     """Roles, rates, lag, games with their schedule, models and next steps of a platform.
@@ -199,9 +199,9 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
         "game": name,
         "steps": steps,
         "models": len(catalogue.models),
-        "champion": catalogue.points_to("champion"),
+        "champion": catalogue.model_of("champion"),
         "champion_why": champion.why if champion else "",
-        "canary": catalogue.points_to("canary"),
+        "canary": catalogue.model_of("canary"),
         "bad_entries": catalogue.bad_entries,
         "damage": registry.damage(name),
         **_shown(report),

@@ -18,24 +18,27 @@ from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import (
     PATH,
     console,
-    count,
     examples,
     finish,
+    format_count,
     import_from_here,
     json_object,
     json_option,
     results,
 )
-from understudy.cli.training_view import RunProgress, duration, watching_run
+from understudy.cli.training_view import RunProgress, format_duration, run_view
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
 from understudy.core.settings import parse_value
 from understudy.nn.network import ACTIVATIONS
 from understudy.training.events import Event
 
-_STEPS = "Minimum number of env steps; the last round is completed. With --from-store: updates."
+_STEPS = (
+    "Env steps to train for; the last round is finished, so slightly more may be played. With "
+    "--from-store: updates."
+)
 _UNTIL = (
-    "Stop as solved at this return; inf: never (default: the preset's; else none with --steps or "
-    "--from-store; else the game's own)."
+    "Stop when the mean return reaches this; `inf` turns it off. Default: the preset's goal; else, "
+    "without --steps and --from-store, the game's."
 )
 
 
@@ -85,7 +88,7 @@ _UNTIL = (
     help="Keyword arguments for gymnasium.make, as a JSON object.",
 )
 @click.option("--frame-skip", default=1, metavar="K", help="Repeat each action for K frames.")
-@click.option("--seed", type=int, help="Seed of everything (default 0).")
+@click.option("--seed", type=int, help="Random seed of envs, weights and sampling (default 0).")
 @click.option(
     "--seeds",
     type=int,
@@ -178,7 +181,7 @@ def _trained(
     interrupts: Interrupts,
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
-    with watching_run(out, progress) as hear:
+    with run_view(out, progress) as hear:
         # Imported late: importing JAX takes seconds.
         from understudy.training.train import TrainOptions, train_seeds
         from understudy.training.train import train as train_one
@@ -257,12 +260,13 @@ def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
 
 def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> None:
     run = escape(shlex.quote(result["run"]))
-    work = f"{count(result['updates'])} update{'' if result['updates'] == 1 else 's'}"
+    work = f"{format_count(result['updates'])} update{'' if result['updates'] == 1 else 's'}"
     if result["env_steps"]:
-        work = f"{count(result['env_steps'])} steps and {work}"
+        work = f"{format_count(result['env_steps'])} steps and {work}"
+    time = format_duration(result["train_s"])
     lines = [
         _outcome(result) if seeds is None else _outcome_of_seeds(result),
-        f"{work} in {duration(result['train_s'])}, compiling took {result['compile_s']:.1f} s",
+        f"{work} in {time}, compiling took {result['compile_s']:.1f} s",
     ]
     if seeds is None:
         lines.append(f"policy  {escape(result['policy'])}")
@@ -271,7 +275,7 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
     if result["updates"] == 0:
         rejected = result.get("guarded_chunks", 0)
         reason = (
-            f"{count(rejected)} chunks were rejected"
+            f"{format_count(rejected)} chunks were rejected"
             if rejected
             else "too few steps for a first update"
         )
@@ -325,13 +329,15 @@ def _listed(algorithm: str | None) -> dict[str, Any]:
         LearnerPart,
         RunPart,
         algorithm_class,
-        described,
+        describe_algorithm,
         preset_names,
     )
 
     algorithms = {}
     for name in [algorithm] if algorithm else sorted(ALGORITHMS):
-        described_class: Any = described(name) if name in ALGORITHMS else algorithm_class(name)
+        described_class: Any = (
+            describe_algorithm(name) if name in ALGORITHMS else algorithm_class(name)
+        )
         summary = (described_class.__doc__ or "").strip().partition("\n\n")[0]
         algorithms[name] = {
             "says": " ".join(summary.split()),
@@ -371,7 +377,7 @@ def _settings_of(part: Any) -> list[dict[str, Any]]:
                 "is_switch": is_switch,
                 "low": None if is_switch else limits and limits.low,
                 "high": None if is_switch else limits and limits.high,
-                "says": limits.says if limits else _OTHERS.get(setting.name, ""),
+                "says": limits.description if limits else _OTHERS.get(setting.name, ""),
             }
         )
     return rows
@@ -430,12 +436,12 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     )
 )
 @click.argument("run", type=PATH)
-@click.option("--episodes", default=100, show_default=True, help="Episodes per seed.")
+@click.option("--episodes", default=100, show_default=True, help="Episodes per set of seeds.")
 @click.option(
     "--seeds",
     default=10,
     show_default=True,
-    help="Held-out sets of env seeds; an interval needs 5.",
+    help="Number of held-out seed sets; the interval needs at least 5.",
 )
 @click.option(
     "--policy",
@@ -466,7 +472,7 @@ def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -
     out.print(f"IQM [bold]{result.iqm:.1f}[/], {interval}; mean {result.mean:.1f}", soft_wrap=True)
     runs = "" if result.runs == 1 else f" of {result.runs} runs"
     out.print(
-        f"{count(result.played)} episodes of the {policy} policy{runs}, {seeds} seeds of "
+        f"{format_count(result.played)} episodes of the {policy} policy{runs}, {seeds} seeds of "
         f"{episodes} each",
         soft_wrap=True,
     )

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.cli.options import count
+from understudy.cli.options import format_count
 from understudy.training.events import (
     Compiling,
     EpisodeEnded,
@@ -97,7 +97,7 @@ class RunProgress:
         return (steps - first_steps) / took_s, (updates - first_updates) / took_s
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until the last step, at the current rate."""
         steps_s = self.rates[0]
         return (
@@ -112,7 +112,7 @@ class RunProgress:
 
 
 @contextmanager
-def watching_run(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
+def run_view(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
     """Show a run until the block ends; `progress` receives every event first."""
     next_s = 0.0
 
@@ -129,7 +129,7 @@ def watching_run(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
         elif isinstance(event, Evaluation) or (
             isinstance(event, Update) and time.monotonic() >= next_s
         ):
-            out.print(line(progress), soft_wrap=True)
+            out.print(progress_line(progress), soft_wrap=True)
         else:
             return
         next_s = time.monotonic() + _LINE_EVERY_S
@@ -138,7 +138,10 @@ def watching_run(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
         yield hear
         return
     with Live(
-        console=out, refresh_per_second=4, transient=True, get_renderable=lambda: table(progress)
+        console=out,
+        refresh_per_second=4,
+        transient=True,
+        get_renderable=lambda: progress_table(progress),
     ):
         yield hear
 
@@ -148,7 +151,7 @@ def _kind(event: Guarded) -> str:
 
 
 def _message(event: Started | Guarded, progress: RunProgress) -> str:
-    at = f"at {progress.unit.removesuffix('s')} {count(event.env_steps)}"
+    at = f"at {progress.unit.removesuffix('s')} {format_count(event.env_steps)}"
     if isinstance(event, Started):
         resumed = f", resumed {at}" if event.env_steps else ""
         message = (
@@ -157,7 +160,7 @@ def _message(event: Started | Guarded, progress: RunProgress) -> str:
         )
         if event.init_from is None or resumed:
             return message
-        return f"{message}\n{escape(fitted(event.init_from))}"
+        return f"{message}\n{escape(init_from_line(event.init_from))}"
     message = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
     if progress.times_guarded(event) == _GUARDS_SHOWN:
         message += (
@@ -173,7 +176,7 @@ def _guarded_csv(progress: RunProgress) -> str:
     )
 
 
-def fitted(source: InitFrom) -> str:
+def init_from_line(source: InitFrom) -> str:
     """One line that lists the weights that this run starts with from another run."""
     total = len(source.fit) + len(source.new)
     if not source.new:
@@ -184,72 +187,82 @@ def fitted(source: InitFrom) -> str:
     return f"from {source.run}: {len(source.fit)} of {total} weights fit; new: {names}{rest}"
 
 
-def returns(event: Evaluation) -> str:
+def format_return(event: Evaluation) -> str:
     """A return with its interval, if there is one."""
     if event.low is None or event.high is None:
         return f"{event.mean:.1f}"
     return f"{event.mean:.1f} ({event.low:.1f} to {event.high:.1f})"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format seconds for display: 2 min 05 s."""
     if seconds is None:
         return "?"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
     return (
-        f"{whole // 60} min {whole % 60:02d} s"
-        if whole < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+        f"{rounded // 60} min {rounded % 60:02d} s"
+        if rounded < 3600
+        else f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
     )
 
 
-def line(progress: RunProgress) -> str:
+def progress_line(progress: RunProgress) -> str:
     """The progress of a run in one line."""
     steps_s, updates_s = progress.rates
-    shown = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
+    counts = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
     if progress.unit == "updates":
-        del shown["steps"]
-    parts = [f"{count(done)} {unit}" for unit, (done, _) in shown.items()]
+        del counts["steps"]
+    parts = [f"{format_count(done)} {unit}" for unit, (done, _) in counts.items()]
     if steps_s:
-        parts.append(", ".join(f"{count(rate)} {unit}/s" for unit, (_, rate) in shown.items()))
+        parts.append(
+            ", ".join(f"{format_count(rate)} {unit}/s" for unit, (_, rate) in counts.items())
+        )
     if progress.evaluation is not None:
-        parts.append(f"return {returns(progress.evaluation)}")
+        parts.append(f"return {format_return(progress.evaluation)}")
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
     if guards := progress.guards.total():
-        parts.append(f"guarded {count(guards)} times")
-    if progress.left_s:
-        parts.append(f"{duration(progress.left_s)} left at most")
+        parts.append(f"guarded {format_count(guards)} times")
+    if progress.remaining_s:
+        parts.append(f"{format_duration(progress.remaining_s)} left at most")
     return "; ".join(parts)
 
 
-def table(progress: RunProgress) -> Table:
+def progress_table(progress: RunProgress) -> Table:
     """The progress of a run as a table."""
     run = progress.started
-    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     if run is None:
-        shown.add_row("[dim]starting ...[/]")
-        return shown
+        table.add_row("[dim]starting ...[/]")
+        return table
     steps_s, updates_s = progress.rates
-    waits = "[bold yellow]compiling ...[/]" if progress.is_compiling else f"{count(updates_s)}/s"
+    waits = (
+        "[bold yellow]compiling ...[/]" if progress.is_compiling else f"{format_count(updates_s)}/s"
+    )
     if progress.unit == "steps":
-        shown.add_row(
-            "steps", f"{count(progress.steps)} of {count(run.steps)}", f"{count(steps_s)}/s"
+        table.add_row(
+            "steps",
+            f"{format_count(progress.steps)} of {format_count(run.steps)}",
+            f"{format_count(steps_s)}/s",
         )
-        shown.add_row("updates", count(progress.updates), waits)
+        table.add_row("updates", format_count(progress.updates), waits)
     else:
-        shown.add_row("updates", f"{count(progress.steps)} of {count(run.steps)}", waits)
-    goal = "" if run.until is None else f"goal {run.until:g}"
-    best = "-" if progress.evaluation is None else returns(progress.evaluation)
-    shown.add_row("return", f"[bold]{best}[/]", goal)
-    if progress.train_return is not None:
-        shown.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
-    shown.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
-    if guards := progress.guards.total():
-        shown.add_row(
-            "[yellow]guarded[/]", f"{count(guards)} times", f"[dim]{_guarded_csv(progress)}[/]"
+        table.add_row(
+            "updates", f"{format_count(progress.steps)} of {format_count(run.steps)}", waits
         )
-    left = duration(progress.left_s)
-    shown.add_row("time left", left if run.until is None else f"{left} at most", "")
-    return shown
+    goal = "" if run.until is None else f"goal {run.until:g}"
+    best = "-" if progress.evaluation is None else format_return(progress.evaluation)
+    table.add_row("return", f"[bold]{best}[/]", goal)
+    if progress.train_return is not None:
+        table.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
+    table.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
+    if guards := progress.guards.total():
+        table.add_row(
+            "[yellow]guarded[/]",
+            f"{format_count(guards)} times",
+            f"[dim]{_guarded_csv(progress)}[/]",
+        )
+    remaining = format_duration(progress.remaining_s)
+    table.add_row("time left", remaining if run.until is None else f"{remaining} at most", "")
+    return table

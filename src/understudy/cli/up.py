@@ -19,21 +19,21 @@ from rich.table import Table
 
 from understudy.backends.deployment import open_deployment
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
-from understudy.cli.options import config_option, console, count, data_option, examples
+from understudy.cli.options import config_option, console, data_option, examples, format_count
 from understudy.core.errors import ConfigError
 from understudy.platform.config import FILE_NAME as CONFIG_FILE
 from understudy.platform.config import (
     HERE,
     Config,
-    hidden,
-    keep_used,
-    moved,
-    read_used,
+    backend_urls,
+    location_changes,
+    mask_secrets,
+    read_last_start,
     resolve,
-    used_by,
+    save_last_start,
 )
 from understudy.platform.platform import GAME, DevelopmentKeys, Platform, RoleStatus
-from understudy.platform.play_page import PAGES, for_others, openable, page_address
+from understudy.platform.play_page import PAGES, browser_url, network_url_text, page_address
 
 
 @click.command(
@@ -67,12 +67,22 @@ from understudy.platform.play_page import PAGES, for_others, openable, page_addr
     "--stream",
     "stream_url",
     metavar="URL",
-    help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file.",
+    help="Where the stream is: kinesis://STREAM, kafka://HOST:PORT/TOPIC, or the word `file` for "
+    "the data folder.",
 )
 @click.option(
-    "--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE, or local."
+    "--store",
+    "store_url",
+    metavar="URL",
+    help="Where the store is: cassandra://HOST:PORT/KEYSPACE, or the word `local` for the data "
+    "folder.",
 )
-@click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH, or folder.")
+@click.option(
+    "--models",
+    "models_url",
+    metavar="URL",
+    help="Where models are: s3://BUCKET/PATH, or the word `folder` for the data folder.",
+)
 @click.option(
     "--ingest", "engine", type=click.Choice(["native", "spark"]), help="The ingest engine."
 )
@@ -149,18 +159,18 @@ def up(
 
 def _print_urls(config: Config, out: Console) -> None:
     """Print the remote stream, store and models, and what changed since the last start."""
-    for change in moved(read_used(config.folder.root), config):
+    for change in location_changes(read_last_start(config.folder.root), config):
         out.print(f"[yellow]![/] {escape(change)}", soft_wrap=True)
-    for name, url in used_by(config).items():
+    for name, url in backend_urls(config).items():
         if url:
-            out.print(f"{name.partition('.')[0]} at {escape(hidden(url))}", soft_wrap=True)
+            out.print(f"{name.partition('.')[0]} at {escape(mask_secrets(url))}", soft_wrap=True)
 
 
 def _save_urls(config: Config, out: Console) -> None:
     """Save the URLs for later commands on this folder; warn where another setting overrides one."""
     try:
-        keep_used(config)
-        others = used_by(resolve({"data": config.data}).config)
+        save_last_start(config)
+        others = backend_urls(resolve({"data": config.data}).config)
     except (ConfigError, OSError) as error:
         out.print(
             "[yellow]![/] could not save the URLs of stream, store and models: "
@@ -168,14 +178,15 @@ def _save_urls(config: Config, out: Console) -> None:
             soft_wrap=True,
         )
         return
-    for name, url in used_by(config).items():
+    for name, url in backend_urls(config).items():
         if others[name] != url:
             warning = (
                 f"other commands on this folder use {name} of its {CONFIG_FILE} or of the "
                 "environment"
             )
             out.print(
-                f"[yellow]![/] {escape(warning)}: {escape(hidden(others[name])) or HERE[name]}",
+                f"[yellow]![/] {escape(warning)}: "
+                f"{escape(mask_secrets(others[name])) or HERE[name]}",
                 soft_wrap=True,
             )
 
@@ -212,12 +223,12 @@ def _announce(platform: Platform, out: Console, *, json_ready: bool) -> None:
         games = open_deployment(platform.data, models=platform.config.models.url).registry.games()
         pages = {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
     if json_ready:
-        fields = {**platform.ready_line(), "url": url and openable(url), "pages": pages}
+        fields = {**platform.ready_line(), "url": url and browser_url(url), "pages": pages}
         sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
     elif url is not None:
-        others = for_others(url, platform.config.gateway.hosts)
-        _print_ready(out, openable(url), keys, pages=pages, others=others)
+        others = network_url_text(url, platform.config.gateway.hosts)
+        _print_ready(out, browser_url(url), keys, pages=pages, others=others)
 
 
 def _print_ready(
@@ -356,14 +367,16 @@ def _text(line: str) -> str:
         event = fields.pop("event")
     except (ValueError, AttributeError, KeyError, TypeError):
         return line
-    shown = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
-    return " ".join([str(event), *(f"{name}={value}" for name, value in shown.items())])
+    rest = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
+    return " ".join([str(event), *(f"{name}={value}" for name, value in rest.items())])
 
 
 def _table(statuses: dict[str, RoleStatus]) -> Table:
     table = Table("role", "state", "since", "restarts", "rates per s", "lag", min_width=64)
     for status in statuses.values():
-        rates = ", ".join(f"{count(rate)} {name}" for name, rate in status.rates().items() if rate)
+        rates = ", ".join(
+            f"{format_count(rate)} {name}" for name, rate in status.rates().items() if rate
+        )
         lag_s = status.report.get("lag_s")
         table.add_row(
             status.role.name,

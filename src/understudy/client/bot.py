@@ -3,8 +3,9 @@
     link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden
         ─► disk ─► live
 
-A game never waits: a decision reads one attribute, and a thread that starts with the first decision
-does the rest. A folder that several processes may share stores what the next start needs:
+A game never waits: a decision reads one attribute, and a thread does the rest. It starts at the
+first `act` or `wait_for_bot`, so a game that only records never fetches bots. A folder that several
+processes may share stores what the next start needs:
 
     bot.json             the last good live models, and the highest entry seen of each alias
     trust.json           the deployment's public keys, pinned at first contact
@@ -72,10 +73,10 @@ class BotCache:
         try:
             document = strict_json(path.read_bytes())
             fields = document["live_models"]
-            seen = {alias: int(document["seen"][alias]) for alias in _ALIASES}
+            newest_entries = {alias: int(document["seen"][alias]) for alias in _ALIASES}
             if fields is None:
-                return None, seen
-            return LiveModels(**fields | {"trust": tuple(fields["trust"])}), seen
+                return None, newest_entries
+            return LiveModels(**fields | {"trust": tuple(fields["trust"])}), newest_entries
         except FileNotFoundError:
             return None, dict.fromkeys(_ALIASES, 0)
         except (Refused, KeyError, TypeError, ValueError) as error:
@@ -97,7 +98,10 @@ class BotCache:
             write_file(path, raw)
 
     def write(
-        self, live_models: LiveModels | None, seen: dict[str, int], policies: Collection[str]
+        self,
+        live_models: LiveModels | None,
+        newest_entries: dict[str, int],
+        policies: Collection[str],
     ) -> None:
         """Store live models and delete other policies, unless another process stored newer ones."""
         with contextlib.suppress(Corrupt):
@@ -109,7 +113,7 @@ class BotCache:
         if live_models is not None:
             fields = asdict(live_models) | {"trust": list(live_models.trust)}
         make_folder(self._folder)
-        document = canonical_json({"live_models": fields, "seen": seen})
+        document = canonical_json({"live_models": fields, "seen": newest_entries})
         write_file(self._folder / "bot.json", document)
         for path in self._folder.glob("*.safetensors"):
             if path.stem not in policies:
@@ -211,10 +215,12 @@ class Bots:
     def wait(self, timeout_s: float) -> bool:
         """Wait for a bot and return whether there is one."""
         deadline_s = self._clock.monotonic() + timeout_s
-        while self.pick() is None and (left_s := deadline_s - self._clock.monotonic()) > 0:
+        while self.pick() is None and (remaining_s := deadline_s - self._clock.monotonic()) > 0:
             if self._has_thread and not self._stop.is_set():
-                self._clock.wait(self._stop, min(left_s, 0.02))
-            elif self._stop.is_set() or (pause_s := self.step(min(left_s, 1.0))) >= left_s:
+                self._clock.wait(self._stop, min(remaining_s, 0.02))
+            elif (
+                self._stop.is_set() or (pause_s := self.step(min(remaining_s, 1.0))) >= remaining_s
+            ):
                 break
             else:
                 self._clock.wait(self._stop, pause_s)
@@ -238,16 +244,16 @@ class Bots:
             self._live_models, self._seen = self._cache.read()
             if self._live_models is None:
                 return LivePolicies()
-            known = trusted_keys(*(self._trust or self._cache.pinned()))
-            champion = self._restored(self._live_models.champion_release, known)
-            canary = self._restored(self._live_models.canary_release, known)
+            trusted = trusted_keys(*(self._trust or self._cache.pinned()))
+            champion = self._restored(self._live_models.champion_release, trusted)
+            canary = self._restored(self._live_models.canary_release, trusted)
             self._after = self._good_number = self._live_models.number
             return LivePolicies(champion, canary, min(self._live_models.canary_share, _MAX_CANARY))
         except (*_BAD, OSError) as error:
             self._reject(error)
             return LivePolicies()
 
-    def _restored(self, release: str | None, known: Trusted) -> Bot | None:
+    def _restored(self, release: str | None, trusted: Trusted) -> Bot | None:
         from understudy.models.manifest import manifest_from_json, open_policy
 
         if release is None:
@@ -259,10 +265,11 @@ class Bots:
             or "manifest" not in signed["entry"]
         ):
             raise Corrupt("the release of the stored bot is damaged; it is fetched again")
-        if signed["key_id"] not in known:
+        if signed["key_id"] not in trusted:
             raise Refused(
                 "unknown_key",
-                f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now",
+                f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now; "
+                "the current bot is fetched",
             )
         manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
         return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))
@@ -299,7 +306,7 @@ class Bots:
         except Exception as error:
             self._link_error = repr(error)[:300]
             self._backoff.failed(wholly=True, retry_after_s=0.0)
-        return max(0.0, self._backoff.left_s)
+        return max(0.0, self._backoff.remaining_s)
 
     def run(self, stop: threading.Event) -> None:
         """Repeat `step` until `stop` is set."""
@@ -312,11 +319,11 @@ class Bots:
         """Poll if it is due and a bot was requested, for games without threads."""
         if self._live is None or self._has_thread or self._stop.is_set():
             return float("inf")
-        left_s = self._pump_at_s - self._clock.monotonic()
-        if left_s <= 0:
-            left_s = max(_PUMP_EVERY_S, self.step(0.0))
-            self._pump_at_s = self._clock.monotonic() + left_s
-        return left_s
+        remaining_s = self._pump_at_s - self._clock.monotonic()
+        if remaining_s <= 0:
+            remaining_s = max(_PUMP_EVERY_S, self.step(0.0))
+            self._pump_at_s = self._clock.monotonic() + remaining_s
+        return remaining_s
 
     def _accept(self, update: LiveModels) -> None:
         try:

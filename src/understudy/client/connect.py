@@ -202,7 +202,10 @@ class Game:
         return opened
 
     def wait_for_bot(self, timeout_s: float = 5.0) -> bool:
-        """Wait for a bot and return whether there is one. Optional: a bot plays once it arrives."""
+        """Wait for a bot; return whether there is one.
+
+        Games need not call this: `act` uses a bot as soon as one arrives.
+        """
         return self._bots.wait(timeout_s)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
@@ -424,9 +427,9 @@ def find_destination(
 def _setting(name: str, argument: str | None) -> str:
     """Return an argument, else UNDERSTUDY_NAME, else the content of the UNDERSTUDY_NAME_FILE."""
     # Imported late: a game that passes its destination does not need it.
-    from understudy.core.settings import Leaf, find
+    from understudy.core.settings import Leaf, find_value
 
-    setting = find(Leaf(name, "", None), {name: argument or None}, os.environ)
+    setting = find_value(Leaf(name, "", None), {name: argument or None}, os.environ)
     return str(setting[0]) if setting else ""
 
 

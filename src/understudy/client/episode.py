@@ -35,7 +35,11 @@ class ChosenAction(NamedTuple):
 
 
 class ActionChooser:
-    """Chooses one episode's actions: one bot until its end, or else the fallback or chance."""
+    """Chooses an episode's actions.
+
+    Once a bot is available, that bot chooses until the episode ends; before that, the fallback
+    chooses, or else the action is random.
+    """
 
     __slots__ = ("_bots", "_chance", "_player", "_version", "model")
 
@@ -100,8 +104,8 @@ class ActionChooser:
         if mask is not None and not mask[number - discrete.start]:
             raise Refused(
                 "invalid_action",
-                f"otherwise is {str(action)[:40]}, which action_mask does not allow; use an action "
-                "that it allows",
+                f"`otherwise` is action {str(action)[:40]}, which action_mask forbids; give an "
+                "allowed one",
             )
         return number
 
@@ -125,7 +129,7 @@ class ActionChooser:
 
 
 def by_code(by: str) -> int:
-    """Return the number that a row stores for `by`."""
+    """Return the number that a row stores for `by`; Refused if it is not a Decider."""
     code = BY.get(by)
     if code is None:
         raise Refused("bad_by", f"by is {str(by)[:20]!r}; use one of {list(BY)}")
@@ -133,7 +137,11 @@ def by_code(by: str) -> int:
 
 
 class Episode:
-    """One episode of one player; each decision closes the previous one. Exit without `end` cuts."""
+    """Records one episode of one player.
+
+    A step is complete when the next decision or `end` gives its next observation. Leaving the
+    `with` block without `end` cuts the episode: the last, incomplete step is dropped.
+    """
 
     def __init__(
         self,
@@ -168,11 +176,11 @@ class Episode:
         deterministic: bool = False,
         otherwise: Any = None,
     ) -> Any:
-        """Return the bot's action and record it; never waits. Named actions are returned as
-        numbers.
+        """The bot decides: record and return its action for `obs`; never waits.
 
         Without a bot, returns `otherwise` (an action, or a function of the observation), or else a
-        random valid action.
+        random valid action. Named actions are returned as numbers. To record the decision of a
+        person, use `acted`.
         """
         chooser = self._chooser
         session = self._session
@@ -217,7 +225,10 @@ class Episode:
         frames: int = 1,
         extras: Extras | None = None,
     ) -> None:
-        """Record that a person (or `by`) saw `obs` and chose `action`; closes the last decision."""
+        """A person (or `by`) decided: record that `action` was chosen for `obs`.
+
+        Completes the previous step, whose next observation is `obs`. For a bot, use `act`.
+        """
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
@@ -227,7 +238,7 @@ class Episode:
                     obs,
                     action,
                     action_mask=action_mask,
-                    by=BY.get(by) or by_code(by),
+                    by=BY[by] if by in BY else by_code(by),  # a call only for the error: it is slow
                     frames=frames,
                     t_ms=session.t_ms(),
                     extras=extras,
@@ -416,7 +427,7 @@ class Recorder:
                 return
             t_ms = session.t_ms()
             try:
-                code = BY.get(by) or by_code(by)
+                code = BY[by] if by in BY else by_code(by)
                 if decided is not None and (
                     decided.action is action or np.array_equal(decided.action, action)
                 ):

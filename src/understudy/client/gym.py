@@ -52,7 +52,8 @@ def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[
     if isinstance(game, Game):
         if settings:
             raise ConfigError(
-                f"{sorted(settings)} cannot change a connected game; pass them to connect instead"
+                f"got a connected game and also {', '.join(sorted(settings))}; pass these to "
+                "`connect`, or pass the game's name"
             )
         return game, False
     spec = spec_from_gymnasium(

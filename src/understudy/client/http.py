@@ -110,14 +110,14 @@ class HttpLink:
         if status == 204:
             return None
         response = _object(body)
-        known = {
+        values = {
             field.name: response[field.name]
             for field in fields(LiveModels)
             if field.name in response
         }
-        trust = known.get("trust", [])
-        share = known.get("canary_share", 0.0)
-        number = known.get("number")
+        trust = values.get("trust", [])
+        share = values.get("canary_share", 0.0)
+        number = values.get("number")
         is_valid = (
             type(number) is int
             and number >= 0
@@ -125,11 +125,11 @@ class HttpLink:
             and 0 <= share <= 1
             and isinstance(trust, list)
             and all(isinstance(text, str) for text in trust)
-            and all(known.get(name) is None or isinstance(known[name], str) for name in _TEXTS)
+            and all(values.get(name) is None or isinstance(values[name], str) for name in _TEXTS)
         )
         if not is_valid:
             raise _unexpected(f"a bot {_printable(response, 80)}")
-        return LiveModels(**known | {"trust": tuple(trust), "canary_share": float(share)})
+        return LiveModels(**values | {"trust": tuple(trust), "canary_share": float(share)})
 
     def policy(self, model_no: int) -> bytes:
         """Return the bytes of a model's policy, not checked."""

@@ -48,7 +48,7 @@ class Backoff:
         self._not_before_s = clock.monotonic()
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds until the next attempt; 0 or less if it is due."""
         return self._not_before_s - self._clock.monotonic()
 
@@ -124,15 +124,15 @@ class Losses:
 
     def add(self, session: uuid.UUID, numbers: Iterable[int], n_steps: int) -> None:
         """Note that these chunk numbers, with `n_steps` in total, will not be sent."""
-        known, steps = self._lost.setdefault(session, ([], 0))
-        known.extend(numbers)
-        self._lost[session] = (known, steps + n_steps)
+        lost_numbers, steps = self._lost.setdefault(session, ([], 0))
+        lost_numbers.extend(numbers)
+        self._lost[session] = (lost_numbers, steps + n_steps)
 
     def reports(self) -> Iterator[tuple[uuid.UUID, DropReport]]:
         """Yield and forget the reports that are due, by session."""
-        lost = self._lost
+        losses = self._lost
         self._lost = {}
-        for session, (numbers, n_steps) in lost.items():
+        for session, (numbers, n_steps) in losses.items():
             ranges = merge(numbers)
             for start in range(0, len(ranges), _MAX_RANGES):
                 part = ranges[start : start + _MAX_RANGES]
@@ -232,7 +232,7 @@ class Sender:
         if batch or (
             self._sessions.unreported_steps
             and self._clock.monotonic() >= self._report_at_s
-            and self._backoff.left_s <= 0
+            and self._backoff.remaining_s <= 0
         ):
             acks, error = self._send(batch)
             with self._work:
@@ -256,9 +256,9 @@ class Sender:
         now_s = self._clock.monotonic()
         due_s = [self._adopt_at_s - now_s]
         if self._waiting:
-            due_s.append(self._backoff.left_s)
+            due_s.append(self._backoff.remaining_s)
         if self._sessions.unreported_steps:
-            due_s.append(max(self._report_at_s - now_s, self._backoff.left_s))
+            due_s.append(max(self._report_at_s - now_s, self._backoff.remaining_s))
         for session in self._sessions.live():
             oldest_ms = session.builder.oldest_ms
             waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
@@ -402,7 +402,7 @@ class Sender:
     # --- From the spool through the link ----------------------------------------------------------
 
     def _batch(self) -> list[tuple[SpooledFrame, Frame]]:
-        if self._backoff.left_s > 0:
+        if self._backoff.remaining_s > 0:
             return []
         batch: list[tuple[SpooledFrame, Frame]] = []
         left_bytes = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
@@ -543,11 +543,11 @@ class Sender:
         deadline_s = self._clock.monotonic() + timeout_s
         with self._work:
             while not done():
-                left_s = deadline_s - self._clock.monotonic()
-                if left_s <= 0:
+                remaining_s = deadline_s - self._clock.monotonic()
+                if remaining_s <= 0:
                     return False
                 self.wake.set()
-                self._settled.wait(min(left_s, 0.05))
+                self._settled.wait(min(remaining_s, 0.05))
         return True
 
     def _pump_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
@@ -555,12 +555,12 @@ class Sender:
         waited_s = 0.0
         while not done():
             # The waits count too, so that this ends even if the clock stands still.
-            left_s = timeout_s - max(waited_s, self._clock.monotonic() - began_s)
-            if left_s <= 0:
+            remaining_s = timeout_s - max(waited_s, self._clock.monotonic() - began_s)
+            if remaining_s <= 0:
                 return False
             due_s = self.step()
             if due_s > 0 and not done():
-                pause_s = min(max(due_s, 0.01), left_s)
+                pause_s = min(max(due_s, 0.01), remaining_s)
                 self._clock.wait(self._never, pause_s)
                 waited_s += pause_s
         return True

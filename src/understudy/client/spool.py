@@ -224,7 +224,7 @@ class SessionSpool:
         return number
 
     def _hold(self, number: int, steps_before: int) -> None:
-        """Note that a lost number has no report on disk, so that a later start finds the gap."""
+        """Remember a lost number without a drop report on disk, so that a restart finds the gap."""
         self._held = min(self._held or (number, steps_before), (number, steps_before))
 
     def _unhold(self) -> None:

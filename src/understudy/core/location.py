@@ -38,15 +38,15 @@ class Location:
         query = urlencode(self.options, safe="/:,", quote_via=quote)
         return f"{self.scheme}://{hosts}{path}{f'?{query}' if query else ''}"
 
-    def refuse_others(self, known: Collection[str]) -> None:
+    def check_options(self, allowed: Collection[str]) -> None:
         """Raise ConfigError for an unknown option, so that typos are noticed."""
         for name in self.options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            if name not in allowed:
+                near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
                 advice = (
                     f"did you mean {near[0]}?"
                     if near
-                    else f"its options are {', '.join(sorted(known))}"
+                    else f"its options are {', '.join(sorted(allowed))}"
                 )
                 raise ConfigError(f"{self.scheme}:// has no option {name!r}; {advice}")
 
@@ -67,7 +67,7 @@ class Location:
             )
         return value
 
-    def whole(self, name: str, default: int, *, least: int = 0, most: int) -> int:
+    def integer(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         """An option as a whole number in digits; ConfigError if it is not one or out of range."""
         text = self.options.get(name, str(default))
         is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
@@ -216,14 +216,14 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
         split = urlsplit("")
     # Shown without the user part, so that no error contains a password.
     scheme, separator, rest = endpoint.partition("://")
-    shown = f"{scheme}{separator}{rest.rpartition('@')[2]}"[:80]
+    server = f"{scheme}{separator}{rest.rpartition('@')[2]}"[:80]
     if split.scheme not in ("http", "https") or not host or split.username is not None:
         raise ConfigError(
-            f"endpoint is {shown!r}; give http://127.0.0.1:PORT or https://HOST, without a user"
+            f"endpoint is {server!r}; give http://127.0.0.1:PORT or https://HOST, without a user"
         )
     if split.scheme == "http" and not insecure and not is_loopback(host):
         raise ConfigError(
-            f"endpoint {shown} is plain http on another machine; give https://, or insecure=true "
+            f"endpoint {server} is plain http on another machine; give https://, or insecure=true "
             "on a private network"
         )
 

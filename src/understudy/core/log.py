@@ -1,4 +1,4 @@
-"""The log format of spool, stream and store: append-only files of checksummed entries.
+"""The log format of the spool and the file stream: append-only files of checksummed entries.
 
     entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload
 
@@ -332,18 +332,18 @@ class GroupCommit(Generic[Item, Result]):
 
     def submit(self, item: Item) -> Result:
         """Return the commit's result for this item once it is durable, or raise its error."""
-        mine: _PendingCommit[Item, Result] = _PendingCommit(item, self._size(item))
-        self._waiting.append(mine)
-        while not mine.done:
+        pending: _PendingCommit[Item, Result] = _PendingCommit(item, self._size(item))
+        self._waiting.append(pending)
+        while not pending.done:
             # The holder of the lock commits every queued item; the next holder usually finds its
             # own item done.
             with self.alone:
-                if not mine.done:
+                if not pending.done:
                     self._commit_waiting()
-        if mine.error is not None:
-            raise mine.error
-        assert mine.result is not None
-        return mine.result
+        if pending.error is not None:
+            raise pending.error
+        assert pending.result is not None
+        return pending.result
 
     def _commit_waiting(self) -> None:
         group = [self._waiting.popleft()]

@@ -57,7 +57,7 @@ class Range:
 
     low: float
     high: float
-    says: str
+    description: str
     choices: tuple[str, ...] = ()
     """The allowed texts; empty for any."""
 
@@ -66,12 +66,12 @@ def setting(
     default: Any,
     low: float = -math.inf,
     high: float = math.inf,
-    says: str = "",
+    description: str = "",
     *,
     choices: Sequence[str] = (),
 ) -> Any:
     """A dataclass field with its range and a line of help."""
-    return field(default=default, metadata={"range": Range(low, high, says, tuple(choices))})
+    return field(default=default, metadata={"range": Range(low, high, description, tuple(choices))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Leaf:
 
     @property
     def help(self) -> str:
-        return self.range.says if self.range else ""
+        return self.range.description if self.range else ""
 
 
 def leaves(kind: Any, *, prefix: str = PREFIX, above: str = "") -> Iterator[Leaf]:
@@ -112,11 +112,11 @@ class Resolved(Generic[T]):
     config: T
     origins: Mapping[str, str]
 
-    def shown(self) -> dict[str, dict[str, Any]]:
+    def masked(self) -> dict[str, dict[str, Any]]:
         """Each value with its secrets hidden, and its origin."""
         tree = dataclasses.asdict(self.config)  # type: ignore[call-overload]
         return {
-            name: {"value": hidden(_at(tree, name)), "origin": origin}
+            name: {"value": mask_secrets(_at(tree, name)), "origin": origin}
             for name, origin in self.origins.items()
         }
 
@@ -128,25 +128,25 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
     instead: Callable[[str, Any], Any] = lambda name, value: value,
-    kept: Callable[[str, Mapping[str, Any]], tuple[Any, str] | None] = lambda name, values: None,
+    saved: Callable[[str, Mapping[str, Any]], tuple[Any, str] | None] = lambda name, values: None,
 ) -> Resolved[T]:
     """Read settings from flags, environment, file and defaults; a flag of None counts as absent.
 
-    `instead` may replace a value before it is checked. `kept` is called before a default is used,
+    `instead` may replace a value before it is checked. `saved` is called before a default is used,
     with the values so far; it returns a value and its origin, or None.
     """
     environ = os.environ if environ is None else environ
-    known = list(leaves(kind))
+    fields = list(leaves(kind))
     tree = read_toml(file) if file else {}
-    check_names(tree, known, where=str(file))
-    _check_variables(environ, known)
+    check_names(tree, fields, where=str(file))
+    _check_variables(environ, fields)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for leaf in known:
-        source = find(leaf, flags, environ)
+    for leaf in fields:
+        source = find_value(leaf, flags, environ)
         if source is None and (value := _at(tree, leaf.name)) is not None:
             source = value, str(file)
-        source = source or kept(leaf.name, values)
+        source = source or saved(leaf.name, values)
         value, origins[leaf.name] = source or (leaf.default, "default")
         if source:
             value = parse_text(leaf, instead(leaf.name, value))
@@ -155,7 +155,7 @@ def resolve(
     return Resolved(_build(kind, values), origins)
 
 
-def find(
+def find_value(
     leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[Any, str] | None:
     """Find a value in a flag, a variable or the file that a variable names; with its origin."""
@@ -177,10 +177,10 @@ def find(
 
 def from_tree(kind: type[T], tree: Mapping[str, Any], *, where: str) -> T:
     """Validate the settings of a JSON or TOML file; missing settings have their default."""
-    known = list(leaves(kind))
-    check_names(tree, known, where=where)
+    fields = list(leaves(kind))
+    check_names(tree, fields, where=where)
     values = {}
-    for leaf in known:
+    for leaf in fields:
         value = _at(tree, leaf.name)
         values[leaf.name] = (
             leaf.default if value is None else check_value(leaf, value, origin=where)
@@ -248,9 +248,9 @@ def _build(kind: type[T], values: Mapping[str, Any], above: str = "") -> T:
 # --- Checks ---------------------------------------------------------------------------------------
 
 
-def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -> None:
+def check_names(tree: Mapping[str, Any], fields: Sequence[Leaf], *, where: str) -> None:
     """Raise ConfigError for a name that does not exist, so that typos are noticed."""
-    names = [leaf.name for leaf in known]
+    names = [leaf.name for leaf in fields]
 
     def inside(part: Mapping[str, Any], above: str) -> Iterator[str]:
         for key, value in part.items():
@@ -266,19 +266,22 @@ def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -
 
     for name in inside(tree, ""):
         if name not in names:
-            raise ConfigError(f"{where} sets {name}, which does not exist; {nearest(name, names)}")
+            raise ConfigError(
+                f"{where} sets {name}, but there is no such setting; {nearest(name, names)}"
+            )
 
 
-def _check_variables(environ: Mapping[str, str], known: Sequence[Leaf]) -> None:
+def _check_variables(environ: Mapping[str, str], fields: Sequence[Leaf]) -> None:
     """Reject unknown variables of a table; others may belong to games, such as UNDERSTUDY_URL."""
-    names = [leaf.variable for leaf in known]
+    names = [leaf.variable for leaf in fields]
     tables = tuple(
-        {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in known if "." in leaf.name}
+        {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in fields if "." in leaf.name}
     )
     for name in environ:
         if name.startswith(tables) and name.removesuffix("_FILE") not in names:
             raise ConfigError(
-                f"{name} is set in the environment and does not exist; {nearest(name, names)}"
+                f"{name} is set in the environment, but there is no such setting; "
+                f"{nearest(name, names)}"
             )
 
 
@@ -316,9 +319,9 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
             ) from None
     if isinstance(value, Schedule) and not may_move:
         raise ConfigError(f"{name} is a schedule{by}; it is fixed for a run, so give one value")
-    about = f": {limits.says}" if limits and limits.says else ""
+    about = f": {limits.description}" if limits and limits.description else ""
     if expected := _expected_type(value, default, may_move=may_move):
-        raise ConfigError(f"{name} is {hidden(value)!r}{by}; give {expected}{about}")
+        raise ConfigError(f"{name} is {mask_secrets(value)!r}{by}; give {expected}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
         raise ConfigError(
             f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}"
@@ -361,7 +364,7 @@ def _expected_type(value: Any, default: Any, *, may_move: bool) -> str:
 # --- As text --------------------------------------------------------------------------------------
 
 
-def hidden(value: Any) -> Any:
+def mask_secrets(value: Any) -> Any:
     """The value with names and passwords inside a URL replaced by stars."""
     if not isinstance(value, str) or "://" not in value:
         return value
@@ -377,7 +380,7 @@ def toml_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
 
 
-def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
+def load_object(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
     """Import what a path names; ConfigError suggests the nearest of the known short names."""
     module, _, attribute = path.partition(":")
     if not attribute:

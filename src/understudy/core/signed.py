@@ -82,7 +82,7 @@ def open_signed(raw: bytes, trusted: Trusted) -> dict[str, Any]:
     document = strict_json(raw)
     if not isinstance(document, dict) or document.keys() != {"entry", "key_id", "signature"}:
         raise Refused(
-            "bad_entry", "a signed document has entry, key_id and signature, and nothing else"
+            "bad_entry", "not a signed document, which has exactly entry, key_id and signature"
         )
     entry = document["entry"]
     name = document["key_id"]

@@ -171,7 +171,7 @@ def check_bool(name: str, array: Array) -> None:
         raise Refused("bad_tensors", f"{name!r} is BOOL and contains a byte other than 0 and 1")
 
 
-def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
+def arrays_under(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
     """The arrays whose name begins with `name.`, with that prefix removed."""
     return {
         key[len(name) + 1 :]: array for key, array in arrays.items() if key.startswith(f"{name}.")

@@ -76,7 +76,7 @@ OnPart = Callable[[str], None]
 
 
 def find(tool: str) -> Path | None:
-    """The path of a program; Java is searched in JAVA_HOME first."""
+    """The path of a program, or None; for Java, JAVA_HOME is tried first."""
     home = os.environ.get("JAVA_HOME") if tool == "java" else None
     path = (home and shutil.which("java", path=str(Path(home) / "bin"))) or shutil.which(tool)
     return Path(path) if path else None
@@ -95,7 +95,7 @@ def missing(tool: str) -> str:
     return f"{tool} is not installed; {_NEXT[tool]}"
 
 
-def java_trouble(supported: range) -> str | None:
+def java_problem(supported: range) -> str | None:
     """Why this machine's Java cannot run a server that needs one of these releases; None if ok."""
     path = find("java")
     if path is None:
@@ -121,7 +121,7 @@ def _java_release(path: Path) -> int | None:
     return int(version[1]) if version else None
 
 
-def client_trouble(module: str) -> str | None:
+def client_problem(module: str) -> str | None:
     """Why a server's client package cannot be used: it is not installed; None if it is."""
     package, extra = _CLIENTS[module]
     return (
@@ -131,7 +131,7 @@ def client_trouble(module: str) -> str | None:
     )
 
 
-def plain_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+def server_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a server: ours, without variables that change how a JVM or Node runs."""
     dropped = (
         "JAVA_TOOL_OPTIONS",
@@ -140,8 +140,8 @@ def plain_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "NODE_OPTIONS",
         "CLASSPATH",
     )
-    ours = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**ours, **(more or {})}
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**inherited, **(more or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Package:
     names: Sequence[str]
     size_mib: int
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Why it cannot be resolved here; None if the tool is installed."""
         return next((missing(tool) for tool in _NEEDS[self.tool] if not find(tool)), None)
 
@@ -188,7 +188,7 @@ class Package:
         errors: list[str] = []
         last_lines = deque[str](maxlen=_SHOWN_LINES)
         timed_out = threading.Event()
-        env = plain_environment({"GOBIN": str(into)} if self.tool == "go" else None)
+        env = server_environment({"GOBIN": str(into)} if self.tool == "go" else None)
         with subprocess.Popen(
             [must_find(self.tool), *words],
             cwd=into,
@@ -259,14 +259,14 @@ def cache_root() -> Path:
     return Path(base) / "understudy" / "servers"
 
 
-def place_of(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """The folder of this server in the cache, whether it exists or not."""
     return cache_root() / f"{name}-{PACKAGES[name].version}"
 
 
 def cached(name: str) -> Path | None:
     """The folder of a cached server; None if it is missing or incomplete."""
-    place = place_of(name)
+    place = cache_folder(name)
     listed = _listed(place)
     try:
         is_complete = bool(listed) and all(
@@ -282,7 +282,7 @@ def fetch(
 ) -> bool:
     """Resolve a server into the cache; False if it was cached and every byte is correct."""
     package = package or PACKAGES[name]
-    place = place_of(name)
+    place = cache_folder(name)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = place.parent / f".{place.name}.lock"
@@ -291,8 +291,8 @@ def fetch(
                 _digest(place / path) == facts[1] for path, facts in _listed(place).items()
             ):
                 return False
-            if trouble := package.trouble():
-                raise ServerFailed(f"{name} {package.version} cannot be fetched: {trouble}")
+            if problem := package.problem():
+                raise ServerFailed(f"{name} {package.version} cannot be fetched: {problem}")
             _resolve(place, package, on_part)
             return True
     except OSError as error:

@@ -18,12 +18,12 @@ from typing import Any
 
 from understudy.core.errors import ServerFailed
 from understudy.dev.packages import (
-    client_trouble,
+    client_problem,
     find,
-    java_trouble,
+    java_problem,
     missing,
     must_find,
-    plain_environment,
+    server_environment,
 )
 from understudy.dev.process import HOST
 
@@ -67,15 +67,15 @@ class Recipe:
     """Names of the ports it needs; "client" is the one that clients connect to."""
     keeps_data: bool = True
     """Whether acknowledged data outlive the process."""
-    trouble: Callable[[], str | None]
+    problem: Callable[[], str | None]
     """Why it cannot run here, even if it is cached; None if it can."""
     prepare: Callable[[ServerFolder], None] = lambda place: None
     """Write its settings before every start; existing data stay."""
     launch: Callable[[ServerFolder], Launch]
     """The command that runs it in the foreground."""
-    ask: Callable[[ServerFolder], None]
+    probe: Callable[[ServerFolder], None]
     """Send a real request; raises the client's error while the server does not respond."""
-    welcome: Callable[[ServerFolder], None] = lambda place: None
+    initialise: Callable[[ServerFolder], None] = lambda place: None
     """Set it up once it responds, once per data folder; must be idempotent."""
 
 
@@ -170,16 +170,16 @@ def _launch_cassandra(place: ServerFolder) -> Launch:
     )
 
 
-def ask_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
+def probe_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
     with _cassandra_session(place, place.credentials, tls) as session:
         session.execute("SELECT release_version FROM system.local")
 
 
-def welcome_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
+def init_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
     """Create our own superuser, and drop the default one, whose password is public."""
     own = place.credentials
     try:
-        ask_cassandra(place, tls=tls)
+        probe_cassandra(place, tls=tls)
     except Exception:
         with _cassandra_session(
             place, {"username": _DEFAULT_ROLE, "password": _DEFAULT_ROLE}, tls
@@ -293,7 +293,7 @@ def prepare_kafka(place: ServerFolder) -> None:
         done = subprocess.run(
             words,
             cwd=place.folder,
-            env=plain_environment(),
+            env=server_environment(),
             stdin=subprocess.DEVNULL,
             timeout=_KAFKA_FORMAT_S,
             stdout=subprocess.PIPE,
@@ -326,7 +326,7 @@ def _launch_kafka(place: ServerFolder) -> Launch:
     )
 
 
-def _ask_kafka(place: ServerFolder) -> None:
+def _probe_kafka(place: ServerFolder) -> None:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(
@@ -389,8 +389,8 @@ def aws_client(service: str, url: str, credentials: Mapping[str, str]) -> Any:
     return session.client(service, endpoint_url=url, config=config)
 
 
-def _node_trouble() -> str | None:
-    return (None if find("node") else missing("node")) or client_trouble("boto3")
+def _node_problem() -> str | None:
+    return (None if find("node") else missing("node")) or client_problem("boto3")
 
 
 def _prepare_node(place: ServerFolder) -> None:
@@ -436,7 +436,7 @@ def _launch_kinesalite(place: ServerFolder) -> Launch:
     )
 
 
-def _ask_kinesis(place: ServerFolder) -> None:
+def _probe_kinesis(place: ServerFolder) -> None:
     aws_client("kinesis", place.url, place.credentials).list_streams(Limit=1)
 
 
@@ -477,7 +477,7 @@ def _launch_moto(place: ServerFolder) -> Launch:
     )
 
 
-def _ask_s3(place: ServerFolder) -> None:
+def _probe_s3(place: ServerFolder) -> None:
     aws_client("s3", place.url, place.credentials).list_buckets()
 
 
@@ -490,42 +490,45 @@ def _welcome_s3(place: ServerFolder) -> None:
 RECIPES = {
     "cassandra": Recipe(
         ports=("client", "peers"),
-        trouble=lambda: java_trouble(range(17, 18)) or client_trouble("cassandra"),
+        problem=lambda: java_problem(range(17, 18)) or client_problem("cassandra"),
         prepare=prepare_cassandra,
         launch=_launch_cassandra,
-        ask=ask_cassandra,
-        welcome=welcome_cassandra,
+        probe=probe_cassandra,
+        initialise=init_cassandra,
     ),
     "kafka": Recipe(
         ports=("client", "controller"),
-        trouble=lambda: java_trouble(range(17, 100)) or client_trouble("confluent_kafka"),
+        problem=lambda: java_problem(range(17, 100)) or client_problem("confluent_kafka"),
         prepare=prepare_kafka,
         launch=_launch_kafka,
-        ask=_ask_kafka,
+        probe=_probe_kafka,
     ),
     "kinesis": Recipe(
         ports=("client", "tls"),
         keeps_data=False,
-        trouble=_node_trouble,
+        problem=_node_problem,
         prepare=_prepare_node,
         launch=_launch_kinesis_local,
-        ask=_ask_kinesis,
+        probe=_probe_kinesis,
     ),
     "kinesalite": Recipe(
-        trouble=_node_trouble, prepare=_prepare_node, launch=_launch_kinesalite, ask=_ask_kinesis
+        problem=_node_problem,
+        prepare=_prepare_node,
+        launch=_launch_kinesalite,
+        probe=_probe_kinesis,
     ),
     "s3": Recipe(
-        trouble=lambda: client_trouble("boto3"),
+        problem=lambda: client_problem("boto3"),
         prepare=_prepare_versity,
         launch=_launch_versity,
-        ask=_ask_s3,
-        welcome=_welcome_s3,
+        probe=_probe_s3,
+        initialise=_welcome_s3,
     ),
 }
 MOTO = Recipe(
     keeps_data=False,
-    trouble=lambda: client_trouble("boto3") or client_trouble("moto"),
+    problem=lambda: client_problem("boto3") or client_problem("moto"),
     launch=_launch_moto,
-    ask=_ask_s3,
-    welcome=_welcome_s3,
+    probe=_probe_s3,
+    initialise=_welcome_s3,
 )

@@ -23,14 +23,21 @@ from typing import Any, Literal, Protocol
 from understudy.core.errors import ConfigError, ServerFailed, StorageFull
 from understudy.core.location import Location
 from understudy.core.log import FileLock, write_file
-from understudy.dev.packages import PACKAGES, cache_root, cached, find, place_of, plain_environment
+from understudy.dev.packages import (
+    PACKAGES,
+    cache_folder,
+    cache_root,
+    cached,
+    find,
+    server_environment,
+)
 from understudy.dev.process import Identity, Process, free_ports, is_free, listens, spawn
 from understudy.dev.recipes import MOTO, RECIPES, Recipe, ServerFolder
 
 SERVERS = tuple(RECIPES)
-USUAL = ("cassandra", "kafka", "kinesis", "s3")
+DEFAULT_SERVERS = ("cassandra", "kafka", "kinesis", "s3")
 """The servers that start by default."""
-AWS_SHAPED = ("kinesis", "kinesalite", "s3")
+AWS_COMPATIBLE = ("kinesis", "kinesalite", "s3")
 STATE = "server.json"
 _START_S = 240.0
 _STOP_S = 30.0
@@ -55,28 +62,28 @@ def uses_moto() -> bool:
     return cached("s3") is None and (find("go") is None or _no_versity().exists())
 
 
-def give_up_on_versity() -> bool:
+def fall_back_to_moto() -> bool:
     """Use moto for S3 until versitygw is fetched; False if moto is not installed."""
-    if MOTO.trouble():
+    if MOTO.problem():
         return False
     _no_versity().touch()
     return True
 
 
 def _no_versity() -> Path:
-    return place_of("s3").with_name("s3.failed")
+    return cache_folder("s3").with_name("s3.failed")
 
 
-def why_not(name: str) -> str | None:
+def unavailable_reason(name: str) -> str | None:
     """Why a server cannot run on this machine, with the next step; None if it can."""
     if sys.platform == "win32":
         return f"{name} runs on Linux and macOS only; use the address of a remote server"
-    if trouble := recipe_of(name).trouble():
-        return f"{name}: {trouble}"
+    if problem := recipe_of(name).problem():
+        return f"{name}: {problem}"
     if is_ready(name):
         return None
     package = PACKAGES[name]
-    next_step = package.trouble() or f"run: understudy dev servers fetch {name}"
+    next_step = package.problem() or f"run: understudy dev servers fetch {name}"
     return f"{name} {package.version} is not in the cache; {next_step}"
 
 
@@ -158,12 +165,12 @@ def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) ->
     ones.
     """
     recipe = recipe_of(name)
-    if trouble := why_not(name):
-        raise ServerFailed(trouble)
+    if problem := unavailable_reason(name):
+        raise ServerFailed(problem)
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        is_ours(name, folder)
+        is_server_folder(name, folder)
         folder.chmod(0o700)  # settings and log may contain secrets
         with FileLock(folder / ".lock", what=f"the folder {folder}"):
             if (other := attach(folder)) is not None and other.is_alive:
@@ -195,7 +202,7 @@ def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) ->
     _write_state(name, folder, ports, Identity(0, ""))
     file = folder / "credentials"
     if not file.exists():
-        write_credentials(file, new_credentials(is_aws=name in AWS_SHAPED))
+        write_credentials(file, new_credentials(is_aws=name in AWS_COMPATIBLE))
     return ServerFolder(
         folder=folder,
         package=cached(name) or folder,
@@ -207,25 +214,25 @@ def _place(name: str, recipe: Recipe, folder: Path, ports: Mapping[str, int]) ->
 
 def _run(name: str, recipe: Recipe, place: ServerFolder) -> Process:
     """Start the process and wait until the server responds; kills it if it does not."""
-    if taken := [port for port in place.ports.values() if not is_free(port)]:
+    if used_ports := [port for port in place.ports.values() if not is_free(port)]:
         raise ConfigError(
-            f"port {taken[0]} of {name} is in use by another program; stop that program, or give "
-            "another port"
+            f"port {used_ports[0]} of {name} is in use by another program; stop that program, or "
+            "give another port"
         )
     launch = recipe.launch(place)
     process = spawn(
         launch.words,
         folder=place.folder,
-        env=plain_environment(launch.env),
+        env=server_environment(launch.env),
         log=place.folder / "log",
     )
     try:
         # If the welcome was interrupted, it is repeated.
         welcomed = place.folder / "welcomed"
         if not (recipe.keeps_data and welcomed.exists()):
-            _until_it_works(name, process, place, recipe.welcome)
+            _until_it_works(name, process, place, recipe.initialise)
             welcomed.touch()
-        _until_it_works(name, process, place, recipe.ask)
+        _until_it_works(name, process, place, recipe.probe)
         _write_state(name, place.folder, place.ports, process.identity)
     except BaseException:
         process.kill()
@@ -289,7 +296,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def is_ours(name: str, folder: Path) -> bool:
+def is_server_folder(name: str, folder: Path) -> bool:
     """Whether a server of this name created this folder; False for an empty one.
 
     ConfigError if it contains files of others.
@@ -298,8 +305,10 @@ def is_ours(name: str, folder: Path) -> bool:
     if state is not None and state["name"] == name:
         return True
     # A start that was killed before it wrote its state leaves these.
-    ours = (".lock", f".{STATE}.")
-    if foreign := sorted(path.name for path in folder.iterdir() if not path.name.startswith(ours)):
+    own_names = (".lock", f".{STATE}.")
+    if foreign := sorted(
+        path.name for path in folder.iterdir() if not path.name.startswith(own_names)
+    ):
         what = (
             f"is the folder of {state['name']}"
             if state
@@ -349,11 +358,11 @@ def default_folder() -> Path:
     return cache_root() / "running"
 
 
-def look(name: str, folder: Path) -> ServerStatus:
+def server_status(name: str, folder: Path) -> ServerStatus:
     """The state of a server in this folder, without changing anything."""
     server = attach(folder / name)
     if server is None:
-        reason = why_not(name)
+        reason = unavailable_reason(name)
         return ServerStatus(
             name=name, state="unavailable" if reason else "stopped", words=reason or ""
         )
@@ -365,7 +374,7 @@ def look(name: str, folder: Path) -> ServerStatus:
 def ensure(name: str, folder: Path) -> tuple[Server, bool]:
     """The running server of this folder, and whether it is new; then it ends with this process."""
     with _lock(name, folder):
-        status = look(name, folder)
+        status = server_status(name, folder)
         if status.state == "running" and status.server is not None:
             return status.server, False
         return start(name, folder / name), True
@@ -381,7 +390,7 @@ def stop(name: str, folder: Path, *, erases: bool = False) -> bool:
     if not (place.exists() or (folder / f".{name}.lock").exists()):
         return False
     with _lock(name, folder):
-        must_erase = erases and place.exists() and is_ours(name, place)
+        must_erase = erases and place.exists() and is_server_folder(name, place)
         server = attach(place)
         ran = server is not None and server.is_alive
         if server is not None:
@@ -461,7 +470,7 @@ class Running(Protocol):
     def credentials_file(self) -> Path: ...
 
 
-def on_host(server: Running, scheme: str, path: str, **options: str) -> Location:
+def host_location(server: Running, scheme: str, path: str, **options: str) -> Location:
     """A location on a server with host and port: Cassandra, Kafka."""
     host, _, port = server.address.rpartition(":")
     return Location(
@@ -469,7 +478,9 @@ def on_host(server: Running, scheme: str, path: str, **options: str) -> Location
     )
 
 
-def on_aws(server: Running, scheme: str, name: str, path: str = "", **options: str) -> Location:
+def aws_location(
+    server: Running, scheme: str, name: str, path: str = "", **options: str
+) -> Location:
     """A location on a server with an AWS API: Kinesis, S3."""
     region = server.credentials["region"]
     account = {

@@ -20,7 +20,7 @@ from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.registry import Registry
 from understudy.platform.config import Config
 from understudy.platform.ingest import IngestRole, open_own_ingest
-from understudy.platform.requests import ask
+from understudy.platform.requests import send_request
 from understudy.ports import FullStore, SessionFilter, SessionInfo
 
 _ASK_S = 600.0
@@ -95,7 +95,7 @@ class LocalTarget:
                 self._role = open_own_ingest(self._data, self._config)
 
     @property
-    def is_ours(self) -> bool:
+    def ingests_here(self) -> bool:
         """Whether ingest runs in this process; otherwise it runs in another one."""
         return self._role is not None
 
@@ -113,14 +113,14 @@ class LocalTarget:
         if self._role is not None:
             self._role.step()
 
-    def settle(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
+    def wait_until_stored(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
         """Wait until all frames of the stream, of any game, are stored; Locked without ingest."""
         for _ in range(_TRIES):
             if self._role is not None:
                 self._role.service.drain()
                 return
             try:
-                ask(self._data.requests, "barrier", timeout_s=_ASK_S)
+                send_request(self._data.requests, "barrier", timeout_s=_ASK_S)
                 return
             except Locked:
                 if self._data.has_writer():
@@ -138,7 +138,7 @@ class LocalTarget:
 class RemoteTarget:
     """A store on other machines, written only by ingest, for which an import waits."""
 
-    is_ours = False
+    ingests_here = False
     is_remote = True
     refusals: Mapping[str, int] = {}
 
@@ -154,7 +154,7 @@ class RemoteTarget:
     def step(self) -> None:
         """Do nothing: ingest runs in another process."""
 
-    def settle(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
+    def wait_until_stored(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
         """Wait until these sessions (with players' pseudonyms) are closed or progress stops."""
         waiting = dict(sent)
         steps = dict[uuid.UUID, int]()

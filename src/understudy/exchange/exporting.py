@@ -37,7 +37,7 @@ _SHORT_PAGES = 3
 process writes."""
 
 
-def extra(module: str) -> Any:
+def import_extra(module: str) -> Any:
     """Import a module of the extra `export`; MissingExtra states the command that installs it."""
     try:
         return importlib.import_module(module)
@@ -114,11 +114,11 @@ class ExportedChunks:
 
     def why_empty(self) -> str:
         """Return the reason why the export is empty."""
-        left = ", ".join(
+        omitted = ", ".join(
             f"{steps} steps with consent {name}" for name, steps in sorted(self.left_out.items())
         )
         return (
-            f"nothing to export for {self.spec.game}: left out {left or 'nothing'}; pass other "
+            f"nothing to export for {self.spec.game}: left out {omitted or 'nothing'}; pass other "
             "consents with --consent"
         )
 
@@ -170,7 +170,7 @@ def open_history(
 
 
 @contextmanager
-def copied(
+def local_copy(
     store: ExperienceStore, specs: Specs, export_filter: ExportFilter, *, beside: Path
 ) -> Iterator["StoreView"]:
     """Copy a remote store to a folder next to `beside`, which is removed when the block ends.
@@ -186,7 +186,7 @@ def copied(
     with tempfile.TemporaryDirectory(
         prefix=f".{beside.name}.", suffix=".copy", dir=beside.absolute().parent
     ) as folder:
-        with open_window(store, Path(folder), specs=specs, wanted=matches) as window:
+        with open_window(store, Path(folder), specs=specs, include=matches) as window:
             short = 0
             while short < _SHORT_PAGES and (items := window.step()):
                 short += items < WINDOW_PAGE
@@ -229,7 +229,7 @@ class Written:
     sessions: int
 
 
-def must_be_free(path: Path) -> None:
+def check_not_exists(path: Path) -> None:
     """Raise ConfigError if the path exists: an export never overwrites a file or folder."""
     path = path.absolute()
     if path.exists() or path.is_symlink():
@@ -239,9 +239,9 @@ def must_be_free(path: Path) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path, renamed to `path` if the block succeeds and removed otherwise."""
-    must_be_free(path)
+    check_not_exists(path)
     path = path.absolute()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     _remove(temporary)

@@ -20,7 +20,7 @@ from understudy.core.log import FileLock
 from understudy.core.names import PlayerName, player_name
 from understudy.exchange.destination import Destination, ImportTarget
 from understudy.exchange.exporting import OnSteps
-from understudy.exchange.incoming import Incoming, Outline, noise_of, survey
+from understudy.exchange.incoming import Incoming, Outline, random_part_of, survey
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import (
     MAX_FRAMES_PER_SEND,
@@ -36,7 +36,7 @@ from understudy.experience.session import INTAKE_MAX_AGE_S, SPOOL_S, refused_ses
 from understudy.ports import Link, SessionFilter, SessionInfo
 from understudy.simulation.ledger import LedgerLink
 
-NOBODY = player_name("imported")
+UNKNOWN_PLAYER = player_name("imported")
 """The player of steps for which neither the file nor the caller names one."""
 
 SEND_BYTES = 4 * 1024 * 1024
@@ -93,19 +93,21 @@ def import_files(
     root = place.data.root
     lock = FileLock(root / "import.lock", what="an import into this folder")
     with lock, closing(place.open_target(clock)) as target:
-        target.settle(spec.game, {})  # frames that an interrupted import sent count as stored
+        target.wait_until_stored(
+            spec.game, {}
+        )  # frames that an interrupted import sent count as stored
         unfinished_imports = UnfinishedImports(root)
         key = deployment_key(root)
         now_s = clock.now()
         origins = {noise: origin for file in files for noise, origin in file.origins.items()}
-        known = _known(target, spec, {*plans, *origins.values()})
+        stored_sessions = _stored_sessions(target, spec, {*plans, *origins.values()})
         players = {plan.player: pseudonym(key, spec.game, plan.player) for plan in plans.values()}
         for noise, plan in plans.items():
-            if known.get(origins.get(noise, -1)) is not None:
+            if stored_sessions.get(origins.get(noise, -1)) is not None:
                 continue  # recorded here, and exported from here
             earlier = unfinished_imports.sessions.get(noise) if target.is_remote else None
             plans[noise] = assign_session(
-                plan, known.get(noise), players[plan.player], now_s=now_s, sent=earlier
+                plan, stored_sessions.get(noise), players[plan.player], now_s=now_s, sent=earlier
             )
         sent = {
             noise: SendingSession(plan.session, players[plan.player])
@@ -119,8 +121,10 @@ def import_files(
                 unfinished_imports.add(sent)
             if sent:
                 _send(files, plans, noting, clock, after_each=target.step, on_steps=on_steps)
-        target.settle(spec.game, {sending.session: sending.player for sending in sent.values()})
-        after = _known(target, spec, plans.keys())
+        target.wait_until_stored(
+            spec.game, {sending.session: sending.player for sending in sent.values()}
+        )
+        after = _stored_sessions(target, spec, plans.keys())
         if target.is_remote:
             unfinished_imports.finish(
                 [noise for noise in plans if noise in after and after[noise].closed]
@@ -128,16 +132,16 @@ def import_files(
         return _counted(files, spec, plans, after, target)
 
 
-def _known(
+def _stored_sessions(
     target: ImportTarget, spec: GameSpec, requested: Container[int]
 ) -> dict[int, SessionInfo]:
     """Return stored sessions by the random part of their ids; of several, the longest."""
-    known: dict[int, SessionInfo] = {}
+    stored: dict[int, SessionInfo] = {}
     for info in target.sessions(SessionFilter(game=spec.game)):
-        noise = noise_of(info.session)
-        if noise in requested and (noise not in known or known[noise].n_steps < info.n_steps):
-            known[noise] = info
-    return known
+        noise = random_part_of(info.session)
+        if noise in requested and (noise not in stored or stored[noise].n_steps < info.n_steps):
+            stored[noise] = info
+    return stored
 
 
 def _counted(
@@ -171,7 +175,7 @@ def _counted(
         refused_steps=sum(steps for noise, steps in lacking.items() if not is_waiting[noise]),
         waiting_steps=sum(steps for noise, steps in lacking.items() if is_waiting[noise]),
         refusals=target.refusals,
-        by_running_ingest=not target.is_ours,
+        by_running_ingest=not target.ingests_here,
         details=details,
     )
 
@@ -199,7 +203,7 @@ def _planned(
     for owner, outlines in enumerate(surveys):
         for noise, outline in outlines.items():
             first = plans.setdefault(
-                noise, Plan(owner, outline, player or outline.player or NOBODY)
+                noise, Plan(owner, outline, player or outline.player or UNKNOWN_PLAYER)
             )
             if not first.outline.is_like(outline):
                 raise ConfigError(
@@ -282,7 +286,7 @@ def _send(
     after_each: Callable[[], None],
     on_steps: OnSteps | None,
 ) -> None:
-    """Send the sessions that have an id; `after_each` is called after every batch of frames."""
+    """Send the frames of the planned sessions; `after_each` is called after each full batch."""
     total = sum(plan.outline.steps for plan in plans.values())
     done = 0
     waiting: list[Frame] = []
@@ -312,17 +316,19 @@ def _send_batch(
     """Send frames until all are durable in the stream; StorageFailed if one is not."""
     for attempt in range(SEND_TRIES):
         acks = link.send(frames, players)
-        left = [(frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted]
-        if not left:
+        unaccepted = [
+            (frame, ack) for frame, ack in zip(frames, acks, strict=True) if not ack.accepted
+        ]
+        if not unaccepted:
             return
-        refused = next((ack.refused for _, ack in left if ack.refused), None)
+        refused = next((ack.refused for _, ack in unaccepted if ack.refused), None)
         if refused or attempt + 1 == SEND_TRIES:
             raise StorageFailed(
-                f"the stream did not accept a frame: {refused or left[0][1].error}; fix that, then "
-                "run the same command again, which resumes the import"
+                f"the stream did not accept a frame: {refused or unaccepted[0][1].error}; fix "
+                "that, then run the same command again, which resumes the import"
             )
-        frames = [frame for frame, _ in left]
-        clock.wait(Event(), min(max(ack.retry_after_s for _, ack in left), 0.1 * 2**attempt))
+        frames = [frame for frame, _ in unaccepted]
+        clock.wait(Event(), min(max(ack.retry_after_s for _, ack in unaccepted), 0.1 * 2**attempt))
 
 
 def _frames(
@@ -332,7 +338,7 @@ def _frames(
     sent: dict[int, int] = {}
     for owner, file in enumerate(files):
         for chunk, _ in file.chunks():
-            noise = noise_of(chunk.meta.session)
+            noise = random_part_of(chunk.meta.session)
             n_steps = chunk.meta.n_steps
             plan = plans.get(noise)
             if plan is None or plan.owner != owner:

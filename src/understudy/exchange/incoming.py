@@ -60,12 +60,12 @@ class Incoming(Protocol):
         ...
 
 
-def noise_of(session: uuid.UUID) -> int:
+def random_part_of(session: uuid.UUID) -> int:
     """Return the random part of a session's id, which an import keeps if it changes the time."""
     return session.int & ((0xFFF << 64) | ((1 << 62) - 1))
 
 
-def session_of(*parts: bytes | str) -> uuid.UUID:
+def content_session_id(*parts: bytes | str) -> uuid.UUID:
     """Return a session id without a time whose random part is a hash of the content."""
     digest = hashlib.sha256()
     for part in parts:
@@ -137,7 +137,7 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
     outlines: dict[int, Outline] = {}
     for chunk, player in incoming.chunks():
         outline = outlines.setdefault(
-            noise_of(chunk.meta.session), Outline(chunk.meta.session, player)
+            random_part_of(chunk.meta.session), Outline(chunk.meta.session, player)
         )
         try:
             if chunk.meta.session.version != 7:
@@ -150,7 +150,8 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
         except Refused as refused:
             where = f"session {chunk.meta.session}, step {chunk.meta.first_step}"
             raise ConfigError(
-                f"{incoming.name} holds steps that cannot be stored: {refused} ({where})"
+                f"{incoming.name} holds steps that cannot be stored: {refused} ({where}); correct "
+                "or remove them, then import again"
             ) from None
         n_steps += chunk.meta.n_steps
         if on_steps is not None:

@@ -23,12 +23,17 @@ from understudy.exchange.exporting import (
     ExportedChunks,
     OnSteps,
     Written,
-    extra,
+    atomic_path,
+    import_extra,
     one_line,
     optional_columns,
-    whole,
 )
-from understudy.exchange.incoming import ImportedEpisode, chunks_of, noise_of, session_of
+from understudy.exchange.incoming import (
+    ImportedEpisode,
+    chunks_of,
+    content_session_id,
+    random_part_of,
+)
 from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec, nested, spec_from_json
 from understudy.experience.spaces import (
@@ -40,9 +45,9 @@ from understudy.experience.spaces import (
     space_from_gymnasium,
 )
 
-h5py, minari = (extra(name) for name in ("h5py", "minari"))
-MinariStorage = extra("minari.dataset.minari_storage").MinariStorage
-EpisodeBuffer = extra("minari.data_collector.episode_buffer").EpisodeBuffer
+h5py, minari = (import_extra(name) for name in ("h5py", "minari"))
+MinariStorage = import_extra("minari.dataset.minari_storage").MinariStorage
+EpisodeBuffer = import_extra("minari.data_collector.episode_buffer").EpisodeBuffer
 
 SPEC_KEY = "understudy_spec"
 CLIENT = "minari-import/1"
@@ -88,7 +93,7 @@ def unflattened(columns: Mapping[str, Array], head: str) -> Any:
 
 
 def flattened(value: Any, head: str) -> dict[str, Array]:
-    """Return arrays in nested dictionaries and tuples by their dotted name."""
+    """Return the arrays of nested dicts and tuples as one flat dict, by dotted name."""
     if not isinstance(value, Mapping | tuple):
         return {head: np.asarray(value)}
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -106,7 +111,7 @@ class WrittenDataset:
 
     written: Written
     dataset_id: str
-    left: Mapping[str, int]
+    omitted: Mapping[str, int]
     """`cut`: the end was not recorded; `unfinished`: the rest is not stored yet; `gaps`: chunks
     are missing."""
 
@@ -119,7 +124,7 @@ def write_minari(
     dataset_id = dataset_name(path)
     counts: Counter[str] = Counter()
     facts: list[dict[str, Any]] = []
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.mkdir()
         storage = MinariStorage.new(
             temporary / "data",
@@ -131,9 +136,9 @@ def write_minari(
         storage.update_episodes(_buffers(history, counts, facts, on_steps))
         n_steps = storage.total_steps
         n_episodes = storage.total_episodes
-        left = {why: counts[why] for why in ("cut", "unfinished", "gaps")}
+        omitted = {why: counts[why] for why in ("cut", "unfinished", "gaps")}
         if not n_episodes:
-            reasons = ", ".join(f"{count} {why}" for why, count in left.items() if count)
+            reasons = ", ".join(f"{count} {why}" for why, count in omitted.items() if count)
             raise ConfigError(
                 f"no episode is complete ({reasons})" if reasons else history.why_empty()
             )
@@ -148,7 +153,7 @@ def write_minari(
         )
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return WrittenDataset(
-        Written(path.absolute(), size, n_steps, n_episodes, counts["sessions"]), dataset_id, left
+        Written(path.absolute(), size, n_steps, n_episodes, counts["sessions"]), dataset_id, omitted
     )
 
 
@@ -292,7 +297,8 @@ class MinariDataset:
             RuntimeError,
         ) as error:
             raise ConfigError(
-                f"{path} is not a readable Minari dataset: {one_line(error)}"
+                f"{path} is not a readable Minari dataset: {one_line(error)}; pass one in Minari's "
+                "HDF5 format"
             ) from None
         self.spec = self._spec(metadata.get(SPEC_KEY), game)
 
@@ -303,7 +309,8 @@ class MinariDataset:
                 spec = spec_from_json(own)
             except SpecError as error:
                 raise ConfigError(
-                    f"{self.name} has no readable game spec in its metadata: {one_line(error)}"
+                    f"{self.name} has no readable game spec in its metadata: {one_line(error)}; "
+                    "export it again"
                 ) from None
             return spec if game is None else replace(spec, game=game)
         if game is None:
@@ -318,13 +325,13 @@ class MinariDataset:
         return self._counts
 
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
-        seen: Counter[bytes] = Counter()
+        key_counts: Counter[bytes] = Counter()
         numbers = range(self._storage.total_episodes)
         n_episodes = n_cut = 0
         try:
             facts = iter(self._storage.get_episode_metadata(numbers))
             for raw in self._storage.get_episodes(numbers):
-                episode = self._episode(raw, next(facts), seen)
+                episode = self._episode(raw, next(facts), key_counts)
                 for chunk in chunks_of(episode, self.spec, consent=self._consent, client=CLIENT):
                     yield chunk, None
                 n_episodes += 1
@@ -340,12 +347,13 @@ class MinariDataset:
             RuntimeError,
         ) as error:
             raise ConfigError(
-                f"episode {n_episodes} of {self.name} cannot be imported: {one_line(error)}"
+                f"episode {n_episodes} of {self.name} cannot be imported: {one_line(error)}; "
+                "correct or remove it, then import again"
             ) from None
         self._counts = {"episodes": n_episodes, "episodes_without_end": n_cut}
 
     def _episode(
-        self, raw: Mapping[str, Any], facts: Mapping[str, Any], seen: Counter[bytes]
+        self, raw: Mapping[str, Any], facts: Mapping[str, Any], key_counts: Counter[bytes]
     ) -> ImportedEpisode:
         spec = self.spec
         reward = np.asarray(raw["rewards"])
@@ -367,8 +375,8 @@ class MinariDataset:
         if not n or terminated.shape != (n,) or truncated.shape != (n,):
             raise Refused(
                 "bad_shape",
-                f"it has {n} rewards, {terminated.shape} terminations, {truncated.shape} "
-                "truncations",
+                f"it has {n} rewards, terminations{list(terminated.shape)} and "
+                f"truncations{list(truncated.shape)}; expected one of each per step",
             )
         if (terminated | truncated)[:-1].any():
             raise Refused("bad_rows", "it has steps after it was terminated or truncated")
@@ -385,15 +393,15 @@ class MinariDataset:
             if (rows.dtype, rows.shape) == (dtype, (n + (name == "action_mask"), *shape)):
                 extras[name] = rows
         content = [*obs.values(), *action.values(), reward, terminated, truncated, *extras.values()]
-        key = session_of("minari", spec.game, *(rows.tobytes() for rows in content)).bytes
-        seen[key] += 1
+        key = content_session_id("minari", spec.game, *(rows.tobytes() for rows in content)).bytes
+        key_counts[key] += 1
         # Equal episodes get different ids, so that each of them is stored.
-        session = session_of("minari", spec.game, key, str(seen[key]))
+        session = content_session_id("minari", spec.game, key, str(key_counts[key]))
         seed = facts.get("seed")
         model = facts.get("model")
         origin = facts.get("session")
         if origin is not None:
-            self.origins[noise_of(session)] = noise_of(uuid.UUID(str(origin)))
+            self.origins[random_part_of(session)] = random_part_of(uuid.UUID(str(origin)))
         note = EpisodeNote(
             row=0,
             seed=None if seed is None else int(seed),

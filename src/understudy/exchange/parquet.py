@@ -30,10 +30,10 @@ from understudy.exchange.exporting import (
     ExportedChunks,
     OnSteps,
     Written,
-    extra,
+    atomic_path,
+    import_extra,
     one_line,
     optional_columns,
-    whole,
 )
 from understudy.experience.chunk import (
     CHUNK_FORMAT,
@@ -47,7 +47,7 @@ from understudy.experience.chunk import (
 )
 from understudy.experience.game import GameSpec, spec_from_json
 
-pa, pc, pq = (extra(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
+pa, pc, pq = (import_extra(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
 
 FORMAT = "understudy-parquet/1"
 FORMAT_KEY = b"understudy.format"
@@ -72,20 +72,20 @@ class Column:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
-    may_miss: bool = False
+    is_optional: bool = False
 
     @property
     def arrow_type(self) -> Any:
         arrow_type = pa.from_numpy_dtype(self.dtype)
         for size in reversed(self.shape):
-            arrow_type = pa.list_(arrow_type) if self.may_miss else pa.list_(arrow_type, size)
+            arrow_type = pa.list_(arrow_type) if self.is_optional else pa.list_(arrow_type, size)
         return arrow_type
 
     def to_arrow(self, rows: Array) -> Any:
         values = pa.array(np.ascontiguousarray(rows).reshape(-1))
         for at in reversed(range(1, rows.ndim)):
             size = rows.shape[at]
-            if self.may_miss:
+            if self.is_optional:
                 offsets = np.arange(math.prod(rows.shape[:at]) + 1, dtype=np.int32) * np.int32(size)
                 values = pa.ListArray.from_arrays(pa.array(offsets), values)
             else:
@@ -117,7 +117,7 @@ def data_columns(spec: GameSpec) -> dict[str, Column]:
         columns[name] = Column(space.dtype, space.shape)
     for name, (dtype, shape) in optional_columns(spec).items():
         is_required = name == "action_mask" and spec.has_action_mask
-        columns[name] = Column(dtype, shape, may_miss=not is_required)
+        columns[name] = Column(dtype, shape, is_optional=not is_required)
     return columns
 
 
@@ -134,7 +134,7 @@ def parquet_schema(spec: GameSpec, *, with_player: bool) -> Any:
         *([pa.field("player", pa.string())] if with_player else []),
     ]
     fields += [
-        pa.field(name, column.arrow_type, nullable=column.may_miss)
+        pa.field(name, column.arrow_type, nullable=column.is_optional)
         for name, column in columns.items()
     ]
     return pa.schema(fields, metadata={FORMAT_KEY: FORMAT.encode(), SPEC_KEY: spec.to_json()})
@@ -155,7 +155,7 @@ def write_parquet(
     columns = data_columns(history.spec)
     counter = _Episodes()
     steps = 0
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=3) as writer:
             chunks = history.chunks(on_steps)
             for group in _groups(
@@ -277,7 +277,8 @@ class ParquetFile:
             self.spec: GameSpec = spec_from_json(metadata.get(SPEC_KEY, b""))
         except SpecError as error:
             raise ConfigError(
-                f"{path} has no readable game spec in its metadata: {one_line(error)}"
+                f"{path} has no readable game spec in its metadata: {one_line(error)}; export it "
+                "again"
             ) from None
         self._has_player = "player" in schema.names
         expected = parquet_schema(self.spec, with_player=self._has_player)
@@ -289,7 +290,7 @@ class ParquetFile:
             ]
             raise ConfigError(
                 f"{path} has columns that do not match its game: "
-                f"{', '.join(sorted(wrong)[:6]) or 'their order'}"
+                f"{', '.join(sorted(wrong)[:6]) or 'their order'}; import the original file"
             )
         self._columns = data_columns(self.spec)
         if game is not None:
@@ -416,11 +417,13 @@ class ParquetFile:
         """Return the values of a column, or None if the chunk does not have it."""
         values = table.column(name)
         values = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
-        if column.may_miss and values.null_count == len(values):
+        if column.is_optional and values.null_count == len(values):
             return None
         rows = column.from_arrow(values)
         if rows is None:
-            raise Refused("bad_columns", f"{name!r} has values of another shape or missing values")
+            raise Refused(
+                "bad_columns", f"{name!r} lacks values, or their shape is not that of the spec"
+            )
         return rows
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from understudy.core.errors import ConfigError, InvalidName, SpecError
 from understudy.core.names import GameName, PlayerName, game_name
 from understudy.core.tensors import Array
-from understudy.exchange.incoming import ImportedEpisode, chunks_of, session_of
+from understudy.exchange.incoming import ImportedEpisode, chunks_of, content_session_id
 from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec, spec_from_gymnasium
 
@@ -59,7 +59,7 @@ class Records:
     """Length of a state."""
     records: int = 0
     duplicates: int = 0
-    most_action: int = 0
+    max_action: int = 0
 
     def rows(self, episode: int) -> Array:
         """Return an episode's records in the order of their steps, as a structured array."""
@@ -117,7 +117,7 @@ class Records:
             f"<{2 * self.size}dqd?", *state, *next_state, action, reward, record["done"]
         )
         self.records += 1
-        self.most_action = max(self.most_action, action)
+        self.max_action = max(self.max_action, action)
         if (before := self.episodes.setdefault(episode, {}).setdefault(step, packed)) != packed:
             self.refused[episode] = f"step {step} has two different records"
         elif before is not packed:
@@ -150,7 +150,8 @@ def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Record
                 records.add(value, game_id)
             except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise ConfigError(
-                    f"record {number} of {path} is not a record of the original pipeline: {error}"
+                    f"record {number} of {path} is not a record of the original pipeline: {error}; "
+                    "correct or remove it"
                 ) from None
         if not number:
             raise ConfigError(
@@ -293,26 +294,26 @@ class SeedA:
             # repair-shift: the states are those after each action, so the first action is lost.
             # as-is: the states are unchanged, followed by the last next_state.
             obs = part["state"]
-            taken = part[1:]
+            records = part[1:]
             if mode == "repair-shift":
                 counts["lost_first_steps"] += 1
             else:
                 obs = np.concatenate([obs, part["next_state"][-1:]])
-                taken = part
-            if not len(taken):
+                records = part
+            if not len(records):
                 continue
             states = obs.astype(space.dtype).reshape(-1, *space.shape)
-            actions = taken["action"].astype(action_space.dtype)
-            rewards = taken["reward"].astype(np.float32)
+            actions = records["action"].astype(action_space.dtype)
+            rewards = records["reward"].astype(np.float32)
             content = (
                 states.tobytes(),
                 actions.tobytes(),
                 rewards.tobytes(),
                 f"{terminated} {truncated}",
             )
-            place = f"{number} {taken['step'][0]}"
+            place = f"{number} {records['step'][0]}"
             yield ImportedEpisode(
-                session=session_of("seed-a", mode, self.spec.game, place, *content),
+                session=content_session_id("seed-a", mode, self.spec.game, place, *content),
                 obs={obs_name: states},
                 action={action_name: actions},
                 reward=rewards,
@@ -357,7 +358,7 @@ def _spec(
     game: GameName, records: Records, options: SeedOptions, registered: Sequence[GameSpec]
 ) -> tuple[GameSpec, str]:
     """Return the game's spec and its source: "registered", "gymnasium" or "records"."""
-    most = records.most_action
+    most = records.max_action
     for spec, source in [
         *((spec, "registered") for spec in registered),
         *((spec, "gymnasium") for spec in _of_env(game)),
@@ -377,7 +378,7 @@ def _spec(
     if actions > _MOST_ACTIONS and options.actions is None:
         raise ConfigError(
             f"the highest action is {most}, so the game would have {actions} actions; if that is "
-            "right, pass --actions"
+            f"right, pass --actions {actions}"
         )
     if most >= actions:
         raise ConfigError(

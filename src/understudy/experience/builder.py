@@ -129,14 +129,14 @@ class BlockPool:
         self._free: deque[Columns] = deque(maxlen=_POOL_SETS)
 
     def take(self) -> Columns:
-        """Return a clean set, reusing an old one if available."""
+        """Return an empty set of columns, reusing an old one if available."""
         try:
             return self._free.pop()
         except IndexError:
             return Columns(self)
 
     def give(self, columns: Columns) -> None:
-        """Return a set to the pool and clean it; not called on the game's thread."""
+        """Clear a set of columns and put it back into the pool; not called on the game's thread."""
         for column in columns.padded:
             column.fill(0)
         self._free.append(columns)
@@ -382,7 +382,9 @@ class ChunkBuilder:
             raise Refused("bad_order", "a reward needs a decision before it")
         if not -_MAX_REWARD <= total <= _MAX_REWARD:
             raise Refused(
-                "not_finite", f"reward {reward!r} is not finite in float32; give a smaller number"
+                "not_finite",
+                f"reward {reward!r} makes the step's reward NaN, or too large for float32; give a "
+                "finite number below 3.4e38",
             )
         self._reward = total
 

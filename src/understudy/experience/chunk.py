@@ -155,7 +155,8 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
     if metadata.keys() != _META_KEYS:
         raise Refused(
             "bad_metadata",
-            f"metadata keys are missing or unknown: {sorted(metadata.keys() ^ _META_KEYS)[:6]}",
+            f"wrong metadata: missing {sorted(_META_KEYS - metadata.keys())}, unknown "
+            f"{sorted(metadata.keys() - _META_KEYS)[:6]}",
         )
     if metadata["format"] != CHUNK_FORMAT:
         raise Refused(
@@ -340,7 +341,11 @@ def _inflate(columns: dict[str, Array], codecs: str | None) -> dict[str, Array]:
             type(n) is int and 0 <= n < 1 << 32 for n in shape
         )
         if not is_shape or columns[name].dtype != np.uint8:
-            raise Refused("bad_codec", f"{name!r} has a bad shape, or its bytes are not U8")
+            raise Refused(
+                "bad_codec",
+                f"{name!r} has shape {str(shape)[:60]} and bytes of {columns[name].dtype}; "
+                f"expected at most {tensors.MAX_DIMENSIONS} whole numbers, and uint8",
+            )
         size = dtype.itemsize * math.prod(shape)
         budget -= size
         if budget < 0:
@@ -378,11 +383,17 @@ def _check_columns(columns: Mapping[str, Array]) -> None:
         elif name in OPTIONAL:
             if column.dtype != OPTIONAL[name] or column.ndim != 1:
                 raise Refused(
-                    "bad_columns", f"{name!r} is not one {DTYPE_NAMES[OPTIONAL[name]]} per row"
+                    "bad_columns",
+                    f"{name!r} is {column.dtype}{list(column.shape)}; expected "
+                    f"{DTYPE_NAMES[OPTIONAL[name]]}[rows]",
                 )
         elif name == "action_mask":
             if column.dtype != np.bool_ or column.ndim != 2:
-                raise Refused("bad_columns", "'action_mask' is not BOOL with one flag per action")
+                raise Refused(
+                    "bad_columns",
+                    f"'action_mask' is {column.dtype}{list(column.shape)}; expected BOOL[rows, "
+                    "actions]",
+                )
         elif name not in REQUIRED and head != "raw_action":
             raise Refused("bad_columns", f"column {name[:40]!r} is not known")
     for head, count in counts.items():

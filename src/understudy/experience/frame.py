@@ -253,7 +253,10 @@ def _report(frame: Frame, kind: FrameKind, keys: set[str]) -> dict[str, Any]:
         )
     fields = strict_json(frame.body)
     if not isinstance(fields, dict) or set(fields) != keys:
-        raise Refused("bad_report", f"expected exactly {sorted(keys)}")
+        raise Refused(
+            "bad_report",
+            f"the report is {str(fields)[:60]}; expected an object with exactly {sorted(keys)}",
+        )
     return fields
 
 

@@ -15,7 +15,7 @@ from understudy.core.errors import Refused, SpecError
 from understudy.core.names import GameName, game_name, game_name_of_env
 from understudy.core.tensors import DTYPES, Array
 from understudy.experience.spaces import (
-    OPEN,
+    UNBOUNDED_FROM,
     Box,
     Discrete,
     MultiDiscrete,
@@ -171,11 +171,14 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
                 f"{', '.join(sorted(_FIELDS))}"
             )
         if fields["format"] != SPEC_FORMAT or type(fields["format"]) is not int:
-            raise SpecError(f"spec format {fields['format']!r}; this build reads {SPEC_FORMAT}")
+            raise SpecError(
+                f"the game spec has format {fields['format']!r}, but this version reads "
+                f"{SPEC_FORMAT}; use the version that wrote it"
+            )
         if fields.keys() != _FIELDS:
             raise SpecError(
-                "the game spec has missing or unknown fields: "
-                f"{sorted(fields.keys() ^ _FIELDS)[:6]}"
+                f"the game spec has wrong fields: missing {sorted(_FIELDS - fields.keys())}, "
+                f"unknown {sorted(fields.keys() - _FIELDS)[:6]}; give those of `GameSpec.to_json()`"
             )
         if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
             raise SpecError(
@@ -350,7 +353,7 @@ def _draw(space: Space, rng: np.random.Generator) -> Any:
         )
     low = low.astype(np.float64)
     high = high.astype(np.float64)
-    is_closed = (abs(low) < OPEN) & (abs(high) < OPEN)
+    is_closed = (abs(low) < UNBOUNDED_FROM) & (abs(high) < UNBOUNDED_FROM)
     drawn = np.where(
         is_closed,
         rng.uniform(np.where(is_closed, low, 0), np.where(is_closed, high, 1)),

@@ -46,7 +46,7 @@ def deployment_key(data_folder: Path) -> bytes:
     return key
 
 
-def key_mark(key: bytes) -> str:
+def key_fingerprint(key: bytes) -> str:
     """A fingerprint of a deployment's key that does not reveal it."""
     return hashlib.sha256(b"understudy pseudonyms\0" + key).hexdigest()[:32]
 

@@ -14,7 +14,7 @@ from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 
 MAX_DIMENSIONS = 6
 
-OPEN = 1e30
+UNBOUNDED_FROM = 1e30
 """Bounds beyond this count as none: a partly bounded Box has its dtype's extremes elsewhere."""
 
 Bounds = float | tuple[float, ...] | None  # whole numbers stay int
@@ -28,7 +28,7 @@ class Space(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         """For each row of a column with the right dtype and shape: whether it is in the space."""
         ...
 
@@ -64,7 +64,7 @@ class Box:
                 f"{str(self.high)[:40]}; give low bounds of at most the high ones"
             )
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         ok = np.ones(len(rows), np.bool_)
         if self.dtype.kind == "f":
@@ -76,11 +76,11 @@ class Box:
         return ok
 
     def ends(self) -> tuple[Array, Array]:
-        """The bounds of each element: infinite floats where there is none, bytes for booleans."""
+        """The bounds of each element, or the extremes of its type; uint8 for booleans."""
         dtype = np.dtype(np.uint8) if self.dtype.kind == "b" else self.dtype
         ends = [
             np.asarray(extreme if bound is None else bound, dtype)
-            for bound, extreme in zip((self.low, self.high), type_ends(self.dtype), strict=True)
+            for bound, extreme in zip((self.low, self.high), type_bounds(self.dtype), strict=True)
         ]
         low, high = (
             np.broadcast_to(end.reshape(self.shape if end.ndim else ()), self.shape) for end in ends
@@ -115,7 +115,7 @@ class Discrete:
     def shape(self) -> tuple[int, ...]:
         return ()
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         # Compared with the last choice, since the type may not represent the one after it.
         return np.asarray((rows >= self.start) & (rows <= self.start + self.n - 1))
 
@@ -144,7 +144,7 @@ class MultiDiscrete:
                 "at least 1 and at most the type's maximum"
             )
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         return np.asarray(((flat >= 0) & (flat <= np.asarray(self.counts) - 1)).all(axis=1))
 
@@ -161,7 +161,7 @@ class MultiBinary:
     def __post_init__(self) -> None:
         _normalise(self, sorts="iub")
 
-    def holds(self, rows: Array) -> NDArray[np.bool_]:
+    def contains(self, rows: Array) -> NDArray[np.bool_]:
         flat = rows.reshape(len(rows), math.prod(self.shape))
         return np.asarray(((flat == 0) | (flat == 1)).all(axis=1))
 
@@ -172,7 +172,7 @@ def _normalise(space: Any, *, sorts: str) -> None:
     """Convert the dtype and shape of a new space to their normal form; SpecError if invalid."""
     dtype = np.dtype(space.dtype).newbyteorder("<")
     if dtype not in DTYPE_NAMES or dtype.kind not in sorts:
-        fitting = [name for name, known in DTYPES.items() if known.kind in sorts]
+        fitting = [name for name, column_type in DTYPES.items() if column_type.kind in sorts]
         raise SpecError(
             f"a {type(space).__name__} space of dtype {dtype} cannot be recorded; use one of "
             f"{fitting}"
@@ -208,10 +208,10 @@ def _bound_of(box: Box, bound: Any, *, end: int) -> Bounds:
     numbers = [_number(value, box.dtype) for value in values]
     if len(set(numbers)) > 1:
         return tuple(numbers)
-    return None if numbers[0] == type_ends(box.dtype)[end] else numbers[0]
+    return None if numbers[0] == type_bounds(box.dtype)[end] else numbers[0]
 
 
-def type_ends(dtype: np.dtype[Any]) -> tuple[float, float]:
+def type_bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
     """The lowest and highest number of a type."""
     if dtype.kind == "f":
         return -np.inf, np.inf
@@ -230,7 +230,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> float:
         if math.isfinite(number):
             return number
     elif dtype.kind != "f" and hasattr(value, "__index__"):
-        low, high = type_ends(dtype)
+        low, high = type_bounds(dtype)
         if low <= operator.index(value) <= high:
             return operator.index(value)
     raise SpecError(f"a bound is {value!r}; give None or a number of type {DTYPE_NAMES[dtype]}")

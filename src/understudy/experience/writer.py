@@ -117,12 +117,12 @@ def check_mask(mask: Any, n_actions: int) -> Array:
 def _whole(action: Any, by_name: Mapping[str, int]) -> int:
     if isinstance(action, str):
         if action not in by_name:
-            known = (
+            expected = (
                 f"one of {list(by_name)[:12]}"
                 if by_name
                 else "a number: this game has no action names"
             )
-            raise Refused("not_in_space", f"action {action[:40]!r}; give {known}")
+            raise Refused("not_in_space", f"action {action[:40]!r}; give {expected}")
         return by_name[action]
     try:
         return operator.index(action)
@@ -192,7 +192,7 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
             and not np.isfinite(value).all()
         ):
             raise Refused("not_finite", f"{what} contains NaN or infinity; give finite numbers")
-        if must_hold and not space.holds(value[None])[0]:
+        if must_hold and not space.contains(value[None])[0]:
             raise Refused(
                 "not_in_space",
                 f"{what} {str(value)[:60]} is outside of {space}; clip it or widen the space",

@@ -156,7 +156,7 @@ def _hashed(words: Words, constants: Words) -> Words:
 
 
 def _pool(seeds: Words) -> Words:
-    """uint32[4, seeds]."""
+    """NumPy's SeedSequence pool of each seed, uint32[4, seeds]."""
     words = np.zeros((_POOL, len(seeds)), np.uint32)
     words[0] = seeds
     pool = _hashed(words, _SPREAD[: _POOL + 1])

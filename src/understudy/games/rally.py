@@ -4,8 +4,9 @@
         └ seat 0                                           seat 1 ┘          y 0 above, 3072 below
 
 A serve is an episode: it ends when the ball leaves on one side, which is a point for the other
-side. All values fit into 32 bits and change only by +, -, * and shifts. `step` and `frame` are pure
-and have the array module as an argument: NumPy, jax.numpy, or `Ints` for one court in plain Python.
+side. All values fit into 32 bits and change only by +, -, * and shifts. `step` and `play_frame` are
+pure and have the array module as an argument: NumPy, jax.numpy, or `Ints` for one court in plain
+Python.
 `rally.js` is the same game for web pages, tested with the same vectors.
 """
 
@@ -73,7 +74,7 @@ class Ints:
 
 def serve(seed: Any) -> Court:
     """The court at the first frame of a serve, from its seed or from an int64 array of seeds."""
-    drawn = mixed(seed)
+    drawn = hash32(seed)
     middle = drawn * 0
     return Court(
         middle + WIDTH // 2,
@@ -85,7 +86,7 @@ def serve(seed: Any) -> Court:
     )
 
 
-def mixed(number: Any) -> Any:
+def hash32(number: Any) -> Any:
     """Hash a whole number, or an int64 array of them, to 32 pseudo-random bits."""
     number = number & _ALL_BITS
     for factor, shift in zip(_HASHED, (16, 15), strict=True):
@@ -93,9 +94,9 @@ def mixed(number: Any) -> Any:
     return number ^ number >> 16
 
 
-def drawn_at(seed: Any, decision: Any) -> Any:
+def random_bits(seed: Any, decision: Any) -> Any:
     """The random bits of a decision, determined by the serve's seed."""
-    return mixed(mixed(seed) + (decision + 1) * _GOLDEN)
+    return hash32(hash32(seed) + (decision + 1) * _GOLDEN)
 
 
 def step(xp: Any, court: Court, left: Any, right: Any) -> tuple[Court, Any]:
@@ -105,7 +106,7 @@ def step(xp: Any, court: Court, left: Any, right: Any) -> tuple[Court, Any]:
     left, nothing moves any more.
     """
     for _ in range(FRAMES):
-        court = frame(xp, court, left - 1, right - 1)
+        court = play_frame(xp, court, left - 1, right - 1)
     return court, point(xp, court)
 
 
@@ -114,7 +115,7 @@ def point(xp: Any, court: Court) -> Any:
     return xp.where(court.x > WIDTH, 1, xp.where(court.x < 0, -1, 0))
 
 
-def frame(xp: Any, court: Court, left_move: Any, right_move: Any) -> Court:
+def play_frame(xp: Any, court: Court, left_move: Any, right_move: Any) -> Court:
     """Play one frame; a move is -1, 0 or 1."""
     is_out = (court.x > WIDTH) | (court.x < 0)
     left = _moved(xp, court.left, left_move)
@@ -145,7 +146,7 @@ def _moved(xp: Any, paddle: Any, move: Any) -> Any:
     return xp.maximum(xp.minimum(paddle + move * PADDLE_SPEED, HEIGHT - PADDLE), PADDLE)
 
 
-def seen(court: Court, seat: int) -> tuple[Any, ...]:
+def seat_view(court: Court, seat: int) -> tuple[Any, ...]:
     """A seat's view, mirrored so that it is on the left; divide by `SCALES` for the observation."""
     side = 1 if seat == 0 else -1
     own, other = (court.left, court.right) if seat == 0 else (court.right, court.left)
@@ -163,9 +164,12 @@ SCALES = np.array([2048, 2048, 64, 64, 2048, 2048], np.float32)
 """Powers of two, so that observations have the same bits in every language."""
 
 
-def observed(court: Court, seat: int) -> Array:
+def observation(court: Court, seat: int) -> Array:
     """float32[..., 6]: the observation of a seat."""
-    return np.stack([np.asarray(part, np.float32) for part in seen(court, seat)], axis=-1) / SCALES
+    return (
+        np.stack([np.asarray(part, np.float32) for part in seat_view(court, seat)], axis=-1)
+        / SCALES
+    )
 
 
 def as_text(court: Court, *, columns: int = 64, rows: int = 20) -> str:
@@ -188,20 +192,20 @@ def as_text(court: Court, *, columns: int = 64, rows: int = 20) -> str:
     return "\n".join("".join(line) for line in lines)
 
 
-def pictured(court: Court, *, size: int = 12) -> NDArray[np.uint8]:
+def render_image(court: Court, *, size: int = 12) -> NDArray[np.uint8]:
     """uint8[height, width, 3]: the court as an image, one pixel per `size` units."""
-    frame = np.full((HEIGHT // size, WIDTH // size, 3), 16, np.uint8)
+    image = np.full((HEIGHT // size, WIDTH // size, 3), 16, np.uint8)
 
     def fill(x: int, y: int, half_x: int, half_y: int, colour: tuple[int, int, int]) -> None:
         rows = slice(max(0, (y - half_y) // size), max(0, (y + half_y) // size))
-        frame[rows, max(0, (x - half_x) // size) : max(0, (x + half_x) // size)] = colour
+        image[rows, max(0, (x - half_x) // size) : max(0, (x + half_x) // size)] = colour
 
     for y in range(0, HEIGHT, 256):
         fill(WIDTH // 2, y + 64, 8, 64, (64, 64, 72))
     fill(FACE - 40, court.left, 40, PADDLE, (86, 180, 233))
     fill(WIDTH - FACE + 40, court.right, 40, PADDLE, (230, 159, 0))
     fill(court.x, court.y, BALL, BALL, (240, 240, 240))
-    return frame
+    return image
 
 
 # --- Opponents ------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
 def _unknown(raw: bytes, chunk: Chunk, *, specs: Specs, received_s: float) -> Checked:
     game = chunk.meta.game
     schema = chunk.meta.schema
-    if not specs.knows(game):
+    if not specs.has_game(game):
         refusal = RefusedFrame(
             raw, "unknown_game", f"no game {game} is registered", received_s, game
         )
@@ -96,7 +96,7 @@ def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
     for name, space in spec.obs_columns.items():
         _check_obs(name, chunk.columns[name], space, is_used)
     for name, space in spec.action_columns.items():
-        if not space.holds(chunk.columns[name][is_step]).all():
+        if not space.contains(chunk.columns[name][is_step]).all():
             raise Refused("bad_action", f"{name!r} is outside {space.to_json()}")
     _check_action_mask(chunk, spec, is_step)
 
@@ -124,7 +124,7 @@ def _check_obs(name: str, column: Array, space: Space, is_used: Array) -> None:
     if column.dtype.kind == "f":
         if not np.isfinite(column).all():
             raise Refused("not_finite", f"{name!r} contains NaN or infinity")
-    elif not space.holds(column[is_used]).all():
+    elif not space.contains(column[is_used]).all():
         raise Refused("bad_obs", f"{name!r} is outside {space.to_json()}")
 
 
@@ -135,11 +135,11 @@ def _check_action_mask(chunk: Chunk, spec: GameSpec, is_step: Array) -> None:
         if spec.has_action_mask:
             raise Refused("bad_columns", "'action_mask' is missing; this game has action masks")
         return
-    if discrete is None or action_mask.shape[1] != discrete.n:
-        raise Refused(
-            "bad_columns",
-            f"'action_mask' has {action_mask.shape[1]} flags and does not match the action space",
-        )
+    got = f"'action_mask' has {action_mask.shape[1]} flags per row, but the game has"
+    if discrete is None:
+        raise Refused("bad_columns", f"{got} no discrete actions; omit it")
+    if action_mask.shape[1] != discrete.n:
+        raise Refused("bad_columns", f"{got} {discrete.n} actions")
     steps = np.flatnonzero(is_step)
     if not action_mask[steps, chunk.columns["action"][steps] - discrete.start].all():
         raise Refused("invalid_action", "an action is not valid by its own action mask")

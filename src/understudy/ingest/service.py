@@ -66,7 +66,7 @@ class IngestStats:
     fates: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     lag_s: float = 0.0
-    trouble: str = ""
+    error: str = ""
     """Why reading or storing fails now; empty while both work."""
 
     def add(self, turn: "IngestStats") -> None:
@@ -98,7 +98,7 @@ class IngestProgress:
     records: int = 0
     size_bytes: int = 0
     ended: bool = False
-    is_past: bool = False
+    is_drained: bool = False
     """Whether all that was in the partition when draining began is stored."""
     stats: IngestStats = field(default_factory=IngestStats)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class IngestProgress:
         self.records += later.records
         self.size_bytes += later.size_bytes
         self.ended = later.ended
-        self.is_past = later.is_past
+        self.is_drained = later.is_drained
         self.stats.add(later.stats)
         self.events += later.events
 
@@ -150,9 +150,9 @@ class PartitionIngest:
             claim = turn.claim or self._claim(turn.partition)
             read = self._read(claim, progress)
             if read.records and self._epochs.get(turn.partition) != claim.epoch:
-                known = claim.position
+                stored_position = claim.position
                 claim = self._claim(turn.partition)
-                if claim.position != known:
+                if claim.position != stored_position:
                     read = self._read(claim, progress)
         except ClaimLost:
             return progress
@@ -161,14 +161,14 @@ class PartitionIngest:
                 self._write(claim, read, progress)
             except ClaimLost as error:
                 self._epochs.pop(turn.partition, None)
-                lost = {"partition": turn.partition, "error": str(error)}
-                progress.events.append(("claim_lost", lost))
+                event_fields = {"partition": turn.partition, "error": str(error)}
+                progress.events.append(("claim_lost", event_fields))
                 return progress
         progress.claim = replace(claim, position=read.next)
         progress.records = len(read.records)
         progress.size_bytes = sum(len(record.raw) for record in read.records)
         progress.ended = read.ended
-        progress.is_past = _is_past(read, began_s, began_at_s)
+        progress.is_drained = _is_past(read, began_s, began_at_s)
         return progress
 
     def _claim(self, partition: str) -> Claim:
@@ -182,8 +182,10 @@ class PartitionIngest:
         try:
             return self._stream.read(claim.partition, claim.position, max_bytes=most, wait_s=0.0)
         except PositionGone as error:
-            gone = {"position": error.position, "earliest": error.earliest}
-            progress.events.append(("position_gone", {"partition": claim.partition, **gone}))
+            event_fields = {"position": error.position, "earliest": error.earliest}
+            progress.events.append(
+                ("position_gone", {"partition": claim.partition, **event_fields})
+            )
             earliest = None if error.earliest is None else Position(error.earliest)
             return self._stream.read(claim.partition, earliest, max_bytes=most, wait_s=0.0)
 
@@ -240,7 +242,7 @@ class IngestService:
         clock: Clock | None = None,
         spread: Spread | None = None,
     ) -> None:
-        """`spread` runs the turns elsewhere; without it they run here, one after another."""
+        """`spread` runs the turns, such as in Spark; by default they run here, one by one."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
@@ -259,9 +261,9 @@ class IngestService:
         try:
             moved = sum(progress.records for progress in self._round(without=()))
         except (StorageFull, Unreachable) as error:
-            self.stats.trouble = str(error)
+            self.stats.error = str(error)
             raise
-        self.stats.trouble = ""
+        self.stats.error = ""
         return moved
 
     def run(self, stop: Event) -> None:
@@ -291,7 +293,7 @@ class IngestService:
             for progress in self._round(without=caught_up, draining_since_s=began_s):
                 # An empty read counts too: it may have ended a parent, whose children come next.
                 moved = True
-                if progress.is_past:
+                if progress.is_drained:
                     caught_up.add(progress.partition)
                 if self._clock.monotonic() - began_s >= within_s:
                     return False
@@ -304,7 +306,7 @@ class IngestService:
     def _round(
         self, *, without: Container[str], draining_since_s: float | None = None
     ) -> Iterator[IngestProgress]:
-        """Advance each readable partition once; yield those that we claim."""
+        """Take one turn of every readable partition; yield progress of those this owner holds."""
         for progress in self._spread(self._turns(without, draining_since_s)):
             for event, details in progress.events:
                 (_log.error if event == "position_gone" else _log.warning)(event, **details)
@@ -352,7 +354,7 @@ def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
     return read.records[-1].time_s > began_at_s
 
 
-def tell_not_drained(error: object) -> None:
+def log_not_drained(error: object) -> None:
     """Log why frames are left in the stream, and that none of them is lost."""
     _log.warning(
         "not_drained",
@@ -362,7 +364,7 @@ def tell_not_drained(error: object) -> None:
 
 
 @contextlib.contextmanager
-def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def log_undrained_on_stop(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Log instead of raising when frames cannot be read or stored now and a stop is requested.
 
     Errors that a restart would not fix are raised, such as a failing disk or an invalid setting.
@@ -372,4 +374,4 @@ def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[No
     except (StorageFull, Unreachable, ClaimLost) as error:
         if not is_asked():
             raise
-        tell_not_drained(error)
+        log_not_drained(error)

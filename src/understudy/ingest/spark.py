@@ -34,7 +34,7 @@ from understudy.core.errors import (
     StorageFull,
     Unreachable,
 )
-from understudy.core.settings import load
+from understudy.core.settings import load_object
 from understudy.ingest.service import IngestConfig, IngestProgress, PartitionIngest, Turn
 from understudy.ports import ExperienceStore, Specs, Stream
 
@@ -58,6 +58,8 @@ _MASTER = re.compile(
     r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
 )
 _RAISED = re.compile(r"^\s*(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
+
+_NEXT = "run `understudy ingest` again (`understudy up` does it by itself)"
 
 Opened = tuple[Stream, ExperienceStore, Specs]
 Report = tuple[IngestProgress, Exception | None]
@@ -108,7 +110,7 @@ def _partitions_of(job: SparkJob) -> PartitionIngest:
             stream, store, _ = _connections.popitem()[1][0]
             stream.close()
             store.close()
-        opened: Opened = load(job.opener, what="opener")(job.address)
+        opened: Opened = load_object(job.opener, what="opener")(job.address)
         ingest = PartitionIngest(*opened, owner=job.owner, config=job.config, clock=_clock)
         _connections[job] = opened, ingest
     return _connections[job][1]
@@ -132,10 +134,10 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
             progress = partitions.advance(turn)
             total.add(progress)
             turn = replace(turn, claim=progress.claim)
-            is_over = not progress.records or progress.ended or progress.is_past
+            is_over = not progress.records or progress.ended or progress.is_drained
             is_over |= total.size_bytes >= job.max_batch_bytes
     except (ConfigError, StorageFull, StorageFailed) as error:
-        return replace(total, is_past=False), error
+        return replace(total, is_drained=False), error
     return total, None
 
 
@@ -239,14 +241,12 @@ def _explained(spark: Spark) -> Iterator[None]:
                 "every worker"
             ) from None
         if "SparkContext was shut down" in text or "stopped SparkContext" in text:
-            raise SparkEnded(f"Spark was stopped{where}; start it again") from None
+            raise SparkEnded(f"Spark was stopped; {_NEXT}{where}") from None
         if "Traceback (most recent call last)" in text:
             raise StorageFailed(f"a Spark task failed: {reason}{where}") from None
         raise Unreachable(f"a Spark job failed: {reason}{where}") from None
     except (Py4JError, OSError) as error:
-        raise SparkEnded(
-            f"Spark has exited ({type(error).__name__}){where}; start it again"
-        ) from None
+        raise SparkEnded(f"Spark has exited ({type(error).__name__}); {_NEXT}{where}") from None
 
 
 @contextlib.contextmanager

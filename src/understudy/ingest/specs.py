@@ -12,11 +12,11 @@ class SpecFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[tuple[str, str], GameSpec] = {}
+        self._cache: dict[tuple[str, str], GameSpec] = {}
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         key = (game, schema)
-        if key not in self._known:
+        if key not in self._cache:
             try:
                 path = self._folder / game_name(game) / f"{int(schema, 16):064x}.json"
                 spec = spec_from_json(path.read_bytes())
@@ -24,10 +24,10 @@ class SpecFolder:
                 return None
             if spec.schema != schema:
                 return None
-            self._known[key] = spec
-        return self._known[key]
+            self._cache[key] = spec
+        return self._cache[key]
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         try:
             return (self._folder / game_name(game)).is_dir()
         except InvalidName:

@@ -27,7 +27,7 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """An optimiser; subtract the moves of `update`, multiplied by a learning rate."""
+    """The Adam optimiser; the caller subtracts `update`'s moves times its learning rate."""
 
     max_gradient: float
     """Gradients are clipped to this global norm."""

@@ -16,7 +16,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 """The magic number of entries written with the zstandard package; these are not checked."""
 
 
-def drop_broken(folder: Path) -> int:
+def delete_truncated_entries(folder: Path) -> int:
     """Delete truncated entries and return their number; skips a missing or read-only folder."""
     stamp = folder / _STAMP
     now_s = time.time()
@@ -50,7 +50,7 @@ def use_compile_cache() -> None:
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "understudy" / "jax"
     folder = os.environ.get("UNDERSTUDY_COMPILE_CACHE", str(default))
     if folder and not getattr(jax.config, "jax_compilation_cache_dir", None):
-        drop_broken(Path(folder))
+        delete_truncated_entries(Path(folder))
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

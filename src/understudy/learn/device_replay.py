@@ -28,7 +28,7 @@ from understudy.learn.rows import RowLayout
 
 
 WIDTH = 16
-NOWHERE = 1 << 30
+NO_ROW = 1 << 30
 """A row outside every tree: writes to it are dropped at every level."""
 
 Levels = tuple[jax.Array, ...]
@@ -46,7 +46,7 @@ def empty_levels(capacity: int) -> Levels:
 
 
 def set_leaves(levels: Levels, rows: jax.Array, masses: jax.Array) -> Levels:
-    """The tree with these masses set; rows that are NOWHERE are ignored."""
+    """The tree with these masses set; rows that are NO_ROW are ignored."""
     changed = [levels[0].at[rows].set(masses, mode="drop")]
     for level in levels[1:]:
         rows = rows // WIDTH
@@ -65,9 +65,9 @@ def levels_of(leaves: jax.Array, like: Levels) -> Levels:
 
 
 def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
-    """n rows, int32, drawn in proportion to mass, one from each n-th of the total."""
+    """Draw n rows (int32) in proportion to their mass, one from each n-th of the total mass."""
     over, inside = jax.random.uniform(key, (2, n))
-    left = (jnp.arange(n) + over) * (_sum(levels[-1]) / n)
+    remaining = (jnp.arange(n) + over) * (_sum(levels[-1]) / n)
     rows = jnp.zeros(n, jnp.int32)
     for depth, level in reversed(list(enumerate(levels))):
         children = level.reshape(-1, WIDTH)[rows]  # float32[n, 16]
@@ -77,13 +77,13 @@ def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
         if depth == 1 and len(levels) > 2:
             # float32 has 2^24 steps, too few to select one of a million rows. Within 256 rows, a
             # new random number is precise enough.
-            left = inside * prefix[:, -1]
+            remaining = inside * prefix[:, -1]
         has_mass = children > 0
-        passes = (prefix > left[:, None]) & has_mass
+        passes = (prefix > remaining[:, None]) & has_mass
         last = WIDTH - 1 - jnp.argmax(has_mass[:, ::-1], axis=1)
         child = jnp.where(passes.any(axis=1), jnp.argmax(passes, axis=1), last)
         below = jnp.take_along_axis(prefix - children, child[:, None], axis=1)[:, 0]
-        left = jnp.maximum(left - below, 0.0)
+        remaining = jnp.maximum(remaining - below, 0.0)
         rows = rows * WIDTH + child.astype(jnp.int32)
     return rows
 
@@ -122,7 +122,7 @@ _FACTS = {
 
 
 def insert_block(ring: DeviceRing, rows: jax.Array, block: Mapping[str, jax.Array]) -> DeviceRing:
-    """The ring with these columns set at these rows; rows that are NOWHERE are padding."""
+    """The ring with these columns set at these rows; rows that are NO_ROW are padding."""
     columns = {
         name: column.at[rows].set(block[name], mode="drop") for name, column in ring.columns.items()
     }
@@ -140,7 +140,7 @@ def set_masses(
     """The ring with masses weight * priority^alpha; a NaN priority means the largest so far."""
     priority = jnp.where(priority >= 0, priority, ring.largest)
     priority = jnp.clip(priority, config.min_priority, config.max_priority)
-    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NOWHERE, priority, 0.0)))
+    largest = jnp.maximum(ring.largest, jnp.max(jnp.where(rows < NO_ROW, priority, 0.0)))
     return ring._replace(
         levels=set_leaves(ring.levels, rows, weight * priority**config.alpha), largest=largest
     )
@@ -178,7 +178,7 @@ def write_back(
         (priorities >= 0) & (priorities < jnp.inf) & (ring.levels[0].at[rows].get(mode="clip") > 0)
     )
     weight = ring.columns["weight"].at[rows].get(mode="clip")
-    return set_masses(ring, jnp.where(is_good, rows, NOWHERE), weight, priorities, config=config)
+    return set_masses(ring, jnp.where(is_good, rows, NO_ROW), weight, priorities, config=config)
 
 
 def _frames(observations: jax.Array) -> jax.Array:
@@ -356,7 +356,7 @@ class DeviceReplay:
                 for name, (shape, dtype) in self._kinds.items()
             }
             self.ring = _insert(
-                self.ring, _padded(rows, (), np.dtype(np.int32), fill=NOWHERE), block
+                self.ring, _padded(rows, (), np.dtype(np.int32), fill=NO_ROW), block
             )
 
     def _apply(self, edits: Iterable[Edit]) -> int:
@@ -384,7 +384,7 @@ class DeviceReplay:
             at = last[first : first + BLOCK]
             self.ring = self._set_masses(
                 self.ring,
-                _padded(rows[at], (), np.dtype(np.int32), fill=NOWHERE),
+                _padded(rows[at], (), np.dtype(np.int32), fill=NO_ROW),
                 _padded(weight[at], (), np.dtype(np.float32)),
                 _padded(priority[at], (), np.dtype(np.float32)),
             )

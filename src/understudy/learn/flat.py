@@ -69,7 +69,7 @@ def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:
     return pack(spec, networks.observe(spec, unpack(spec, flat), obs))
 
 
-def kernels(spec: NetworkSpec) -> Array:
+def kernel_mask(spec: NetworkSpec) -> Array:
     """float32[size]: 1 for kernels, 0 elsewhere; a mask for weight decay."""
     parts = [
         np.full(math.prod(shape), name.endswith("kernel")) for name, shape in spec.shapes().items()

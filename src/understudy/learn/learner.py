@@ -19,7 +19,7 @@ import numpy as np
 
 from understudy.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
 from understudy.core.errors import ConfigError, LearningFailed
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import Chunk, ChunkId
 from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
@@ -133,16 +133,16 @@ class Learner:
         self._is_compiled = False
 
     def insert(self, chunk: Chunk, *, is_own: bool = True) -> int:
-        """Insert a chunk; returns its steps, 0 if it is stale. Refused if it is invalid.
+        """Insert a chunk and return how many steps it has; 0 if it is stale, Refused if invalid.
 
-        Chunks of another run's actors are not `is_own`: their versions are unrelated to this
+        Pass `is_own=False` for chunks of another run's actors: their versions are unrelated to this
         learner's.
         """
         if is_own and self.lag_of(chunk) > (
             0 if self.is_on_policy else self.config.max_lag_versions
         ):
             self.counts.stale_chunks += 1
-            self.source.pass_over(chunk)
+            self.source.skip_chunk(chunk)
             return 0
         steps = self.source.insert(chunk)
         self.counts.inserted_steps += steps
@@ -273,16 +273,16 @@ class Learner:
         read: Callable[[Sequence[ChunkId]], Any],
     ) -> None:
         """Resume from a checkpoint; `read` returns chunks by id from the run's store."""
-        self.state = state_from_arrays(self.state, part(arrays, "state"))
+        self.state = state_from_arrays(self.state, arrays_under(arrays, "state"))
         self.counts = LearnerCounts(**facts["counts"])
-        self.source.restore(part(arrays, "source"), facts["source"], read)
+        self.source.restore(arrays_under(arrays, "source"), facts["source"], read)
 
-    def go_back(self, arrays: Mapping[str, Array]) -> None:
+    def restore_weights(self, arrays: Mapping[str, Array]) -> None:
         """Restore a checkpoint's weights and halve the learning rate; data and counts stay."""
-        self.state = state_from_arrays(self.state, part(arrays, "state"))
+        self.state = state_from_arrays(self.state, arrays_under(arrays, "state"))
         self.counts.rate_scale = self.counts.rate_scale / 2
         self.counts.skips_in_a_row = 0
-        self.source.go_back()
+        self.source.on_weights_restored()
 
 
 def _means(numbers: Mapping[str, Any]) -> dict[str, float]:

@@ -16,7 +16,15 @@ import numpy as np
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.nn.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
-from understudy.nn.heads import HALF_LOG_2PI, ILLEGAL, LOG_STD, LOWEST, TANH_END, Decision, Head
+from understudy.nn.heads import (
+    HALF_LOG_2PI,
+    INVALID,
+    LOG_STD,
+    LOWEST_VALID,
+    TANH_LIMIT,
+    Decision,
+    Head,
+)
 from understudy.nn.network import (
     SQRT2,
     Activation,
@@ -319,7 +327,9 @@ def raw_of(head: Head, action: Any) -> jax.Array:
     scale, middle = head.scale
     unit = (action - middle) / scale
     return (
-        jnp.arctanh(jnp.clip(unit, -TANH_END, TANH_END)) if head.kind == "gaussian_tanh" else unit
+        jnp.arctanh(jnp.clip(unit, -TANH_LIMIT, TANH_LIMIT))
+        if head.kind == "gaussian_tanh"
+        else unit
     )
 
 
@@ -353,7 +363,7 @@ def _masked(values: Any, action_mask: Any) -> Any:
     return (
         values
         if action_mask is None
-        else jnp.where(action_mask, jnp.maximum(values, LOWEST), ILLEGAL)
+        else jnp.where(action_mask, jnp.maximum(values, LOWEST_VALID), INVALID)
     )
 
 

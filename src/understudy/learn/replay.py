@@ -76,7 +76,7 @@ class Roster:
         self._n = end
 
     def _remove(self, rows: Rows) -> None:
-        """Fill the gaps that these rows leave with the last of the remaining ones."""
+        """Remove these rows; rows from the end of the array fill the gaps."""
         if not len(rows):
             return
         gaps = self._place[rows]
@@ -204,7 +204,7 @@ class HostReplay:
             self._apply(edit)
         return bool(edits)
 
-    def held(self) -> list[ChunkId]:
+    def chunk_ids(self) -> list[ChunkId]:
         """(session, chunk_no) of the chunks in the ring, oldest first."""
         return list(self._ring.spans)
 
@@ -304,14 +304,14 @@ class HostReplay:
 
     def _look_up(self, rows: NDArray[np.int64]) -> DrawnRows:
         facts = self._facts.take(rows, axis=0)
-        whole = facts.view(np.int32)
+        ints = facts.view(np.int32)
         return DrawnRows(
-            np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]),
+            np.stack([rows, rows + (ints[..., REACH] & 0xFFFF)]),
             np.ones(rows.shape, np.float32),
             facts[..., RETURN].copy(),
             facts[..., DISCOUNT].copy(),
-            whole[..., ACTION].copy(),
-            whole[..., STAMP].copy(),
+            ints[..., ACTION].copy(),
+            ints[..., STAMP].copy(),
         )
 
     def _gather(self, drawn: DrawnRows) -> Batch:
@@ -453,15 +453,15 @@ class ReplaySource:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
 
-    def pass_over(self, chunk: Chunk) -> None:
+    def skip_chunk(self, chunk: Chunk) -> None:
         """Skip a stale chunk: windows that would reach into it end at the gap."""
 
     def end_sessions(self) -> None:
         """End all sessions, so that windows stop waiting for their next chunks."""
-        for session in dict.fromkeys(session for session, _ in self.replay.held()):
+        for session in dict.fromkeys(session for session, _ in self.replay.chunk_ids()):
             self.replay.close(session)
 
-    def go_back(self) -> None:
+    def on_weights_restored(self) -> None:
         """The weights were restored: the data stays, since any weights may learn from a replay."""
 
     @property

@@ -185,7 +185,7 @@ class Ring:
         span = self.spans.pop((session, chunk_no), None)
         if span is not None:
             self._forget_tail(span)
-            edits.append(nothing_at(span.start, span.n_rows))
+            edits.append(zero_mass_edit(span.start, span.n_rows))
         following = chunk_no + 1
         while (
             later := self.spans.get((session, following))
@@ -201,7 +201,7 @@ class Ring:
                     {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
                 )
                 later.n_waiting = min(later.n_waiting, int(own.sum()))
-            edits.append(nothing_at(later.start, n_affected))
+            edits.append(zero_mass_edit(later.start, n_affected))
             following += 1
         return edits
 
@@ -237,7 +237,7 @@ class Ring:
         self.head = end
         self.used = max(self.used, end)
         edits = [
-            nothing_at(span.start, span.n_rows)
+            zero_mass_edit(span.start, span.n_rows)
             for span in evicted
             if span.start < start or span.start + span.n_rows > start + n_rows
         ]
@@ -325,8 +325,9 @@ class Ring:
     def restore(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> tuple[Iterator[Placed], list[Edit]]:
-        """Restore the ring from its `state`: what to write, and edits that clear unreadable chunks.
+        """Restore the ring from its `state`.
 
+        Returns the rows to write, and the edits that clear chunks which can no longer be read.
         ConfigError if the state is of a replay with other settings. `arrays["weights"]` has the
         weights of all rows.
         """
@@ -373,7 +374,7 @@ class Ring:
             if is_readable[number]
         )
         cleared = [
-            nothing_at(span.start, span.n_rows)
+            zero_mass_edit(span.start, span.n_rows)
             for span, readable in zip(spans, is_readable, strict=True)
             if not readable
         ]
@@ -456,7 +457,7 @@ def _joined(lead: Mapping[str, Array], own: Mapping[str, Array]) -> Mapping[str,
     return {name: np.concatenate([lead[name], own[name]]) for name in _SMALL} if lead else own
 
 
-def nothing_at(start: int, n_rows: int) -> Edit:
+def zero_mass_edit(start: int, n_rows: int) -> Edit:
     """An edit that sets the mass of these rows to 0."""
     return Edit(start, np.zeros(n_rows, np.float32), None)
 

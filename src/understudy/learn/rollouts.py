@@ -11,7 +11,7 @@ import numpy as np
 
 from understudy.algorithm import Feedback, Rollout, Rollouts, Transitions
 from understudy.core.errors import Refused
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import REQUIRED, Chunk, ChunkId, RowKind, chunk_name
 from understudy.experience.game import GameSpec
 from understudy.learn.rows import TOO_LARGE, stack_rows, windows_of
@@ -67,14 +67,14 @@ class RolloutQueue:
             self._drop(track, 1)
         return chunk.meta.n_steps
 
-    def pass_over(self, chunk: Chunk) -> None:
+    def skip_chunk(self, chunk: Chunk) -> None:
         """Skip a stale chunk; frame stacks of the next one may reach back to it."""
         self._skip(self._track(chunk), chunk)
 
     def end_sessions(self) -> None:
         """Does nothing: a rollout never waits for the end of a session."""
 
-    def go_back(self) -> None:
+    def on_weights_restored(self) -> None:
         """Drop queued chunks: the weights that played them are no longer the learner's."""
         for track in self._tracks.values():
             self._drop(track, len(track.chunks))
@@ -110,7 +110,7 @@ class RolloutQueue:
     def take(self) -> Rollout:
         """The steps of all envs, ordered by session; other queued chunks are stale and dropped."""
         parts = [self._part(self._tracks[session]) for session in self._full()[: self._needs.envs]]
-        self.go_back()
+        self.on_weights_restored()
         rollout: Rollout = jax.tree.map(lambda *columns: np.stack(columns, axis=1), *parts)
         return rollout
 
@@ -254,7 +254,7 @@ class RolloutQueue:
         for at, (session, last_no) in enumerate(
             zip(arrays["sessions"], arrays["last_no"], strict=True)
         ):
-            lead = part(arrays, f"lead{at}")
+            lead = arrays_under(arrays, f"lead{at}")
             self._tracks[uuid.UUID(bytes=session.tobytes())] = _Track(
                 lead=lead or None, last_no=int(last_no)
             )

@@ -218,8 +218,11 @@ def _summed_child(sums: Any, at: Any, value: Any) -> tuple[Any, Any]:
 
 
 @_compiled(types.void(_Tree, _Nodes, _Numbers, _Bytes, _Bytes))
-def _descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
-    """Find the row at each distance into the total, and prefetch its data; overwrites `left`."""
+def _descend(tree: Any, remaining: Any, rows: Any, facts: Any, obs: Any) -> None:
+    """Find the row where the running sum of masses exceeds each `remaining`, prefetch its data.
+
+    Overwrites `remaining`.
+    """
     nodes, sums, begin = tree
     # Unsigned, which avoids checks for negative indices.
     one = np.uint64(1)
@@ -237,9 +240,11 @@ def _descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
         for i in range(len(rows)):
             node = np.uint64(rows[i]) << four
             if level < _SUMMED:
-                at, left[i] = _child(nodes, base + node, left[i])
+                at, remaining[i] = _child(nodes, base + node, remaining[i])
             else:
-                at, left[i] = _summed_child(sums, base - np.uint64(begin[_SUMMED]) + node, left[i])
+                at, remaining[i] = _summed_child(
+                    sums, base - np.uint64(begin[_SUMMED]) + node, remaining[i]
+                )
                 at += np.uint64(begin[_SUMMED])
             rows[i] = np.int64(at - base)
             if level < 3:
@@ -247,7 +252,7 @@ def _descend(tree: Any, left: Any, rows: Any, facts: Any, obs: Any) -> None:
                 _fetch(nodes, group)
                 _fetch(nodes, group + eight)
     for i in range(len(rows)):
-        at, left[i] = _child(nodes, np.uint64(rows[i]) << four, left[i])
+        at, remaining[i] = _child(nodes, np.uint64(rows[i]) << four, remaining[i])
         rows[i] = np.int64(at)
         _fetch(facts, at * facts_width)
         _fetch(obs, at * obs_width)
@@ -265,39 +270,39 @@ def _draw(tree: Any, chance: Any, beta: float, lines: Any, drawn: Any) -> None:
     """Draw a row for each number from 0 to 1, stratified over the total, and look up its facts.
 
     Each batch gets its rows and the rows to bootstrap from as `places`; its weights, returns and
-    discounts as `reals`; its actions and stamps as `wholes`. Overwrites `chance`.
+    discounts as `reals`; its actions and stamps as `int_facts`. Overwrites `chance`.
     """
-    (facts, whole, raw, obs), (places, reals, wholes) = lines, drawn
+    (facts, ints, raw, obs), (places, reals, int_facts) = lines, drawn
     nodes = tree[0]
     n = chance.shape[1]
     for k in range(len(chance)):
-        left = chance[k]
+        values = chance[k]
         rows = places[0, k]
         part = nodes[-1] / n
         for i in range(n):
-            left[i] = (i + left[i]) * part
-        _descend(tree, left, rows, raw, obs)
+            values[i] = (i + values[i]) * part
+        _descend(tree, values, rows, raw, obs)
         smallest = np.inf
         for i in range(n):
             row = np.uint64(rows[i])
             # Corrects for priorities only; a chunk's weight is intended.
-            left[i] = nodes[row] / facts[row, WEIGHT]
-            smallest = min(smallest, left[i])
-            following = row + np.uint64(whole[row, REACH] & 0xFFFF)
+            values[i] = nodes[row] / facts[row, WEIGHT]
+            smallest = min(smallest, values[i])
+            following = row + np.uint64(ints[row, REACH] & 0xFFFF)
             places[1, k, i] = np.int64(following)
             reals[1, k, i] = facts[row, RETURN]
             reals[2, k, i] = facts[row, DISCOUNT]
-            wholes[0, k, i] = whole[row, ACTION]
-            wholes[1, k, i] = whole[row, STAMP]
+            int_facts[0, k, i] = ints[row, ACTION]
+            int_facts[1, k, i] = ints[row, STAMP]
         for i in range(n):  # (n * p)^-beta over the batch's maximum: n and the total cancel
-            reals[0, k, i] = np.float32(left[i] / smallest) ** -beta
+            reals[0, k, i] = np.float32(values[i] / smallest) ** -beta
 
 
 @_compiled(
     types.UniTuple(_f8, 3)(_Tree, _Facts, _Wholes, _column(_i8), _column(_i4), _column(_f8), _Nodes)
 )
 def _feed_back(
-    tree: Any, facts: Any, whole: Any, rows: Any, stamps: Any, priorities: Any, rule: Any
+    tree: Any, facts: Any, ints: Any, rows: Any, stamps: Any, priorities: Any, rule: Any
 ) -> tuple[Any, Any, Any]:
     """Set new masses of rows that were not overwritten since they were drawn.
 
@@ -317,7 +322,7 @@ def _feed_back(
         row = rows[i]
         if not (priorities[i] >= 0 and priorities[i] < np.inf):
             n_bad += 1
-        elif whole[row, STAMP] == stamps[i] and nodes[row] > 0:
+        elif ints[row, STAMP] == stamps[i] and nodes[row] > 0:
             priority = min(max(np.float32(priorities[i]), low), high)
             current[n] = row
             masses[n] = np.float64(facts[row, WEIGHT]) * priority**alpha
@@ -362,7 +367,7 @@ _Columns = types.Tuple(
 @_compiled(_i8(_Columns, _i8, _Nodes, _i8, types.Tuple((_Facts, _Wholes))))
 def _windows(columns: Any, first: int, powers: Any, stack: int, out: Any) -> int:
     """Write the windows of a span, as `rows.windows_of` does; returns `n_open`."""
-    (row, is_first, terminated, reward, weight), (facts, whole) = columns, out
+    (row, is_first, terminated, reward, weight), (facts, ints) = columns, out
     n = len(powers) - 1
     last = len(row) - 1
     begin = 0
@@ -382,7 +387,7 @@ def _windows(columns: Any, first: int, powers: Any, stack: int, out: Any) -> int
             facts[at, WEIGHT] = weight[at] if may_sample else np.float32(0.0)
             facts[at, RETURN] = summed
             facts[at, DISCOUNT] = powers[steps]
-            whole[at, REACH] = steps | behind << 16
+            ints[at, REACH] = steps | behind << 16
         if stop > begin and terminated[stop - 1]:
             for i in range(max(begin, stop - n), stop):
                 facts[i, DISCOUNT] = 0.0

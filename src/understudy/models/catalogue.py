@@ -40,6 +40,7 @@ class Catalogue:
     signed: dict[str, bytes] = field(default_factory=dict)
     """Signed releases as they were read, by model name, for clients to verify."""
     bad_entries: int = 0
+    last_bad_entry: str = ""
 
     def copy(self) -> "Catalogue":
         """A copy that later entries do not change."""
@@ -55,14 +56,14 @@ class Catalogue:
     def next_model_no(self) -> int:
         return max(self.models, default=0) + 1
 
-    def points_to(self, alias: str) -> int:
+    def model_of(self, alias: str) -> int:
         """The model number of an alias; 0 when it has none."""
         pointer = self.aliases.get(alias)
         return pointer.model_no if pointer else 0
 
     def previous_champion(self) -> int:
         """The champion before the current one; 0 when there was none."""
-        now = self.points_to("champion")
+        now = self.model_of("champion")
         return next(
             (old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0
         )
@@ -99,7 +100,11 @@ class Catalogue:
         alias = entry.get("alias")
         model_no = entry.get("model_no")
         if alias not in ALIASES or model_no not in (0, *self.models):
-            raise Refused("bad_entry", f"{alias!r} cannot point to model {model_no!r}")
+            raise Refused(
+                "bad_entry",
+                f"alias {alias!r} and model {model_no!r}; expected one of {ALIASES}, and a "
+                "released model or 0",
+            )
         why = str(entry.get("why", ""))[:MAX_WHY]
         pointer = Alias(model_no, entry["number"], float(entry["at_s"]), why, raw)
         self.aliases[alias] = pointer

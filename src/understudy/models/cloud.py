@@ -48,7 +48,7 @@ _OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
 @dataclass(frozen=True, slots=True)
 class ObjectLocation:
-    """Where objects are stored, for messages; the fields of S3 are empty for other stores."""
+    """Where objects are stored, for messages; bucket, region and endpoint are set only for S3."""
 
     url: str
     """Without secrets."""
@@ -74,7 +74,7 @@ class CloudObjects:
 
     def __init__(self, url: str) -> None:
         self._where = ObjectLocation(_without_secrets(url))
-        self.look_every_s = 0.0 if url.startswith(_LOCAL) else _LOOK_EVERY_S
+        self.poll_every_s = 0.0 if url.startswith(_LOCAL) else _LOOK_EVERY_S
         self._store: ObjectStore
         try:
             if url.startswith("s3://"):
@@ -159,7 +159,7 @@ def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
     """Open a bucket, without a network request; return it and its location."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
-    location.refuse_others(_OPTIONS)
+    location.check_options(_OPTIONS)
     if len(location.hosts) != 1:
         raise ConfigError("s3:// has no bucket; write s3://BUCKET/PATH")
     bucket, port = location.hosts[0]

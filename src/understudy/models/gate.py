@@ -82,33 +82,33 @@ def decision(evidence: Evidence, bounds: Bounds) -> GateDecision:
             return GateDecision("reject", f"{check.name}: {check.detail}")
     if not evidence.has_champion:
         return GateDecision("promote", "the first bot, which passed every check")
-    ours = np.asarray(evidence.candidate, float)
-    theirs = np.asarray(evidence.champion, float)
-    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+    candidate = np.asarray(evidence.candidate, float)
+    champion = np.asarray(evidence.champion, float)
+    if not (np.isfinite(candidate).all() and np.isfinite(champion).all()):
         return GateDecision("reject", "a return is not finite")
-    n_episodes = min(len(ours), len(theirs))
+    n_episodes = min(len(candidate), len(champion))
     if n_episodes < bounds.min_episodes:
         return GateDecision("wait", f"{n_episodes} of {bounds.min_episodes} episodes of both")
-    return _compare(ours, theirs, bounds)
+    return _compare(candidate, champion, bounds)
 
 
 def _compare(
-    ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bounds
+    candidate: NDArray[np.float64], champion: NDArray[np.float64], bounds: Bounds
 ) -> GateDecision:
-    gain = float(ours.mean() - theirs.mean())
+    gain = float(candidate.mean() - champion.mean())
     half = _confidence(bounds) * math.sqrt(
-        ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs)
+        candidate.var(ddof=1) / len(candidate) + champion.var(ddof=1) / len(champion)
     )
-    allowed = bounds.worse_by * max(abs(float(theirs.mean())), float(theirs.std()))
+    allowed = bounds.worse_by * max(abs(float(champion.mean())), float(champion.std()))
     why = (
-        f"mean return {ours.mean():.4g} over {len(ours)} episodes, the champion's "
-        f"{theirs.mean():.4g} over {len(theirs)}; the difference is {gain:.3g} ± {half:.2g}"
+        f"mean return {candidate.mean():.4g} over {len(candidate)} episodes, the champion's "
+        f"{champion.mean():.4g} over {len(champion)}; the difference is {gain:.3g} ± {half:.2g}"
     )
     if gain - half >= -allowed:
         return GateDecision("promote", why)
     if gain + half < -allowed:
         return GateDecision("reject", f"{why}, more than {allowed:.2g} worse")
-    if len(ours) >= bounds.max_episodes:
+    if len(candidate) >= bounds.max_episodes:
         return GateDecision("reject", f"{why}, not proven within {bounds.max_episodes} episodes")
     return GateDecision("wait", why)
 

@@ -93,6 +93,7 @@ class KeyRing:
 
     number: int = 0
     bad_entries: int = 0
+    last_bad_entry: str = ""
     keys: dict[str, Key] = field(default_factory=dict)
     revoked_s: dict[str, float] = field(default_factory=dict)
 
@@ -107,12 +108,22 @@ class KeyRing:
             case "revoke":
                 self.revoked_s[str(entry["id"])] = float(entry["at_s"])
             case kind:
-                raise Refused("bad_entry", f"this version does not know key entry kind {kind!r}")
+                raise Refused(
+                    "bad_entry",
+                    f"this version does not know key entry kind {kind!r}; install a newer one",
+                )
 
 
 def _key(facts: Any) -> Key:
-    if not isinstance(facts, dict) or facts.keys() != {key_field.name for key_field in fields(Key)}:
-        raise Refused("bad_entry", "the key has missing or unknown fields")
+    if not isinstance(facts, dict):
+        raise Refused("bad_entry", f"a key is {type(facts).__name__} instead of an object")
+    names = {key_field.name for key_field in fields(Key)}
+    if facts.keys() != names:
+        raise Refused(
+            "bad_entry",
+            f"a key has wrong fields: missing {sorted(names - facts.keys())}, unknown "
+            f"{sorted(facts.keys() - names)[:6]}; install the version that created it",
+        )
     try:
         return Key(**facts | {"scopes": tuple(facts["scopes"]), "origins": tuple(facts["origins"])})
     except (ConfigError, TypeError) as error:
@@ -195,7 +206,7 @@ class Keys:
             )
         return key
 
-    def knows_origin(self, origin: str) -> bool:
+    def allows_origin(self, origin: str) -> bool:
         """Whether a page of this origin may use any key, for the browser's preflight request."""
         ring = self._ring
         return any(

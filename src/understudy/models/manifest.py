@@ -24,7 +24,7 @@ class Lineage:
     algorithm: str
     seed: int = 0
     parent: int = 0
-    """The model that training started from; 0: none."""
+    """The previous release of the same training; 0: none. Its weights were trained further."""
     code_version: str = ""
     cursor_from: str = ""
     cursor_to: str = ""

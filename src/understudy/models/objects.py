@@ -44,7 +44,7 @@ def check_object_name(name: str) -> str:
 class FolderObjects:
     """Objects as files; an object survives a power cut once `create` has returned."""
 
-    look_every_s = 0.0
+    poll_every_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():

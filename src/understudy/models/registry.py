@@ -72,9 +72,9 @@ class Registry:
         self._lock = threading.Lock()
 
     @property
-    def look_every_s(self) -> float:
+    def poll_every_s(self) -> float:
         """How often to look for new entries of other processes."""
-        return self._objects.look_every_s
+        return self._objects.poll_every_s
 
     # --- Reading ----------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Registry:
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """An immutable snapshot of the game's state, at most `look_every_s` old."""
+        """An immutable snapshot of the game's state, at most `poll_every_s` old."""
         shared = self._shared(game)
         with shared.lock:
             now = shared.now()
@@ -126,7 +126,7 @@ class Registry:
                 f"{text[:80]} is a model of {owner}, not of {game}; see 'understudy models list "
                 f"{game}'"
             )
-        number = int(last) if is_number else self.catalogue(owner).points_to(last)
+        number = int(last) if is_number else self.catalogue(owner).model_of(last)
         if not number:
             raise ConfigError(
                 f"{owner} has no {last} yet; let people play, or add a trained run: understudy "
@@ -141,15 +141,17 @@ class Registry:
         """
         now = self.catalogue(game)
         problems = dict[str, str]()
-        if lost := self._shared(game).lost_entry:
+        if lost_entry := self._shared(game).lost_entry:
             problems["journal"] = (
-                f"{lost} is missing, so all later entries are ignored; restore it from a backup"
+                f"{lost_entry} is missing, so all later entries are ignored; restore it from a "
+                "backup"
             )
         elif now.bad_entries:
             problems["journal"] = (
-                f"{now.bad_entries} of its entries are invalid; restore them from a backup"
+                f"{now.bad_entries} of its entries are invalid and were ignored, the last one: "
+                f"{now.last_bad_entry}; restore entries that are damaged from a backup"
             )
-        names = {now.points_to(alias): alias for alias in reversed(ALIASES)}
+        names = {now.model_of(alias): alias for alias in reversed(ALIASES)}
         for number, manifest in now.models.items():
             if number in names or every:
                 try:
@@ -177,9 +179,9 @@ class Registry:
         """A model's facts; ConfigError lists the newest models when it does not exist."""
         models = self.catalogue(game).models
         if model_no not in models:
-            known = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
+            newest = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
             raise ConfigError(
-                f"{model_name(game, model_no)} does not exist; the newest are {known}"
+                f"{model_name(game, model_no)} does not exist; the newest are {newest}"
             )
         return models[model_no]
 
@@ -220,7 +222,7 @@ class Registry:
         self._shared(game).write(entry)
         return manifest
 
-    def point(
+    def set_alias(
         self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None
     ) -> None:
         """Point an alias to another model (0: none); an operator needs no epoch."""
@@ -243,7 +245,7 @@ class Registry:
             raise ConfigError(
                 f"{game} has no previous champion to roll back to; see 'understudy models list'"
             )
-        self.point(game, "champion", previous, why=why)
+        self.set_alias(game, "champion", previous, why=why)
         return previous
 
     def _store_blob(self, raw: bytes) -> None:

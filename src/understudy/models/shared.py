@@ -22,6 +22,7 @@ from understudy.ports import Objects
 
 _TRIES = 200
 _PAUSE_S = 0.01
+_MAX_ERROR = 300
 
 Entry = dict[str, Any]
 
@@ -74,6 +75,8 @@ class JournalState(Protocol):
     number: int
     """The last entry that was applied or skipped."""
     bad_entries: int
+    last_bad_entry: str
+    """The number of the last invalid entry, and what is wrong with it; empty: none."""
 
     def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
         """Apply an entry; Refused, with the state unchanged, when it is invalid here."""
@@ -101,13 +104,13 @@ class Shared(Generic[S]):
         self._trusted = trusted
         self._signer = signer
         self._clock = clock
-        self._look_every_s = objects.look_every_s
+        self._look_every_s = objects.poll_every_s
         self._refreshed_s = -math.inf
         self.lock = threading.RLock()
         """Hold it to read several fields of the state together."""
 
     def now(self) -> S:
-        """The state, refreshed at most every `look_every_s` of the objects."""
+        """The state, refreshed at most every `poll_every_s` of the objects."""
         with self.lock:
             if self._clock.monotonic() - self._refreshed_s < self._look_every_s:
                 return self._state
@@ -122,10 +125,12 @@ class Shared(Generic[S]):
                 try:
                     entry = open_signed(raw, self._trusted)
                     if (entry.get("journal"), entry.get("number")) != (self._journal.name, number):
-                        raise Refused("bad_entry", "it was signed for another journal or number")
+                        raise Refused("bad_entry", "signed for another journal or number")
                     state.apply(entry, raw)
-                except (Refused, KeyError, TypeError, ValueError):
+                except (Refused, KeyError, TypeError, ValueError) as error:
                     state.bad_entries += 1
+                    what = error.detail if isinstance(error, Refused) else repr(error)
+                    state.last_bad_entry = f"entry {number}: {what[:_MAX_ERROR]}"
                 state.number = number
             self._refreshed_s = began_s
             return state

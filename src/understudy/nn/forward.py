@@ -169,7 +169,7 @@ def compile_row(
 def _compiled(
     spec: NetworkSpec, weights: Weights, heads: Iterable[str] | None, *, lead: int
 ) -> Forward:
-    """`lead` is, here and below, the number of axes before a row's: 1 in a batch, 0 alone."""
+    """Compile for arrays with `lead` axes before those of a row: 1 for batches, 0 for one row."""
     inputs = [
         (name, _input(name, column, weights, lead=lead)) for name, column in spec.inputs.items()
     ]

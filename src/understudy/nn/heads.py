@@ -25,19 +25,19 @@ import numpy as np
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import OPEN, Box, Discrete
+from understudy.experience.spaces import UNBOUNDED_FROM, Box, Discrete
 
 DISCRETE = ("argmax", "epsilon_greedy", "categorical")
 GAUSSIAN = ("gaussian_clipped", "gaussian_tanh")
 
-ILLEGAL = -1e30
-LOWEST = -1e20
-"""Invalid actions get the output ILLEGAL and valid ones at least LOWEST, so that a valid one always
-wins."""
+INVALID = -1e30
+LOWEST_VALID = -1e20
+"""Invalid actions get the output INVALID and valid ones at least LOWEST_VALID, so that a valid one
+always wins."""
 LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
-TANH_END = 0.999
+TANH_LIMIT = 0.999
 """Where raw_of clips: an action at the bound itself needs an infinite raw number."""
 
 _OUTPUTS = {"argmax": ("q",), "epsilon_greedy": ("q",), "categorical": ("logits",)}
@@ -100,7 +100,7 @@ class Head:
     def is_closed(self) -> tuple[bool, ...]:
         """For each number: whether it is bounded on both sides, so that ±1 maps to low and high."""
         return tuple(
-            abs(low) < OPEN and abs(high) < OPEN
+            abs(low) < UNBOUNDED_FROM and abs(high) < UNBOUNDED_FROM
             for low, high in zip(self.low, self.high, strict=True)
         )
 
@@ -198,13 +198,15 @@ class Head:
         factor, middle = self.scale
         unit = (np.asarray(action, np.float32) - middle) / factor
         return (
-            np.arctanh(np.clip(unit, -TANH_END, TANH_END)) if self.kind == "gaussian_tanh" else unit
+            np.arctanh(np.clip(unit, -TANH_LIMIT, TANH_LIMIT))
+            if self.kind == "gaussian_tanh"
+            else unit
         )
 
 
 def masked(outputs: Array, action_mask: Array) -> Array:
     """Outputs with every invalid action below every valid one."""
-    return np.where(action_mask, np.maximum(outputs, np.float32(LOWEST)), np.float32(ILLEGAL))
+    return np.where(action_mask, np.maximum(outputs, np.float32(LOWEST_VALID)), np.float32(INVALID))
 
 
 def head_for(game: GameSpec, kind: str | None = None) -> Head:
@@ -237,7 +239,7 @@ def _check_kind(kind: object) -> None:
 
 def _end(bound: Any, size: int, default: float) -> tuple[float, ...]:
     values = bound if isinstance(bound, tuple) else (default if bound is None else bound,) * size
-    return tuple(default if abs(value) >= OPEN else float(value) for value in values)
+    return tuple(default if abs(value) >= UNBOUNDED_FROM else float(value) for value in values)
 
 
 def env_actions(game: GameSpec, action: Array) -> Array:
@@ -268,8 +270,15 @@ def head_to_json(head: Head) -> dict[str, Any]:
 
 def head_from_json(fields: Any) -> Head:
     """The inverse of `head_to_json`; ConfigError unless the fields are exactly those of a head."""
-    if not isinstance(fields, dict) or fields.keys() != {"kind", "size", "low", "high"}:
-        raise ConfigError(f"a head is {str(fields)[:80]}; give kind, size, low and high")
+    if not isinstance(fields, dict):
+        raise ConfigError(
+            f"a head is {str(fields)[:80]}; expected an object of kind, size, low and high"
+        )
+    if fields.keys() != {"kind", "size", "low", "high"}:
+        raise ConfigError(
+            f"a head has the fields {str(list(fields))[:80]}; expected exactly kind, size, low and "
+            "high"
+        )
     ends = []
     for name, default in (("low", -math.inf), ("high", math.inf)):
         values = fields[name] if isinstance(fields[name], list) else [""]

@@ -501,8 +501,8 @@ def _layer(described: Any) -> Layer:
     names = {"layer", *(field.name for field in fields(kind))}
     if described.keys() != names:
         raise ConfigError(
-            f"a {name} layer has missing or unknown fields: "
-            f"{sorted(described.keys() ^ names)[:6]}; give {sorted(names)}"
+            f"a {name} layer has wrong fields: missing {sorted(names - described.keys())}, unknown "
+            f"{sorted(described.keys() - names)[:6]}; give {sorted(names)}"
         )
     values = {
         key: tuple(value) if isinstance(value, list) else value

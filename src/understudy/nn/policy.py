@@ -237,7 +237,8 @@ def decode_policy(raw: bytes | memoryview) -> Policy:
     if metadata.keys() != _METADATA:
         raise Refused(
             "bad_policy",
-            f"metadata keys are missing or unknown: {sorted(metadata.keys() ^ _METADATA)[:6]}",
+            f"wrong metadata: missing {sorted(_METADATA - metadata.keys())}, unknown "
+            f"{sorted(metadata.keys() - _METADATA)[:6]}",
         )
     for name, array in weights.items():
         if array.dtype != np.float32 or not np.isfinite(array).all():
@@ -262,7 +263,7 @@ _METADATA = {"format", "game", "network", "head", "stack", "version", "priority"
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and str(int(text)) == text):
-        raise Refused("bad_policy", f"{text[:30]!r} is not a whole number")
+        raise Refused("bad_policy", f"stack or version is {text[:30]!r}; expected a whole number")
     return int(text)
 
 

@@ -29,14 +29,14 @@ from understudy.backends.local import audit_store, summary
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.log import FileLock, make_folder, sync_folder, write_file
 from understudy.models.objects import FolderObjects, open_objects
-from understudy.platform.config import USED_FILE, Config, restore_used
+from understudy.platform.config import LAST_START_FILE, Config, restore_last_start
 from understudy.platform.ingest import open_own_ingest, open_own_store
-from understudy.platform.requests import ask
+from understudy.platform.requests import send_request
 from understudy.ports import Objects
 
 FORMAT = "understudy-backup/1"
 _FACTS = "backup.json"
-_FILES = ("key", "signing.key", "development.json", "understudy.toml", USED_FILE)
+_FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
 
@@ -94,7 +94,7 @@ def back_up(
         }
         _sync_tree(target)
         write_file(target / _FACTS, json.dumps(facts, indent=1).encode())
-        return prove(target)
+        return verify_backup(target)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
@@ -102,7 +102,7 @@ def back_up(
 
 def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
     """Verify a backup and restore it to a data folder without store and deployment."""
-    proof = prove(source)
+    proof = verify_backup(source)
     if (
         (data.root / "store").exists()
         or signing_key(data).exists()
@@ -124,7 +124,7 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
         for name in _FILES:
             if (source / name).exists() and data.root / name in created:
                 _copy_file(source / name, data.root / name)
-        restore_used(data.root, models=models)
+        restore_last_start(data.root, models=models)
         _sync_tree(data.root)
         if _contents(data, models) != _contents(DataFolder(source), ""):
             raise Corrupt(
@@ -140,13 +140,14 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
     return proof
 
 
-def prove(backup: Path) -> Proof:
+def verify_backup(backup: Path) -> Proof:
     """Read every byte of a backup; Corrupt if a file is missing or changed."""
     try:
         facts = json.loads((backup / _FACTS).read_text())
         if facts["format"] != FORMAT:
             raise ConfigError(
-                f"{backup} has format {facts['format']!r}; this build reads {FORMAT!r}"
+                f"{backup} has format {facts['format']!r}, but this version reads {FORMAT!r}; use "
+                "the version that wrote it"
             )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -219,7 +220,7 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
         make_folder(target)
         try:
             if data.has_writer():
-                ask(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
+                send_request(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
             elif config.stream.url:
                 # Frames in a remote stream stay there.
                 with open_own_store(data, config) as store:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from understudy.backends.data import DataFolder
     from understudy.platform.config import Config
 
-WRONG_USE = 2
-NOT_CARRIED_OUT = 3
+USAGE_ERROR = 2
+FAILED = 3
 FENCED = 4
 """Exit codes of a child: invalid settings, a failure, or another process took over its work."""
 
@@ -99,18 +99,18 @@ class Child:
                 self._on_log(line.rstrip("\n"))
 
     def stop(self) -> None:
-        """Request that it finishes its work and exits."""
+        """Ask the process to finish its work and exit."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kill it immediately, as a crash would."""
+        """Kill the process immediately, as a crash would."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for it to exit; return its exit code, or None if it is still running."""
+        """Wait for the process to exit; return its exit code, or None if it is still running."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
             for reader in self._readers:
@@ -201,7 +201,7 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
         return main(DataFolder(folder), read_config(config[0]) if config else Config()) or 0
     except UnderstudyError as error:
         sys.stderr.write(f"{error}\n")
-        return WRONG_USE if isinstance(error, ConfigError) else NOT_CARRIED_OUT
+        return USAGE_ERROR if isinstance(error, ConfigError) else FAILED
 
 
 def log_to_stderr(*, as_json: bool = True) -> None:

@@ -18,7 +18,7 @@ from understudy.core.location import is_loopback, parse_location
 from understudy.core.log import write_file
 from understudy.core.settings import Resolved as Resolved
 from understudy.core.settings import from_tree, setting
-from understudy.core.settings import hidden as hidden
+from understudy.core.settings import mask_secrets as mask_secrets
 from understudy.experience.chunk import CONSENTS
 from understudy.models.gate import Bounds
 from understudy.release.schedule import LearningSchedule
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROLES = ("gateway", "ingest", "learner")
 DEFAULT_PORT = 8600
 FILE_NAME = "understudy.toml"
-USED_FILE = "backends.json"
+LAST_START_FILE = "backends.json"
 HERE = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
 """The URLs that are saved, and the value of each that means "in the data folder"."""
 ENGINE = "ingest.engine"
@@ -52,19 +52,19 @@ class GatewaySection:
     """[gateway]"""
 
     host: str = setting(
-        "127.0.0.1", says="Address to listen on; other than loopback needs TLS, or insecure."
+        "127.0.0.1", description="Address to listen on; other than loopback needs TLS, or insecure."
     )
     port: int = setting(DEFAULT_PORT, 0, 65535, "Port to listen on; 0: any free port.")
     hosts: tuple[str, ...] = setting(
-        (), says="Host names to accept requests for, besides those of loopback."
+        (), description="Host names to accept requests for, besides those of loopback."
     )
-    certificate: str = setting("", says="A PEM file; with certificate_key it enables TLS.")
-    certificate_key: str = setting("", says="The PEM file of the private key.")
+    certificate: str = setting("", description="A PEM file; with certificate_key it enables TLS.")
+    certificate_key: str = setting("", description="The PEM file of the private key.")
     insecure: bool = setting(
-        False, says="Plain HTTP for other machines too, if something else encrypts."
+        False, description="Plain HTTP for other machines too, if something else encrypts."
     )
     target_steps_s: float = setting(
-        0.0, 0, says="Steps per second and game to record of all players together; 0: all."
+        0.0, 0, description="Steps per second and game to record of all players together; 0: all."
     )
     canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
 
@@ -75,7 +75,7 @@ class StreamSection:
 
     url: str = setting(
         "",
-        says="Stream of frames to store, such as kinesis://STREAM or "
+        description="Stream of frames to store, such as kinesis://STREAM or "
         f"kafka://HOST:PORT/TOPIC; file {_DEFAULT}",
     )
 
@@ -85,12 +85,13 @@ class StoreSection:
     """[store]"""
 
     url: str = setting(
-        "", says=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
+        "", description=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
     )
     window_hours: float = setting(
         0.0,
         0,
-        says="How long the learner keeps its copy of a remote store; 0: as long as that store.",
+        description="How long the learner keeps its copy of a remote store; "
+        "0: as long as that store.",
     )
 
 
@@ -100,11 +101,13 @@ class IngestSection:
 
     engine: str = setting(
         "native",
-        says="native: the built-in service; spark: a streaming job; not set: as at the last start, "
-        "else native.",
+        description="native: the built-in service; spark: a streaming job; "
+        "not set: as at the last start, else native.",
         choices=("native", "spark"),
     )
-    master: str = setting("local[2]", says="Where Spark runs: this machine, or spark://HOST:7077.")
+    master: str = setting(
+        "local[2]", description="Where Spark runs: this machine, or spark://HOST:7077."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,7 @@ class ModelsSection:
     """[models]"""
 
     url: str = setting(
-        "", says=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
+        "", description=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
     )
 
 
@@ -122,27 +125,32 @@ class LearnerSection:
 
     learn_from: tuple[str, ...] = setting(
         (),
-        says="Consents to learn from; empty: granted, and unknown too if only this machine can "
-        "play.",
+        description="Consents to learn from; empty: granted, and unknown too if only this machine "
+        "can play.",
     )
     first_steps: int = setting(
-        _SCHEDULE.first_steps, 1, says="Steps of people before the first bot is trained."
+        _SCHEDULE.first_steps, 1, description="Steps of people before the first bot is trained."
     )
     bc_updates: int = setting(
-        _SCHEDULE.bc_updates, 1, says="Updates of a clone before it is released."
+        _SCHEDULE.bc_updates, 1, description="Updates of a clone before it is released."
     )
     bc_growth: float = setting(
         _SCHEDULE.bc_growth,
         1.001,
-        says="For games with clones only: growth factor of people's steps between two clones.",
+        description="For games with clones only: growth factor of people's steps between two "
+        "clones.",
     )
-    dqn_updates: int = setting(_SCHEDULE.dqn_updates, 1, says="Updates between two candidates.")
-    dqn_steps: int = setting(_SCHEDULE.dqn_steps, 1, says="New steps between two candidates.")
+    dqn_updates: int = setting(
+        _SCHEDULE.dqn_updates, 1, description="Updates between two candidates."
+    )
+    dqn_steps: int = setting(
+        _SCHEDULE.dqn_steps, 1, description="New steps between two candidates."
+    )
     updates_per_step: float = setting(
-        _SCHEDULE.updates_per_step, 1e-9, says="Maximum updates per recorded step."
+        _SCHEDULE.updates_per_step, 1e-9, description="Maximum updates per recorded step."
     )
     simulator: str = setting(
-        "", says="A Gymnasium id to evaluate candidates in; empty: live play decides."
+        "", description="A Gymnasium id to evaluate candidates in; empty: live play decides."
     )
 
 
@@ -151,10 +159,12 @@ class GateSection:
     """[gate]"""
 
     min_episodes: int = setting(
-        _BOUNDS.min_episodes, 2, says="Episodes of canary and champion before they are compared."
+        _BOUNDS.min_episodes,
+        2,
+        description="Episodes of canary and champion before they are compared.",
     )
     max_episodes: int = setting(
-        _BOUNDS.max_episodes, 2, says="Episodes after which an undecided canary is rejected."
+        _BOUNDS.max_episodes, 2, description="Episodes after which an undecided canary is rejected."
     )
     worse_by: float = setting(
         _BOUNDS.worse_by, 0, 0.999, "How much lower a canary's return may be, as a share."
@@ -168,15 +178,15 @@ class GateSection:
 class LogSection:
     """[log]"""
 
-    json: bool = setting(False, says="Log events as JSON lines, also in a terminal.")
+    json: bool = setting(False, description="Log events as JSON lines, also in a terminal.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings of the platform."""
 
-    data: str = setting("", says="The data folder.")
-    roles: tuple[str, ...] = setting(ROLES, says="Roles that run on this machine.")
+    data: str = setting("", description="The data folder.")
+    roles: tuple[str, ...] = setting(ROLES, description="Roles that run on this machine.")
     gateway: GatewaySection = GatewaySection()
     stream: StreamSection = StreamSection()
     store: StoreSection = StoreSection()
@@ -192,7 +202,7 @@ class Config:
 
     @property
     def learn_from(self) -> tuple[str, ...]:
-        """The consents to learn from; on loopback all players are developers."""
+        """The consents to learn from; on loopback also `unknown`, as all players are developers."""
         return self.learner.learn_from or (
             ("granted", "unknown") if self.is_local else ("granted",)
         )
@@ -323,9 +333,9 @@ def _check_models(url: str) -> None:
     try:
         open_objects(url)
     except ConfigError as error:
-        reason = str(error).replace(url, str(hidden(url)))
+        reason = str(error).replace(url, str(mask_secrets(url)))
         raise ConfigError(
-            f"models.url is {hidden(url)!r}, which cannot be used: {reason}"
+            f"models.url is {mask_secrets(url)!r}, which cannot be used: {reason}"
         ) from None
 
 
@@ -374,9 +384,9 @@ def resolve(
         if not (name in HERE or (name == ENGINE and values["store.url"])) or not values["data"]:
             return None
         root = Path(values["data"]).expanduser()
-        value = read_used(root).get(name)
+        value = read_last_start(root).get(name)
         return (
-            (value, f"last start ({root / USED_FILE})")
+            (value, f"last start ({root / LAST_START_FILE})")
             if value and (name, value) != (ENGINE, "native")
             else None
         )
@@ -388,7 +398,7 @@ def resolve(
         environ=environ,
         file=config_file(flags, file=file, environ=environ),
         instead=lambda name, value: "" if value == HERE.get(name) else value,
-        kept=last_start,
+        saved=last_start,
     )
 
 
@@ -428,9 +438,9 @@ def example(data: str = "") -> str:
 # the folder uses them unless a flag, a variable or the file overrides them.
 
 
-def read_used(root: Path) -> Mapping[str, str]:
+def read_last_start(root: Path) -> Mapping[str, str]:
     """Return URLs by name ("": the data folder) and engine of the last start; empty if none."""
-    path = root / USED_FILE
+    path = root / LAST_START_FILE
     try:
         fields = json.loads(path.read_bytes())
         return {**{name: str(fields[name]) for name in HERE}, ENGINE: str(fields.get(ENGINE, ""))}
@@ -444,21 +454,21 @@ def read_used(root: Path) -> Mapping[str, str]:
         ) from None
 
 
-def keep_used(config: Config) -> None:
+def save_last_start(config: Config) -> None:
     """Save the URLs and the engine of a running platform."""
-    now = {**used_by(config), ENGINE: config.ingest.engine}
-    if read_used(config.folder.root) != now:
-        write_file(config.folder.root / USED_FILE, json.dumps(now).encode(), mode=0o600)
+    now = {**backend_urls(config), ENGINE: config.ingest.engine}
+    if read_last_start(config.folder.root) != now:
+        write_file(config.folder.root / LAST_START_FILE, json.dumps(now).encode(), mode=0o600)
 
 
-def restore_used(root: Path, *, models: str) -> None:
+def restore_last_start(root: Path, *, models: str) -> None:
     """Update the saved URLs after a restore: only models may have a new location."""
-    if before := read_used(root):
+    if before := read_last_start(root):
         now = {**before, "models.url": _absolute(models)}
-        write_file(root / USED_FILE, json.dumps(now).encode(), mode=0o600)
+        write_file(root / LAST_START_FILE, json.dumps(now).encode(), mode=0o600)
 
 
-def used_by(config: Config) -> Mapping[str, str]:
+def backend_urls(config: Config) -> Mapping[str, str]:
     """Return a config's URLs by name, with absolute paths, valid in any working directory."""
     urls = {
         "stream.url": config.stream.url,
@@ -468,10 +478,10 @@ def used_by(config: Config) -> Mapping[str, str]:
     return {name: _absolute(url) for name, url in urls.items()}
 
 
-def moved(before: Mapping[str, str], config: Config) -> list[str]:
+def location_changes(before: Mapping[str, str], config: Config) -> list[str]:
     """Return a message for each part whose location changed since the last start."""
     messages = []
-    for name, now in used_by(config).items():
+    for name, now in backend_urls(config).items():
         then = before.get(name, now)
         part = name.partition(".")[0]
         if then != now:
@@ -491,7 +501,7 @@ _NEXT = {
 
 
 def _shown(name: str, url: str) -> str:
-    return str(hidden(url)) if url else f"in the data folder ({HERE[name]})"
+    return str(mask_secrets(url)) if url else f"in the data folder ({HERE[name]})"
 
 
 def _absolute(url: str) -> str:

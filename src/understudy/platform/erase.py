@@ -12,7 +12,7 @@ from understudy.core.names import game_name, player_name
 from understudy.experience.intake import deployment_key, pseudonym
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest, open_own_store, replay
-from understudy.platform.requests import ask
+from understudy.platform.requests import send_request
 from understudy.ports import FullStore
 
 
@@ -27,13 +27,13 @@ def forget_player(
     """Erase a player by name in one game or in all; `config` locates remote streams and games."""
     config = config or Config()
     models = config.models.url
-    known = (
+    registered = (
         list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
     )
-    games, players, spooled = _find(data, player, known, game)
+    games, players, spooled = _find(data, player, registered, game)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
-        result = ask(data.requests, "forget", timeout_s=timeout_s, players=hexes)
+        result = send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes)
     elif config.stream.url:
         # Frames that are still in a remote stream are rejected when ingest reads them.
         with open_own_store(data, config) as store:
@@ -45,11 +45,11 @@ def forget_player(
     return {**result, "spooled_sessions": spooled, "games": games}
 
 
-def forget_elsewhere(
-    data: DataFolder, store: FullStore, player: str, *, known: list[str], game: str | None
+def forget_in_remote_store(
+    data: DataFolder, store: FullStore, player: str, *, registered: list[str], game: str | None
 ) -> dict[str, Any]:
     """Erase a player in a remote store; ingest rejects frames that are still in the stream."""
-    games, players, spooled = _find(data, player, known, game)
+    games, players, spooled = _find(data, player, registered, game)
     chunks = sum(store.forget(player_id) for player_id in players)
     UnfinishedImports(data.root).forget(players)
     return {
@@ -62,24 +62,25 @@ def forget_elsewhere(
 
 
 def _find(
-    data: DataFolder, player: str, known: list[str], game: str | None
+    data: DataFolder, player: str, registered: list[str], game: str | None
 ) -> tuple[list[str], list[bytes], int]:
     """Return the games, the player's pseudonyms there, and how many spooled sessions it erased."""
     name = player_name(player)
-    if not known:
+    if not registered:
         raise ConfigError(
             f"no game is registered in {data.root}, so there is no player to erase; check --data"
         )
-    if game is not None and str(game_name(game)) not in known:
+    if game is not None and str(game_name(game)) not in registered:
         raise ConfigError(
-            f"the game {game!r} is not registered in {data.root}; registered are {', '.join(known)}"
+            f"the game {game!r} is not registered in {data.root}; registered are "
+            f"{', '.join(registered)}"
         )
     if not (data.root / "key").exists():
         raise ConfigError(
             f"{data.root} has no key, so no player can be found by name; pass the deployment's "
             "own folder with --data, or restore the key from a backup"
         )
-    games = known if game is None else [game]
+    games = registered if game is None else [game]
     key = deployment_key(data.root)
     players = [pseudonym(key, game_name(played), name) for played in games]
     return games, players, forget_spooled(data.spool, name, games)
@@ -93,7 +94,7 @@ def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict
             "tools"
         )
     if data.has_writer():
-        return dict(ask(data.requests, "compact", timeout_s=timeout_s))
+        return dict(send_request(data.requests, "compact", timeout_s=timeout_s))
     with open_own_store(data, config) as store:
         return {"freed_bytes": store.compact()}
 
@@ -103,6 +104,6 @@ def replay_quarantine(
 ) -> dict[str, Any]:
     """Store quarantined frames that now pass every check."""
     if data.has_writer():
-        return dict(ask(data.requests, "replay", timeout_s=timeout_s, ids=ids))
+        return dict(send_request(data.requests, "replay", timeout_s=timeout_s, ids=ids))
     with open_own_store(data, config := config or Config()) as store:
         return dict(replay(store, registered_specs(data, models=config.models.url), ids))

@@ -137,7 +137,7 @@ def _figures(state: GatewayState) -> dict[str, Any]:
     return {
         **totals,
         "waiting_bytes": state.appender.waiting_bytes,
-        "storage_error": state.appender.trouble[:300],
+        "storage_error": state.appender.error[:300],
     }
 
 

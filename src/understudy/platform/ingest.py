@@ -35,7 +35,7 @@ from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
 from understudy.experience.intake import deployment_key
 from understudy.ingest.check import check
-from understudy.ingest.service import IngestService, leaving_the_rest, tell_not_drained
+from understudy.ingest.service import IngestService, log_not_drained, log_undrained_on_stop
 from understudy.ingest.spark import (
     Opened,
     SparkJob,
@@ -55,7 +55,7 @@ from understudy.platform.children import (
     stop_with_parent,
 )
 from understudy.platform.config import Config, check_spark_store
-from understudy.platform.requests import Handler, answer_all, forget_stale
+from understudy.platform.requests import Handler, handle_requests, remove_stale_answers
 from understudy.ports import Candidate, FullStore, Specs, Stream
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
 
 def drain(service: IngestService, *, within_s: float) -> None:
     """Store the rest of the stream; what cannot be stored in time is left to the next start."""
-    with leaving_the_rest():
+    with log_undrained_on_stop():
         if not service.drain(within_s=within_s):
-            tell_not_drained("the stream holds more than can be stored in time")
+            log_not_drained("the stream holds more than can be stored in time")
 
 
 class IngestRole:
@@ -194,11 +194,11 @@ class IngestRole:
         """Do the tasks that are reserved to the writer of a store in the data folder."""
         if now_s >= self._next_requests_s:
             self._next_requests_s = now_s + REQUEST_EVERY_S
-            answer_all(self._data.requests, self._handlers())
+            handle_requests(self._data.requests, self._handlers())
         if now_s >= self._next_trim_s:
             self._next_trim_s = now_s + TRIM_EVERY_S
             self.trim(self._retention_s)
-            forget_stale(self._data.requests, older_than_s=600.0)
+            remove_stale_answers(self._data.requests, older_than_s=600.0)
             if self.store.is_erasing:
                 self.store.erase()
         if self._keep_s is not None and now_s >= self._next_expiry_s:
@@ -208,7 +208,7 @@ class IngestRole:
 
     def run(self, stop: Event, *, drain_s: float = DRAIN_S) -> None:
         """Repeat `step` until `stop` is set, then store the rest within `drain_s`."""
-        with leaving_the_rest(stop.is_set), self._running(stop):
+        with log_undrained_on_stop(stop.is_set), self._running(stop):
             repeat(self.step, stop)
             drain(self.service, within_s=drain_s)
 
@@ -229,7 +229,7 @@ class IngestRole:
             "lag_s": round(stats.lag_s, 4),
             "fates": dict(stats.fates),
             "refusals": dict(stats.refusals),
-            "storage_error": stats.trouble[:300],
+            "storage_error": stats.error[:300],
             **({} if self._spark is None else {"engine": "spark", **self.spark_figures()}),
         }
 
@@ -241,8 +241,8 @@ class IngestRole:
         """Delete stored parts of a file stream that are older; return the bytes freed."""
         freed = trim_file_stream(self._stream, self.store.positions(), retention_s=retention_s)
         if freed:  # partitions disappear only then
-            left = {partition.id for partition in self._stream.partitions()}
-            self.store.release([name for name in self.store.positions() if name not in left])
+            existing = {partition.id for partition in self._stream.partitions()}
+            self.store.release([name for name in self.store.positions() if name not in existing])
         return freed
 
     def _handlers(self) -> Mapping[str, Handler]:

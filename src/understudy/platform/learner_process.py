@@ -38,7 +38,7 @@ from understudy.platform.children import FENCED, report, reporting, run_role, st
 from understudy.platform.config import Config
 from understudy.release.game_learner import GameLearner, LearnerServiceConfig, ServiceContext
 from understudy.release.gatekeeper import CheckModel, Gatekeeper
-from understudy.release.model_check import check_apart
+from understudy.release.model_check import check_in_subprocess
 from understudy.release.store_stats import StoreStats
 from understudy.training.follower import StoreFollower
 
@@ -60,7 +60,7 @@ class LearnerRole:
         *,
         config: LearnerServiceConfig | None = None,
         clock: Clock | None = None,
-        check: CheckModel = check_apart,
+        check: CheckModel = check_in_subprocess,
     ) -> None:
         self._data = data
         self._registry = registry
@@ -146,9 +146,10 @@ class LearnerRole:
     # --- games ------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
-        """Open the store and return whether it exists; progress on another one is set aside.
+        """Open the store and return whether it exists.
 
-        The arrival numbers of another store have no meaning in this one.
+        If the progress on disk belongs to another store, its folder is renamed and a new one is
+        started: arrival numbers of another store have no meaning in this one.
         """
         if not self._data.has_store():
             return False
@@ -163,9 +164,9 @@ class LearnerRole:
             self._folder.rename(aside)
         if (
             not self._folder.exists()
-            and (known := self._folder.with_name(f"learner-{here}")).exists()
+            and (earlier := self._folder.with_name(f"learner-{here}")).exists()
         ):
-            known.rename(self._folder)
+            earlier.rename(self._folder)
         make_folder(self._folder)
         write_file(before, here.encode())
         self._follower = StoreFollower(self._data.store)
@@ -191,7 +192,7 @@ class LearnerRole:
         if self._clock.monotonic() < self._next_games_s:
             return
         self._next_games_s = self._clock.monotonic() + max(
-            _NEW_GAMES_EVERY_S, 10 * self._registry.look_every_s
+            _NEW_GAMES_EVERY_S, 10 * self._registry.poll_every_s
         )
         assert self._follower is not None
         context = ServiceContext(
@@ -260,7 +261,7 @@ class WindowFiller:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the role's report: items copied, and the current error, if any."""
-        return {"window": {"items": self._window.items, "error": self._window.trouble}}
+        return {"window": {"items": self._window.items, "error": self._window.error}}
 
     def __enter__(self) -> "WindowFiller":
         self._thread.start()

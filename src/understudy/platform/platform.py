@@ -22,7 +22,7 @@ from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import FileLock, make_folder, write_file
 from understudy.experience.intake import deployment_key
-from understudy.platform.children import FENCED, WRONG_USE, Child, python_module
+from understudy.platform.children import FENCED, USAGE_ERROR, Child, python_module
 from understudy.platform.config import Config, write_config
 
 GAME = """import understudy
@@ -65,13 +65,13 @@ class Role:
 
     name: str
     command: Command
-    drains_s: float
+    drain_s: float
     """How long it may take to finish its work before it is killed."""
     is_needed: bool = True
     """Whether the platform is ready only when this role is ready."""
     stops_after: tuple[str, ...] = ()
     """Roles that must have ended before this one is stopped."""
-    gives_way_with: int | None = None
+    takeover_exit_code: int | None = None
     """Exit code which means that another process took over its work: it is not restarted."""
 
 
@@ -106,7 +106,7 @@ class RoleStatus:
         return self.child is not None and self.child.exit_code is None
 
     def rates(self) -> dict[str, float]:
-        """Return counts per second over the last samples."""
+        """Return the rates of the role's counters per second, over the stored samples."""
         if len(self.samples) < 2:
             return {}
         first_s, first = self.samples[0]
@@ -218,9 +218,9 @@ class Supervisor:
         reason, last_line = _reason(code, child)
         status.child = None
         status.last_error = reason
-        if code == WRONG_USE and not has_run:
+        if code == USAGE_ERROR and not has_run:
             raise ConfigError(last_line or f"the settings of the {status.role.name} are invalid")
-        if code is not None and code == status.role.gives_way_with:
+        if code is not None and code == status.role.takeover_exit_code:
             self._set_state(status, "ended", f"was replaced and is not restarted: {last_line}")
             return
         pause_s = min(_FIRST_PAUSE_S * 2**status.crashes, _LONGEST_PAUSE_S)
@@ -277,21 +277,21 @@ class Supervisor:
 
     def stop(self, at_once: Event | None = None) -> bool:
         """Stop all roles in order; return whether all finished, and none had to be killed."""
-        left = dict(self.statuses)
+        running = dict(self.statuses)
         asked_s: dict[str, float] = {}
         all_finished = True
-        while left:
-            for name, status in list(left.items()):
+        while running:
+            for name, status in list(running.items()):
                 if status.child is None or not status.is_alive:
                     all_finished &= status.state == "ended" or self._finished(status)
-                    del left[name]
+                    del running[name]
                 elif name not in asked_s:
-                    if not set(status.role.stops_after) & left.keys():
+                    if not set(status.role.stops_after) & running.keys():
                         asked_s[name] = self._clock.monotonic()
                         self._set_state(status, "stopping", "is stopping")
                         status.child.stop()
                 elif (at_once is not None and at_once.is_set()) or (
-                    self._clock.monotonic() - asked_s[name] > status.role.drains_s
+                    self._clock.monotonic() - asked_s[name] > status.role.drain_s
                 ):
                     status.child.kill()
             self._clock.wait(Event(), _TICK_S)
@@ -390,24 +390,24 @@ class Platform:
         }
 
     def _roles(self) -> list[Role]:
-        known = {
-            "gateway": Role(name="gateway", command=self._gateway, drains_s=30.0),
+        roles = {
+            "gateway": Role(name="gateway", command=self._gateway, drain_s=30.0),
             # Stops after the gateway, so that frames acknowledged last are stored.
             "ingest": Role(
                 name="ingest",
                 command=self._module("ingest"),
-                drains_s=120.0,
+                drain_s=120.0,
                 stops_after=("gateway",),
             ),
             "learner": Role(
                 name="learner",
                 command=self._module("learner_process"),
-                drains_s=120.0,
+                drain_s=120.0,
                 is_needed=False,
-                gives_way_with=FENCED,
+                takeover_exit_code=FENCED,
             ),
         }
-        return [known[name] for name in dict.fromkeys(self.config.roles)]
+        return [roles[name] for name in dict.fromkeys(self.config.roles)]
 
     def _module(self, name: str) -> Callable[[Mapping[str, Any]], Sequence[str]]:
         return lambda _: python_module(

@@ -44,7 +44,7 @@ def check_bot(deployment: Deployment, game: str, bot: str) -> str:
 # --- Address --------------------------------------------------------------------------------------
 
 
-def openable(url: str) -> str:
+def browser_url(url: str) -> str:
     """Return a gateway's URL for this machine: loopback if it listens on all interfaces."""
     parts = urlsplit(url)
     with contextlib.suppress(ValueError):
@@ -55,9 +55,9 @@ def openable(url: str) -> str:
     return url
 
 
-def for_others(url: str, hosts: Sequence[str]) -> str:
+def network_url_text(url: str, hosts: Sequence[str]) -> str:
     """Describe the URL for other machines; empty if the gateway listens at one address only."""
-    if openable(url) == url:
+    if browser_url(url) == url:
         return ""
     parts = urlsplit(url)
     if not hosts:
@@ -70,7 +70,7 @@ def for_others(url: str, hosts: Sequence[str]) -> str:
 def page_address(url: str, game: str, *, key: str, bot: str = "champion") -> str:
     """Return the page's URL; the key is in the fragment, which a browser never sends."""
     fields = {"game": game, **({} if bot == "champion" else {"bot": bot}), "key": key}
-    return f"{openable(url)}/play#{urlencode(fields)}"
+    return f"{browser_url(url)}/play#{urlencode(fields)}"
 
 
 def is_running(data: DataFolder) -> bool:
@@ -88,12 +88,12 @@ def running_url(data: DataFolder) -> str | None:
     return None
 
 
-def answer_of(url: str, game: str, *, key: str) -> str:
+def play_error(url: str, game: str, *, key: str) -> str:
     """Return why a page with this key cannot play there now; empty if it can."""
     try:
         answer = urllib3.request(
             "GET",
-            f"{openable(url)}/v1/games/{game}",
+            f"{browser_url(url)}/v1/games/{game}",
             headers={"Authorization": f"Bearer {key}"},
             retries=False,
             timeout=_ANSWER_S,
@@ -115,7 +115,7 @@ def await_gateway(data: DataFolder, game: str, *, key: str, timeout_s: float = 2
     deadline_s = time.monotonic() + timeout_s
     while True:
         url = running_url(data)
-        problem = answer_of(url, game, key=key) if url else "it has not reported its URL"
+        problem = play_error(url, game, key=key) if url else "it has not reported its URL"
         if url and not problem:
             return url
         if time.monotonic() >= deadline_s:
@@ -137,30 +137,30 @@ def play_key(deployment: Deployment, game: str) -> str:
     Also registers the game, since such a key may not register anything.
     """
     # Imported late: Gymnasium is slow to import, and `up` does not need it.
-    from understudy.training.env_info import GameChoice, look_at
+    from understudy.training.env_info import GameChoice, inspect_env
 
-    deployment.registry.register(look_at(GameChoice(game=game)).spec)
+    deployment.registry.register(inspect_env(GameChoice(game=game)).spec)
     keys = deployment.keys
     saved = _read_state(deployment.data)
-    known = saved["keys"] if isinstance(saved.get("keys"), dict) else {}
+    keys_by_game = saved["keys"] if isinstance(saved.get("keys"), dict) else {}
     with contextlib.suppress(KeyError, TypeError, AttributeError, Refused):
         keys.follow()
-        keys.check(known[game])
-        return str(known[game])
+        keys.check(keys_by_game[game])
+        return str(keys_by_game[game])
     key, _ = keys.create(["play"], game=game, label=f"play page, {game}")
-    _write_state(deployment.data, {**saved, "keys": {**known, game: key}})
+    _write_state(deployment.data, {**saved, "keys": {**keys_by_game, game: key}})
     return key
 
 
-def kept_port(data: DataFolder) -> int:
+def saved_port(data: DataFolder) -> int:
     """Return the page's last port, or 0; a browser finds its stored data only at the same URL."""
     port = _read_state(data).get("port")
     return port if isinstance(port, int) and 0 < port < 1 << 16 else 0
 
 
-def keep_port(data: DataFolder, port: int) -> None:
+def save_port(data: DataFolder, port: int) -> None:
     """Save the port for the next start."""
-    if port != kept_port(data):
+    if port != saved_port(data):
         _write_state(data, {**_read_state(data), "port": port})
 
 

@@ -15,7 +15,9 @@ Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _POLL_S = 0.02
 
 
-def ask(folder: Path, command: str, *, timeout_s: float, **arguments: Any) -> Mapping[str, Any]:
+def send_request(
+    folder: Path, command: str, *, timeout_s: float, **arguments: Any
+) -> Mapping[str, Any]:
     """Write a request and wait for its answer; Locked if none arrives in time."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
@@ -40,7 +42,7 @@ def ask(folder: Path, command: str, *, timeout_s: float, **arguments: Any) -> Ma
     )
 
 
-def answer_all(folder: Path, handlers: Mapping[str, Handler]) -> int:
+def handle_requests(folder: Path, handlers: Mapping[str, Handler]) -> int:
     """Execute every waiting request, oldest first; return their number."""
     if not folder.is_dir():
         return 0
@@ -64,7 +66,7 @@ def answer_all(folder: Path, handlers: Mapping[str, Handler]) -> int:
     return len(waiting)
 
 
-def forget_stale(folder: Path, *, older_than_s: float) -> None:
+def remove_stale_answers(folder: Path, *, older_than_s: float) -> None:
     """Remove answers that were not read in time."""
     if folder.is_dir():
         for path in folder.iterdir():

@@ -1,4 +1,18 @@
-"""Learns one game: trains, releases and promotes its bots, one step of the schedule at a time."""
+"""Learns one game: trains, releases and promotes its bots, one step of the schedule at a time.
+
+How the learner service reaches an algorithm's update; each call runs the next one at most once,
+except where noted:
+
+    LearnerRole.run         until it is stopped
+    LearnerRole.step        for every game
+    GameLearner.step        one action of the schedule; catches this game's errors
+    GameTraining.step       saves a first checkpoint
+    TrainingJob.step        restores a checkpoint after too many non-finite updates
+    FromStore.step          reads what is new in the store
+    Learner.run             until one call was made; publishes the new weights
+    Learner.step            draws `updates_per_call` batches and makes one compiled call
+    Algorithm.update        one update, for each of the batches
+"""
 
 import hashlib
 import math
@@ -19,7 +33,7 @@ from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds, GateDecision
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
-from understudy.release.gatekeeper import Gatekeeper, fitting_champion, held_out
+from understudy.release.gatekeeper import Gatekeeper, champion_for_schema, held_out_play
 from understudy.release.model_check import Budget
 from understudy.release.schedule import (
     LearnerStatus,
@@ -99,7 +113,7 @@ class Marks:
 
 
 class GameTraining:
-    """Trains one algorithm on one game from the store."""
+    """Trains one algorithm on one game from the store, from new weights or its last checkpoint."""
 
     def __init__(
         self,
@@ -186,7 +200,7 @@ class GameTraining:
         )
 
     def step(self) -> None:
-        """One call of updates."""
+        """Run one compiled call (`updates_per_call` updates)."""
         if self._job.saved_steps < 0:
             self._save()  # a checkpoint to restore
         self._job.step()
@@ -217,7 +231,11 @@ class GameTraining:
 
 
 class GameLearner:
-    """Runs the schedule for one game; raises Fenced once another learner has taken over."""
+    """Runs the schedule for one game; raises Fenced once another learner has taken over.
+
+    Each algorithm is a training of its own: dqn starts from new weights, not from those of the
+    clone (bc) before it.
+    """
 
     def __init__(self, game: str, context: ServiceContext, *, owner: str) -> None:
         self.game = game
@@ -269,7 +287,7 @@ class GameLearner:
         spec = self._spec
         if spec is None:
             return False
-        champion = fitting_champion(now, spec.schema)
+        champion = champion_for_schema(now, spec.schema)
         training = self._training_for(
             spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
         )
@@ -280,7 +298,7 @@ class GameLearner:
         status = LearnerStatus(
             algorithm=training.algorithm,
             has_champion=champion > 0,
-            has_canary=now.points_to("canary") > 0,
+            has_canary=now.model_of("canary") > 0,
             usable_steps=training.engine.n_usable,
             steps=training.steps,
             updates=training.updates,
@@ -327,7 +345,9 @@ class GameLearner:
             manifest.model_no,
             steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
         )
-        with held_out(config.envs.get(self.game), training.spec, attempt=manifest.model_no) as play:
+        with held_out_play(
+            config.envs.get(self.game), training.spec, attempt=manifest.model_no
+        ) as play:
             decision = context.keeper.admit(
                 self.game, manifest.model_no, epoch=self.epoch, play=play
             )
@@ -335,7 +355,7 @@ class GameLearner:
 
     def _judge_canary(self) -> bool:
         """Compare the canary with the champion, if there is one; whether that decided."""
-        canary = self._context.registry.catalogue(self.game).points_to("canary")
+        canary = self._context.registry.catalogue(self.game).model_of("canary")
         if not canary:
             return False
         decision = self._context.keeper.judge(self.game, self._returns, epoch=self.epoch)
@@ -365,7 +385,7 @@ class GameLearner:
         training = self._training
         spec = self._spec
         now = context.registry.catalogue(self.game)
-        champion, canary = (now.points_to(alias) for alias in ("champion", "canary"))
+        champion, canary = (now.model_of(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
         unknown = 0
         if spec is not None and "unknown" not in context.config.learn_from:

@@ -28,7 +28,7 @@ from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
-from understudy.release.model_check import Budget, check_apart
+from understudy.release.model_check import Budget, check_in_subprocess
 from understudy.release.store_stats import Played
 from understudy.training.folder import RunFolder
 
@@ -50,7 +50,7 @@ class Gatekeeper:
         *,
         bounds: Bounds | None = None,
         budget: Budget | None = None,
-        check: CheckModel = check_apart,
+        check: CheckModel = check_in_subprocess,
     ) -> None:
         self._registry = registry
         self._check = check
@@ -60,39 +60,51 @@ class Gatekeeper:
     def admit(
         self, game: str, model_no: int, *, epoch: int, play: Play | None = None
     ) -> GateDecision:
-        """Check a release: a first bot becomes champion, a later one canary; a bad one is rejected.
+        """Check a release and move an alias: a first bot becomes champion, a later one canary.
 
-        With `play`, held-out episodes decide at once, and players never meet a worse bot.
+        A release that fails a check is rejected and no alias is moved. With `play`, held-out
+        episodes decide at once between champion and rejection, so no canary is needed.
         """
         now = self._registry.catalogue(game)
         checks = self._checks(now, model_no)
         champion = (
-            fitting_champion(now, now.models[model_no].schema) if model_no in now.models else 0
+            champion_for_schema(now, now.models[model_no].schema) if model_no in now.models else 0
         )
         decision = gate.decision(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
         if decision.decision == "wait" and play is not None:
             policies = (self._registry.policy(game, number) for number in (model_no, champion))
-            ours, theirs = (play(policy, self.bounds.max_episodes) for policy in policies)
+            candidate_returns, champion_returns = (
+                play(policy, self.bounds.max_episodes) for policy in policies
+            )
             decision = gate.decision(
-                Evidence(checks=(), has_champion=True, candidate=ours, champion=theirs), self.bounds
+                Evidence(
+                    checks=(),
+                    has_champion=True,
+                    candidate=candidate_returns,
+                    champion=champion_returns,
+                ),
+                self.bounds,
             )
         if decision.decision == "promote":
-            self._registry.point(game, "champion", model_no, why=decision.why, epoch=epoch)
+            self._registry.set_alias(game, "champion", model_no, why=decision.why, epoch=epoch)
         elif decision.decision == "wait":
             decision = GateDecision(
                 "wait", f"passed {len(checks)} checks; it plays a share of the episodes"
             )
-            self._registry.point(game, "canary", model_no, why=decision.why, epoch=epoch)
+            self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
         return decision
 
     def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
-        """Compare the returns of canary and champion since it started; None without a canary."""
+        """Compare the returns of canary and champion since the canary started.
+
+        If that is conclusive, promote or clear the canary. None without a canary.
+        """
         now = self._registry.catalogue(game)
         canary = now.aliases.get("canary")
-        champion = now.points_to("champion")
+        champion = now.model_of("champion")
         if canary is None or not canary.model_no:
             return None
-        if canary.model_no == champion or not fitting_champion(
+        if canary.model_no == champion or not champion_for_schema(
             now, now.models[canary.model_no].schema
         ):
             # A learner was stopped between promoting it and clearing it, or the champion was
@@ -102,12 +114,12 @@ class Gatekeeper:
                 if canary.model_no == champion
                 else "there is no champion to compare it with"
             )
-            self._registry.point(game, "canary", 0, why=why, epoch=epoch)
+            self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
             return None
-        ours, theirs = (
+        canary_episodes, champion_episodes = (
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
-        decision = compare(ours, theirs, self.bounds)
+        decision = compare(canary_episodes, champion_episodes, self.bounds)
         if decision.decision == "wait":
             return decision
         if decision.decision == "promote":
@@ -117,9 +129,11 @@ class Gatekeeper:
             except (Refused, Corrupt) as error:
                 decision = GateDecision("reject", f"its file is no longer valid: {error}")
         if decision.decision == "promote":
-            self._registry.point(game, "champion", canary.model_no, why=decision.why, epoch=epoch)
+            self._registry.set_alias(
+                game, "champion", canary.model_no, why=decision.why, epoch=epoch
+            )
         why = f"{decision.decision}: {decision.why}"
-        self._registry.point(game, "canary", 0, why=why, epoch=epoch)
+        self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
         return decision
 
     def _checks(self, now: Catalogue, model_no: int) -> Sequence[ModelCheck]:
@@ -141,30 +155,34 @@ class Gatekeeper:
         return self._check(now.models[model_no], raw, self._budget)
 
 
-def fitting_champion(now: Catalogue, schema: str) -> int:
+def champion_for_schema(now: Catalogue, schema: str) -> int:
     """The number of the champion if it has this schema; 0 otherwise."""
-    champion = now.models.get(now.points_to("champion"))
+    champion = now.models.get(now.model_of("champion"))
     return champion.model_no if champion is not None and champion.schema == schema else 0
 
 
-def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) -> GateDecision:
+def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds) -> GateDecision:
     """The decision of the first look that is conclusive; each look uses only what was known then.
 
     So the decision is the same however often and however late it is computed.
     """
-    for due in gate.looks(bounds):
-        if min(len(ours), len(theirs)) < due:
+    for n_episodes in gate.looks(bounds):
+        if min(len(canary), len(champion)) < n_episodes:
             return GateDecision(
                 "wait",
-                f"{len(ours)} episodes of the canary, {len(theirs)} of the champion; compared "
-                f"from {due} of both",
+                f"{len(canary)} episodes of the canary, {len(champion)} of the champion; compared "
+                f"from {n_episodes} of both",
             )
-        known = max(ours[due - 1].arrival_no, theirs[due - 1].arrival_no)
+        last_arrival_no = max(
+            canary[n_episodes - 1].arrival_no, champion[n_episodes - 1].arrival_no
+        )
         evidence = Evidence(
             checks=(),
             has_champion=True,
-            candidate=[episode.return_ for episode in ours[:due]],
-            champion=[episode.return_ for episode in theirs if episode.arrival_no <= known],
+            candidate=[episode.return_ for episode in canary[:n_episodes]],
+            champion=[
+                episode.return_ for episode in champion if episode.arrival_no <= last_arrival_no
+            ],
         )
         decision = gate.decision(evidence, bounds)
         if decision.decision != "wait":
@@ -173,17 +191,17 @@ def compare(ours: Sequence[Played], theirs: Sequence[Played], bounds: Bounds) ->
 
 
 @contextlib.contextmanager
-def held_out(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
+def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
     """A function that plays held-out episodes; None if the game is not installed or differs."""
     env_info = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
             # Imported late: they need gymnasium.
-            from understudy.training.env_info import GameChoice, look_at
+            from understudy.training.env_info import GameChoice, inspect_env
             from understudy.training.evaluation import AFTERWARDS, make_evaluator
 
             choice = GameChoice(game=env_id)
-            env_info = look_at(choice)
+            env_info = inspect_env(choice)
     if env_info is None or (env_info.spec.obs, env_info.spec.action) != (spec.obs, spec.action):
         yield None
         return
@@ -257,7 +275,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
             "not_released",
             f"the outputs of {run} for typical observations are not finite; train it again",
         )
-    checks = check_apart(manifest, raw, Budget())
+    checks = check_in_subprocess(manifest, raw, Budget())
     decision = gate.decision(Evidence(checks=checks, has_champion=False), Bounds())
     if decision.decision == "reject":
         raise Refused("not_released", f"{run} failed a check: {decision.why}")
@@ -266,14 +284,14 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
     catalogue = registry.catalogue(game)
     epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
     manifest = registry.release(policy, lineage, epoch=epoch)
-    if fitting_champion(catalogue, manifest.schema):
+    if champion_for_schema(catalogue, manifest.schema):
         return Released(
             manifest,
             GateDecision(
                 "wait", f"passed {len(checks)} checks; the champion stays until you promote"
             ),
         )
-    registry.point(game, "champion", manifest.model_no, why=decision.why)
+    registry.set_alias(game, "champion", manifest.model_no, why=decision.why)
     return Released(manifest, decision)
 
 
@@ -285,7 +303,7 @@ def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, A
         damage = deployment.registry.damage(game, every=True)
         for number, manifest in sorted(catalogue.models.items()):
             aliases = [
-                alias for alias in ("champion", "canary") if catalogue.points_to(alias) == number
+                alias for alias in ("champion", "canary") if catalogue.model_of(alias) == number
             ]
             rows.append(
                 {

@@ -42,10 +42,13 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_decision_ms <= 0 or self.timeout_s <= 0:
-            raise ConfigError(f"{self}; give numbers above 0")
+            raise ConfigError(
+                "max_bytes, max_decision_ms and timeout_s must be above 0, got "
+                f"{self.max_bytes}, {self.max_decision_ms} and {self.timeout_s}"
+            )
 
 
-def check_apart(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
+def check_in_subprocess(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
     """Check a model in a clean process without JAX or any game."""
     head = json.dumps({"manifest": manifest.to_json(), "budget": asdict(budget)}).encode() + b"\n"
     command = [sys.executable, "-m", "understudy.release.model_check"]
@@ -106,7 +109,9 @@ def _is_valid(spec: GameSpec, action: Any, action_mask: Array | None) -> bool:
         return 0 <= at < spec.discrete.n and (action_mask is None or bool(action_mask[at]))
     ((_, space),) = spec.action.items()
     array = np.asarray(action)
-    return array.shape == space.shape and bool(space.holds(array[None].astype(space.dtype)).all())
+    return array.shape == space.shape and bool(
+        space.contains(array[None].astype(space.dtype)).all()
+    )
 
 
 def fuzzed_observations(spec: GameSpec, rng: np.random.Generator) -> Iterator[Any]:

@@ -90,13 +90,13 @@ class StoreStats:
 
     def schema(self, game: str, *, min_steps: int) -> str | None:
         """The current schema: the newest with `min_steps` steps, else the one with the most."""
-        known = self.schemas.get(game)
-        if not known:
+        schemas = self.schemas.get(game)
+        if not schemas:
             return None
-        mature = [name for name, stored in known.items() if stored.steps.total() >= min_steps]
+        mature = [name for name, stored in schemas.items() if stored.steps.total() >= min_steps]
         if mature:
-            return max(mature, key=lambda name: known[name].first_arrival)
-        return max(known, key=lambda name: known[name].steps.total())
+            return max(mature, key=lambda name: schemas[name].first_arrival)
+        return max(schemas, key=lambda name: schemas[name].steps.total())
 
     # --- Episodes ---------------------------------------------------------------------------------
 
@@ -159,9 +159,9 @@ class StoreStats:
             "schemas": {
                 game: {
                     name: [stored.first_arrival, dict(stored.steps)]
-                    for name, stored in known.items()
+                    for name, stored in schemas.items()
                 }
-                for game, known in self.schemas.items()
+                for game, schemas in self.schemas.items()
             },
         }
 
@@ -174,8 +174,10 @@ class StoreStats:
             for model, played in state["played"].items()
         }
         self.schemas = {
-            game: {name: Recorded(first, Counter(steps)) for name, (first, steps) in known.items()}
-            for game, known in state["schemas"].items()
+            game: {
+                name: Recorded(first, Counter(steps)) for name, (first, steps) in schemas.items()
+            }
+            for game, schemas in state["schemas"].items()
         }
 
     def close(self) -> None:

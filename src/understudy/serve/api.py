@@ -28,13 +28,13 @@ _INLINE_BYTES = 32 * 1024
 """Larger compressed bodies are decompressed in a thread, so that other requests do not wait."""
 
 
-def key_of(head: Mapping[str, str], known: Keys) -> Key | None:
+def key_of(head: Mapping[str, str], keys: Keys) -> Key | None:
     """Return the caller's key, or None; an invalid key is rejected on open routes too."""
     authorization = head.get("authorization")
     if authorization is None:
         return None
     kind, _, text = authorization.partition(" ")
-    return known.check(text.strip() if kind.lower() == "bearer" else "-")
+    return keys.check(text.strip() if kind.lower() == "bearer" else "-")
 
 
 class Call(Request):
@@ -54,7 +54,9 @@ class Call(Request):
         """Return Content-Length; 0 without one, as for chunked bodies."""
         text = self.head.get("content-length", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
-            raise Refused("bad_headers", f"content-length is {text[:20]!r}")
+            raise Refused(
+                "bad_headers", f"content-length is {text[:20]!r}; expected a number of bytes"
+            )
         return int(text)
 
     def read(self, kind: type[Any]) -> Any:
@@ -64,7 +66,7 @@ class Call(Request):
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise Refused("bad_body", str(error)[:200]) from None
 
-    def whole(self, name: str) -> int:
+    def integer(self, name: str) -> int:
         """Return a non-negative integer from the query; 0 if it is missing."""
         text = self.query_params.get(name, "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
@@ -311,7 +313,7 @@ class Denied(Refused):
         self.allow = allow
 
 
-def refusal(error: Exception) -> Answer:
+def error_answer(error: Exception) -> Answer:
     """Return the answer for an error, without internal details."""
     match error:
         case Refused():

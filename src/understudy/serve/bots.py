@@ -78,25 +78,25 @@ class ServedBots:
         self._monotonic = monotonic
         self._trust = trust
         self._canary_share = canary_share
-        self.every_s = max(follow_every_s, registry.look_every_s)
+        self.every_s = max(follow_every_s, registry.poll_every_s)
         """How often the registry is read."""
         self._games: dict[str, _Game] = {}
         self._is_stopping = False
 
     async def now(self, game: str) -> ServedModels:
         """Return the game's live models, read from the registry on the first request."""
-        known = self._games.get(game)
-        if known is None:
-            known = self._games[game] = _Game()
-        known.asked_s = self._monotonic()
-        if known.served.seen == _UNREAD:
-            await self._look(game, known)
-        return known.served
+        followed = self._games.get(game)
+        if followed is None:
+            followed = self._games[game] = _Game()
+        followed.asked_s = self._monotonic()
+        if followed.served.seen == _UNREAD:
+            await self._look(game, followed)
+        return followed.served
 
-    def known_policy(self, game: str) -> Policy | None:
+    def cached_policy(self, game: str) -> Policy | None:
         """Return the champion's policy, if it has been read."""
-        known = self._games.get(game)
-        return known.served.policy if known else None
+        followed = self._games.get(game)
+        return followed.served.policy if followed else None
 
     async def newer(
         self, game: str, after: int, wait_s: float, *, with_policy: bool = False
@@ -107,53 +107,53 @@ class ServedBots:
             served = await self.now(game)
             if served.bot.number > after and (served.policy is not None or not with_policy):
                 return served
-            left_s = deadline_s - self._monotonic()
-            if left_s <= 0 or self._is_stopping:
+            remaining_s = deadline_s - self._monotonic()
+            if remaining_s <= 0 or self._is_stopping:
                 return None
             try:
-                await asyncio.wait_for(self._games[game].changed.wait(), left_s)
+                await asyncio.wait_for(self._games[game].changed.wait(), remaining_s)
             except TimeoutError:
                 return None
 
     def stop_waiting(self) -> None:
         """Complete all waits, now and later, because the gateway is stopping."""
         self._is_stopping = True
-        for known in self._games.values():
-            known.changed.set()
+        for followed in self._games.values():
+            followed.changed.set()
 
     async def follow(self) -> None:
         """Read the registry regularly until cancelled, when the gateway stops."""
         while True:
             await asyncio.sleep(self.every_s)
-            for game, known in list(self._games.items()):
-                if self._monotonic() - known.asked_s > _IDLE_S:
+            for game, followed in list(self._games.items()):
+                if self._monotonic() - followed.asked_s > _IDLE_S:
                     del self._games[game]
-                    known.changed.set()
+                    followed.changed.set()
                 else:
-                    await self._look(game, known)
+                    await self._look(game, followed)
 
-    async def _look(self, game: str, known: _Game) -> None:
-        async with known.looking:
+    async def _look(self, game: str, followed: _Game) -> None:
+        async with followed.looking:
             try:
                 served = await asyncio.get_running_loop().run_in_executor(
-                    self._executor, self._read, game, known.served
+                    self._executor, self._read, game, followed.served
                 )
             except Exception as error:
                 # Logged once and retried at the next read; the last good bot stays meanwhile.
-                if not known.is_failing:
+                if not followed.is_failing:
                     _log.warning(
                         "registry_not_readable",
                         game=game,
                         error=repr(error)[:300],
                         next="the last bot stays",
                     )
-                known.is_failing = True
+                followed.is_failing = True
                 return
-            known.is_failing = False
-            if served is not known.served:
-                known.served = served
-                changed = known.changed
-                known.changed = asyncio.Event()
+            followed.is_failing = False
+            if served is not followed.served:
+                followed.served = served
+                changed = followed.changed
+                followed.changed = asyncio.Event()
                 changed.set()
 
     # --- In a thread ------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class PolicyServer:
             async with asyncio.timeout(self._within_s):
                 # Shielded, so that a first read of the registry completes for the next requests.
                 served = await asyncio.shield(self._keep(self._bots.now(spec.game)))
-                if why := why_not(served, spec):
+                if why := no_decision_reason(served, spec):
                     return self._fallback(spec, mask, why)
                 action = await self._ask(served, columns, mask, ask.deterministic)
         except TimeoutError:
@@ -284,7 +284,7 @@ class PolicyServer:
         mask = _action_mask(spec, ask.action_mask)
         columns = _columns(spec, ask.obs)
         served = await self._bots.now(spec.game)
-        if why := why_not(served, spec):
+        if why := no_decision_reason(served, spec):
             raise Refused("no_bot", f"{why}; record more steps, or release a model")
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, _advise, served, columns, mask, spec
@@ -345,7 +345,7 @@ class PolicyServer:
         await asyncio.to_thread(self._thread.shutdown)
 
 
-def why_not(served: ServedModels, spec: GameSpec) -> str:
+def no_decision_reason(served: ServedModels, spec: GameSpec) -> str:
     """Return why the champion cannot decide; empty if it can."""
     policy = served.policy
     if policy is None:

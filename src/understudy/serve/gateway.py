@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from understudy.core.errors import ConfigError, Refused, UnderstudyError
 from understudy.models.keys import Keys
-from understudy.serve.api import Answer, ApiRoute, key_of, not_found, refusal
+from understudy.serve.api import Answer, ApiRoute, error_answer, key_of, not_found
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 from understudy.serve.state import GatewayState
@@ -66,8 +66,9 @@ class Gateway:
                 await state.close()
             if isinstance(error, UnderstudyError):
                 raise
-            _log.error("gateway_not_started", error=repr(error)[:300])
-            raise ConfigError("the gateway could not start; see its log for the reason") from error
+            reason = repr(error)[:300]
+            _log.error("gateway_not_started", error=reason)
+            raise ConfigError(f"the gateway could not start: {reason}") from error
         state.appender.start()
         state.is_ready = True
         return state, [loop.create_task(state.bots.follow()), loop.create_task(follow_keys(state))]
@@ -83,7 +84,7 @@ class Gateway:
         began_s = time.perf_counter()
         state = self._state
         if state is None:
-            stopped = refusal(Refused("not_ready", "the gateway is not running"))
+            stopped = error_answer(Refused("not_ready", "the gateway is not running"))
             return await stopped(scope, receive, send)
         scope.update(gateway_state=state, key=None, route="none")
         allowed: dict[str, str] = {}
@@ -116,7 +117,7 @@ class Gateway:
         except Exception as error:
             if is_answered:
                 raise
-            refused = refusal(error)
+            refused = error_answer(error)
             if refused.status_code in (500, 503) and not isinstance(error, Refused):
                 _log.error(
                     "request_failed",
@@ -185,7 +186,8 @@ def check_host(host: str, hosts: Sequence[str]) -> None:
     if (name if colon and is_port else host).lower() not in (*_LOOPBACK, *hosts):
         raise Refused(
             "wrong_host",
-            f"this gateway does not serve the host {host[:60]!r}; add it to gateway.hosts",
+            f"this gateway does not serve the host {host[:60]!r}; add it to gateway.hosts in "
+            "the config",
         )
 
 
@@ -204,7 +206,7 @@ def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]
 
 def cors(origin: str | None, keys: Keys, *, is_preflight: bool) -> dict[str, str]:
     """Return the CORS headers for a page of this origin; none if no key allows the origin."""
-    if origin is None or not keys.knows_origin(origin):
+    if origin is None or not keys.allows_origin(origin):
         if is_preflight:
             raise Refused("wrong_origin", f"no key allows pages of {(origin or '')[:60]!r}")
         return {}

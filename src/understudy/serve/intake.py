@@ -108,7 +108,7 @@ def _arrays(sent: ChunkColumns, spec: GameSpec) -> dict[str, Array]:
             "bad_columns", f"{names} are not columns of {spec.game}; known: {sorted(dtypes)[:40]}"
         )
     if missing := {*REQUIRED, *spec.obs_columns, *spec.action_columns} - sent.columns.keys():
-        raise Refused("bad_columns", f"{sorted(missing)[:8]} are missing")
+        raise Refused("bad_columns", f"the columns {sorted(missing)[:8]} are missing; add them")
     return {name: _array(name, values, dtypes[name]) for name, values in sent.columns.items()}
 
 
@@ -248,7 +248,7 @@ class Appender:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-appender")
         self._waiting: list[_PendingFrames] = []
         self.waiting_bytes = 0
-        self.trouble = ""
+        self.error = ""
         """The error of the last append; empty once the stream accepts frames again."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -281,9 +281,9 @@ class Appender:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                taken = self._take()
-                frames = [frame for pending in taken for frame in pending.frames]
-                self._answer(taken, await loop.run_in_executor(self._thread, self._append, frames))
+                batch = self._take()
+                frames = [frame for pending in batch for frame in pending.frames]
+                self._answer(batch, await loop.run_in_executor(self._thread, self._append, frames))
 
     def _take(self) -> list[_PendingFrames]:
         size_bytes = 0
@@ -293,9 +293,9 @@ class Appender:
             if count and size_bytes > _MAX_APPEND_BYTES:
                 break
             count += 1
-        taken = self._waiting[:count]
+        batch = self._waiting[:count]
         del self._waiting[:count]
-        return taken
+        return batch
 
     def _append(self, frames: Sequence[Frame]) -> list[Ack]:
         try:
@@ -306,10 +306,10 @@ class Appender:
                 if not (ack.accepted or ack.refused)
             ]
             if failed or any(ack.accepted for ack in acks):
-                self.trouble = failed[0] if failed else ""
+                self.error = failed[0] if failed else ""
             return acks
         except Exception as error:
-            self.trouble = str(error) or repr(error)
+            self.error = str(error) or repr(error)
             # Nothing was acknowledged, so clients keep their frames; the next append is attempted
             # after any error.
             _log.error(
@@ -325,9 +325,9 @@ class Appender:
             )
             return [_again(what)] * len(frames)
 
-    def _answer(self, taken: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
+    def _answer(self, batch: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
         at = 0
-        for pending in taken:
+        for pending in batch:
             own = list(acks[at : at + len(pending.frames)])
             at += len(pending.frames)
             self.waiting_bytes -= pending.size_bytes

@@ -93,10 +93,10 @@ class Page:
         sent = {**_HEADERS, "etag": etag, **({"content-encoding": "gzip"} if is_packed else {})}
         if self.serves:
             sent["service-worker-allowed"] = self.serves
-        known = {
+        client_etags = {
             tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")
         }
-        if known & {etag, "*"}:
+        if client_etags & {etag, "*"}:
             return Answer(b"", 304, kind=self.kind, headers=sent)
         return Answer(body, kind=self.kind, headers=sent)
 
@@ -122,11 +122,11 @@ def load_pages() -> dict[str, Page]:
 
 def _cached(pages: Mapping[str, Page]) -> bytes:
     """Return the list of pages that a browser caches, with a version that is a hash of them all."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(pages):
-        whole.update(f"{name} {hashlib.sha256(pages[name].raw).hexdigest()}\n".encode())
+        digest.update(f"{name} {hashlib.sha256(pages[name].raw).hexdigest()}\n".encode())
     addresses = [address for address, name in FILES.items() if name in pages]
-    return json.dumps({"version": whole.hexdigest()[:16], "pages": addresses}).encode()
+    return json.dumps({"version": digest.hexdigest()[:16], "pages": addresses}).encode()
 
 
 def _page(name: str, raw: bytes) -> Page:

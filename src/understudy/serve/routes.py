@@ -82,9 +82,9 @@ async def _send(call: Call, batch: FrameBatch) -> Answer:
     admitted = [outcome for outcome in outcomes if isinstance(outcome, Admitted)]
     appended = await state.appender.append([outcome.frame for outcome in admitted])
     recording_rate = state.count(call.game, admitted, appended, batch.skipped_steps)
-    left = iter(appended)
+    remaining_acks = iter(appended)
     acks = [
-        next(left) if isinstance(outcome, Admitted) else Ack(False, refused=str(outcome))
+        next(remaining_acks) if isinstance(outcome, Admitted) else Ack(False, refused=str(outcome))
         for outcome in outcomes
     ]
     return Answer(wire.SendResponse(acks=acks, recording_rate=recording_rate))
@@ -105,8 +105,8 @@ async def show_game(call: Call) -> Answer:
         wire.GameInfo(
             game=call.game,
             schemas=sorted(specs),
-            champion=catalogue.points_to("champion"),
-            canary=catalogue.points_to("canary"),
+            champion=catalogue.model_of("champion"),
+            canary=catalogue.model_of("canary"),
         )
     )
 
@@ -135,7 +135,7 @@ async def show_spec(call: Call) -> Answer:
 async def show_bot(call: Call) -> Answer:
     """Return the live models; with `after` and `wait_s`, wait for newer ones or return 204."""
     await call.gateway_state.specs.of(call.game)
-    after = call.whole("after")
+    after = call.integer("after")
     wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
     if "after" not in call.query_params:
         return Answer((await call.gateway_state.bots.now(call.game)).bot)
@@ -146,7 +146,7 @@ async def show_bot(call: Call) -> Answer:
 async def weights(call: Call) -> Answer:
     """Return the champion's policy if it is newer than `after`; workers wait for it."""
     await call.gateway_state.specs.of(call.game)
-    after = call.whole("after")
+    after = call.integer("after")
     wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
     served = await call.gateway_state.bots.newer(call.game, after, wait_s, with_policy=True)
     if served is None:
@@ -207,7 +207,7 @@ async def promote(call: Call) -> Answer:
         raise Refused("not_found", f"{call.game} has no model {request.model_no}")
     registry = call.gateway_state.registry
     await _on_disk(
-        call, lambda: registry.point(call.game, "champion", request.model_no, why=request.why)
+        call, lambda: registry.set_alias(call.game, "champion", request.model_no, why=request.why)
     )
     return Answer(wire.Pointed(alias="champion", model_no=request.model_no))
 
@@ -242,7 +242,7 @@ async def _spec(call: Call, ask: wire.Ask) -> GameSpec:
                 "unknown_schema", f"{call.game} has no such schema; it has {sorted(specs)[:4]}"
             )
         return specs[ask.schema]
-    policy = call.gateway_state.bots.known_policy(call.game)
+    policy = call.gateway_state.bots.cached_policy(call.game)
     return specs.get(policy.game.schema if policy else "") or next(iter(specs.values()))
 
 

@@ -71,7 +71,8 @@ class Listen:
         )
         if self.max_connections < 1 or not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError(
-                "max_connections must be at least 1, and timeouts must be above 0 seconds"
+                f"max_connections is {self.max_connections} and the timeouts are {times} s; pass "
+                "at least 1 connection, and timeouts above 0 and below 1e6"
             )
 
 
@@ -137,7 +138,7 @@ class _Uvicorn(uvicorn.Server):
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"{listen.certificate} and {listen.certificate_key} are not a certificate and its "
-                f"key: {error}"
+                f"key: {error}; pass both as PEM files"
             ) from None
         super().__init__(config)
 
@@ -195,11 +196,11 @@ class Connection(HttpToolsProtocol):
     def _look(self) -> None:
         self._timer = None
         self._timer_s = float("inf")
-        left_s = self._deadline_s - self.loop.time()
-        if left_s <= 0:
+        remaining_s = self._deadline_s - self.loop.time()
+        if remaining_s <= 0:
             self.transport.abort()
-        elif left_s < float("inf"):
-            self._within(left_s)
+        elif remaining_s < float("inf"):
+            self._within(remaining_s)
 
     def _idle(self) -> None:
         # uvicorn closes idle connections; this aborts those with unread data or without a request.
@@ -279,7 +280,7 @@ class Connection(HttpToolsProtocol):
             self._idle()
 
     def shutdown(self) -> None:
-        """Close the connection for a server stop: at once if idle, else after the answer."""
+        """Close the connection because the server stops: at once if idle, else after the answer."""
         super().shutdown()
         self._is_last = True
         if not self._unanswered:

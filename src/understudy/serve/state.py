@@ -84,7 +84,10 @@ class GatewayConfig:
             self.decide_within_s,
         )
         if not all(0 < time_s < 1e6 for time_s in times):
-            raise ConfigError("intervals and timeouts of a gateway must be above 0 seconds")
+            raise ConfigError(
+                "follow_every_s, keys_every_s, body_timeout_s, max_poll_s and decide_within_s are "
+                f"{times}; pass seconds above 0 and below 1e6"
+            )
         if self.keys_every_s > 1:
             raise ConfigError(
                 f"keys_every_s is {self.keys_every_s}; pass at most 1, so that a revoked key is "
@@ -95,7 +98,7 @@ class GatewayConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedSpecs:
     specs: dict[str, GameSpec]
     at_s: float
     is_failing: bool = False
@@ -109,34 +112,34 @@ class SpecCache:
         self._registry = registry
         self._executor = executor
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._cache: dict[str, _CachedSpecs] = {}
 
     async def of(self, game: str) -> dict[str, GameSpec]:
         """Return a game's specs by schema; Refused if it has none."""
-        known = self._known.get(game)
+        cached = self._cache.get(game)
         now_s = self._clock.monotonic()
-        if known is not None and now_s - known.at_s <= _FRESH_S:
-            return known.specs
-        if known is not None:
+        if cached is not None and now_s - cached.at_s <= _FRESH_S:
+            return cached.specs
+        if cached is not None:
             # Concurrent requests use the old specs, so that the registry is read only once.
-            self._known[game] = replace(known, at_s=now_s)
+            self._cache[game] = replace(cached, at_s=now_s)
         try:
             specs = await self._run(self._read, game)
         except (UnderstudyError, OSError) as error:
-            if known is None:
+            if cached is None:
                 raise
-            if not known.is_failing:
+            if not cached.is_failing:
                 _log.warning(
                     "specs_not_readable",
                     game=game,
                     error=str(error)[:300],
                     next="the known specs stay valid",
                 )
-            self._known[game] = replace(known, at_s=now_s, is_failing=True)
-            return known.specs
+            self._cache[game] = replace(cached, at_s=now_s, is_failing=True)
+            return cached.specs
         if not specs:
             raise Refused("not_registered", f"{game} is not registered; {_HOW}")
-        self._known[game] = _Known(specs, now_s)
+        self._cache[game] = _CachedSpecs(specs, now_s)
         return specs
 
     async def register(self, spec: GameSpec, *, may_add: bool) -> None:
@@ -148,7 +151,7 @@ class SpecCache:
                 "not_registered", f"{spec.game} is not registered with this schema; {_HOW}"
             )
         await self._run(self._registry.register, spec)
-        self._known.pop(spec.game, None)
+        self._cache.pop(spec.game, None)
 
     def _read(self, game: str) -> dict[str, GameSpec]:
         try:
@@ -244,9 +247,9 @@ class Limits:
             bucket.size_bytes -= size_bytes
 
 
-def _until_one(left: float, rate: float) -> float:
+def _until_one(tokens: float, rate: float) -> float:
     # The tolerance allows for rounding of the time that was waited.
-    return 0.0 if left > 1 - 1e-6 else (1 - left) / rate
+    return 0.0 if tokens > 1 - 1e-6 else (1 - tokens) / rate
 
 
 class Quota:
@@ -265,7 +268,7 @@ class Quota:
         self._weight_s = 0.0
         self._at_s = clock.monotonic()
 
-    def saw(self, recorded_steps: int, skipped_steps: int) -> float:
+    def count_steps(self, recorded_steps: int, skipped_steps: int) -> float:
         """Count a client's steps; return the probability to record its next episode."""
         now_s = self._clock.monotonic()
         fade = math.exp(-max(0.0, now_s - self._at_s) / _WINDOW_S)
@@ -361,7 +364,7 @@ class GatewayState:
                 steps += outcome.n_steps
         if game not in self._quotas:
             self._quotas[game] = Quota(self.config.target_steps_s, self.clock)
-        rate = self._quotas[game].saw(steps, min(skipped_steps, _MAX_SKIPPED_STEPS))
+        rate = self._quotas[game].count_steps(steps, min(skipped_steps, _MAX_SKIPPED_STEPS))
         self.metrics.recording_rate.labels(game).set(rate)
         return rate
 

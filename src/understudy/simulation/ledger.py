@@ -24,7 +24,7 @@ _MOST_LATENCIES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class LedgerEntry:
     """An acknowledged frame."""
 
     session: bytes
@@ -110,7 +110,7 @@ class LedgerLink:
         self._ledger.close()
 
 
-def _promise(frame: Frame) -> Promise:
+def _promise(frame: Frame) -> LedgerEntry:
     raw = frame.encode()
     (crc,) = struct.unpack_from("<I", raw, 12)
     (number,) = struct.unpack_from("<Q", raw, 32)
@@ -118,10 +118,10 @@ def _promise(frame: Frame) -> Promise:
     if raw[5] == 0:
         (length,) = struct.unpack_from("<Q", raw, 64)
         n_steps = int(json.loads(raw[72 : 72 + length])["__metadata__"]["n_steps"])
-    return Promise(raw[16:32], number, n_steps, crc)
+    return LedgerEntry(raw[16:32], number, n_steps, crc)
 
 
-def read_ledger(folder: Path) -> Iterator[Promise]:
+def read_ledger(folder: Path) -> Iterator[LedgerEntry]:
     """Yield every promise; an incomplete last line was never acknowledged, so it is skipped."""
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         lines = path.read_bytes().split(b"\n")
@@ -130,7 +130,7 @@ def read_ledger(folder: Path) -> Iterator[Promise]:
                 continue  # truncated by a full disk, before the client got the acknowledgement
             try:
                 fields = json.loads(line)
-                yield Promise(
+                yield LedgerEntry(
                     bytes.fromhex(fields["session"]),
                     fields["chunk_no"],
                     fields["n_steps"],

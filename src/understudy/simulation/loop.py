@@ -27,7 +27,14 @@ from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.core.names import game_name_of_env
 from understudy.core.statistics import Estimate, mean
 from understudy.dev.recipes import BUCKET
-from understudy.dev.servers import Server, default_folder, look, on_aws, on_host, start
+from understudy.dev.servers import (
+    Server,
+    aws_location,
+    default_folder,
+    host_location,
+    server_status,
+    start,
+)
 from understudy.games.rally import GAME_ID, OPPONENT
 from understudy.ingest.specs import SpecFolder
 from understudy.models.registry import Registry
@@ -43,7 +50,7 @@ from understudy.platform.config import (
 from understudy.platform.platform import Platform, RoleStatus
 from understudy.platform.play_page import PAGES, page_address, play_key
 from understudy.simulation.people import Groups, PeopleSettings
-from understudy.simulation.verify import Verification, verify, verify_elsewhere
+from understudy.simulation.verify import Verification, verify, verify_remote_store
 
 Killable = Literal["learner", "ingest", "gateway"]
 KILLABLE: tuple[Killable, ...] = ("learner", "ingest", "gateway")
@@ -77,11 +84,11 @@ class Backends:
     ingest: str = "native"
 
     def __post_init__(self) -> None:
-        for name, known in PARTS.items():
+        for name, servers_by_option in PARTS.items():
             value = getattr(self, name)
-            if value not in known and "://" not in value:
+            if value not in servers_by_option and "://" not in value:
                 raise ConfigError(
-                    f"--{name} is {value!r}; pass one of {', '.join(known)}, or a URL"
+                    f"--{name} is {value!r}; pass one of {', '.join(servers_by_option)}, or a URL"
                 )
         if self.ingest == "spark" and self.store == "local":
             raise ConfigError(
@@ -105,8 +112,8 @@ def running(
         require_spark()
     with ExitStack() as opened:
         servers: dict[str, Server] = {}
-        for part, known in PARTS.items():
-            if name := known.get(getattr(backends, part)):
+        for part, servers_by_option in PARTS.items():
+            if name := servers_by_option.get(getattr(backends, part)):
                 servers[name] = _server(name, scratch, opened, tell)
         suffix = secrets.token_hex(4)
         stream, store, models = (
@@ -128,7 +135,7 @@ def running(
 
 def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], None]) -> Server:
     """Return a running server, or start one that stops with the loop."""
-    status = look(name, default_folder())
+    status = server_status(name, default_folder())
     if status.state == "running" and status.server is not None:
         tell(f"{name} runs at {status.server.address}")
         return status.server
@@ -142,16 +149,16 @@ def address(option: str, servers: Mapping[str, Server], suffix: str) -> str:
     """Create the backend for an option of `PARTS` and return its URL; empty for the data folder."""
     match option:
         case "kinesis":
-            url = on_aws(servers["kinesalite"], option, f"demo-{suffix}").url
+            url = aws_location(servers["kinesalite"], option, f"demo-{suffix}").url
             create_stream(url, partitions=2)
         case "kafka":
-            url = on_host(servers[option], option, f"demo-{suffix}").url
+            url = host_location(servers[option], option, f"demo-{suffix}").url
             create_stream(url, partitions=2)
         case "cassandra":
-            url = on_host(servers[option], option, f"demo_{suffix}", replication="1").url
+            url = host_location(servers[option], option, f"demo_{suffix}", replication="1").url
             init_store(url)
         case "s3":
-            url = on_aws(servers[option], option, BUCKET, f"demo-{suffix}").url
+            url = aws_location(servers[option], option, BUCKET, f"demo-{suffix}").url
         case "file" | "local" | "folder":
             url = ""
         case _:
@@ -180,7 +187,7 @@ class BotJudge:
         self.returns: dict[int, Estimate] = {}
         """The mean return of each champion, in order of promotion."""
 
-    def look(self, model_no: int, policy: Policy) -> str:
+    def evaluate(self, model_no: int, policy: Policy) -> str:
         """Evaluate a champion; describe its mean return, or its share of points in a match."""
         estimate = mean(np.asarray(evaluate(policy, self._envs, seeds=self._seeds)))
         self.returns[model_no] = estimate
@@ -189,7 +196,7 @@ class BotJudge:
                 f"returns {estimate.value:.0f} ({estimate.low:.0f} to {estimate.high:.0f}) on "
                 f"{self.judged_on}"
             )
-        won = shares(estimate)
+        won = point_share(estimate)
         return f"wins {won.value:.0%} ({won.low:.0%} to {won.high:.0%}) of {self.judged_on}"
 
     @property
@@ -201,7 +208,7 @@ class BotJudge:
         return returns[-1].low > returns[0].high
 
 
-def shares(points: Estimate) -> Estimate:
+def point_share(points: Estimate) -> Estimate:
     """Convert a mean return of 1 per point won and -1 per point lost to a share of points."""
     ends = (points.value, points.low, points.high)
     return Estimate(*(None if end is None else (1 + end) / 2 for end in ends))  # type: ignore[arg-type]
@@ -255,7 +262,9 @@ class LoopResult:
             "seconds": self.seconds,
         }
         for name, points in (("first_share", self.first), ("last_share", self.last)):
-            fields |= _flat(name, shares(points) if points is not None and self.is_match else None)
+            fields |= _flat(
+                name, point_share(points) if points is not None and self.is_match else None
+            )
         return fields
 
 
@@ -298,7 +307,7 @@ class LoopConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class LoopProgress:
     """Progress of the loop, for display."""
 
     elapsed_s: float
@@ -318,11 +327,11 @@ class Look:
     """The view of one of the players, for drawing."""
     play_s: float = 0.0
     """Time since all roles run, which the time limit applies to."""
-    said: str = ""
+    message: str = ""
     """Message about an event; empty most of the time."""
 
 
-Show = Callable[[Look], None]
+Show = Callable[[LoopProgress], None]
 
 
 class Loop:
@@ -376,7 +385,7 @@ class Loop:
                 with closing(
                     open_store(settings.store.url, specs=RegistrySpecs(opened.registry))
                 ) as store:
-                    verification = verify_elsewhere(self._data, store, live=False)
+                    verification = verify_remote_store(self._data, store, live=False)
             else:
                 verification = verify(self._data, config=settings)
             returns: list[Estimate | None] = list(judge.returns.values()) or [None]
@@ -397,7 +406,7 @@ class Loop:
         """Show a message before any role runs."""
         elapsed_s = time.monotonic() - self._began_s
         self._show(
-            Look(
+            LoopProgress(
                 elapsed_s=elapsed_s,
                 recorded_steps=0,
                 acked_steps=0,
@@ -405,7 +414,7 @@ class Loop:
                 phase=message,
                 champion=0,
                 canary=0,
-                said=message,
+                message=message,
             )
         )
 
@@ -463,9 +472,9 @@ class Loop:
                 # Startup can be slow, and must not use up the time limit.
                 self._all_run_s = time.monotonic()
             people.check()
-            champion = registry.catalogue(self._game).points_to("champion")
+            champion = registry.catalogue(self._game).model_of("champion")
             if champion and champion not in judge.returns:
-                score = judge.look(champion, registry.policy(self._game, champion))
+                score = judge.evaluate(champion, registry.policy(self._game, champion))
                 self._messages.append(f"{self._game}/{champion} is champion: {score}")
                 self._kill_if_due(platform)
             self._look(platform, people, registry)
@@ -495,20 +504,20 @@ class Loop:
             for bot, (won, played) in child.latest.get("points", {}).items():
                 before = points.get(bot, (0, 0))
                 points[bot] = before[0] + won, before[1] + played
-        look = Look(
+        progress = LoopProgress(
             elapsed_s=time.monotonic() - self._began_s,
             recorded_steps=people.total("recorded"),
             acked_steps=people.total("acked"),
             stored_steps=self._stored_before + stored,
             updates=int(learner.get("updates", 0)),
             phase=f"{game['phase']}: {game['why']}" if game else "the learner is starting",
-            champion=now.points_to("champion"),
-            canary=now.points_to("canary"),
+            champion=now.model_of("champion"),
+            canary=now.model_of("canary"),
             lag_s=ingest.get("lag_s"),
             points=points,
             view=dict(people.children[0].latest.get("view", {})),
             play_s=self._play_s,
         )
         for message in [*self._messages, ""]:
-            self._show(replace(look, said=message))
+            self._show(replace(progress, message=message))
         self._messages.clear()

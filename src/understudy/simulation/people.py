@@ -188,11 +188,13 @@ class Match:
         court = self.court
         seat = self._seat
         drawn = int(self._rng.integers(1 << 32))
-        ours = rally.scripted(Ints, rally.seen(court, seat), self._skill, drawn)
-        self._person.acted(rally.observed(court, seat), ours)
-        theirs = int(self._bot.act(rally.observed(court, 1 - seat)))
+        person_action = rally.scripted(Ints, rally.seat_view(court, seat), self._skill, drawn)
+        self._person.acted(rally.observation(court, seat), person_action)
+        bot_action = int(self._bot.act(rally.observation(court, 1 - seat)))
         self.court, point = rally.step(
-            Ints, court, *((ours, theirs) if seat == 0 else (theirs, ours))
+            Ints,
+            court,
+            *((person_action, bot_action) if seat == 0 else (bot_action, person_action)),
         )
         self._decisions += 1
         reward = float(point if seat == 0 else -point)
@@ -207,7 +209,7 @@ class Match:
             (self._bot, 1 - self._seat, -reward),
         ):
             result = "win" if won > 0 else "loss" if won < 0 else None
-            episode.end(rally.observed(self.court, seat), truncated=reward == 0, result=result)
+            episode.end(rally.observation(self.court, seat), truncated=reward == 0, result=result)
         if reward and self._bot.model:
             points = self.points.setdefault(self._bot.model, [0, 0])
             points[0] += reward < 0
@@ -244,7 +246,7 @@ class PeopleSettings:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def rounds(
+def play_rounds(
     play: Callable[[], None],
     tell: Callable[[int], None],
     *,
@@ -307,7 +309,7 @@ def play_on(
             }
         )
 
-    played = rounds(play, tell, stop=stop_with_parent(), rate=rate, seconds=seconds)
+    played = play_rounds(play, tell, stop=stop_with_parent(), rate=rate, seconds=seconds)
     flushed = game.close(timeout_s=close_s)
     latencies_ms = np.round(np.asarray(ledger.latencies_s) * 1000, 3).tolist()
     tell(played, done=True, flushed=flushed, latencies_ms=latencies_ms)
@@ -393,7 +395,9 @@ class SimulateConfig:
         if not 1 <= self.players <= 10_000:
             raise ConfigError(f"--players is {self.players}; pass a number from 1 to 10000")
         if not 0 < self.seconds <= 7 * 86_400:
-            raise ConfigError(f"--seconds is {self.seconds}; pass a number above 0, such as 10")
+            raise ConfigError(
+                f"--seconds is {self.seconds}; pass a number above 0 and up to 604800 (a week)"
+            )
         if self.seed < 0:
             raise ConfigError(f"--seed is {self.seed}; pass a number of at least 0")
         if not 0 <= self.rate < 1e9 or not 0 < self.linger_s < 1e9:

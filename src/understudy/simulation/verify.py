@@ -1,4 +1,4 @@
-"""verify: sends unsent frames, then checks every ledger entry against the stored bytes; digests."""
+"""Sends unsent frames, verifies every ledger entry against the stored bytes, computes digests."""
 
 import hashlib
 import time
@@ -11,7 +11,14 @@ import numpy as np
 
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_link, register
-from understudy.backends.local import FORGOTTEN, STORED, Findings, Held, audit_store, summary
+from understudy.backends.local import (
+    FORGOTTEN,
+    STORED,
+    AuditedFrame,
+    Findings,
+    audit_store,
+    summary,
+)
 from understudy.client.sender import send_unsent_frames
 from understudy.core.canonical import canonical_json
 from understudy.core.clock import SystemClock
@@ -22,9 +29,9 @@ from understudy.experience.game import GameSpec
 from understudy.experience.session import tombstone_of
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest
-from understudy.platform.requests import ask
+from understudy.platform.requests import send_request
 from understudy.ports import Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
-from understudy.simulation.ledger import LedgerLink, Promise, read_ledger
+from understudy.simulation.ledger import LedgerEntry, LedgerLink, read_ledger
 
 if TYPE_CHECKING:
     from understudy.stores.audit import Key
@@ -94,19 +101,19 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
     return _compare(findings, promises, recovered, live)
 
 
-def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
+def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
     """Check the ledger against a remote store, by its audit and tail; `live`: a process writes."""
     promises = list(read_ledger(data.ledger))
-    stored: dict[Key, Held] = {}
-    gone: set[Key] = set()
-    for item in items_of(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
+    stored: dict[Key, AuditedFrame] = {}
+    removed: set[Key] = set()
+    for item in tail_items(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
         if isinstance(item, Stored):
             steps = item.chunk.meta.n_steps if item.chunk is not None else 0
-            stored[item.frame.session.bytes, item.frame.chunk_no] = Held(
+            stored[item.frame.session.bytes, item.frame.chunk_no] = AuditedFrame(
                 item.frame.body_crc, item.frame.kind, 0, steps
             )
         else:
-            gone |= {(session.bytes, number) for session, number in item.chunks}
+            removed |= {(session.bytes, number) for session, number in item.chunks}
     quarantined: dict[Key, list[int]] = {}
     totals = store.audit()
     after = 0
@@ -115,10 +122,10 @@ def verify_elsewhere(data: DataFolder, store: FullStore, *, live: bool) -> Verif
         for entry in page:
             if entry.session is not None and entry.chunk_no is not None:
                 quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
-    findings = Findings(held=stored, quarantined=quarantined)
+    findings = Findings(frames=stored, quarantined=quarantined)
     for promise in promises:
-        if (key := (promise.session, promise.chunk_no)) in gone and key not in stored:
-            findings.held[key] = Held(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
+        if (key := (promise.session, promise.chunk_no)) in removed and key not in stored:
+            findings.frames[key] = AuditedFrame(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
     return _compare(findings, promises, 0, live, totals=totals)
 
 
@@ -146,7 +153,7 @@ def _settle(data: DataFolder, config: Config) -> bool:
     for _ in range(3):
         if data.has_writer():
             try:
-                ask(data.requests, "barrier", timeout_s=_ASK_S)
+                send_request(data.requests, "barrier", timeout_s=_ASK_S)
             except Locked:
                 if data.has_writer():
                     raise
@@ -163,20 +170,20 @@ def _settle(data: DataFolder, config: Config) -> bool:
 
 def _compare(
     findings: Findings,
-    promises: Iterable[Promise],
+    promises: Iterable[LedgerEntry],
     recovered: int,
     live: bool,
     *,
     totals: Audit | None = None,
 ) -> Verification:
     totals = totals or summary(findings)
-    seen = set()
+    counted = set()
     lost_chunks = lost_steps = set_aside_steps = ledger_steps = 0
     for promise in promises:
         key = (promise.session, promise.chunk_no)
-        if key in seen:
+        if key in counted:
             continue  # acknowledged again after a retry
-        seen.add(key)
+        counted.add(key)
         ledger_steps += promise.n_steps
         if not _is_accounted_for(findings, promise):
             lost_chunks += 1
@@ -187,7 +194,7 @@ def _compare(
         steps=totals.steps,
         sessions=totals.sessions,
         chunks=totals.chunks,
-        ledger_chunks=len(seen),
+        ledger_chunks=len(counted),
         ledger_steps=ledger_steps,
         lost_chunks=lost_chunks,
         lost_steps=lost_steps,
@@ -206,16 +213,16 @@ def _compare(
     )
 
 
-def _is_stored(findings: Findings, promise: Promise) -> bool:
-    held = findings.held.get((promise.session, promise.chunk_no))
-    return held is not None and held.crc == promise.crc and held.fate == STORED
+def _is_stored(findings: Findings, promise: LedgerEntry) -> bool:
+    frame = findings.frames.get((promise.session, promise.chunk_no))
+    return frame is not None and frame.crc == promise.crc and frame.fate == STORED
 
 
-def _is_accounted_for(findings: Findings, promise: Promise) -> bool:
+def _is_accounted_for(findings: Findings, promise: LedgerEntry) -> bool:
     """Return whether a frame is stored once with its checksum, or recorded as set aside."""
-    held = findings.held.get((promise.session, promise.chunk_no))
-    if held is not None and held.crc == promise.crc:
-        return held.fate != STORED or held.kind != 0 or held.n_steps == promise.n_steps
+    frame = findings.frames.get((promise.session, promise.chunk_no))
+    if frame is not None and frame.crc == promise.crc:
+        return frame.fate != STORED or frame.kind != 0 or frame.n_steps == promise.n_steps
     if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):
         return True
     if tombstone_of(promise.session) in findings.forgotten_sessions:
@@ -226,7 +233,7 @@ def _is_accounted_for(findings: Findings, promise: Promise) -> bool:
 # --- Digests: one hash per session, to compare the contents of two stores -------------------------
 
 
-def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
+def tail_items(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
     """Yield everything a store holds now, in the order of arrival."""
     cursor: Cursor | None = None
     while items := (page := page_behind(cursor)).items:
@@ -237,7 +244,7 @@ def items_of(page_behind: TailOf) -> Iterator[Stored | Forgotten]:
 def digests(page_behind: TailOf) -> dict[str, str]:
     """Return a SHA-256 per session over chunk numbers, columns, dtypes and metadata, in order."""
     parts: dict[uuid.UUID, dict[int, list[bytes]]] = {}
-    for item in items_of(page_behind):
+    for item in tail_items(page_behind):
         if isinstance(item, Stored):
             body = item.frame.body if item.chunk is None else _bytes_of(item.chunk)
             chunk = hashlib.sha256(bytes([item.frame.kind]) + body).digest()
@@ -248,7 +255,7 @@ def digests(page_behind: TailOf) -> dict[str, str]:
     return {str(session): _digest(numbers) for session, numbers in sorted(parts.items())}
 
 
-def whole(session_digests: dict[str, str]) -> str:
+def combined_digest(session_digests: dict[str, str]) -> str:
     """Return one digest over all sessions."""
     return hashlib.sha256(canonical_json(session_digests)).hexdigest()
 

@@ -29,7 +29,7 @@ Key = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AuditedFrame:
     """A frame that is stored undamaged, or whose removal the store recorded."""
 
     crc: int
@@ -43,7 +43,7 @@ class Held:
 class Findings:
     """All results of an audit; `summary` is the short form."""
 
-    held: dict[Key, Held] = field(default_factory=dict)
+    frames: dict[Key, AuditedFrame] = field(default_factory=dict)
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
@@ -61,14 +61,14 @@ class Findings:
     n_parked: int = 0
     corrupt: list[str] = field(default_factory=list)
 
-    def hold(self, key: Key, held: Held) -> None:
-        known = self.held.get(key)
-        if known is not None and known.fate == held.fate == STORED:
+    def add_frame(self, key: Key, frame: AuditedFrame) -> None:
+        earlier = self.frames.get(key)
+        if earlier is not None and earlier.fate == frame.fate == STORED:
             self.duplicate_chunks += 1
-            self.duplicate_steps += held.n_steps
-        elif known is None or held.fate == STORED:
+            self.duplicate_steps += frame.n_steps
+        elif earlier is None or frame.fate == STORED:
             # A chunk that was quarantined and replayed counts once.
-            self.held[key] = held
+            self.frames[key] = frame
 
     def control(self, session: bytes, number: int, kind: FrameKind, raw: bytes) -> None:
         frame = decode_frame(raw)
@@ -88,7 +88,7 @@ def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
     findings = Findings()
     try:
         if is_alone:
-            with view.looking() as db:
+            with view.snapshot() as db:
                 problems = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
                 (unknown,) = db.execute(
                     "SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)"
@@ -105,7 +105,7 @@ def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
 
 
 def _audit_frames(view: StoreView, findings: Findings) -> None:
-    with view.looking() as db:
+    with view.snapshot() as db:
         head = read_head(db)
         erasures = db.execute(
             "SELECT player, max(sessions_below) FROM erasures GROUP BY player"
@@ -133,8 +133,8 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
         elif session is None or row.chunk_no is None:
             findings.corrupt.append(f"the session of arrival {row.arrival} is not in the store")
         elif row.fate != STORED:
-            held = Held(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
-            findings.hold((session, row.chunk_no), held)
+            frame = AuditedFrame(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
+            findings.add_frame((session, row.chunk_no), frame)
         else:
             _audit_frame(row, (session, row.chunk_no), player, raw or b"", findings)
     _audit_missing(view, number, head.next_arrival, findings)
@@ -144,7 +144,7 @@ def _audit_missing(view: StoreView, first: int, following: int, findings: Findin
     """Check arrival numbers without a frame: each belongs to an event, or its frame is lost."""
     if first >= following:
         return
-    with view.looking() as db:
+    with view.snapshot() as db:
         query = "SELECT count(*) FROM events WHERE arrival >= ? AND arrival < ?"
         (events,) = db.execute(query, (first, following)).fetchone()
     if lost := following - first - events:
@@ -175,7 +175,7 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
     if recorded != actual or steps != (row.first_step, row.n_steps):
         findings.corrupt.append(f"{_name(session, number)} does not match its record in the store")
         return
-    findings.hold(key, Held(frame.body_crc, int(frame.kind), *steps))
+    findings.add_frame(key, AuditedFrame(frame.body_crc, int(frame.kind), *steps))
     if chunk is None:
         try:
             findings.control(session, number, frame.kind, raw)
@@ -223,12 +223,12 @@ def _audit_tables(view: StoreView, findings: Findings) -> None:
 def summary(findings: Findings) -> Audit:
     """The counts of an audit."""
     gap_chunks, gap_steps = _gaps(findings)
-    data = [held for held in findings.held.values() if held.kind == FrameKind.DATA]
-    stored = [held for held in data if held.fate == STORED]
+    data = [frame for frame in findings.frames.values() if frame.kind == FrameKind.DATA]
+    stored = [frame for frame in data if frame.fate == STORED]
     return Audit(
-        steps=sum(held.n_steps for held in stored),
+        steps=sum(frame.n_steps for frame in stored),
         chunks=len(stored),
-        sessions=len({key[0] for key, held in findings.held.items() if held.fate == STORED}),
+        sessions=len({key[0] for key, frame in findings.frames.items() if frame.fate == STORED}),
         duplicate_chunks=findings.duplicate_chunks,
         duplicate_steps=findings.duplicate_steps,
         gap_chunks=gap_chunks,
@@ -236,17 +236,17 @@ def summary(findings: Findings) -> Audit:
         dropped_steps=findings.dropped_steps,
         quarantined=findings.n_quarantined,
         parked=findings.n_parked,
-        forgotten_chunks=findings.n_forgotten + sum(held.fate == FORGOTTEN for held in data),
-        expired_chunks=sum(held.fate == EXPIRED for held in data),
+        forgotten_chunks=findings.n_forgotten + sum(frame.fate == FORGOTTEN for frame in data),
+        expired_chunks=sum(frame.fate == EXPIRED for frame in data),
         corrupt=tuple(findings.corrupt),
     )
 
 
 def _gaps(findings: Findings) -> tuple[int, int]:
     """Missing chunk numbers and steps that no drop report explains."""
-    sessions: dict[bytes, list[tuple[int, int, Held | None]]] = {}
-    for (session, number), held in findings.held.items():
-        sessions.setdefault(session, []).append((number, number, held))
+    sessions: dict[bytes, list[tuple[int, int, AuditedFrame | None]]] = {}
+    for (session, number), frame in findings.frames.items():
+        sessions.setdefault(session, []).append((number, number, frame))
     for session, number in findings.quarantined:
         sessions.setdefault(session, []).append((number, number, None))
     for session, ranges in findings.dropped.items():
@@ -257,32 +257,34 @@ def _gaps(findings: Findings) -> tuple[int, int]:
         if any(session) and tombstone_of(session) not in findings.forgotten_sessions:
             is_pruned = session_time_s(uuid.UUID(bytes=session)) < findings.pruned_before_s
             start = min(first for first, _, _ in ranges_of_session) if is_pruned else 0
-            missing, lost = _session_gaps(ranges_of_session, start=start)
+            missing, lost_steps = _session_gaps(ranges_of_session, start=start)
             chunks += missing
-            steps += lost
+            steps += lost_steps
     return chunks, steps
 
 
-def _session_gaps(ranges: list[tuple[int, int, Held | None]], *, start: int) -> tuple[int, int]:
+def _session_gaps(
+    ranges: list[tuple[int, int, AuditedFrame | None]], *, start: int
+) -> tuple[int, int]:
     """Count numbers from `start` on that are in no range, and the steps lost with them."""
     missing = 0
-    lost = 0
+    lost_steps = 0
     end_step = 0
     at = start
     is_exact = True
     # The frame of a number precedes other facts about the number.
-    for first, last, held in sorted(ranges, key=lambda known: (known[0], known[2] is None)):
+    for first, last, frame in sorted(ranges, key=lambda entry: (entry[0], entry[2] is None)):
         gap = max(0, first - at)
         missing += gap
-        if held is not None and held.kind == FrameKind.DATA:
+        if frame is not None and frame.kind == FrameKind.DATA:
             if gap and is_exact:
-                lost += max(0, held.first_step - end_step)
-            end_step = held.first_step + held.n_steps
+                lost_steps += max(0, frame.first_step - end_step)
+            end_step = frame.first_step + frame.n_steps
             is_exact = True
-        elif held is None and last >= at:
+        elif frame is None and last >= at:
             is_exact = False
         at = max(at, last + 1)
-    return missing, lost
+    return missing, lost_steps
 
 
 def _name(session: bytes, number: int) -> str:

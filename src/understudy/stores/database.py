@@ -176,8 +176,8 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
     _refuse_network_file_system(folder)
     make_folder(folder)
     path = folder / FILE_NAME
-    known = _identity(folder)
-    if known is None and not path.exists():
+    expected_id = _identity(folder)
+    if expected_id is None and not path.exists():
         # -wal and -shm get the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with disk(f"opening the store in {folder}"):
@@ -194,11 +194,11 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
             if sys.platform == "darwin":
                 db.execute("PRAGMA fullfsync = ON")
                 db.execute("PRAGMA checkpoint_fullfsync = ON")
-            identity = _created(db, folder, known)
+            identity = _created(db, folder, expected_id)
         except BaseException:
             db.close()
             raise
-    if known is None:
+    if expected_id is None:
         facts = {"format": FORMAT, "id": str(identity), "crc": check_of(FORMAT, str(identity))}
         write_file(folder / "store.json", json.dumps(facts).encode())
     return db
@@ -245,7 +245,7 @@ class Database:
             return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])
 
     @contextmanager
-    def changing(self, doing: str) -> Iterator[None]:
+    def transaction(self, doing: str) -> Iterator[None]:
         """One durable transaction, all or nothing."""
         try:
             with disk(doing):
@@ -336,8 +336,8 @@ def open_reader(folder: Path) -> sqlite3.Connection:
     """Open a read-only connection; ConfigError without a store, Corrupt without its database."""
     check_folder(folder)
     path = folder / FILE_NAME
-    known = _identity(folder)
-    if known is None and not path.exists():
+    expected_id = _identity(folder)
+    if expected_id is None and not path.exists():
         raise ConfigError(
             f"there is no store in {folder}; record something, store it with `understudy ingest "
             "--until-empty`, or use another --data folder"
@@ -347,8 +347,8 @@ def open_reader(folder: Path) -> sqlite3.Connection:
         try:
             if _tables(db, path):
                 head = db.execute("SELECT store FROM head").fetchone()
-                if known is not None and head is not None and head[0] != known.bytes:
-                    raise _of_another_store(folder, known)
+                if expected_id is not None and head is not None and head[0] != expected_id.bytes:
+                    raise _of_another_store(folder, expected_id)
                 return db
         except sqlite3.OperationalError as error:
             db.close()
@@ -367,10 +367,10 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
     )
 
 
-def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> uuid.UUID:
+def _created(db: sqlite3.Connection, folder: Path, expected_id: uuid.UUID | None) -> uuid.UUID:
     """Create missing tables; return the database's id; Corrupt when store.json has another."""
     if not _tables(db, folder / FILE_NAME):
-        if known is not None:
+        if expected_id is not None:
             raise _lost(folder)
         fresh = uuid.uuid4()
         head = (1, fresh.bytes, 1, 1, 1, 1, 0)
@@ -383,8 +383,8 @@ def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> u
     if (row := db.execute("SELECT * FROM head").fetchone()) is None:
         raise _lost(folder)
     identity = uuid.UUID(bytes=checked("head", row)[1])
-    if known is not None and known != identity:
-        raise _of_another_store(folder, known)
+    if expected_id is not None and expected_id != identity:
+        raise _of_another_store(folder, expected_id)
     return identity
 
 
@@ -399,10 +399,10 @@ def _tables(db: sqlite3.Connection, path: Path) -> set[str]:
     return names
 
 
-def _of_another_store(folder: Path, known: uuid.UUID) -> Corrupt:
+def _of_another_store(folder: Path, expected_id: uuid.UUID) -> Corrupt:
     return Corrupt(
-        f"{folder / FILE_NAME} is not the database of store {known}; restore the store from a "
-        "backup"
+        f"{folder / FILE_NAME} is not the database of store {expected_id}; restore the store from "
+        "a backup"
     )
 
 
@@ -439,7 +439,7 @@ def _lost(folder: Path) -> Corrupt:
 
 
 def check_folder(folder: Path) -> None:
-    """ConfigError for a file, or a store of an older format."""
+    """Raise ConfigError if the folder is a file, or holds a store of an older format."""
     if folder.is_file():
         raise ConfigError(f"{folder} is a file, but a store needs a folder; move it away")
     if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():

@@ -73,8 +73,8 @@ _NEVER_REPLAYED = ("conflict", "step_mismatch")
 class Draft:
     """Collects batches; its public fields are what the commit writes."""
 
-    def __init__(self, known: CommitLookup, first_quarantine: int) -> None:
-        self._known = known
+    def __init__(self, lookup: CommitLookup, first_quarantine: int) -> None:
+        self._lookup = lookup
         self._next_quarantine = first_quarantine
         self._sessions: Sessions = {}
         self._keys: dict[tuple[uuid.UUID, int], tuple[int, int]] = {}
@@ -94,12 +94,12 @@ class Draft:
         return bool(self.stored or self.quarantined or self.positions)
 
     def sessions(self) -> Sessions:
-        """The changed sessions after the commit; refused frames count after stored ones."""
+        """The changed sessions after the commit; refused frames are counted after stored ones."""
         sessions = dict(self._sessions)
         for frame in self.quarantined:
             if any(frame.session):
                 session = uuid.UUID(bytes=frame.session)
-                game, before = sessions.get(session) or self._known.state_of(session) or ("", None)
+                game, before = sessions.get(session) or self._lookup.state_of(session) or ("", None)
                 arrival = Arrival(
                     number=frame.chunk_no,
                     player=frame.player,
@@ -125,11 +125,11 @@ class Draft:
     def replay(self, candidate: Candidate, quarantine_id: int) -> tuple[Fate, str]:
         """Store a quarantined frame unless its number is stored; the number may count as seen."""
         frame = candidate.frame
-        waiting = self._known.waiting(quarantine_id)
-        if self._known.is_forgotten(frame.player, frame.session, frame.received_s):
+        waiting = self._lookup.waiting(quarantine_id)
+        if self._lookup.is_forgotten(frame.player, frame.session, frame.received_s):
             return "refused", "forgotten"
         key = (frame.session, frame.chunk_no)
-        if key in self._keys or self._known.is_stored(*key):
+        if key in self._keys or self._lookup.is_stored(*key):
             return "duplicate", ""
         if waiting is None or waiting[1] != frame.encode():
             return "refused", "not_quarantined"
@@ -166,15 +166,15 @@ class Draft:
 
     def _is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
         """Whether the player was forgotten; an unknown session is noted, so it is not a gap."""
-        if not self._known.is_forgotten(player, session, received_s):
+        if not self._lookup.is_forgotten(player, session, received_s):
             return False
-        if self._known.state_of(session) is None:
+        if self._lookup.state_of(session) is None:
             self.forgotten[session] = player
         return True
 
     def _decide_seen(self, frame: Frame, game: str) -> tuple[Fate, str]:
         key = (frame.session, frame.chunk_no)
-        if (self._keys.get(key) or self._known.key_of(*key)) == (frame.body_crc, len(frame.body)):
+        if (self._keys.get(key) or self._lookup.key_of(*key)) == (frame.body_crc, len(frame.body)):
             return "duplicate", ""
         if frame.body_crc in self._crcs(frame.session.bytes, frame.chunk_no):
             return "duplicate", "quarantined"
@@ -193,7 +193,7 @@ class Draft:
         self._keys[frame.session, frame.chunk_no] = (frame.body_crc, len(frame.body))
 
     def _session(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        return self._sessions.get(session) or self._known.state_of(session)
+        return self._sessions.get(session) or self._lookup.state_of(session)
 
     def _quarantine(self, refused: RefusedFrame, *, parked: bool = False) -> None:
         session, chunk_no, player = identity_of(refused.raw)
@@ -225,7 +225,7 @@ class Draft:
         self.quarantined_raws.append(refused.raw)
 
     def _crcs(self, session: bytes, chunk_no: int) -> list[int]:
-        return self._crcs_here.get((session, chunk_no), []) + self._known.quarantined_crcs(
+        return self._crcs_here.get((session, chunk_no), []) + self._lookup.quarantined_crcs(
             session, chunk_no
         )
 

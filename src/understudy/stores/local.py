@@ -147,7 +147,7 @@ class LocalStore:
         self._schemas: dict[str, int] = {schema: number for number, _, schema, _ in schemas}
         self._without_spec = {schema for _, _, schema, spec in schemas if spec is None}
         self._quarantine_bytes = self._count_quarantine()
-        self.known = LocalLookup(db)
+        self.lookup = LocalLookup(db)
 
     # --- the ExperienceStore port -----------------------------------------------------------------
 
@@ -157,11 +157,11 @@ class LocalStore:
             now_s = self._clock.now()
             ownership = self._owners.get(partition) or _Ownership("", 0, 0.0, 0.0)
             if ownership.owner != owner and ownership.expires_s > now_s:
-                left_s = ownership.expires_s - now_s
+                remaining_s = ownership.expires_s - now_s
                 raise ClaimLost(
                     f"partition {partition} is claimed by {ownership.owner} for another "
-                    f"{left_s:.1f} s",
-                    retry_after_s=left_s,
+                    f"{remaining_s:.1f} s",
+                    retry_after_s=remaining_s,
                 )
             epoch = ownership.epoch + 1
             with self._changing("a claim"):
@@ -186,10 +186,10 @@ class LocalStore:
             self._check_not_closed()  # closed while it waited
             raise
 
-    def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
+    def cursor_before(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
         """A cursor before all of these chunks that are stored."""
         self._check_not_closed()
-        return self._view.behind(chunks)
+        return self._view.cursor_before(chunks)
 
     def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         self._check_not_closed()
@@ -212,7 +212,7 @@ class LocalStore:
         with self._state:
             # No commit in between: it would store a new session that no erasure covers.
             self._erasing("forgetting a player", promise)
-            self.known.forget(tombstone_of(player), at_s)
+            self.lookup.forget(tombstone_of(player), at_s)
         return self.erase()
 
     def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
@@ -228,7 +228,7 @@ class LocalStore:
         with self._state:
             with self._changing("forgetting a player"):
                 self._event("forgotten", at_s, player=tombstone)
-            self.known.forget(tombstone, at_s)
+            self.lookup.forget(tombstone, at_s)
         return 0
 
     # --- the StoreAdmin port ----------------------------------------------------------------------
@@ -253,7 +253,7 @@ class LocalStore:
         with self._state:
             self._check_open()
             with disk("reading the store"):
-                frames = [self.known.frame(*key) for key in chunks]
+                frames = [self.lookup.frame(*key) for key in chunks]
             rows = [row for row in frames if row is not None and row.gone == 0]
             if not rows:
                 return 0
@@ -272,7 +272,9 @@ class LocalStore:
                             f"arrival {row.arrival} of the store is damaged and cannot be "
                             "quarantined; run `understudy data verify` to see its chunk"
                         ) from error
-                    game, state = sessions.get(frame.session) or self.known.must_know(frame.session)
+                    game, state = sessions.get(frame.session) or self.lookup.require_state(
+                        frame.session
+                    )
                     sessions[frame.session] = (game, withdraw(state, row.n_steps))
                     columns = (
                         number,
@@ -300,7 +302,7 @@ class LocalStore:
         with self._state:
             self._check_open()
             with disk("reading the store"):
-                draft = Draft(self.known, self._head.next_quarantine)
+                draft = Draft(self.lookup, self._head.next_quarantine)
                 decided = [
                     draft.replay(candidate, number)
                     for number, candidate in zip(ids, candidates, strict=True)
@@ -320,7 +322,7 @@ class LocalStore:
             f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} "
             f"AND kind <> {int(FrameKind.DROP)} AND received < ? ORDER BY received LIMIT ?"
         )
-        gone = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
+        n_erased = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
         refused = "SELECT * FROM quarantine WHERE received < ? AND raw <> x'' LIMIT ?"
         while rows := self._database.rows(refused, (before_s, _SLICE_REFUSED)):
 
@@ -335,7 +337,7 @@ class LocalStore:
         self._prune(min(before_s, self._clock.now() - REMEMBER_S))
         self._database.truncate_log()
         self._database.keep_reserve()
-        return gone
+        return n_erased
 
     def close(self) -> None:
         with self._state:
@@ -446,7 +448,7 @@ class LocalStore:
         with self._state:
             self._check_open()
             with disk("reading the store"):
-                draft = Draft(self.known, self._head.next_quarantine)
+                draft = Draft(self.lookup, self._head.next_quarantine)
                 results = [self._add(draft, batch) for batch in batches]
             if draft.is_worth_writing:
                 self._save(draft)
@@ -554,12 +556,12 @@ class LocalStore:
         ids: dict[uuid.UUID, int] = {}
         rows: list[tuple[Any, ...]] = []
         for session, (game, state) in sessions.items():
-            number = self.known.id_of(session)
+            number = self.lookup.id_of(session)
             if number is None:
                 number = self._head.next_session
                 self._head = self._head._replace(next_session=number + 1)
             ids[session] = number
-            self.known.remember(session, number, game, state)
+            self.lookup.remember(session, number, game, state)
             row = (number, session.bytes, state.player, game, state.last_received_s, state.pack())
             rows.append((*row, check_of(*row)))
         self._db.executemany(_PUT_SESSION, rows)
@@ -647,8 +649,8 @@ class LocalStore:
     def _erase_player(self, arrival: int, player: bytes, sessions_below: int) -> int:
         """Erase a player's data up to the time of forgetting; return the number of chunks."""
         doing = "forgetting a player"
-        mine = "SELECT id FROM sessions WHERE player = ? AND id < ?"
-        frames = f"SELECT {COLUMNS} FROM frames f WHERE session IN ({mine}) LIMIT ?"
+        player_sessions = "SELECT id FROM sessions WHERE player = ? AND id < ?"
+        frames = f"SELECT {COLUMNS} FROM frames f WHERE session IN ({player_sessions}) LIMIT ?"
         total = self._erase_frames(frames, (player, sessions_below), FORGOTTEN, doing)
         ((at_s,),) = self._database.rows("SELECT at FROM events WHERE arrival = ?", (arrival,))
         # Frames with a damaged header have no player, but may contain the pseudonym anywhere.
@@ -680,17 +682,17 @@ class LocalStore:
             return 0
 
         self._erasing(doing, finish)
-        self.known.clear()
+        self.lookup.clear()
         self._quarantine_bytes = self._count_quarantine()
         return total
 
     def _prune(self, before_s: float) -> None:
-        """Delete the oldest records of removed frames whose sessions can no longer return."""
-        kept = (
+        """Delete the records of removed frames that are too old to be sent again, oldest first."""
+        oldest_query = (
             "SELECT arrival, received FROM frames WHERE (fate = ? AND kind = ?) OR received >= ? "
             "ORDER BY arrival LIMIT 1"
         )
-        rows = self._database.rows(kept, (STORED, int(FrameKind.DATA), int(before_s)))
+        rows = self._database.rows(oldest_query, (STORED, int(FrameKind.DATA), int(before_s)))
         below = rows[0][0] if rows else self._head.next_arrival
         before_s = min(before_s, rows[0][1]) if rows else before_s
         if below <= self._head.pruned_below:
@@ -706,17 +708,17 @@ class LocalStore:
                 f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE "
                 f"{condition} LIMIT ?)"
             )
-            gone = True
-            while gone:
+            has_more = True
+            while has_more:
                 with self._state:
                     self._check_open()
                     with self._changing("pruning"):
                         # Already in the first transaction, so that a crash leaves no gap
                         # unexplained.
                         self._save_head(pruned_below=below, pruned_before_s=int(before_s))
-                        gone = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
+                        has_more = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
                     self._database.wrote(0)
-        self.known.clear()
+        self.lookup.clear()
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -731,11 +733,11 @@ class LocalStore:
         """A durable transaction; if it fails, the state in memory is restored."""
         head = self._head
         try:
-            with self._database.changing(doing):
+            with self._database.transaction(doing):
                 yield
         except BaseException:
             self._head = head
-            self.known.clear()
+            self.lookup.clear()
             raise
 
     def _erasing(self, doing: str, change: Callable[[], int]) -> None:

@@ -133,7 +133,7 @@ class StoreView:
         self._lock = threading.RLock()
 
     @contextmanager
-    def looking(self) -> Iterator[sqlite3.Connection]:
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
         """A consistent read transaction; keep it short."""
         with self._lock, disk(f"reading the store in {self.folder}"):
             self._db.execute("BEGIN")
@@ -145,18 +145,18 @@ class StoreView:
     @property
     def next_arrival(self) -> int:
         """The arrival number of the next frame."""
-        with self.looking() as db:
+        with self.snapshot() as db:
             return read_head(db).next_arrival
 
     @property
     def identity(self) -> uuid.UUID:
         """The store's own id."""
-        with self.looking() as db:
+        with self.snapshot() as db:
             return uuid.UUID(bytes=read_head(db).store)
 
     def damage(self) -> str:
-        """The problems that SQLite's quick check finds, or ""; one long transaction."""
-        with self.looking() as db:
+        """The problems that SQLite's quick check finds, or ""; reads in one long transaction."""
+        with self.snapshot() as db:
             problems = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
         return "" if problems == ["ok"] else "; ".join(problems)
 
@@ -179,7 +179,7 @@ class StoreView:
 
     def _page(self, first: int, max_items: int) -> "_Page | None":
         """The page of numbers from `first` on; None when they are not assigned yet."""
-        with self.looking() as db:
+        with self.snapshot() as db:
             head = read_head(db)
             if first > head.next_arrival:
                 raise Corrupt(
@@ -204,13 +204,13 @@ class StoreView:
             last = head.next_arrival - 1 if is_last else rows[-1][0]
             return _Page(db, first, min(last, first + max_items - 1), head, rows)
 
-    def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
+    def cursor_before(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
         """A cursor before all of these chunks that are stored."""
         query = (
             "SELECT arrival FROM frames WHERE session = (SELECT id FROM sessions WHERE session = "
             "?) AND chunk_no = ? AND gone = 0"
         )
-        with self.looking() as db:
+        with self.snapshot() as db:
             first = read_head(db).next_arrival
             for session, chunk_no in chunks:
                 if (row := db.execute(query, (session.bytes, chunk_no)).fetchone()) is not None:
@@ -235,7 +235,7 @@ class StoreView:
                 int(session_filter.since_s),
                 _ROWS,
             )
-            with self.looking() as db:
+            with self.snapshot() as db:
                 rows = db.execute(query, values).fetchall()
                 erased = {player for (player,) in db.execute("SELECT player FROM erasures")}
             if not rows:
@@ -255,7 +255,7 @@ class StoreView:
         )
         frames: list[Quarantined] = []
         size = 0
-        with self.looking() as db:
+        with self.snapshot() as db:
             for (
                 number,
                 reason,
@@ -298,7 +298,7 @@ class StoreView:
             "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY "
             "reason, parked"
         )
-        with self.looking() as db:
+        with self.snapshot() as db:
             games = db.execute(by_game).fetchall()
             refused = db.execute(by_reason).fetchall()
             (sessions,) = db.execute("SELECT count(*) FROM sessions").fetchone()
@@ -324,7 +324,7 @@ class StoreView:
         chunks: list[ChunkRow] = []
         after = 0
         while True:
-            with self.looking() as db:
+            with self.snapshot() as db:
                 rows = db.execute(
                     query, (after, game, game, player, player, int(since_s), 10 * _ROWS)
                 ).fetchall()
@@ -342,7 +342,7 @@ class StoreView:
             "SELECT id, game, schema, spec, crc FROM schemas WHERE ? IS NULL OR game = ? ORDER "
             "BY id DESC"
         )
-        with self.looking() as db:
+        with self.snapshot() as db:
             rows = [checked("schemas", row) for row in db.execute(query, (game, game))]
         return [spec_from_json(spec) for *_, spec in rows if spec is not None]
 
@@ -351,7 +351,7 @@ class StoreView:
         while True:
             page: list[tuple[Any, ...]] = []
             size = 0
-            with self.looking() as db:
+            with self.snapshot() as db:
                 selected = db.execute(query, (start, _ROWS))
                 while size < _READ_BYTES and (row := selected.fetchone()) is not None:
                     page.append(row)
@@ -392,9 +392,9 @@ class _Page:
         self._erasures = dict(
             db.execute("SELECT player, max(arrival) FROM erasures GROUP BY player").fetchall()
         )
-        gone = sorted({row[1] for row in rows if row[3] and row[1] is not None})
+        forgotten_sessions = sorted({row[1] for row in rows if row[3] and row[1] is not None})
         self._sessions: dict[int, tuple[bytes, bytes]] = {}
-        for session in gone:
+        for session in forgotten_sessions:
             row = db.execute(
                 "SELECT session, player FROM sessions WHERE id = ?", (session,)
             ).fetchone()
@@ -468,13 +468,13 @@ class LocalLookup:
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
         """A session's game and state."""
-        known = self._session(session)
-        return None if known is None else known[1:]
+        row = self._session(session)
+        return None if row is None else row[1:]
 
     def id_of(self, session: uuid.UUID) -> int | None:
         """The id of a session in the table of frames."""
-        known = self._session(session)
-        return None if known is None else known[0]
+        row = self._session(session)
+        return None if row is None else row[0]
 
     def _session(self, session: uuid.UUID) -> tuple[int, str, SessionState] | None:
         if (recent := self._recent.get(session)) is not None:
@@ -500,13 +500,13 @@ class LocalLookup:
                 return 0, "", SessionState(player=bytes(16), forgotten=True)
         return None
 
-    def must_know(self, session: uuid.UUID) -> tuple[str, SessionState]:
+    def require_state(self, session: uuid.UUID) -> tuple[str, SessionState]:
         """Game and state of a session that has stored frames; Corrupt when it is missing."""
-        if (known := self.state_of(session)) is None:
+        if (game_and_state := self.state_of(session)) is None:
             raise Corrupt(
                 f"session {session} has frames but is not in the store; restore it from a backup"
             )
-        return known
+        return game_and_state
 
     def remember(self, session: uuid.UUID, number: int, game: str, state: SessionState) -> None:
         """Cache the current state of a session."""
@@ -559,7 +559,7 @@ class LocalLookup:
         return at_s is not None and (session_time_s(session) <= at_s or received_s < int(at_s))
 
     def forget(self, tombstone: bytes, at_s: float) -> None:
-        """Note that a player was erased."""
+        """Add an erased player, whose older frames are rejected from now on."""
         self._tombstones[tombstone] = max(at_s, self._tombstones.get(tombstone, 0.0))
         self._recent.clear()
 

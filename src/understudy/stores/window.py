@@ -54,12 +54,12 @@ class Window:
         keep_s: float | None = None,
         max_steps: int | None = None,
         max_bytes: int | None = None,
-        wanted: Callable[[ChunkMeta], bool] | None = None,
+        include: Callable[[ChunkMeta], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`keep_s`, `max_steps` and `max_bytes` limit the copy, oldest first; None: no limit.
 
-        `wanted` selects the chunks to copy; it must stay the same for one folder.
+        `include` selects the chunks to copy; it must stay the same for one folder.
         """
         for name, value in (("keep_s", keep_s), ("max_steps", max_steps), ("max_bytes", max_bytes)):
             if value is not None and not value > 0:
@@ -71,7 +71,7 @@ class Window:
         self._keep_s = keep_s
         self._max_steps = max_steps
         self._max_bytes = max_bytes
-        self._wanted = wanted
+        self._include = include
         self.local = LocalStore(folder, specs=specs, clock=clock)
         try:
             self._partition = self._source()
@@ -85,7 +85,7 @@ class Window:
         self._gone: OrderedDict[uuid.UUID, list[tuple[int, Gone]]] = OrderedDict()
         self.items = 0
         """Items of the tail copied since this was opened."""
-        self.trouble = ""
+        self.error = ""
         """Why copying fails now; empty while it works."""
 
     def _source(self) -> str:
@@ -108,7 +108,7 @@ class Window:
         self._cursor = page.cursor
         if self._clock.monotonic() >= self._next_bound_s:
             self._next_bound_s = self._clock.monotonic() + _BOUND_EVERY_S
-            self.bound()
+            self.enforce_limits()
         return len(page.items)
 
     def run(self, stop: Event) -> None:
@@ -116,9 +116,9 @@ class Window:
         while not stop.is_set():
             try:
                 self.step(wait_s=0.25)
-                self.trouble = ""
+                self.error = ""
             except (Unreachable, StorageFull) as error:
-                self.trouble = str(error)
+                self.error = str(error)
                 _log.warning("window_waits", error=str(error), retry_in_s=_RETRY_PAUSE_S)
                 self._clock.wait(stop, _RETRY_PAUSE_S)
 
@@ -130,9 +130,9 @@ class Window:
         for item in items:
             if isinstance(item, Stored):
                 if (
-                    self._wanted is not None
+                    self._include is not None
                     and item.chunk is not None
-                    and not self._wanted(item.chunk.meta)
+                    and not self._include(item.chunk.meta)
                 ):
                     continue
                 if placeholders := self._placeholders(item.frame):
@@ -185,13 +185,13 @@ class Window:
 
     def _replay_returned(self, candidates: Sequence[Candidate]) -> None:
         """Replay chunks quarantined here that the remote replayed; expired ones stay removed."""
-        known = self.local.known
+        lookup = self.local.lookup
         returned: dict[tuple[uuid.UUID, int], Candidate] = {}
         with disk("reading the window"):
             for candidate in candidates:
                 frame = candidate.frame
-                crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
-                if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
+                crcs = lookup.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+                if frame.body_crc in crcs and not lookup.is_stored(frame.session, frame.chunk_no):
                     returned[frame.session, frame.chunk_no] = candidate
         after = 0
         while returned and (page := self.local.quarantined(after_id=after)):
@@ -209,7 +209,7 @@ class Window:
 
     # --- bounds -----------------------------------------------------------------------------------
 
-    def bound(self) -> int:
+    def enforce_limits(self) -> int:
         """Drop chunks beyond the limits; return how many were dropped."""
         before_s = 0.0 if self._keep_s is None else self._clock.now() - self._keep_s
         if self._max_steps is not None or self._max_bytes is not None:

@@ -67,14 +67,18 @@ def create_kafka(location: Location, *, partitions: int | None = None, replicati
             "use only one of the two"
         )
     kafka = kafka_library()
-    last_error = LastError(config)
-    admin = _admin(kafka, config, last_error)
     in_sync = {"min.insync.replicas": str(max(1, replication - 1))}
     requested = partitions or config.partitions or _DEFAULT_PARTITIONS
     topic = kafka.admin.NewTopic(config.topic, requested, replication, config=in_sync)
+    last_error = LastError(config)
     try:
-        future = admin.create_topics([topic], request_timeout=config.open_timeout_s)[config.topic]
-        _result(admin, future, last_error, doing=_CREATING, timeout_s=config.open_timeout_s)
+        _admin_request(
+            kafka,
+            config,
+            last_error,
+            doing=_CREATING,
+            call=lambda admin: admin.create_topics([topic], request_timeout=config.open_timeout_s),
+        )
     except kafka.KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
             raise last_error.explained(_CREATING, error.args[0], at_start=True) from None
@@ -124,7 +128,7 @@ class KafkaStream:
         try:
             counts = _newest_counts(kafka, config, existing, bounds=self._bounds)
             if others := counts - {self.count}:
-                raise changed_count(config.topic, held=min(others), count=self.count)
+                raise changed_count(config.topic, old_count=min(others), count=self.count)
         except BaseException:
             self._bounds.close()
             raise
@@ -172,37 +176,51 @@ class KafkaStream:
         self.close()
 
 
-def _admin(kafka: Any, config: KafkaConfig, last_error: LastError) -> Any:
+def _admin_request(
+    kafka: Any,
+    config: KafkaConfig,
+    last_error: LastError,
+    *,
+    doing: str,
+    call: Callable[[Any], Any],
+) -> Any:
+    """The result of an admin request; raises at once if access is denied, else on timeout."""
     try:
-        return kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
+        admin = kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
     except kafka.KafkaException as error:
         raise ConfigError(
             f"the Kafka library rejects the settings: {error.args[0].str()}; correct the address"
         ) from None
-
-
-def _result(admin: Any, future: Any, last_error: LastError, *, doing: str, timeout_s: float) -> Any:
-    """The result of an admin request; raises at once when access is denied, else on timeout."""
-    slices = max(1, round(timeout_s / _POLL_SLICE_S))
-    for number in range(slices):
-        try:
-            return future.result(timeout=_POLL_SLICE_S)
-        except NotYet:
-            admin.poll(0.0)
-            # A denied login is final; a broker that is shutting down may send garbled responses.
-            tolerated_s = 0.0 if last_error.condition == "_AUTHENTICATION" else _PROTOCOL_ERROR_S
-            if last_error.condition and number * _POLL_SLICE_S >= tolerated_s:
-                break
+    try:
+        future = call(admin)[config.topic]
+        for number in range(max(1, round(config.open_timeout_s / _POLL_SLICE_S))):
+            try:
+                return future.result(timeout=_POLL_SLICE_S)
+            except NotYet:
+                admin.poll(0.0)
+                # A denied login is final; a broker that shuts down may send garbled responses.
+                is_login = last_error.condition == "_AUTHENTICATION"
+                tolerated_s = 0.0 if is_login else _PROTOCOL_ERROR_S
+                if last_error.condition and number * _POLL_SLICE_S >= tolerated_s:
+                    break
+    finally:
+        # Freed here, not with the traceback of an error: the garbage collector may run in the
+        # client's own thread, and the library aborts the process if it is freed there.
+        del admin
     raise last_error.explained(doing, at_start=True)
 
 
 def _describe(kafka: Any, config: KafkaConfig, last_error: LastError) -> tuple[str, int]:
     """The topic's id and its number of partitions."""
-    admin = _admin(kafka, config, last_error)
     topics = kafka.TopicCollection([config.topic])
-    future = admin.describe_topics(topics, request_timeout=config.open_timeout_s)[config.topic]
     try:
-        topic = _result(admin, future, last_error, doing=_OPENING, timeout_s=config.open_timeout_s)
+        topic = _admin_request(
+            kafka,
+            config,
+            last_error,
+            doing=_OPENING,
+            call=lambda admin: admin.describe_topics(topics, request_timeout=config.open_timeout_s),
+        )
     except kafka.KafkaException as error:
         raise last_error.explained(_OPENING, error.args[0], at_start=True) from None
     return str(topic.topic_id).replace("+", "-").replace("/", "_"), len(topic.partitions)
@@ -430,28 +448,28 @@ class _Sender:
 
 
 def position_text(offset: int, count: int) -> Position:
-    """The position after a record; includes the partition count, to detect a change of it."""
+    """The position after a record: offset and partition count, so a changed count is detected."""
     return Position(f"{offset}/{count}")
 
 
 def offset_after(position: Position, count: int, *, topic: str) -> int:
     """The next offset to read; ConfigError when the position has another partition count."""
-    offset, _, held = position.partition("/")
-    if not (offset.removeprefix("-").isdigit() and held.isdigit()):
+    offset, _, old_count = position.partition("/")
+    if not (offset.removeprefix("-").isdigit() and old_count.isdigit()):
         raise ConfigError(
             f"{position!r} is not a position of a Kafka stream; expected OFFSET/PARTITIONS"
         )
-    if int(held) != count:
-        raise changed_count(topic, held=int(held), count=count)
+    if int(old_count) != count:
+        raise changed_count(topic, old_count=int(old_count), count=count)
     return int(offset) + 1
 
 
-def changed_count(topic: str, *, held: int, count: int) -> ConfigError:
+def changed_count(topic: str, *, old_count: int, count: int) -> ConfigError:
     """The error for a changed number of partitions, which would move sessions between them."""
     return ConfigError(
         f"topic {topic!r} is used with {count} partitions, but its sessions are spread over "
-        f"{held}, so they would move between partitions; add partitions={held} to the address to "
-        "continue as before, or create a new topic"
+        f"{old_count}, so they would move between partitions; add partitions={old_count} to the "
+        "address to continue as before, or create a new topic"
     )
 
 
@@ -540,14 +558,14 @@ class PartitionReader:
                     self._refresh_end()
             if message is None and self._place < self._end:
                 return self._next_existing()
-            left_s = deadline_s - self._clock.monotonic()
-            if message is None and left_s <= 0:
+            remaining_s = deadline_s - self._clock.monotonic()
+            if message is None and remaining_s <= 0:
                 return None
-            message = message or self._next(min(left_s, _POLL_SLICE_S))
+            message = message or self._next(min(remaining_s, _POLL_SLICE_S))
         return message
 
     def _next_existing(self) -> Any:
-        """The next existing record; Unreachable on timeout; None: only gaps up to the end."""
+        """The next existing record; None if only gaps remain. Unreachable on timeout."""
         give_up_s = self._clock.monotonic() + self._config.timeout_s
         while not self._closed.is_set() and self._place < self._end:
             if (message := self._next(_POLL_SLICE_S)) is not None:

@@ -62,9 +62,9 @@ class KafkaConfig:
             or not _LETTERS.issuperset(self.topic)
             or self.topic in (".", "..")
         ):
-            shown = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
+            topic = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
             raise ConfigError(
-                f"{shown!r} is not a valid topic name; write {FORM}, with a TOPIC of 1 to 249 "
+                f"{topic!r} is not a valid topic name; write {FORM}, with a TOPIC of 1 to 249 "
                 "characters from A-Z a-z 0-9 . _ -"
             )
         if self.topic in _INTERNAL_TOPICS:
@@ -97,11 +97,11 @@ class KafkaConfig:
 
     @property
     def where(self) -> str:
-        """The brokers, for messages."""
+        """The brokers as text, for error messages."""
         return ", ".join(self.servers)
 
     def client(self) -> dict[str, Any]:
-        """Settings shared by all clients of the library."""
+        """confluent-kafka settings that producer, consumer and admin client share."""
         protocol = ("SASL_" if self.credentials else "") + ("SSL" if self.tls else "PLAINTEXT")
         settings: dict[str, Any] = {
             "bootstrap.servers": ",".join(self.servers),
@@ -168,7 +168,7 @@ _OPTIONS = frozenset(field.name for field in fields(KafkaConfig)) - {"servers", 
 
 def kafka_config(location: Location) -> KafkaConfig:
     """Parse a `kafka://` address; ConfigError for an unknown option or a missing file."""
-    location.refuse_others(_OPTIONS)
+    location.check_options(_OPTIONS)
     if not location.hosts or not location.path:
         raise ConfigError(
             f"kafka:// lacks {'a topic' if location.hosts else 'a broker'}; write {FORM}"
@@ -185,7 +185,7 @@ def kafka_config(location: Location) -> KafkaConfig:
         tls=location.flag("tls"),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
-        partitions=location.whole("partitions", 0, most=100_000),
+        partitions=location.integer("partitions", 0, most=100_000),
         timeout_s=location.number("timeout_s", 5.0, least=0.1, most=300.0),
         open_timeout_s=location.number("open_timeout_s", 10.0, least=0.1, most=300.0),
         queue_mb=location.number("queue_mb", 64.0, least=1.0, most=2000.0),
@@ -314,8 +314,8 @@ _RETRY_PAUSE_S = 0.05
 _REQUEST_TIMEOUT_S = 1.0
 
 
-def _slice_s(left_s: float) -> float:
-    return min(_REQUEST_TIMEOUT_S, max(_RETRY_PAUSE_S, left_s))
+def _slice_s(remaining_s: float) -> float:
+    return min(_REQUEST_TIMEOUT_S, max(_RETRY_PAUSE_S, remaining_s))
 
 
 class OffsetBounds:
@@ -334,22 +334,24 @@ class OffsetBounds:
         partition = self._kafka.TopicPartition(self._config.topic, number)
         give_up_s = time.monotonic() + timeout_s
         while True:
-            left_s = give_up_s - time.monotonic()
+            remaining_s = give_up_s - time.monotonic()
             try:
-                first, end = consumer.get_watermark_offsets(partition, timeout=_slice_s(left_s))
+                first, end = consumer.get_watermark_offsets(
+                    partition, timeout=_slice_s(remaining_s)
+                )
                 self._last_error.clear()
                 return int(first), int(end)
             except self._kafka.KafkaException as error:
                 consumer.poll(0.0)  # error callbacks run only during a poll
                 # A leader election, or a topic that some brokers do not know yet, resolves itself.
                 is_unauthorized = error.args[0].name().endswith("_AUTHORIZATION_FAILED")
-                if left_s < 2 * _RETRY_PAUSE_S or is_unauthorized:
+                if remaining_s < 2 * _RETRY_PAUSE_S or is_unauthorized:
                     raise self._last_error.explained(
                         "reading", error.args[0], at_start=at_start
                     ) from None
                 # Refresh the metadata: by itself the library keeps asking the former leader.
                 with contextlib.suppress(self._kafka.KafkaException):
-                    consumer.list_topics(self._config.topic, timeout=_slice_s(left_s))
+                    consumer.list_topics(self._config.topic, timeout=_slice_s(remaining_s))
                 time.sleep(_RETRY_PAUSE_S)
 
     def _client(self) -> Any:
@@ -361,7 +363,7 @@ class OffsetBounds:
             return self._consumer
 
     def close(self) -> None:
-        """Close the connection; no further requests follow."""
+        """Close the connection; the caller sends no requests afterwards."""
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()

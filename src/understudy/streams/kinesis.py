@@ -28,10 +28,10 @@ from understudy.streams.kinesis_client import (
 )
 
 _log = structlog.get_logger("understudy.streams.kinesis")
-MOST_RECORDS = 500
-MOST_BYTES = 5 * 1024 * 1024
+MAX_RECORDS = 500
+MAX_BYTES = 5 * 1024 * 1024
 """Limits of one PutRecords call; newer AWS documentation allows 10 MiB, older only this."""
-_LEAST_SIZE = MOST_BYTES // MOST_RECORDS
+_LEAST_SIZE = MAX_BYTES // MAX_RECORDS
 """Minimum size counted per record, so that the byte limit also limits the number of records."""
 _ACTIVE_S = 60.0
 _STATUS_POLL_S = 0.1
@@ -66,7 +66,7 @@ class KinesisStream:
         self._readers: dict[str, ShardReader] = {}
         self._lock = threading.Lock()
         self._group = GroupCommit[Sequence[_Put], Sequence[CallFailed | None]](
-            self._put, size=lambda puts: sum(map(_size, puts)), most=MOST_BYTES
+            self._put, size=lambda puts: sum(map(_size, puts)), most=MAX_BYTES
         )
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
@@ -89,27 +89,27 @@ class KinesisStream:
     def _append_with_retries(self, puts: Sequence[_Put]) -> Sequence[Ack]:
         """Put records that fit into one call; retry failed ones, unchanged, for `append_s`."""
         outcomes = [Ack(True)] * len(puts)
-        left = list(range(len(puts)))
+        pending = list(range(len(puts)))
         give_up_s = self._clock.monotonic() + self._config.append_s
         attempt = 0
-        while left:
-            failures = self._group.submit([puts[number] for number in left])
+        while pending:
+            failures = self._group.submit([puts[number] for number in pending])
             failed = [
                 (number, failure)
-                for number, failure in zip(left, failures, strict=True)
+                for number, failure in zip(pending, failures, strict=True)
                 if failure is not None
             ]
             attempt += 1
             pause = pause_s(attempt, self._api.rng)
             is_over = self._clock.monotonic() + pause >= give_up_s or self._closed.is_set()
-            left = []
+            pending = []
             for number, failure in failed:
                 if failure.retry_helps and not is_over:
-                    left.append(number)
+                    pending.append(number)
                 else:
                     error = str(failure.to_error(self._config))
                     outcomes[number] = Ack(False, retry_after_s=_RETRY_AFTER_S, error=error)
-            if left:
+            if pending:
                 # Wait here, outside the shared call, so that appends to other shards continue.
                 self._clock.wait(self._closed, pause)
         return outcomes
@@ -184,7 +184,7 @@ def _calls(puts: Mapping[int, _Put]) -> Iterator[list[int]]:
     numbers: list[int] = []
     total = 0
     for number, put in puts.items():
-        if numbers and total + _size(put) > MOST_BYTES:
+        if numbers and total + _size(put) > MAX_BYTES:
             yield numbers
             numbers = []
             total = 0
@@ -330,12 +330,12 @@ class ShardList:
 def parents_first(shards: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
     """Shard ids with their parents, parents before children; expired parents are omitted."""
     names = sorted(str(shard["ShardId"]) for shard in shards)
-    known = set(names)
+    listed = set(names)
     parents_of = {
         str(shard["ShardId"]): tuple(
             str(parent)
             for parent in (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
-            if parent in known and parent != shard["ShardId"]
+            if parent in listed and parent != shard["ShardId"]
         )
         for shard in shards
     }

@@ -89,7 +89,7 @@ class KinesisConfig:
 
 def kinesis_config(location: Location) -> KinesisConfig:
     """Parse a `kinesis://` address; ConfigError for invalid settings."""
-    location.refuse_others(
+    location.check_options(
         [field.name for field in fields(KinesisConfig) if field.name != "stream"]
     )
     if len(location.hosts) != 1 or location.hosts[0][1] is not None or location.path:
@@ -346,5 +346,5 @@ def _client(config: KinesisConfig) -> Any:
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(
             f"invalid AWS settings for Kinesis stream {config.stream!r}: {error}; correct the "
-            f"address, or {config.keys_from}"
+            f"address, or the keys from {config.keys_from}"
         ) from None

@@ -182,7 +182,7 @@ class AlgorithmContract:
                 value = getattr(settings, field.name)
                 ends = (value.start, value.end) if isinstance(value, Schedule) else (value,)
                 if isinstance(limits, Range):
-                    assert limits.says
+                    assert limits.description
                     assert all(limits.low <= number <= limits.high for number in ends), field.name
 
 

@@ -138,7 +138,7 @@ class EnvInfo:
     is_builtin: bool
 
 
-def look_at(choice: GameChoice) -> EnvInfo:
+def inspect_env(choice: GameChoice) -> EnvInfo:
     """Create one env and inspect it."""
     envs = choice.make(1)
     try:

@@ -14,7 +14,7 @@ from understudy.core.errors import ConfigError
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 from understudy.nn.policy import Policy
-from understudy.training.env_info import EnvInfo, GameChoice, choice_of, look_at
+from understudy.training.env_info import EnvInfo, GameChoice, choice_of, inspect_env
 from understudy.training.folder import RunFolder, seed_folders
 
 WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
@@ -74,7 +74,7 @@ class EvaluationResult:
     high: float | None
     mean: float
     episodes: int
-    """Episodes per seed."""
+    """Episodes per set of seeds."""
     seeds: int
     runs: int
     played: int
@@ -115,7 +115,7 @@ def evaluate_run(
         facts = folder.facts()
         played = folder.policy(policy)
         choice = choice_of(facts, None if game is None else GameChoice(game=game))
-        env_info = look_at(choice)
+        env_info = inspect_env(choice)
         if env_info.spec.schema != played.game.schema:
             raise ConfigError(
                 f"the spaces of {choice.name} differ from those {folder.root} was trained on; "

@@ -243,7 +243,10 @@ def _read_policy(path: Path) -> Policy:
 
 
 def _cells(row: Mapping[str, float]) -> list[str]:
-    """Counts in full, measurements to eight digits."""
+    """A row of the curve as text: whole numbers in full, others to eight digits.
+
+    The ends of an unknown interval are empty.
+    """
     texts = {
         name: str(int(row[name])) if float(row[name]).is_integer() else f"{row[name]:.8g}"
         for name in CURVE
@@ -254,9 +257,9 @@ def _cells(row: Mapping[str, float]) -> list[str]:
 def default_folder(parent: Path, game: str, algorithm: str) -> Path:
     """`parent/GAME-ALGORITHM-N` with the first free N, starting at 1."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", f"{game}-{algorithm.rpartition(':')[2].lower()}")
-    taken = {path.name for path in parent.iterdir()} if parent.is_dir() else set()
+    existing = {path.name for path in parent.iterdir()} if parent.is_dir() else set()
     number = 1
-    while f"{stem}-{number}" in taken:
+    while f"{stem}-{number}" in existing:
         number += 1
     return parent / f"{stem}-{number}"
 

@@ -99,7 +99,7 @@ def _number(item: Stored | Forgotten) -> int:
 def stored_chunks(store: "LocalStore | StoreView", ids: set[ChunkId]) -> dict[ChunkId, Chunk]:
     """Chunks of a store by id, read from the oldest of them; missing ones are omitted."""
     chunks: dict[ChunkId, Chunk] = {}
-    cursor = store.behind(ids)
+    cursor = store.cursor_before(ids)
     while len(chunks) < len(ids):
         page = store.tail(cursor, max_items=1024, wait_s=0.0)
         if not page.items:

@@ -45,7 +45,11 @@ class FromStore:
         learn_from: Sequence[str] = ("granted",),
         only_people: bool = False,
     ) -> None:
-        """`only_people`: skip episodes in which a bot or a script decided, for cloning."""
+        """`only_people`: use only episodes in which every decision is of a person or unknown.
+
+        The learner service sets it for cloning. `train --algorithm bc --from-store` does not, and
+        clones every decision in the store.
+        """
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError(
                 "an on-policy algorithm learns from its own rollouts and cannot train from a "
@@ -157,7 +161,7 @@ class FromStore:
                     for session, player in self._owners.items()
                     if tombstone_of(player) == item.player
                 }
-                keys = [key for key in self._replay.held() if key[0] in owned]
+                keys = [key for key in self._replay.chunk_ids() if key[0] in owned]
             for session, number in keys:
                 self._replay.evict(session, number)
             return
@@ -199,9 +203,9 @@ class FromStore:
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The learner's state and the position in the store; never a player's rows."""
         arrays, facts = self.learner.checkpoint()
-        held = {session for session, _ in self._replay.held()}
+        sessions = {session for session, _ in self._replay.chunk_ids()}
         self._owners = {
-            session: player for session, player in self._owners.items() if session in held
+            session: player for session, player in self._owners.items() if session in sessions
         }
         return arrays, facts | {
             "position": self.position.to_json(),
@@ -232,7 +236,7 @@ class FromStore:
 
 
 def people_in(chunk: Chunk) -> Chunk | None:
-    """The chunk without episodes in which a bot or script decided; None if none remain."""
+    """The episodes in which each decision is of a person or unknown; None if there are none."""
     if chunk.meta.kind == "actor":
         return None
     by = chunk.columns.get("by")

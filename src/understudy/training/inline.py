@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.act.actor import Actor, Collected, ladder
+from understudy.act.actor import Actor, Collected, epsilon_ladder
 from understudy.backends.local import open_local_store
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, LearningFailed, Refused
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import Chunk, ChunkId, chunk_name, chunk_of
 from understudy.experience.frame import decode_frame
 from understudy.experience.game import GameSpec
@@ -44,7 +44,7 @@ class _OneGame:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return self._game if (game, schema) == (self._game.game, self._game.schema) else None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return game == self._game.game
 
 
@@ -67,9 +67,9 @@ class RunStore:
         """Make everything durable; a chunk already stored before a kill is stored once."""
         now_s = int(self._clock.now())
         for at in range(0, len(self._waiting), _WRITE_CHUNKS):
-            part = self._waiting[at : at + _WRITE_CHUNKS]
+            batch = self._waiting[at : at + _WRITE_CHUNKS]
             candidates = [
-                Candidate(chunk.frame().stamped(_NO_PLAYER, now_s), chunk) for chunk in part
+                Candidate(chunk.frame().stamped(_NO_PLAYER, now_s), chunk) for chunk in batch
             ]
             self._store.write(WriteBatch(_PARTITION, self._claim.epoch, None, candidates))
         self._waiting = []
@@ -229,7 +229,7 @@ class Inline:
         explore: Any = None
         if policy.head.kind == "epsilon_greedy":
             if self._config.has_ladder:
-                explore = ladder(self._actor.num_envs)
+                explore = epsilon_ladder(self._actor.num_envs)
             else:
                 explore = float(self.learner.knobs_at(self.progress)["epsilon"])
         return self._actor.collect(policy, self._config.collect, round_no=round_no, explore=explore)
@@ -281,7 +281,7 @@ class Inline:
             arrays, facts, self._history.read if self._history is not None else lambda _: iter(())
         )
         if "actor" in facts:
-            self._actor.restore(part(arrays, "actor"), facts["actor"])
+            self._actor.restore(arrays_under(arrays, "actor"), facts["actor"])
         self._round = facts["round"]
         self.steps = facts["env_steps"]
         self.policy = self.learner.current()

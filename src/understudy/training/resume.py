@@ -18,7 +18,7 @@ from understudy.training.settings import (
     TrainRequest,
     algorithm_name,
     check_until,
-    filled,
+    fill_resolver,
     read_preset,
     requested_algorithm,
 )
@@ -75,7 +75,7 @@ def _differences(
             yield "from_store", facts["from_store"], str(folder)
     if isinstance(request.network, NetworkSpec) and settings.config.network != request.network:
         yield "network", "another one", "this one"
-    resolver = filled(
+    resolver = fill_resolver(
         Resolver(settings.algorithm, settings.algorithm_type), request, request.preset
     )
     for section, values in resolver.values().items():

@@ -24,8 +24,8 @@ from understudy.core.settings import (
     Leaf,
     Schedule,
     check_value,
-    find,
-    load,
+    find_value,
+    load_object,
     parse_text,
     setting,
     toml_text,
@@ -50,20 +50,20 @@ ALGORITHMS: Mapping[str, str] = {
 def algorithm_class(name: str | type) -> Any:
     """The class for a short name or an import path; ConfigError suggests the closest name."""
     algorithm = (
-        load(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS)
+        load_object(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS)
         if isinstance(name, str)
         else name
     )
     for part in ("Config", "Knobs"):
         if not dataclasses.is_dataclass(getattr(algorithm, part, None)):
             raise ConfigError(
-                f"algorithm {name!r} has no dataclass {part}; give a class that implements "
-                "understudy.algorithm"
+                f"algorithm {name!r} has no dataclass `{part}`; see the protocol "
+                "understudy.algorithm.Algorithm"
             )
     return algorithm
 
 
-def described(name: str) -> Any:
+def describe_algorithm(name: str) -> Any:
     """The settings of `algorithm_class(name)` for a short name, read from the source code.
 
     Importing an algorithm imports JAX, which takes seconds; checking and listing settings does
@@ -104,7 +104,7 @@ def algorithm_name(algorithm: str | type) -> str:
         if isinstance(algorithm, str)
         else f"{algorithm.__module__}:{algorithm.__qualname__}"
     )
-    return next((short for short, known in ALGORITHMS.items() if known == path), path)
+    return next((short for short, import_path in ALGORITHMS.items() if import_path == path), path)
 
 
 # --- Settings -------------------------------------------------------------------------------------
@@ -224,12 +224,15 @@ class Resolver:
     )
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Add a preset or file; from another algorithm's, only the sections run and learner."""
+        """Add the settings of a preset or file.
+
+        If it is for another algorithm, only its sections `run` and `learner` are used.
+        """
         same = fields.get("algorithm", self.algorithm) == self.algorithm
         for section in SECTIONS if same else ("run", "learner"):
-            known = _field_names(self._types()[section])
+            names = _field_names(self._types()[section])
             for name, value in fields.get(section, {}).items():
-                if name not in known:
+                if name not in names:
                     raise self._unknown(name)
                 self.collected[section][name] = value
 
@@ -247,7 +250,7 @@ class Resolver:
         for section, part in self._types().items():
             for setting_field in dataclasses.fields(part):
                 leaf = _leaf(setting_field)
-                if variable := find(leaf, {}, environ):
+                if variable := find_value(leaf, {}, environ):
                     text, origin = variable
                     self.collected[section][leaf.name] = self._checked(
                         section, leaf, parse_text(leaf, text), origin=origin
@@ -344,14 +347,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return _parsed(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
+        raise ConfigError(
+            f"the settings file {path} cannot be read: {error}; pass a readable TOML file"
+        ) from None
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not TOML: {error}") from None
+        raise ConfigError(f"{name} is not TOML: {error}; correct it there") from None
     if unknown := fields.keys() - {"algorithm", *SECTIONS}:
         raise ConfigError(
             f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, "
@@ -440,9 +445,13 @@ def check_request(request: TrainRequest) -> None:
     algorithm = requested_algorithm(request)
     name = algorithm_name(algorithm)
     chosen = (
-        described(name) if name in ALGORITHMS else None if isinstance(algorithm, str) else algorithm
+        describe_algorithm(name)
+        if name in ALGORITHMS
+        else None
+        if isinstance(algorithm, str)
+        else algorithm
     )
-    filled(Resolver(name, chosen), request, request.preset, with_environment=True).values()
+    fill_resolver(Resolver(name, chosen), request, request.preset, with_environment=True).values()
 
 
 def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
@@ -451,7 +460,7 @@ def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
     name = algorithm_name(algorithm)
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
     preset = request.preset or default_preset(name, game)
-    settings = filled(resolver, request, preset, with_environment=True).settings()
+    settings = fill_resolver(resolver, request, preset, with_environment=True).settings()
     return (
         settings
         if not isinstance(request.network, NetworkSpec)
@@ -459,7 +468,7 @@ def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
     )
 
 
-def filled(
+def fill_resolver(
     resolver: Resolver, request: TrainRequest, preset: str | None, *, with_environment: bool = False
 ) -> Resolver:
     """Add preset, file, environment and single settings to the resolver; later sources win."""

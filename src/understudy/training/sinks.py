@@ -246,7 +246,7 @@ class Feeds:
         return [feed.warning for feed in self.feeds if feed.warning]
 
 
-def both(*listeners: OnEvent | None) -> OnEvent:
+def call_all(*listeners: OnEvent | None) -> OnEvent:
     """One listener that calls all of them; returns Stop if any of them does."""
     present = [listener for listener in listeners if listener is not None]
 

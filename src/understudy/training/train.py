@@ -17,14 +17,14 @@ from understudy.backends.local import has_store, open_view
 from understudy.core.errors import ConfigError, GameFailed, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import game_name_of_env
-from understudy.core.settings import load
+from understudy.core.settings import load_object
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.learn.compile_cache import use_compile_cache
 from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
-from understudy.training.env_info import EnvInfo, GameChoice, choice_of, look_at
+from understudy.training.env_info import EnvInfo, GameChoice, choice_of, inspect_env
 from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
 from understudy.training.events import InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
@@ -46,7 +46,7 @@ from understudy.training.settings import (
     resolve,
     with_network,
 )
-from understudy.training.sinks import Feed, Feeds, both, sinks_named
+from understudy.training.sinks import Feed, Feeds, call_all, sinks_named
 from understudy.training.video import check_video, film
 
 if TYPE_CHECKING:
@@ -128,8 +128,9 @@ def train(
     on_event: OnEvent | None = None,
     options: TrainOptions | None = None,
 ) -> Run:
-    """Train a policy and return it with its run's folder; `understudy train --help` has the words.
+    """Train a policy; return it with its run's folder.
 
+    `understudy train --help` describes the options.
     `game` is a Gymnasium id, an env (which is copied and never modified) or a function that
     creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings` are
     single settings by name, as `understudy train --list` shows them; `steps` overrides its entry.
@@ -160,7 +161,7 @@ def train(
     if options.video:
         check_video(_choice_in(folder, choice))
     feeds = Feeds([Feed(name, open_sink) for name, open_sink in sinks.items()])
-    listener = _Listener(both(feeds, on_event), started_s)
+    listener = _Listener(call_all(feeds, on_event), started_s)
     try:
         if resume and folder is None:
             raise ConfigError(
@@ -208,7 +209,7 @@ def network_from(network: Any) -> NetworkSpec | tuple[int, ...] | None:
     if network is None or isinstance(network, NetworkSpec):
         return network
     if isinstance(network, str) and ":" in network:
-        spec = load(network, what="network")
+        spec = load_object(network, what="network")
         if not isinstance(spec, NetworkSpec):
             raise ConfigError(
                 f"network {network!r} is a {type(spec).__name__}; give the import path of a "
@@ -239,7 +240,7 @@ def _start_run(
     env_info = None
     store = None
     if request.from_store is None:
-        env_info = look_at(choice)
+        env_info = inspect_env(choice)
         spec = env_info.spec
     else:
         store = store_folder(request.from_store)
@@ -309,7 +310,7 @@ def _resume_run(
             # Episodes restart, so their chunks need new ids.
             facts["starts"] += 1
             folder.write_json("run.json", facts)
-        env_info = look_at(choice) if facts["from_store"] is None else None
+        env_info = inspect_env(choice) if facts["from_store"] is None else None
         if env_info is not None and env_info.spec.schema != facts["schema"]:
             raise ConfigError(
                 f"the spaces of {choice.name} have changed since {folder.root} was started; resume "
@@ -367,7 +368,7 @@ def _run(
             evaluator = Evaluator(None)
             installed = None
             with contextlib.suppress(ConfigError, GameFailed):
-                installed = look_at(choice)
+                installed = inspect_env(choice)
             # Evaluated only if the game is installed, works, and matches what was recorded.
             if installed is not None and installed.spec.schema == spec.schema:
                 evaluator = make_evaluator(choice, installed, settings.run.eval_episodes, opened)
@@ -450,20 +451,20 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
 
 def matching_weights(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> InitFrom:
     """Match another run's weights to this network; ConfigError if no kernel has the same shape."""
-    theirs = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
-    ours = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
-    fit = [name for name, shape in ours.items() if theirs.get(name) == shape]
+    run_shapes = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
+    shapes = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
+    fit = [name for name, shape in shapes.items() if run_shapes.get(name) == shape]
     # Biases fit almost any network, so they do not count.
     kernels = [name for name, shape in network.shapes().items() if len(shape) > 1]
     if not set(kernels) & set(fit):
         first = kernels[0]
-        got = f"is {theirs[first]} in that run" if first in theirs else "does not exist in that run"
+        got = f"is {run_shapes[first]} there" if first in run_shapes else "does not exist there"
         raise ConfigError(
-            f"no kernel of {run} fits this network: {first} {got}, and this network needs "
-            f"{ours[first]}; start from a run of the same game, and use the algorithm and widths "
-            "of its preset.toml (--algorithm, --network 64,64)"
+            f"cannot start from {run}: none of its weight matrices has the shape that this network "
+            f"needs ({first} {got}, and {shapes[first]} here); choose a run of the same game, and "
+            f"use --algorithm and --network as in {run}/preset.toml"
         )
-    return InitFrom(run=run, fit=fit, new=[name for name in ours if name not in fit])
+    return InitFrom(run=run, fit=fit, new=[name for name in shapes if name not in fit])
 
 
 # --- Training from a store ------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class TrainingJob:
                 f"updates are still not finite after {self.restores - 1} restores; check the "
                 "rewards and observations of the reported chunks, or lower learning_rate"
             )
-        self.engine.learner.go_back(checkpoint.arrays)
+        self.engine.learner.restore_weights(checkpoint.arrays)
         self.engine.policy = self.engine.learner.publish()
         what = (
             f"too many updates in a row were not finite: weights of step {checkpoint.env_steps} "

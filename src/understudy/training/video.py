@@ -28,24 +28,24 @@ MAX_FRAMES = 1_500
 Env = gymnasium.Env[Any, Any]
 
 
-def check_video(choice: GameChoice, *, asked: str = "video") -> None:
+def check_video(choice: GameChoice, *, option: str = "video") -> None:
     """ConfigError or MissingExtra if this game cannot be filmed; called before a run starts.
 
-    `asked` names the flag or parameter that requested videos, for the message.
+    `option` names the flag or parameter that requested videos, for the message.
     """
-    with rendering(choice, asked=asked) as env:
+    with open_rendering_env(choice, option=option) as env:
         env.reset(seed=0)
-        frame_of(env, choice, asked=asked)
+        frame_of(env, choice, option=option)
         _small(np.zeros((2, 2, 3), np.uint8))
 
 
 def film(
-    choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int], asked: str = "video"
+    choice: GameChoice, policy: Policy, folder: Path, *, seeds: Sequence[int], option: str = "video"
 ) -> list[Path]:
     """Write one GIF per seed into the folder; a file is complete or does not exist."""
     make_folder(folder.absolute())
     paths = []
-    with rendering(choice, asked=asked) as env:
+    with open_rendering_env(choice, option=option) as env:
         fps = float(env.metadata.get("render_fps") or 30.0)
         every = max(1, round(fps / MAX_FPS))  # keeps one frame in `every`
         shown_ms = round(1000 / (fps / every))
@@ -61,7 +61,7 @@ def film(
 
 
 @contextlib.contextmanager
-def rendering(choice: GameChoice, *, asked: str = "video") -> Iterator[Env]:
+def open_rendering_env(choice: GameChoice, *, option: str = "video") -> Iterator[Env]:
     """An env that renders arrays; ConfigError or MissingExtra if the game has none."""
     if choice.is_named:
         choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})
@@ -70,13 +70,13 @@ def rendering(choice: GameChoice, *, asked: str = "video") -> Iterator[Env]:
         if not isinstance(envs, SyncVectorEnv) or mode != "rgb_array":
             raise ConfigError(
                 f"{choice.name} does not render arrays (its render_mode is {mode!r}); create it "
-                f"with render_mode='rgb_array', or omit {asked}"
+                f"with render_mode='rgb_array', or omit {option}"
             )
         try:
             yield envs.envs[0]
         except (DependencyNotInstalled, ImportError) as error:
             raise MissingExtra(
-                f"{choice.name} cannot be filmed: {error}; {_install(error)}, or omit {asked}"
+                f"{choice.name} cannot be filmed: {error}; {_install(error)}, or omit {option}"
             ) from error
 
 
@@ -89,7 +89,7 @@ def _install(error: Exception) -> str:
     return f"run `pip install {package}`" if package else "install the package"
 
 
-def frame_of(env: Env, choice: GameChoice, *, asked: str = "video") -> Array:
+def frame_of(env: Env, choice: GameChoice, *, option: str = "video") -> Array:
     """The env's current frame, uint8[height, width, 3]."""
     frame = env.render()
     if (
@@ -101,7 +101,7 @@ def frame_of(env: Env, choice: GameChoice, *, asked: str = "video") -> Array:
         raise ConfigError(
             f"{choice.name} cannot be filmed: render() returned "
             f"{getattr(frame, 'shape', type(frame).__name__)}, expected "
-            f"uint8[height, width, 3]; omit {asked}"
+            f"uint8[height, width, 3]; omit {option}"
         )
     return frame
 

@@ -121,7 +121,7 @@ class Bc:
         (loss, logp), grads = loss_of(flat.unpack(self.network, weights), batch, knobs)
         gradient = flat.pack(self.network, grads)
         move, optimiser = self._adam.update(gradient, state.optimiser)
-        decay = knobs["weight_decay"] * flat.kernels(self.network)
+        decay = knobs["weight_decay"] * flat.kernel_mask(self.network)
         updated = weights - knobs["learning_rate"] * (move + decay * weights)
         norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "likelihood": jnp.exp(logp).mean()}

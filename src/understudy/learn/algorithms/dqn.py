@@ -161,8 +161,8 @@ class Dqn:
 
     def _loss(self, weights: Any, target: Any, batch: Batch) -> tuple[Any, Any]:
         q = networks.apply(self.network, weights, batch.obs)["q"]  # float32[batch, actions]
-        taken = jnp.take_along_axis(q, batch.action[:, None], axis=1)[:, 0]
-        error = jax.lax.stop_gradient(self._td_target(weights, target, batch)) - taken
+        q_taken = jnp.take_along_axis(q, batch.action[:, None], axis=1)[:, 0]
+        error = jax.lax.stop_gradient(self._td_target(weights, target, batch)) - q_taken
         size = jnp.abs(error)
         small = jnp.minimum(size, 1.0)  # squared only if small: the square of 1e30 has no gradient
         huber = 0.5 * small * small + (size - small)

@@ -81,7 +81,7 @@ class Arrived(msgspec.Struct, array_like=True, frozen=True):
         return frame_key(self.session, self.chunk_no, self.digest)
 
     def arrival(self) -> Arrival:
-        """The facts that change its session's state."""
+        """The facts of this frame that change the state of its session."""
         return Arrival(
             number=self.chunk_no,
             player=self.player,
@@ -189,7 +189,7 @@ def _arrived(new: StoredFrame, raw: bytes) -> Arrived:
     )
 
 
-def numbered(wire: Wire, facts: CommitFacts) -> CommitFacts:
+def with_quarantine_ids(wire: Wire, facts: CommitFacts) -> CommitFacts:
     """The facts with unique quarantine ids, which increase over the whole store."""
     if not facts.quarantined:
         return facts
@@ -228,8 +228,8 @@ def frame_key(session: bytes, chunk_no: int, digest: bytes) -> FrameKey:
     return uuid.UUID(bytes=session), bucket, chunk_no, digest
 
 
-def lasting_s(keep_s: int) -> int:
-    """How long a frame's record is kept, until it cannot be sent again; 0: forever."""
+def record_ttl_s(keep_s: int) -> int:
+    """How long a frame's record is kept: until the frame is too old to be resent; 0: forever."""
     return min(keep_s + int(REMEMBER_S), _LONGEST_S) if keep_s else 0
 
 
@@ -269,19 +269,19 @@ def commit_row(wire: Wire, commit: Commit, attempt: int) -> Statement:
         "states": _pack.encode(commit.states),
     }
     # Admin commits are kept forever: erasures and withdrawals must stay known.
-    remember_s = 0 if commit.partition == ADMIN else lasting_s(commit.keep_s)
+    remember_s = 0 if commit.partition == ADMIN else record_ttl_s(commit.keep_s)
     return wire.insert("commits", columns, at=attempt, ttl_s=remember_s)
 
 
-def registered(wire: Wire, kind: str, name: str, number: int) -> Statement:
+def registry_row(wire: Wire, kind: str, name: str, number: int) -> Statement:
     """A row of the registry; the highest number wins."""
     return wire.insert("registry", {"kind": kind, "name": name, "number": number}, at=number + 1)
 
 
 def apply(wire: Wire, commit: Commit) -> None:
     """Write all rows derived from a valid commit; any process may repeat it at any time."""
-    remember_s = lasting_s(commit.keep_s)
-    rows: list[Statement] = [registered(wire, "head", commit.partition, commit.number)]
+    remember_s = record_ttl_s(commit.keep_s)
+    rows: list[Statement] = [registry_row(wire, "head", commit.partition, commit.number)]
     by_session: dict[uuid.UUID, list[Statement]] = {}
 
     def add(session: bytes, columns: dict[str, object], *, at: int | None = None) -> None:
@@ -321,11 +321,11 @@ def apply(wire: Wire, commit: Commit) -> None:
         rows.append(wire.insert("quarantine", columns, ttl_s=commit.keep_s))
     for statements in by_session.values():
         rows += [
-            wire.together(statements[at : at + _BATCHED])
+            wire.batched(statements[at : at + _BATCHED])
             for at in range(0, len(statements), _BATCHED)
         ]
     wire.all(rows)
-    wire.post(registered(wire, "applied", commit.partition, commit.number))
+    wire.post(registry_row(wire, "applied", commit.partition, commit.number))
 
 
 # --- reading ------------------------------------------------------------------------------------

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 
 from understudy.core.errors import ConfigError, StorageFailed
 from understudy.core.location import Location
-from understudy.stores.cassandra.wire import REFUSED, Options, Wire, no_datacenter, read_options
+from understudy.stores.cassandra.wire import (
+    REFUSED,
+    Options,
+    Wire,
+    read_options,
+    unknown_datacenter_error,
+)
 
 VERSION = 1
 """The version of the tables."""
@@ -106,14 +112,16 @@ def init(location: Location) -> None:
             check_copies(keyspace, options, nodes)
         datacenter = options.datacenter or _only(nodes)
         copies = (
-            {datacenter: (held(keyspace, nodes) or {}).get(datacenter, 0)} if datacenter else {}
+            {datacenter: (current_replication(keyspace, nodes) or {}).get(datacenter, 0)}
+            if datacenter
+            else {}
         )
         check_nodes(
             copies, nodes, fix="add nodes, use ALTER KEYSPACE, or choose another keyspace and "
         )
         if _version(wire, keyspace) is None:
             _create(wire, keyspace)
-        elif options.ttl_s not in (None, ttl_s := numbers(wire)["ttl_s"]):
+        elif options.ttl_s not in (None, ttl_s := read_meta(wire)["ttl_s"]):
             raise ConfigError(
                 f"keyspace {options.keyspace} has ttl_s={ttl_s}, but the address has "
                 f"ttl_s={options.ttl_s}, and init does not change it; run `understudy store "
@@ -149,7 +157,7 @@ def migrate(location: Location) -> int:
     options = read_options(location)
     with Wire(options) as wire:
         check(wire)
-        keep_s = numbers(wire)["ttl_s"] if options.ttl_s is None else options.ttl_s
+        keep_s = read_meta(wire)["ttl_s"] if options.ttl_s is None else options.ttl_s
         wire.define(f"ALTER TABLE chunks WITH {settings('chunks', keep_s)}")
         _keep(wire, keep_s)
         return keep_s
@@ -195,7 +203,7 @@ def check(wire: Wire) -> None:
         )
 
 
-def numbers(wire: Wire) -> dict[str, int]:
+def read_meta(wire: Wire) -> dict[str, int]:
     """The numbers in `meta`."""
     rows = wire.scan(wire.bind("SELECT name, number FROM meta"))
     return {row.name: row.number for row in rows if row.number is not None}
@@ -226,7 +234,7 @@ def _version(wire: Wire, keyspace: Keyspace) -> int | None:
 def _version_now(wire: Wire, keyspace: Keyspace) -> int | None:
     name = wire.options.keyspace
     check_columns(keyspace, name, "meta", TABLES["meta"])
-    facts = numbers(wire) if "meta" in keyspace.columns else {}
+    facts = read_meta(wire) if "meta" in keyspace.columns else {}
     version = facts.get("schema_version")
     if version is not None and version > VERSION:
         raise StorageFailed(
@@ -248,16 +256,16 @@ def _version_now(wire: Wire, keyspace: Keyspace) -> int | None:
         if not TABLES.keys() <= keyspace.columns.keys():
             # Tables that another process was creating are complete by now.
             keyspace = read_keyspace(wire) or keyspace
-        lost = [f"table {table}" for table in TABLES if table not in keyspace.columns]
-        lost += [
+        missing = [f"table {table}" for table in TABLES if table not in keyspace.columns]
+        missing += [
             f"row {row} of table meta"
             for row in ("schema_version", "quarantine_id", "ttl_s")
             if row not in facts
         ]
-        if lost:
+        if missing:
             raise StorageFailed(
-                f"keyspace {name} has lost its {lost[0]}; restore it from a backup, or use another "
-                "keyspace: init does not recreate parts of a store that was in use"
+                f"keyspace {name} has lost its {missing[0]}; restore it from a backup, or use "
+                "another keyspace: init does not recreate parts of a store that was in use"
             )
     return version
 
@@ -286,12 +294,12 @@ def columns_of(definition: str) -> dict[str, str]:
 
 
 def requested_copies(options: Options, nodes: Mapping[str, int]) -> Copies:
-    """The replication of an address."""
+    """The replication that an address requests, by datacenter."""
     copies = options.replication
     return {options.datacenter or _only(nodes): copies} if isinstance(copies, int) else copies
 
 
-def held(keyspace: Keyspace, nodes: Mapping[str, int]) -> Copies | None:
+def current_replication(keyspace: Keyspace, nodes: Mapping[str, int]) -> Copies | None:
     """The replication of a keyspace; None when its strategy has no counts."""
     fields = dict(keyspace.replication)
     strategy = fields.pop("class", "").rpartition(".")[2]
@@ -315,7 +323,7 @@ def check_nodes(copies: Copies, nodes: Mapping[str, int], *, fix: str) -> None:
     """Reject a replication for which this cluster has too few nodes: all requests would fail."""
     for name, count in copies.items():
         if name and name not in nodes:
-            raise no_datacenter(name, nodes)
+            raise unknown_datacenter_error(name, nodes)
         has = nodes[name] if name else sum(nodes.values())
         if has < (quorum := count // 2 + 1):
             raise ConfigError(
@@ -326,13 +334,13 @@ def check_nodes(copies: Copies, nodes: Mapping[str, int], *, fix: str) -> None:
 
 def check_copies(keyspace: Keyspace, options: Options, nodes: Mapping[str, int]) -> None:
     """Reject a replication that differs from that of an existing keyspace."""
-    has = held(keyspace, nodes)
+    has = current_replication(keyspace, nodes)
     requested = requested_copies(options, nodes)
     if has == requested:
         return
-    shown = str(dict(keyspace.replication)) if has is None else f"replication={_written(has)}"
+    current = str(dict(keyspace.replication)) if has is None else f"replication={_written(has)}"
     raise ConfigError(
-        f"keyspace {options.keyspace} has {shown}, but the address has "
+        f"keyspace {options.keyspace} has {current}, but the address has "
         f"replication={_written(requested)}, and init does not change it; omit replication, use "
         "another keyspace, or use ALTER KEYSPACE and `nodetool repair -full`"
     )

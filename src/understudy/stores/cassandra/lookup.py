@@ -26,7 +26,7 @@ STATE = "session, game, state, state_events, version"
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class CommittedState:
     """A committed session state."""
 
     game: str
@@ -36,11 +36,11 @@ class Stated:
     version: int
 
 
-def stated(row: Row) -> Stated | None:
+def committed_state(row: Row) -> CommittedState | None:
     """The state in a session's row, or None."""
     if row.state is None:
         return None
-    return Stated(row.game or "", unpack_state(row.state), row.state_events, row.version)
+    return CommittedState(row.game or "", unpack_state(row.state), row.state_events, row.version)
 
 
 class AdminJournal:
@@ -94,7 +94,9 @@ class AdminJournal:
 
     # --- effects ----------------------------------------------------------------------------------
 
-    def gone(self, key: Key, player: bytes, kind: int, received_s: int, events: int) -> Gone | None:
+    def removal_reason(
+        self, key: Key, player: bytes, kind: int, received_s: int, events: int
+    ) -> Gone | None:
         """Why a frame, stored after `events` admin commits, is no longer readable; else None."""
         if events < self.forgets.get(player, (0, 0.0))[0]:
             return "forgotten"
@@ -102,9 +104,11 @@ class AdminJournal:
             return "quarantined"
         return "expired" if kind == FrameKind.DATA and received_s < self.expired_before_s else None
 
-    def arrival_gone(self, arrived: Arrived, events: int) -> Gone | None:
-        """The same, for an arrival."""
-        return self.gone(arrived.key, arrived.player, arrived.kind, arrived.received_s, events)
+    def arrival_removal_reason(self, arrived: Arrived, events: int) -> Gone | None:
+        """Why the frame of an arrival is no longer readable; else None."""
+        return self.removal_reason(
+            arrived.key, arrived.player, arrived.kind, arrived.received_s, events
+        )
 
     def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
         """Whether a player was erased after this session began or the frame arrived."""
@@ -113,7 +117,9 @@ class AdminJournal:
         at_s = self.forgets[player][1]
         return session_time_s(session) <= at_s or received_s < int(at_s)
 
-    def up_to_date(self, session: uuid.UUID, committed: Stated | None) -> Stated | None:
+    def up_to_date(
+        self, session: uuid.UUID, committed: CommittedState | None
+    ) -> CommittedState | None:
         """A session's state including the admin commits since it was written."""
         if committed is None or committed.events >= self.head:
             return committed
@@ -137,12 +143,12 @@ class CassandraLookup:
     """Looks up sessions and numbers for a draft; reads what is not cached."""
 
     def __init__(
-        self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, Stated]
+        self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, CommittedState]
     ) -> None:
         self._wire = wire
         self._journal = journal
         self._recent = recent
-        self._states: dict[uuid.UUID, Stated | None] = {}
+        self._states: dict[uuid.UUID, CommittedState | None] = {}
         self._numbers: dict[tuple[uuid.UUID, int], list[Row]] = {}
 
     # --- reading ahead --------------------------------------------------------------------------
@@ -154,12 +160,13 @@ class CassandraLookup:
         numbers = list(arrivals)
         doubts = list(doubtful)
         self._load_states({session for session, _ in [*numbers, *doubts]})
-        seen = [
+        seen_keys = [
             key
             for key in numbers
-            if (known := self.state_of(key[0])) is not None and known[1].has_seen(key[1])
+            if (game_and_state := self.state_of(key[0])) is not None
+            and game_and_state[1].has_seen(key[1])
         ]
-        self._load_numbers({*seen, *doubts})
+        self._load_numbers({*seen_keys, *doubts})
 
     def _load_states(self, sessions: Iterable[uuid.UUID]) -> None:
         missing = [
@@ -170,7 +177,7 @@ class CassandraLookup:
         cql = f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1"
         results = self._wire.all([self._wire.bind(cql, session) for session in missing])
         for session, rows in zip(missing, results, strict=True):
-            self._states[session] = stated(rows[0]) if rows else None
+            self._states[session] = committed_state(rows[0]) if rows else None
 
     def _load_numbers(self, keys: Iterable[tuple[uuid.UUID, int]]) -> None:
         missing = [key for key in keys if key not in self._numbers]
@@ -181,10 +188,10 @@ class CassandraLookup:
 
     # --- the CommitLookup of a draft --------------------------------------------------------------
 
-    def stated(self, session: uuid.UUID) -> Stated | None:
+    def committed_state(self, session: uuid.UUID) -> CommittedState | None:
         """A session's state including all admin commits."""
         if session in self._recent:
-            committed: Stated | None = self._recent[session]
+            committed: CommittedState | None = self._recent[session]
         else:
             if session not in self._states:
                 self._load_states([session])
@@ -192,7 +199,7 @@ class CassandraLookup:
         return self._journal.up_to_date(session, committed)
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        current = self.stated(session)
+        current = self.committed_state(session)
         return None if current is None else (current.game, current.state)
 
     def _rows(self, session: uuid.UUID, chunk_no: int, what: int) -> list[Row]:
@@ -211,10 +218,12 @@ class CassandraLookup:
 
     def is_readable(self, row: Row) -> bool:
         """Whether the frame of a row was not removed since."""
-        known = self.stated(row.session)
-        player = b"" if known is None else known.state.player
+        session = self.committed_state(row.session)
+        player = b"" if session is None else session.state.player
         key = (row.session.bytes, row.chunk_no)
-        return self._journal.gone(key, player, row.kind, row.received_s, row.events) is None
+        return (
+            self._journal.removal_reason(key, player, row.kind, row.received_s, row.events) is None
+        )
 
     def data_rows(self, session: uuid.UUID, chunk_no: int) -> list[Row]:
         """Rows of readable data frames of a chunk number."""

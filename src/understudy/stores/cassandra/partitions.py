@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from understudy.core.clock import Clock
 from understudy.core.errors import ClaimLost, ConfigError, UnderstudyError, Unreachable
 from understudy.ports import Claim, Position
-from understudy.stores.cassandra.commits import ADMIN, Commit, redo, registered
-from understudy.stores.cassandra.lookup import Stated
+from understudy.stores.cassandra.commits import ADMIN, Commit, redo, registry_row
+from understudy.stores.cassandra.lookup import CommittedState
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Wire
 
 _READ = "SELECT * FROM partitions WHERE partition = ?"
@@ -41,7 +41,7 @@ class Lease:
     events: int
     """Number of admin commits that a decision must include."""
     attempts: int = 0
-    states: OrderedDict[uuid.UUID, Stated] = field(default_factory=OrderedDict)
+    states: OrderedDict[uuid.UUID, CommittedState] = field(default_factory=OrderedDict)
     """The committed states of the last written sessions."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -50,7 +50,7 @@ class Lease:
         self.attempts += 1
         return self.epoch + self.attempts
 
-    def remember(self, states: Iterable[tuple[uuid.UUID, Stated]]) -> None:
+    def remember(self, states: Iterable[tuple[uuid.UUID, CommittedState]]) -> None:
         for session, stated in states:
             self.states[session] = stated
             self.states.move_to_end(session)
@@ -80,10 +80,11 @@ class Partitions:
             row = self.row(partition)
             now_s = self._clock.now()
             if row.owner not in ("", None, owner) and row.expires_s > now_s:
-                left_s = row.expires_s - now_s
+                remaining_s = row.expires_s - now_s
                 raise ClaimLost(
-                    f"partition {partition} is claimed by {row.owner} for another {left_s:.1f} s",
-                    retry_after_s=left_s,
+                    f"partition {partition} is claimed by {row.owner} for another "
+                    f"{remaining_s:.1f} s",
+                    retry_after_s=remaining_s,
                 )
             if self._changed(row, "owner = ?, expires_s = ?", owner, now_s + ttl_s):
                 return self._begin(partition, row.epoch + _EPOCH, ttl_s)
@@ -96,7 +97,9 @@ class Partitions:
         number = row.commit_no + 1
         if not self._changed(row, "events = ?", number):
             raise ClaimLost(
-                "another process is making an admin commit in this store", retry_after_s=1.0
+                "another process is forgetting, quarantining or replaying in this store; try again "
+                "in a second",
+                retry_after_s=1.0,
             )
         return Lease(ADMIN, row.epoch + _EPOCH, 0.0, row.commit_no, row.arrivals, number)
 
@@ -126,7 +129,7 @@ class Partitions:
         # First the claim, then the registry, then the check for admin commits: a concurrent one
         # either finds the partition in the registry or is found here.
         self._wire.one(
-            registered(self._wire, "head", partition, self._own_row(partition, epoch).commit_no)
+            registry_row(self._wire, "head", partition, self._own_row(partition, epoch).commit_no)
         )
         admin = self.row(ADMIN)
         self.fence([partition], max(admin.events, admin.commit_no))
@@ -144,7 +147,7 @@ class Partitions:
             raise ClaimLost(f"epoch {epoch} of partition {partition} is stale; claim it again")
         return row
 
-    def held(self, partition: str, epoch: int) -> Lease:
+    def lease_of(self, partition: str, epoch: int) -> Lease:
         """The lease of a claim of this instance; ClaimLost otherwise."""
         lease = self._held.get(partition)
         if lease is None or lease.epoch != epoch:

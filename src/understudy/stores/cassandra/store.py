@@ -41,7 +41,7 @@ from understudy.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.stores.audit import Findings, Held, summary
+from understudy.stores.audit import AuditedFrame, Findings, summary
 from understudy.stores.cassandra.commits import (
     ADMIN,
     CHUNK_BUCKET,
@@ -60,19 +60,19 @@ from understudy.stores.cassandra.commits import (
     facts_of,
     frame_key,
     frame_row,
-    lasting_s,
-    numbered,
+    record_ttl_s,
     redo,
-    registered,
+    registry_row,
+    with_quarantine_ids,
 )
-from understudy.stores.cassandra.keyspace import check, identity, numbers
+from understudy.stores.cassandra.keyspace import check, identity, read_meta
 from understudy.stores.cassandra.lookup import (
     STATE,
     AdminJournal,
     CassandraLookup,
-    Stated,
+    CommittedState,
+    committed_state,
     raws_of,
-    stated,
 )
 from understudy.stores.cassandra.partitions import Lease, Outdated, Partitions
 from understudy.stores.cassandra.tailing import Tailer
@@ -114,7 +114,8 @@ class AdminLock:
                 except ClaimLost:
                     self.wire.wait(_POLL_S)  # another process took over: decide again
         raise Unreachable(
-            "other processes kept making admin commits in this store; try again later"
+            "other processes kept forgetting, quarantining or replaying in this store; try again "
+            "later"
         )
 
     def _commit(self, decide: Decide, grace_s: float) -> None:
@@ -150,7 +151,7 @@ class AdminLock:
         )
         self.wire.all([*rows, commit_row(self.wire, commit, lease.next_attempt())])
         self.partitions.commit(lease, commit, None)
-        self.wire.one(registered(self.wire, "head", ADMIN, number))
+        self.wire.one(registry_row(self.wire, "head", ADMIN, number))
         self.journal.read_to(number)
 
     def _await_end(self, grace_s: float) -> Row:
@@ -194,7 +195,7 @@ class CassandraStore:
 
     def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
-        facts = numbers(wire)
+        facts = read_meta(wire)
         keep_s = facts.get("ttl_s", 0)
         self.wire = wire
         """The connection to the servers."""
@@ -223,7 +224,7 @@ class CassandraStore:
         """Store a batch with its position; retried when an admin commit happened meanwhile."""
         if self.wire.is_closed:
             raise Closed("the store was closed")
-        lease = self._partitions.held(batch.partition, batch.epoch)
+        lease = self._partitions.lease_of(batch.partition, batch.epoch)
         with lease.lock:
             while True:
                 self.admin_lock.await_number(lease.events)
@@ -233,12 +234,12 @@ class CassandraStore:
                     lease.events = outdated.events
 
     def _attempt(self, lease: Lease, batch: WriteBatch) -> Receipt:
-        known = CassandraLookup(self.wire, self._journal, lease.states)
+        lookup = CassandraLookup(self.wire, self._journal, lease.states)
         withheld = [
             (refused.raw, identity_of(refused.raw), refused.received_s)
             for refused in (*batch.refused, *batch.parked)
         ]
-        known.look_up(
+        lookup.look_up(
             [(candidate.frame.session, candidate.frame.chunk_no) for candidate in batch.candidates],
             [
                 (uuid.UUID(bytes=session), number)
@@ -246,7 +247,7 @@ class CassandraStore:
                 if any(session)
             ],
         )
-        draft = Draft(known, 0)
+        draft = Draft(lookup, 0)
         receipt = draft.add(batch)
         # Delete bytes that an attempt before the erasure, or a dead process, may have written.
         forgotten = [
@@ -256,7 +257,7 @@ class CassandraStore:
         ] + [
             (session, number, raw)
             for raw, (session, number, player), received_s in withheld
-            if any(session) and known.is_forgotten(player, uuid.UUID(bytes=session), received_s)
+            if any(session) and lookup.is_forgotten(player, uuid.UUID(bytes=session), received_s)
         ]
         self.wire.all(
             [
@@ -268,9 +269,9 @@ class CassandraStore:
         if not (facts.stored or facts.quarantined or facts.forgotten):
             self._partitions.move(lease, batch.position)
             return receipt
-        facts = numbered(self.wire, facts)
+        facts = with_quarantine_ids(self.wire, facts)
         now_s = self._clock.now()
-        states = _states_after(draft, known, events=lease.events, now_us=int(now_s * 1e6))
+        states = _states_after(draft, lookup, events=lease.events, now_us=int(now_s * 1e6))
         commit = Commit(
             partition=lease.partition,
             number=lease.commit_no + 1,
@@ -279,7 +280,7 @@ class CassandraStore:
             keep_s=self._keep_s,
             before=lease.arrivals,
             facts=facts,
-            states=[_record(session, after, known) for session, after in states.items()],
+            states=[_record(session, after, lookup) for session, after in states.items()],
         )
         keys = [arrived.frame_key for arrived in facts.stored]
         keys += [
@@ -309,7 +310,7 @@ class CassandraStore:
 
     def _sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         for row in self._session_rows(session_filter.player):
-            current = self._journal.up_to_date(row.session, stated(row))
+            current = self._journal.up_to_date(row.session, committed_state(row))
             if current is None or current.state.forgotten:
                 continue
             if (
@@ -366,9 +367,9 @@ class CassandraStore:
         last: Commit | None = None
         for commit in commits_between(self.wire, name, 0, row.commit_no):
             if commit.before > arrivals and not self._tailer.may_have_expired(last):
-                lost = commit.before - arrivals
+                n_missing = commit.before - arrivals
                 findings.corrupt.append(
-                    f"{lost} arrivals before commit {commit.number} of {name} are missing"
+                    f"{n_missing} arrivals before commit {commit.number} of {name} are missing"
                 )
             arrivals = commit.before + commit.facts.n_arrivals
             last = commit
@@ -382,7 +383,9 @@ class CassandraStore:
             )
             yield from ((commit, arrived) for arrived in commit.facts.stored)
         last_no = 0 if last is None else last.number
-        if last_no < row.commit_no and not self._tailer.is_past(row.at_s, lasting_s(row.keep_s)):
+        if last_no < row.commit_no and not self._tailer.is_expired(
+            row.at_s, record_ttl_s(row.keep_s)
+        ):
             findings.corrupt.append(
                 f"commits {last_no + 1} to {row.commit_no} of {name} are missing"
             )
@@ -391,28 +394,30 @@ class CassandraStore:
         readable = [
             arrived
             for commit, arrived in page
-            if self._journal.arrival_gone(arrived, commit.events) is None
+            if self._journal.arrival_removal_reason(arrived, commit.events) is None
         ]
         frames = self._tailer.frames(readable)
         if any(arrived.frame_key not in frames for arrived in readable):
             self._journal.refresh()
             self._tailer.heads()
         for commit, arrived in page:
-            gone = self._journal.arrival_gone(arrived, commit.events)
+            reason = self._journal.arrival_removal_reason(arrived, commit.events)
             frame = frames.get(arrived.frame_key)
-            if gone is None and frame is None:
-                gone = self._tailer.lost(commit)
-            if gone == "damaged":
+            if reason is None and frame is None:
+                reason = self._tailer.lost(commit)
+            if reason == "damaged":
                 findings.corrupt.append(f"{_name(arrived)} is missing or damaged")
-            elif gone is not None:
+            elif reason is not None:
                 steps = (arrived.first_step, arrived.n_steps)
-                findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, _FATES[gone]))
-                if gone == "forgotten":
+                findings.add_frame(
+                    arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, _FATES[reason])
+                )
+                if reason == "forgotten":
                     findings.forgotten_sessions.add(tombstone_of(arrived.session))
             elif frame is not None:
                 _audit_frame(arrived, frame, findings)
 
-    def _known(self) -> CassandraLookup:
+    def _new_lookup(self) -> CassandraLookup:
         return CassandraLookup(self.wire, self._journal, {})
 
     def _decide(self, decide: Decide) -> None:
@@ -431,9 +436,9 @@ class CassandraStore:
         counted = 0
         for session in self._sessions_of(player):
             chunk_nos = {row.chunk_no for row in self._numbers(session)}
-            known = self._known()
-            known.look_up([], [(session, chunk_no) for chunk_no in chunk_nos])
-            counted += sum(len(known.data_rows(session, chunk_no)) for chunk_no in chunk_nos)
+            lookup = self._new_lookup()
+            lookup.look_up([], [(session, chunk_no) for chunk_no in chunk_nos])
+            counted += sum(len(lookup.data_rows(session, chunk_no)) for chunk_no in chunk_nos)
         self._decide(lambda: (CommitFacts(event=Event("forget", self._clock.now(), player)), []))
         return counted
 
@@ -453,7 +458,9 @@ class CassandraStore:
             row = self.wire.one(
                 self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session)
             )
-            current = None if row is None else self._journal.up_to_date(session, stated(row))
+            current = (
+                None if row is None else self._journal.up_to_date(session, committed_state(row))
+            )
             if current is not None and not current.state.forgotten:
                 continue  # it began after the player was forgotten
             cql = f"DELETE FROM chunks USING TIMESTAMP {FOREVER} WHERE session = ? AND bucket = ?"
@@ -462,7 +469,7 @@ class CassandraStore:
         for rows in self._quarantine_pages():
             # Includes frames with a damaged header that contain the pseudonym elsewhere.
             raws = raws_of(self.wire, rows)
-            theirs = [
+            quarantined = [
                 row
                 for row, raw in zip(rows, raws, strict=True)
                 if (row.player == event.player or event.player in (raw or b""))
@@ -472,11 +479,11 @@ class CassandraStore:
             self.wire.all(
                 [
                     erased_frame(self.wire, frame_key(row.session, row.chunk_no, row.digest))
-                    for row in theirs
+                    for row in quarantined
                 ]
             )
             self.wire.all(
-                [self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in theirs]
+                [self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in quarantined]
             )
 
     # --- quarantine -----------------------------------------------------------------------------
@@ -523,26 +530,28 @@ class CassandraStore:
 
     def _withdraw(self, keys: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         self._journal.refresh()
-        if not self._readable(self._known(), keys):
+        if not self._readable(self._new_lookup(), keys):
             return 0
         withdrawn = 0
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
             nonlocal withdrawn
-            known = self._known()
-            rows = self._readable(known, keys)
-            frames = [_withdrawn(row, known, reason) for row in rows]
-            gone = [(row.session.bytes, row.chunk_no, row.n_steps) for row in rows]
-            event = Event("quarantine", self._clock.now(), b"", gone)
+            lookup = self._new_lookup()
+            rows = self._readable(lookup, keys)
+            frames = [_withdrawn(row, lookup, reason) for row in rows]
+            chunks = [(row.session.bytes, row.chunk_no, row.n_steps) for row in rows]
+            event = Event("quarantine", self._clock.now(), b"", chunks)
             withdrawn = len(rows)
-            return numbered(self.wire, CommitFacts(quarantined=frames, event=event)), []
+            return with_quarantine_ids(self.wire, CommitFacts(quarantined=frames, event=event)), []
 
         self._decide(decide)
         return withdrawn
 
-    def _readable(self, known: CassandraLookup, keys: Sequence[tuple[uuid.UUID, int]]) -> list[Row]:
-        known.look_up([], keys)
-        return [row for key in keys for row in known.data_rows(*key)]
+    def _readable(
+        self, lookup: CassandraLookup, keys: Sequence[tuple[uuid.UUID, int]]
+    ) -> list[Row]:
+        lookup.look_up([], keys)
+        return [row for key in keys for row in lookup.data_rows(*key)]
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
         """Store frames from quarantine, each at most once."""
@@ -551,10 +560,10 @@ class CassandraStore:
         receipts: list[Receipt] = []
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
-            known = self._known()
+            lookup = self._new_lookup()
             frames = [candidate.frame for candidate in candidates]
-            known.look_up([], [(frame.session, frame.chunk_no) for frame in frames])
-            draft = Draft(known, 0)
+            lookup.look_up([], [(frame.session, frame.chunk_no) for frame in frames])
+            draft = Draft(lookup, 0)
             decided = [
                 draft.replay(candidate, number)
                 for number, candidate in zip(ids, candidates, strict=True)
@@ -575,7 +584,7 @@ class CassandraStore:
     # --- expiry ---------------------------------------------------------------------------------
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks and quarantined bytes received before a time; return the chunks."""
+        """Drop chunks and quarantined bytes received before a time; return how many chunks."""
         heads = self._tailer.heads(look=True)
         self._journal.refresh()
         old = self._journal.expired_before_s
@@ -583,8 +592,10 @@ class CassandraStore:
         if new <= old:
             return 0
         # First hidden, then deleted.
-        self.wire.one(registered(self.wire, "head", "~expired", new))
-        gone = sum(self._expire_partition(name, head, old, new) for name, head in heads.items())
+        self.wire.one(registry_row(self.wire, "head", "~expired", new))
+        n_expired = sum(
+            self._expire_partition(name, head, old, new) for name, head in heads.items()
+        )
         for rows in self._quarantine_pages():
             keys = [
                 frame_key(row.session, row.chunk_no, row.digest)
@@ -593,29 +604,29 @@ class CassandraStore:
             ]
             self.wire.all([erased_frame(self.wire, key) for key in keys])
         self._journal.expired_before_s = new
-        return gone
+        return n_expired
 
     def _expire_partition(self, name: str, head: int, old: int, new: int) -> int:
         row = self.wire.one(
             self.wire.bind("SELECT number FROM registry WHERE kind = 'swept' AND name = ?", name)
         )
         swept = 0 if row is None else row.number
-        gone = 0
+        n_expired = 0
         is_swept = True
         for commit in commits_between(self.wire, name, swept, head):
             data = [arrived for arrived in commit.facts.stored if arrived.kind == FrameKind.DATA]
             expired = [arrived for arrived in data if arrived.received_s < new]
             self.wire.all([erased_frame(self.wire, arrived.frame_key) for arrived in expired])
-            gone += sum(
+            n_expired += sum(
                 arrived.received_s >= old
-                and self._journal.arrival_gone(arrived, commit.events) is None
+                and self._journal.arrival_removal_reason(arrived, commit.events) is None
                 for arrived in expired
             )
             is_swept = is_swept and len(expired) == len(data)
             if is_swept:
                 swept = commit.number
-        self.wire.one(registered(self.wire, "swept", name, swept))
-        return gone
+        self.wire.one(registry_row(self.wire, "swept", name, swept))
+        return n_expired
 
     # --- finishing ------------------------------------------------------------------------------
 
@@ -635,7 +646,7 @@ class CassandraStore:
             if event is not None and event.kind == "forget":
                 self._erase(event)
             apply(self.wire, commit)
-        self.wire.one(registered(self.wire, "applied", ADMIN, head))
+        self.wire.one(registry_row(self.wire, "applied", ADMIN, head))
 
     def _applied(self) -> int:
         cql = "SELECT number FROM registry WHERE kind = 'applied' AND name = ?"
@@ -664,25 +675,27 @@ class CassandraStore:
 
 
 def _states_after(
-    draft: Draft, known: CassandraLookup, *, events: int, now_us: int
-) -> dict[uuid.UUID, Stated]:
+    draft: Draft, lookup: CassandraLookup, *, events: int, now_us: int
+) -> dict[uuid.UUID, CommittedState]:
     """The changed sessions after a commit."""
     sessions = draft.sessions()
     for session, player in draft.forgotten.items():
-        if session not in sessions and known.state_of(session) is None:
+        if session not in sessions and lookup.state_of(session) is None:
             sessions[session] = ("", SessionState(player=player, forgotten=True))
     return {
-        session: Stated(game, state, events, version_after(known.stated(session), now_us))
+        session: CommittedState(
+            game, state, events, version_after(lookup.committed_state(session), now_us)
+        )
         for session, (game, state) in sessions.items()
     }
 
 
-def version_after(before: Stated | None, now_us: int) -> int:
+def version_after(before: CommittedState | None, now_us: int) -> int:
     """A higher version, near the current time so that it also beats an expired state."""
     return now_us if before is None else max(before.version + 1, now_us)
 
 
-def _record(session: uuid.UUID, after: Stated, known: CassandraLookup) -> SessionRecord:
+def _record(session: uuid.UUID, after: CommittedState, lookup: CassandraLookup) -> SessionRecord:
     return SessionRecord(
         session=session.bytes,
         player=after.state.player,
@@ -690,12 +703,12 @@ def _record(session: uuid.UUID, after: Stated, known: CassandraLookup) -> Sessio
         state=after.state.pack(),
         events=after.events,
         version=after.version,
-        is_new=known.stated(session) is None,
+        is_new=lookup.committed_state(session) is None,
     )
 
 
-def _withdrawn(row: Row, known: CassandraLookup, reason: str) -> QuarantinedFrame:
-    session = known.stated(row.session)
+def _withdrawn(row: Row, lookup: CassandraLookup, reason: str) -> QuarantinedFrame:
+    session = lookup.committed_state(row.session)
     return QuarantinedFrame(
         id=0,
         reason=reason,
@@ -730,7 +743,7 @@ def _quarantined(row: Row, raw: bytes) -> Quarantined:
 def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     try:
         if frame.kind is not FrameKind.DATA:
-            findings.hold(arrived.key, Held(arrived.crc, arrived.kind, -1, 0))
+            findings.add_frame(arrived.key, AuditedFrame(arrived.crc, arrived.kind, -1, 0))
             findings.control(arrived.session, arrived.chunk_no, frame.kind, frame.encode())
             return
         meta = chunk_of(frame).meta
@@ -741,7 +754,7 @@ def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     if actual != (arrived.first_step, arrived.n_steps, arrived.game, arrived.player):
         findings.corrupt.append(f"{_name(arrived)} does not match its commit")
     steps = (meta.first_step, meta.n_steps)
-    findings.hold(arrived.key, Held(arrived.crc, arrived.kind, *steps, STORED))
+    findings.add_frame(arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, STORED))
 
 
 def _name(arrived: Arrived) -> str:

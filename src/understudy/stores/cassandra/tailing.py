@@ -23,7 +23,7 @@ from understudy.stores.cassandra.commits import (
     FrameKey,
     commit_of,
     commits_after,
-    lasting_s,
+    record_ttl_s,
 )
 from understudy.stores.cassandra.lookup import AdminJournal
 from understudy.stores.cassandra.partitions import Partitions
@@ -48,10 +48,10 @@ class TailPosition:
 
 
 @dataclass(slots=True)
-class Places:
+class TailCursor:
     """The position of a tail in all partitions."""
 
-    shown: int = 0
+    last_arrival_no: int = 0
     """The last arrival number of this tail."""
     at: dict[str, TailPosition] = field(default_factory=dict)
 
@@ -60,20 +60,21 @@ class Places:
             name: [place.commit_no, place.index, place.arrivals]
             for name, place in sorted(self.at.items())
         }
-        return Cursor(json.dumps([self.shown, fields], separators=(",", ":")))
+        return Cursor(json.dumps([self.last_arrival_no, fields], separators=(",", ":")))
 
-    def copy(self) -> "Places":
-        return Places(self.shown, dict(self.at))
+    def copy(self) -> "TailCursor":
+        return TailCursor(self.last_arrival_no, dict(self.at))
 
 
-def read_cursor(cursor: Cursor | None) -> Places:
+def read_cursor(cursor: Cursor | None) -> TailCursor:
     """Parse a cursor; ConfigError when it is not one of this store."""
     if cursor is None:
-        return Places()
+        return TailCursor()
     try:
-        shown, fields = json.loads(cursor)
-        return Places(
-            int(shown), {name: TailPosition(*map(int, place)) for name, place in fields.items()}
+        last_arrival_no, fields = json.loads(cursor)
+        return TailCursor(
+            int(last_arrival_no),
+            {name: TailPosition(*map(int, place)) for name, place in fields.items()},
         )
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
@@ -90,8 +91,8 @@ class _ReadAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A future item: an arrival or event of a commit, or arrivals that no longer exist."""
+class PendingItem:
+    """An item that is not loaded yet: an arrival or event of a commit, or lost arrivals."""
 
     commit: Commit | None
     arrived: Arrived | None = None
@@ -119,15 +120,15 @@ class Tailer:
         places = read_cursor(cursor)
         deadline = time.monotonic() + wait_s
         while True:
-            shown, after = self._next(places, max_items)
-            if shown:
-                return Tail(self._items(places.shown, shown), after.text())
+            pending, after = self._next(places, max_items)
+            if pending:
+                return Tail(self._items(places.last_arrival_no, pending), after.text())
             # Commits without an item (positions, quarantine) advance the position too.
             places = after
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 return Tail([], places.text())
-            self.wire.wait(min(POLL_S, left_s))
+            self.wire.wait(min(POLL_S, remaining_s))
 
     # --- heads ----------------------------------------------------------------------------------
 
@@ -142,21 +143,21 @@ class Tailer:
             self._refreshed_s = time.monotonic()
             for name, row in self.partitions.rows({*heads, ADMIN}).items():
                 heads[name] = max(heads.get(name, 0), row.commit_no)
-        for known in (self._heads, self.partitions.own_heads()):
-            for name, number in known.items():
+        for heads_by_partition in (self._heads, self.partitions.own_heads()):
+            for name, number in heads_by_partition.items():
                 heads[name] = max(heads.get(name, 0), number)
         self._heads = heads
         return dict(heads)
 
     # --- merging --------------------------------------------------------------------------------
 
-    def _next(self, places: Places, max_items: int) -> tuple[list[Shown], Places]:
+    def _next(self, places: TailCursor, max_items: int) -> tuple[list[PendingItem], TailCursor]:
         """The next items after these places, in order of arrival as far as it is known."""
         heads = self.heads()
         places = places.copy()
         sources = self._sources(heads, places)
-        shown: list[Shown] = []
-        while len(shown) < max_items:
+        pending: list[PendingItem] = []
+        while len(pending) < max_items:
             self._fill(sources, places)
             ready = [
                 (source.commits[0].at_s, name == ADMIN, name)
@@ -176,17 +177,17 @@ class Tailer:
                 if not sources[ADMIN].commits:
                     break
             places.at[name] = self._show(
-                sources[name], places.at.get(name, TailPosition()), shown, max_items
+                sources[name], places.at.get(name, TailPosition()), pending, max_items
             )
         with self._lock:
             self._ahead.update(
                 {name: source.commits for name, source in sources.items() if source.commits}
             )
         self.journal.read_to(self._heads.get(ADMIN, 0))
-        places.shown += sum(item.n_lost or 1 for item in shown)
-        return shown, places
+        places.last_arrival_no += sum(item.n_lost or 1 for item in pending)
+        return pending, places
 
-    def _sources(self, heads: Mapping[str, int], places: Places) -> dict[str, _ReadAhead]:
+    def _sources(self, heads: Mapping[str, int], places: TailCursor) -> dict[str, _ReadAhead]:
         """Partitions with commits after these places, and the commits read ahead."""
         sources: dict[str, _ReadAhead] = {}
         for name, head in heads.items():
@@ -199,7 +200,7 @@ class Tailer:
                 )
         return sources
 
-    def _fill(self, sources: Mapping[str, _ReadAhead], places: Places) -> None:
+    def _fill(self, sources: Mapping[str, _ReadAhead], places: TailCursor) -> None:
         """Read ahead in every partition without commits in memory."""
         empty = [
             (name, source)
@@ -232,19 +233,19 @@ class Tailer:
         return TailPosition(source.head, 0, place.arrivals)
 
     def _show(
-        self, source: _ReadAhead, place: TailPosition, shown: list[Shown], max_items: int
+        self, source: _ReadAhead, place: TailPosition, pending: list[PendingItem], max_items: int
     ) -> TailPosition:
         """Add as much of a partition's next commit as fits the page; return the new position."""
         commit = source.commits[0]
         n_lost = commit.before - (place.arrivals - place.index)
         if n_lost > 0:
-            shown.append(Shown(None, None, n_lost))
+            pending.append(PendingItem(None, None, n_lost))
             place = TailPosition(commit.number - 1, 0, commit.before)
-        items = [Shown(commit, arrived) for arrived in commit.facts.stored]
+        items = [PendingItem(commit, arrived) for arrived in commit.facts.stored]
         if commit.facts.event is not None:
-            items.append(Shown(commit))
-        fits = items[place.index : place.index + max_items - len(shown)]
-        shown += fits
+            items.append(PendingItem(commit))
+        fits = items[place.index : place.index + max_items - len(pending)]
+        pending += fits
         index = place.index + len(fits)
         if index < len(items):
             return TailPosition(commit.number - 1, index, place.arrivals + len(fits))
@@ -253,13 +254,13 @@ class Tailer:
 
     # --- items ----------------------------------------------------------------------------------
 
-    def _items(self, before: int, shown: Sequence[Shown]) -> list[Stored | Forgotten]:
+    def _items(self, before: int, pending: Sequence[PendingItem]) -> list[Stored | Forgotten]:
         readable = [
             item.arrived
-            for item in shown
+            for item in pending
             if item.commit
             and item.arrived
-            and not self.journal.arrival_gone(item.arrived, item.commit.events)
+            and not self.journal.arrival_removal_reason(item.arrived, item.commit.events)
         ]
         frames = self.frames(readable)
         if any(arrived.frame_key not in frames for arrived in readable):
@@ -268,13 +269,13 @@ class Tailer:
             self.heads()
         items: list[Stored | Forgotten] = []
         number = before
-        for item in shown:
+        for item in pending:
             items.append(self._item(number + 1, item, frames))
             number += item.n_lost or 1
         return items
 
     def _item(
-        self, number: int, item: Shown, frames: Mapping[FrameKey, Frame]
+        self, number: int, item: PendingItem, frames: Mapping[FrameKey, Frame]
     ) -> Stored | Forgotten:
         if item.commit is None:
             return Forgotten(
@@ -285,32 +286,32 @@ class Tailer:
             return _event(number, item.commit.facts.event)
         arrived = item.arrived
         frame = frames.get(arrived.frame_key)
-        gone = self.journal.arrival_gone(arrived, item.commit.events)
-        if gone is None and frame is None:
-            gone = self.lost(item.commit)
-        if gone is None and frame is not None:
+        reason = self.journal.arrival_removal_reason(arrived, item.commit.events)
+        if reason is None and frame is None:
+            reason = self.lost(item.commit)
+        if reason is None and frame is not None:
             try:
                 return Stored(
                     number, frame, chunk_of(frame) if frame.kind is FrameKind.DATA else None
                 )
             except Refused:
-                gone = "damaged"
-        if gone == "forgotten":
-            return Forgotten(number, number, gone)  # without the ids of an erased player
+                reason = "damaged"
+        if reason == "forgotten":
+            return Forgotten(number, number, reason)  # without the ids of an erased player
         chunks = ((uuid.UUID(bytes=arrived.session), arrived.chunk_no),)
-        return Forgotten(number, number, gone or "damaged", arrived.player, chunks)
+        return Forgotten(number, number, reason or "damaged", arrived.player, chunks)
 
     def lost(self, commit: Commit) -> Gone:
         """Why a frame's bytes are missing although no event erased them."""
-        return "expired" if self.is_past(commit.at_s, commit.keep_s) else "damaged"
+        return "expired" if self.is_expired(commit.at_s, commit.keep_s) else "damaged"
 
     def may_have_expired(self, before: Commit | None) -> bool:
         """Whether commits after this one may have expired."""
         if before is None or not before.keep_s:
             return self.has_ttl
-        return self.is_past(before.at_s, lasting_s(before.keep_s))
+        return self.is_expired(before.at_s, record_ttl_s(before.keep_s))
 
-    def is_past(self, at_s: float, keep_s: int) -> bool:
+    def is_expired(self, at_s: float, keep_s: int) -> bool:
         """Whether data written at a time with this time to live (0: forever) may have expired."""
         return bool(keep_s) and at_s + keep_s < self.clock.now() + SLACK_S
 

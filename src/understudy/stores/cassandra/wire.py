@@ -147,7 +147,7 @@ class Options:
 
 def read_options(location: Location) -> Options:
     """Parse a `cassandra://` address; ConfigError for an invalid option."""
-    location.refuse_others(_KNOWN)
+    location.check_options(_KNOWN)
     if not location.hosts:
         raise ConfigError("cassandra:// has no host; write cassandra://HOST:PORT,HOST2/KEYSPACE")
     for host, port in location.hosts:
@@ -180,7 +180,7 @@ def read_options(location: Location) -> Options:
         datacenter=location.text("datacenter"),
         consistency=consistency,
         replication=_replication(location.text("replication", "3")),
-        ttl_s=location.whole("ttl_s", 7_776_000, most=630_000_000)
+        ttl_s=location.integer("ttl_s", 7_776_000, most=630_000_000)
         if "ttl_s" in location.options
         else None,
         tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
@@ -190,8 +190,8 @@ def read_options(location: Location) -> Options:
         check_hostname=location.flag("check_hostname", default=True),
         retry_s=location.number("retry_s", 20.0, least=0.0, most=3600.0),
         timeout_s=location.number("timeout_s", 10.0, least=0.1, most=600.0),
-        protocol=location.whole("protocol", 5, least=4, most=5),
-        in_flight=location.whole("in_flight", 64, least=1, most=4096),
+        protocol=location.integer("protocol", 5, least=4, most=5),
+        in_flight=location.integer("in_flight", 64, least=1, most=4096),
     )
 
 
@@ -230,7 +230,7 @@ def connect(options: Options) -> tuple[Cluster, Session]:
             return cluster, cluster.connect()
         except (*FAILED, OSError) as error:
             cluster.shutdown()
-            failure = no_connection(error, options, nodes_of(cluster))
+            failure = connection_error(error, options, nodes_of(cluster))
             is_login = isinstance(failure, ConfigError)
             retry_s = min(_LOGIN_RETRY_S, options.retry_s) if is_login else options.retry_s
             if time.monotonic() - start_s + pause_s > retry_s:
@@ -284,7 +284,7 @@ def _tls(options: Options) -> ssl.SSLContext:
     return context
 
 
-def short(error: BaseException) -> str:
+def short_message(error: BaseException) -> str:
     """The driver's message in one line of at most 200 characters, that of the first host."""
     errors = getattr(error, "errors", None)
     first = next(iter(errors.values())) if isinstance(errors, dict) and errors else error
@@ -293,40 +293,40 @@ def short(error: BaseException) -> str:
     return " ".join((wrapped[1] if wrapped else f"{type(first).__name__}: {text}").split())[:200]
 
 
-def lasting(error: BaseException) -> UnderstudyError | None:
+def permanent_error(error: BaseException) -> UnderstudyError | None:
     """The error to raise when a retry does not help; None when it may."""
     if isinstance(error, Unauthorized):
         return ConfigError(
-            f"the Cassandra user lacks permission: {short(error)}; grant it, or use other "
+            f"the Cassandra user lacks permission: {short_message(error)}; grant it, or use other "
             "credentials"
         )
     if isinstance(error, REFUSED):
         return StorageFailed(
-            f"Cassandra rejected a request: {short(error)}; check that its tables are as "
+            f"Cassandra rejected a request: {short_message(error)}; check that its tables are as "
             "`understudy store init` created them"
         )
     return None
 
 
-def too_long(error: BaseException, options: Options) -> Unreachable:
+def timeout_error(error: BaseException, options: Options) -> Unreachable:
     """The error to raise when retries did not help in time."""
     return Unreachable(
         f"Cassandra at {options.address} did not respond for {options.retry_s:g} s "
-        f"({short(error)}); nothing was committed since, try again when enough of its nodes are "
-        "up"
+        f"({short_message(error)}); nothing was committed in that time; try again when enough "
+        "of its nodes are up"
     )
 
 
-def no_connection(
+def connection_error(
     error: BaseException, options: Options, nodes: Mapping[str, int]
 ) -> UnderstudyError:
     """The error for a failed connection; `nodes` are those known before, by datacenter."""
     if nodes and options.datacenter and options.datacenter not in nodes:
-        return no_datacenter(options.datacenter, nodes)
+        return unknown_datacenter_error(options.datacenter, nodes)
     # The driver lists hosts instead of reasons when its policy allows none of them.
     reasons = getattr(error, "errors", None)
     causes = list(reasons.values()) if isinstance(reasons, dict) else [error]
-    what = f"cannot connect to Cassandra at {options.address} ({short(error)})"
+    what = f"cannot connect to Cassandra at {options.address} ({short_message(error)})"
     if any(isinstance(cause, AuthenticationFailed) for cause in causes):
         return ConfigError(f"{what}; check credentials=FILE")
     if any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
@@ -340,11 +340,11 @@ def no_connection(
     )
 
 
-def no_datacenter(name: str, nodes: Mapping[str, int]) -> ConfigError:
+def unknown_datacenter_error(name: str, nodes: Mapping[str, int]) -> ConfigError:
     """The error for an unknown datacenter."""
-    known = ", ".join(f"{count} in {datacenter}" for datacenter, count in sorted(nodes.items()))
+    counts = ", ".join(f"{count} in {datacenter}" for datacenter, count in sorted(nodes.items()))
     return ConfigError(
-        f"this cluster has no datacenter {name!r}, its nodes are {known}; use one of those"
+        f"this cluster has no datacenter {name!r}, its nodes are {counts}; use one of those"
     )
 
 
@@ -409,7 +409,7 @@ class Wire:
         bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
         return bound
 
-    def together(self, statements: Sequence[Statement]) -> Statement:
+    def batched(self, statements: Sequence[Statement]) -> Statement:
         """Combine statements of one Cassandra partition into one atomic write."""
         if len(statements) == 1:
             return statements[0]
@@ -430,15 +430,15 @@ class Wire:
         The statements must be idempotent, since they are retried. Unreachable after `retry_s`.
         """
         answers: list[list[Row]] = [[] for _ in statements]
-        left = list(range(len(statements)))
+        pending = list(range(len(statements)))
         deadline = time.monotonic() + self.options.retry_s
         pause_s = _FIRST_PAUSE_S
-        while left:
-            failed = self._round(statements, left, answers)
-            left = list(failed)
+        while pending:
+            failed = self._round(statements, pending, answers)
+            pending = list(failed)
             for error in failed.values():
                 self._raise_lasting(error)
-            if left:
+            if pending:
                 self._pause(next(iter(failed.values())), deadline, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return answers
@@ -461,7 +461,7 @@ class Wire:
         if failed:
             if isinstance(failed[0], (Unauthorized, *REFUSED)):
                 self._raise_lasting(failed[0])
-            raise OutcomeUnknown(short(failed[0]))
+            raise OutcomeUnknown(short_message(failed[0]))
         return answers[0][0]
 
     def define(self, cql: str) -> None:
@@ -473,8 +473,8 @@ class Wire:
                 raise
             raise ConfigError(
                 f"Cassandra rejected a definition in keyspace {self.options.keyspace} "
-                f"({short(error.__cause__)}); check replication, datacenter and ttl_s of the "
-                "address, and that the server is Cassandra 5.0 or newer"
+                f"({short_message(error.__cause__)}); check replication, datacenter and ttl_s of "
+                "the address, and that the server is Cassandra 5.0 or newer"
             ) from error.__cause__
 
     def nodes(self) -> Mapping[str, int]:
@@ -543,12 +543,12 @@ class Wire:
         """Raise when a retry does not help."""
         if self._closing.is_set():
             raise Closed("the store was closed") from error
-        if (failure := lasting(error)) is not None:
+        if (failure := permanent_error(error)) is not None:
             raise failure from error
 
     def _pause(self, error: BaseException, deadline: float, pause_s: float) -> None:
         if time.monotonic() + pause_s > deadline:
-            raise too_long(error, self.options) from error
+            raise timeout_error(error, self.options) from error
         if self._closing.wait(pause_s):
             raise Closed("the store was closed")
 
