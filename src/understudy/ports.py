@@ -296,7 +296,10 @@ class ExperienceStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Release all claims and resources; every waiting or later call raises Closed."""
+        """Release all claims and resources; may be called twice.
+
+        Every waiting or later call raises Closed.
+        """
         ...
 
 
