@@ -69,8 +69,11 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
 
 @pytest.mark.parametrize(
     "signals",
-    [[signal.SIGINT], [signal.SIGINT, signal.SIGINT], [signal.SIGHUP]],
-    ids=["once", "twice", "hangup"],
+    [
+        pytest.param([signal.SIGINT], id="once"),
+        pytest.param([signal.SIGINT, signal.SIGINT], id="twice", marks=pytest.mark.slow),
+        pytest.param([signal.SIGHUP], id="hangup", marks=pytest.mark.slow),
+    ],
 )
 def test_ctrl_c_leaves_no_process_and_no_folder(
     signals: list[signal.Signals], tmp_path: Path

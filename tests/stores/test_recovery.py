@@ -223,9 +223,11 @@ def write_and_erase(folder: Path) -> None:
     harness.store.close()
 
 
-def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(quick_path: Path):
-    """May take more than 20 seconds: a process is started, killed and recovered for each of
-    some 200 steps."""
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(
+    quick_path: Path, every: int
+):
+    """Kills a process at every third of some 200 steps and recovers it; in the full card at each."""
     mine, others = sessions(2, 3, seed=5)
     theirs = (mine[0].columns["obs"].tobytes(), mine[0].meta.session.bytes, PLAYER)
     step = 1
@@ -244,7 +246,7 @@ def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(quic
         assert harness.put(*others, player=OTHER_PLAYER) == ["duplicate"] * 3
         harness.store.close()
         shutil.rmtree(folder)
-        step += 1
+        step += every
     assert step > 100, "the whole way was walked"
 
 
