@@ -185,7 +185,7 @@ def test_the_commands_for_other_languages_register_a_game_send_a_chunk_and_get_a
 def test_every_code_of_a_refusal_is_on_the_page():
     codes = {
         code
-        for folder in ("core", "experience", "serve", "ingest")
+        for folder in ("core", "experience", "nn", "models", "serve", "ingest")
         for path in (ROOT / "src" / "understudy" / folder).glob("*.py")
         for code in re.findall(r'Refused\(\s*"(\w+)"', path.read_text())
     }

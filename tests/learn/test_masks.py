@@ -1,5 +1,4 @@
-"""Legal masks are obeyed everywhere: an illegal action is never taken, and never bootstrapped
-from."""
+"""Action masks are obeyed everywhere: no invalid action is taken or bootstrapped from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -158,7 +157,7 @@ def test_with_an_empty_mask_after_truncation_every_action_counts(double):
     np.testing.assert_array_equal(empty.weights, full.weights)
 
 
-def test_bc_moves_no_illegal_action_and_counts_only_legal_ones():
+def test_bc_moves_no_invalid_action_and_counts_only_valid_ones():
     action_mask = np.zeros((ROWS, ACTIONS), np.bool_)
     action_mask[:, :2] = True
     table = np.random.default_rng(0).normal(size=(STATES, ACTIONS)).astype(np.float32)
@@ -227,7 +226,7 @@ def test_first_priorities_stay_small_with_an_empty_mask_after_truncation():
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
-def test_playing_and_learning_never_takes_an_illegal_action(name):
+def test_playing_and_learning_never_takes_an_invalid_action(name):
     envs = make_envs(MaskedEnv, 2)
     game = game_of(envs)
     assert game.has_action_mask

@@ -122,7 +122,7 @@ def test_logp_equals_that_of_acting(kind: str) -> None:
     np.testing.assert_allclose(found, decision.logp, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_entropy_counts_legal_actions_only() -> None:
+def test_entropy_counts_valid_actions_only() -> None:
     logits = {"logits": jnp.zeros((2, 4))}
     action_mask = jnp.array([[True, True, True, True], [False, True, False, True]])
     found = networks.entropy(Head("categorical", 4), logits, action_mask)

@@ -232,7 +232,7 @@ def test_masks_extras_and_shifted_actions_come_with_their_rows():
     assert (batch.next_action_mask == action_mask[np.minimum(at + 2, 5)]).all()
 
 
-def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_legal():
+def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_valid():
     game = game_spec("rally", obs=2, actions=Box((2, 2), DTYPES["F64"]))
     held = HostReplay(game, needs(extras=("raw_action",)), ReplayConfig(capacity=64))
     action = np.arange(24.0).reshape(6, 2, 2)

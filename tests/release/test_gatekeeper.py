@@ -25,7 +25,7 @@ CHAMPION = balancing_policy(angle=1.0, spin=0.045)
 LINEAGE = Lineage(algorithm="dqn")
 
 
-class House:
+class GateHarness:
     """A registry with a champion, and what each policy would return in players' hands."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,8 +79,8 @@ class House:
 
 
 @pytest.fixture
-def house(quick_path: Path) -> House:
-    return House(quick_path)
+def harness(quick_path: Path) -> GateHarness:
+    return GateHarness(quick_path)
 
 
 def better(rng: np.random.Generator) -> Policy:
@@ -90,64 +90,64 @@ def better(rng: np.random.Generator) -> Policy:
     return balancing_policy(angle=angle, spin=spin, position=0.05, velocity=rng.uniform(0.08, 0.12))
 
 
-def shuffled(house: House, rng: np.random.Generator) -> int:
+def shuffled(harness: GateHarness, rng: np.random.Generator) -> int:
     def shuffle(weights: np.ndarray) -> np.ndarray:
         return rng.permutation(weights.ravel()).reshape(weights.shape)
 
-    return house.release(with_weights(better(rng), shuffle))
+    return harness.release(with_weights(better(rng), shuffle))
 
 
-def constant(house: House, rng: np.random.Generator) -> int:
-    return house.release(with_weights(better(rng), lambda weights: weights * 0))
+def constant(harness: GateHarness, rng: np.random.Generator) -> int:
+    return harness.release(with_weights(better(rng), lambda weights: weights * 0))
 
 
-def poisoned(house: House, rng: np.random.Generator) -> int:
+def poisoned(harness: GateHarness, rng: np.random.Generator) -> int:
     """Its bytes and its hash are right, its weights are not finite."""
-    number = house.release(better(rng))
-    raw = bytearray(house.blob(number).read_bytes())
+    number = harness.release(better(rng))
+    raw = bytearray(harness.blob(number).read_bytes())
     raw[-4:] = np.float32(np.nan).tobytes()
-    house.blob(number).write_bytes(bytes(raw))
+    harness.blob(number).write_bytes(bytes(raw))
     return number
 
 
-def truncated(house: House, rng: np.random.Generator) -> int:
-    number = house.release(better(rng))
-    raw = house.blob(number).read_bytes()
-    house.blob(number).write_bytes(raw[: int(rng.integers(0, len(raw)))])
+def truncated(harness: GateHarness, rng: np.random.Generator) -> int:
+    number = harness.release(better(rng))
+    raw = harness.blob(number).read_bytes()
+    harness.blob(number).write_bytes(raw[: int(rng.integers(0, len(raw)))])
     return number
 
 
-def forged(house: House, rng: np.random.Generator) -> int:
+def forged(harness: GateHarness, rng: np.random.Generator) -> int:
     """A release that a stranger signed, under the number it should have."""
     policy = better(rng)
-    number = house.release(policy)
-    journal = Journal(house.objects, f"registry/{GAME.game}")
+    number = harness.release(policy)
+    journal = Journal(harness.objects, f"registry/{GAME.game}")
     *_, (last, _) = journal.read()
-    manifest = house.registry.catalogue(GAME.game).models[number]
+    manifest = harness.registry.catalogue(GAME.game).models[number]
     facts = manifest.to_json() | {"model_no": number + 1}
     entry = {
         "kind": "release",
-        "epoch": house.epoch,
+        "epoch": harness.epoch,
         "manifest": facts,
         "journal": journal.name,
         "number": last + 1,
     }
     assert journal.append(last + 1, Signer(b"x" * 32).sign(entry | {"at_s": 1.0}))
-    house.play(number + 1, policy)
+    harness.play(number + 1, policy)
     return number + 1
 
 
-def replayed(house: House, rng: np.random.Generator) -> int:
+def replayed(harness: GateHarness, rng: np.random.Generator) -> int:
     """An older release again: by its number, and by its entry at the journal's end."""
-    old = house.release(better(rng))
-    house.release(CHAMPION)
-    journal = Journal(house.objects, f"registry/{GAME.game}")
+    old = harness.release(better(rng))
+    harness.release(CHAMPION)
+    journal = Journal(harness.objects, f"registry/{GAME.game}")
     entries = dict(journal.read())
     assert journal.append(max(entries) + 1, entries[max(entries) - 1])
     return old
 
 
-SABOTAGE: Sequence[Callable[[House, np.random.Generator], int]] = (
+SABOTAGE: Sequence[Callable[[GateHarness, np.random.Generator], int]] = (
     shuffled,
     constant,
     poisoned,
@@ -158,13 +158,16 @@ SABOTAGE: Sequence[Callable[[House, np.random.Generator], int]] = (
 
 
 def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better_ones_eighteen_are(
-    house: House, card: Card
+    harness: GateHarness, card: Card
 ):
     rng = np.random.default_rng(0)
     promoted = [
-        kind.__name__ for _ in range(17) for kind in SABOTAGE if house.is_promoted(kind(house, rng))
+        kind.__name__
+        for _ in range(17)
+        for kind in SABOTAGE
+        if harness.is_promoted(kind(harness, rng))
     ]
-    passed = sum(house.is_promoted(house.release(better(rng))) for _ in range(20))
+    passed = sum(harness.is_promoted(harness.release(better(rng))) for _ in range(20))
     tried = len(SABOTAGE) * 17
     card.line("sabotaged models, held back", tried=tried, held=tried - len(promoted))
     card.line(
@@ -178,57 +181,59 @@ def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better
     assert passed >= 18
 
 
-def test_in_a_clean_process_the_same_is_found(house: House):
-    house.keeper = Gatekeeper(house.registry, check=check_in_subprocess)
+def test_in_a_clean_process_the_same_is_found(harness: GateHarness):
+    harness.keeper = Gatekeeper(harness.registry, check=check_in_subprocess)
     rng = np.random.default_rng(1)
-    assert [kind.__name__ for kind in SABOTAGE if house.is_promoted(kind(house, rng))] == []
-    assert house.is_promoted(house.release(better(rng)))
+    assert [kind.__name__ for kind in SABOTAGE if harness.is_promoted(kind(harness, rng))] == []
+    assert harness.is_promoted(harness.release(better(rng)))
 
 
-def test_a_canary_whose_file_is_damaged_while_it_plays_is_not_promoted(house: House):
-    number = house.release(better(np.random.default_rng(2)))
-    assert house.keeper.admit(GAME.game, number, epoch=house.epoch).decision == "wait"
-    house.blob(number).write_bytes(b"")
-    found = house.keeper.judge(GAME.game, lambda model, _: house.returns[model], epoch=house.epoch)
+def test_a_canary_whose_file_is_damaged_while_it_plays_is_not_promoted(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(2)))
+    assert harness.keeper.admit(GAME.game, number, epoch=harness.epoch).decision == "wait"
+    harness.blob(number).write_bytes(b"")
+    found = harness.keeper.judge(
+        GAME.game, lambda model, _: harness.returns[model], epoch=harness.epoch
+    )
     assert found is not None
     assert found.decision == "reject"
     assert found.why.startswith("its file is no longer valid: ")
-    assert house.registry.catalogue(GAME.game).model_of("canary") == 0
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
 
 
-def test_with_a_game_to_play_in_held_out_episodes_decide_at_once(house: House):
-    number = house.release(better(np.random.default_rng(3)))
-    found = house.keeper.admit(GAME.game, number, epoch=house.epoch, play=returns_of)
+def test_with_a_game_to_play_in_held_out_episodes_decide_at_once(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(3)))
+    found = harness.keeper.admit(GAME.game, number, epoch=harness.epoch, play=returns_of)
     assert found.decision == "promote"
-    worse = house.release(balancing_policy(angle=1.0))
-    found = house.keeper.admit(GAME.game, worse, epoch=house.epoch, play=returns_of)
+    worse = harness.release(balancing_policy(angle=1.0))
+    found = harness.keeper.admit(GAME.game, worse, epoch=harness.epoch, play=returns_of)
     assert found.decision == "reject"
-    now = house.registry.catalogue(GAME.game)
+    now = harness.registry.catalogue(GAME.game)
     assert (now.model_of("champion"), now.model_of("canary")) == (number, 0)
 
 
-def test_a_canary_promoted_by_a_learner_that_stopped_then_is_cleared(house: House):
-    number = house.release(better(np.random.default_rng(4)))
-    house.keeper.admit(GAME.game, number, epoch=house.epoch)
-    house.registry.set_alias(GAME.game, "champion", number, why="kill -9 comes here")
-    assert house.keeper.judge(GAME.game, lambda model, _: (), epoch=house.epoch) is None
-    assert house.registry.catalogue(GAME.game).model_of("canary") == 0
+def test_a_canary_promoted_by_a_learner_that_stopped_then_is_cleared(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(4)))
+    harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
+    harness.registry.set_alias(GAME.game, "champion", number, why="kill -9 comes here")
+    assert harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch) is None
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
 
 
-def test_a_canary_without_a_champion_to_compare_it_with_is_cleared(house: House):
-    number = house.release(better(np.random.default_rng(5)))
-    house.keeper.admit(GAME.game, number, epoch=house.epoch)
-    house.registry.set_alias(GAME.game, "champion", 0, why="nobody shall play")
-    assert house.keeper.judge(GAME.game, lambda model, _: (), epoch=house.epoch) is None
-    assert house.registry.catalogue(GAME.game).model_of("canary") == 0
+def test_a_canary_without_a_champion_to_compare_it_with_is_cleared(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(5)))
+    harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
+    harness.registry.set_alias(GAME.game, "champion", 0, why="nobody shall play")
+    assert harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch) is None
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
 
 
-def test_an_old_learner_decides_nothing(house: House):
-    number = house.release(better(np.random.default_rng(6)))
-    house.registry.takeover(GAME.game, owner="another")
+def test_an_old_learner_decides_nothing(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(6)))
+    harness.registry.takeover(GAME.game, owner="another")
     with pytest.raises(Fenced, match="another has taken over"):
-        house.keeper.admit(GAME.game, number, epoch=house.epoch)
-    assert house.registry.catalogue(GAME.game).model_of("canary") == 0
+        harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
 
 
 def test_a_look_sees_what_was_known_when_it_was_due_however_late_it_is_made():
