@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from understudy.client.connect import ClientConfig as ClientConfig
     from understudy.client.connect import connect as connect
+    from understudy.client.sender import SenderConfig as SenderConfig
     from understudy.training import events as events
     from understudy.training.events import Stop as Stop
     from understudy.training.train import TrainOptions as TrainOptions
@@ -12,10 +13,20 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["ClientConfig", "Stop", "TrainOptions", "__version__", "connect", "events", "train"]
+__all__ = [
+    "ClientConfig",
+    "SenderConfig",
+    "Stop",
+    "TrainOptions",
+    "__version__",
+    "connect",
+    "events",
+    "train",
+]
 
 _LAZY = {
     "ClientConfig": "understudy.client.connect:ClientConfig",
+    "SenderConfig": "understudy.client.sender:SenderConfig",
     "Stop": "understudy.training.events:Stop",
     "TrainOptions": "understudy.training.train:TrainOptions",
     "connect": "understudy.client.connect:connect",

@@ -1,4 +1,4 @@
-"""The whole system on one page: the ports between its parts and the records that cross them.
+"""The whole system in one file: the ports between its parts and the records that cross them.
 
 Read this file first.
 

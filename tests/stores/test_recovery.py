@@ -227,7 +227,7 @@ def write_and_erase(folder: Path) -> None:
 def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(
     quick_path: Path, every: int
 ):
-    """Kills a process at every third of some 200 steps and recovers it; in the full card at each."""
+    """Kills and recovers a process at every third of some 200 steps; in the full card at each."""
     mine, others = sessions(2, 3, seed=5)
     theirs = (mine[0].columns["obs"].tobytes(), mine[0].meta.session.bytes, PLAYER)
     step = 1
