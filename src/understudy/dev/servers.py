@@ -142,7 +142,7 @@ class Server:
             _write_state(self.name, self.place.folder, self.place.ports, self._process.identity)
 
     def detach(self) -> None:
-        """Let it outlive this process; `attach` finds it again."""
+        """Keep the server running after this process exits; `attach` finds it again."""
         self._process.release()
 
     def __enter__(self) -> "Server":
@@ -372,7 +372,10 @@ def server_status(name: str, folder: Path) -> ServerStatus:
 
 
 def ensure(name: str, folder: Path) -> tuple[Server, bool]:
-    """The running server of this folder, and whether it is new; then it ends with this process."""
+    """Return this folder's server, started if needed, and whether this call started it.
+
+    A server started by this call ends with this process unless it is detached.
+    """
     with _lock(name, folder):
         status = server_status(name, folder)
         if status.state == "running" and status.server is not None:

@@ -89,7 +89,7 @@ def _typed(facts: Any, kind: type) -> dict[str, Any]:
     for name, value in facts.items():
         types = (dict,) if name in ("lineage", "golden", "config", "metrics") else (expected[name],)
         if type(value) not in types:
-            raise ValueError(f"{name} is a {type(value).__name__}")
+            raise ValueError(f"{name} is a {type(value).__name__}; expected {types[0].__name__}")
     return facts
 
 

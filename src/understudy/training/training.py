@@ -183,9 +183,9 @@ class Training:
             self.folder.save_policy("best", self.engine.policy)
 
     def final_returns(self) -> Array | None:
-        """100 episodes of the best policy on seeds no evaluation has used; None unless all finite.
+        """The best policy's returns in 100 episodes on unused seeds; None unless all are finite.
 
-        For a solved run they are the episodes that confirmed it.
+        For a solved run, these are the episodes that confirmed it.
         """
         if self._final is None:
             # The same policy always gets the same seeds, however often its run is extended, so
