@@ -391,7 +391,7 @@ def _run(
                 facts["init_from"], folder.start().weights, training.engine.policy.network
             )
         training.clocks.startup_s = time.perf_counter() - listener.started_s
-        training.hear(
+        training.handle_event(
             Started(
                 env_steps=training.resumed_at_step,
                 run=str(folder.root),
