@@ -190,14 +190,14 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
         kind=metadata["kind"],
         consent=metadata["consent"],
         client=metadata["client"],
-        chunk_no=_whole(metadata, "chunk_no"),
-        first_step=_whole(metadata, "first_step"),
-        n_steps=_whole(metadata, "n_steps"),
+        chunk_no=_integer(metadata, "chunk_no"),
+        first_step=_integer(metadata, "first_step"),
+        n_steps=_integer(metadata, "n_steps"),
         episodes=tuple(_read_note(note) for note in notes),
     )
 
 
-def _whole(metadata: Mapping[str, str], name: str) -> int:
+def _integer(metadata: Mapping[str, str], name: str) -> int:
     text = metadata[name]
     if not (
         text.isascii()

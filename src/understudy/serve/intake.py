@@ -268,7 +268,7 @@ class Appender:
                 if self._is_closed
                 else "the stream is overloaded at the moment"
             )
-            return [_again(what)] * len(frames)
+            return [_retry_later(what)] * len(frames)
         self.waiting_bytes += size_bytes
         waiting = _PendingFrames(frames, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -323,7 +323,7 @@ class Appender:
                 if isinstance(error, StorageFull)
                 else "the stream is not available"
             )
-            return [_again(what)] * len(frames)
+            return [_retry_later(what)] * len(frames)
 
     def _answer(self, batch: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
         at = 0
@@ -343,5 +343,5 @@ class Appender:
         await asyncio.to_thread(self._thread.shutdown)
 
 
-def _again(what: str) -> Ack:
+def _retry_later(what: str) -> Ack:
     return Ack(False, retry_after_s=_RETRY_AFTER_S, error=what)
