@@ -183,9 +183,10 @@ class Training:
             self.folder.save_policy("best", self.engine.policy)
 
     def final_returns(self) -> Array | None:
-        """The best policy's returns in 100 episodes on unused seeds; None unless all are finite.
+        """The best policy's returns in 100 episodes on new seeds; None unless all are finite.
 
-        For a solved run, these are the episodes that confirmed it.
+        No evaluation has used the seeds. For a solved run, these are the episodes that confirmed
+        it.
         """
         if self._final is None:
             # The same policy always gets the same seeds, however often its run is extended, so

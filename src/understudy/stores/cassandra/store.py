@@ -361,7 +361,7 @@ class CassandraStore:
         return findings
 
     def _arrivals(self, row: Row, findings: Findings) -> Iterator[tuple[Commit, Arrived]]:
-        """Yield every arrival of a partition; add the other facts of its commits to `findings`."""
+        """Yield a partition's arrivals; add gaps, quarantine and forgotten sessions to findings."""
         name = row.partition
         arrivals = 0
         last: Commit | None = None
