@@ -48,7 +48,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
             )
         return np.full(episodes, judged[1]["held_out" if is_second else "mean"])
 
-    def hear(event: Any) -> None:
+    def on_event(event: Any) -> None:
         nonlocal steps
         steps = event.env_steps
 
@@ -65,7 +65,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
                 until=475.0,
                 settings={"eval_every": EVERY_STEPS},
                 out=Path(folder) / "run",
-                on_event=hear,
+                on_event=on_event,
             )
         return {"steps": steps}
 

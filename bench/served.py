@@ -52,7 +52,7 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path, *roles: str) -> Iterator[Served]:
     config = Config(data=str(folder), gateway=GatewaySection(port=0), roles=roles)
-    with Platform(config, tell=lambda *_: None) as platform:
+    with Platform(config, on_state_change=lambda *_: None) as platform:
         running = Served(platform)
         # The gateway accepts a new key within half a second; measuring starts after that.
         time.sleep(1.0)

@@ -131,7 +131,7 @@ class Algorithm(Protocol):
     def act(
         self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
     ) -> Decision:
-        """Return what the exported policy does, computed in JAX, for devices and lanes."""
+        """Return the exported policy's decision, in JAX code that runs on devices and in lanes."""
         ...
 
     def update(self, state: Any, batch: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:

@@ -531,7 +531,7 @@ def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
     progress = RunProgress(lambda: float(next(now_s)))
     seen = []
     for event in events():
-        progress.hear(event)
+        progress.handle_event(event)
         seen.append(progress.is_compiling)
     assert seen == [False, False, True, False, False, False]
     steps_s, updates_s = progress.rates
@@ -553,13 +553,13 @@ def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
 def test_a_terminal_gets_a_table_that_shows_compiling():
     progress = RunProgress()
     out = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with run_view(out, progress) as hear:
+    with run_view(out, progress) as handle_event:
         for event in events()[:3]:
-            hear(event)
+            handle_event(event)
         out.print(progress_table(progress))
         for event in events()[3:]:
-            hear(event)
-        hear(Guarded(env_steps=3_000, what="a chunk was refused", chunks=["s/1"]))
+            handle_event(event)
+        handle_event(Guarded(env_steps=3_000, what="a chunk was refused", chunks=["s/1"]))
         out.print(progress_table(progress))
     shown = out.file.getvalue()  # type: ignore[attr-defined]
     for part in (
@@ -576,9 +576,9 @@ def test_a_terminal_gets_a_table_that_shows_compiling():
 
 def test_lines_are_few():
     out = Console(file=io.StringIO(), width=80)
-    with run_view(out, RunProgress()) as hear:
+    with run_view(out, RunProgress()) as handle_event:
         for event in [*events(), CheckpointSaved(env_steps=3_000, path="p"), *events()[1:2] * 50]:
-            hear(event)
+            handle_event(event)
     assert 3 <= out.file.getvalue().count("\n") <= 5  # type: ignore[attr-defined]
 
 
@@ -588,14 +588,14 @@ def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
         Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"])
         for step in range(100)
     ]
-    with run_view(out, RunProgress()) as hear:
+    with run_view(out, RunProgress()) as handle_event:
         for event in [
             *events(),
             *refused,
             Guarded(env_steps=3_000, what="weights of step 9 restored"),
             events()[-1],
         ]:
-            hear(event)
+            handle_event(event)
     told = out.file.getvalue()  # type: ignore[attr-defined]
     assert told.count("a chunk was refused") == 3
     assert told.count(" R/guarded.csv lists them all") == 1
@@ -616,9 +616,9 @@ def test_a_run_from_a_store_is_counted_in_updates_alone():
     )
     progress = RunProgress()
     out = Console(file=io.StringIO(), width=200)
-    with run_view(out, progress) as hear:
+    with run_view(out, progress) as handle_event:
         for event in [started, *events()[2:]]:
-            hear(event)
+            handle_event(event)
     out.print(progress_table(progress))
     told = out.file.getvalue()  # type: ignore[attr-defined]
     assert "resumed at update 64" in told

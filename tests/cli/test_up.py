@@ -281,7 +281,7 @@ def test_the_reason_why_a_role_ended_is_shown_once():
     ):
         view.log("ingest", "no broker")
         status.last_error = "ended with 3: no broker"
-        view.tell(status, said)
+        view.show_state(status, said)
     view.log("ingest", "no broker")
     view.close()
     assert written.getvalue().count("no broker") == 1
@@ -327,7 +327,7 @@ def test_sighup_stops_it_like_sigterm(tmp_path: Path):
 
 def test_no_development_key_is_created_when_other_machines_can_connect(tmp_path: Path):
     flags = {"data": str(tmp_path / "D"), "gateway.host": "0.0.0.0", "gateway.insecure": True}
-    with Platform(resolve(flags, environ={}).config, tell=lambda *_: None) as platform:
+    with Platform(resolve(flags, environ={}).config, on_state_change=lambda *_: None) as platform:
         assert platform.ready_line() == {"url": None, "key": None, "admin_key": None}
     assert open_deployment(DataFolder(tmp_path / "D")).keys.all() == []
 

@@ -36,7 +36,7 @@ def constant_policy(
 
 
 class Platform:
-    """A registry, and a link whose live models are updated by `tell`."""
+    """A registry, and a link whose live models are updated by `announce`."""
 
     def __init__(
         self, folder: Path, signer: Signer = SIGNER, link: MemoryLink | None = None
@@ -56,10 +56,10 @@ class Platform:
         model_no = self.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
         self.link.policies[model_no] = policy.encode()
         self.registry.set_alias(game, alias, model_no, why="test")
-        self.tell(share=share)
+        self.announce(share=share)
         return model_no
 
-    def tell(self, *, share: float = 0.2) -> None:
+    def announce(self, *, share: float = 0.2) -> None:
         now = self.registry.catalogue("my-game")
         champion, canary = (now.aliases.get(alias) for alias in ("champion", "canary"))
         self.link.live_models = live_models(

@@ -159,7 +159,7 @@ def test_an_older_entry_is_rejected_and_a_rollback_is_accepted(tmp_path):
     fresh.step()
     assert (name(fresh), "old_bot" in fresh.last_error) == ("my-game/2", True)
     platform.registry.rollback("my-game", why="test")
-    platform.tell()
+    platform.announce()
     for one in (bots, fresh):
         one._after = 0
         one.step()
@@ -268,7 +268,7 @@ def test_the_canary_plays_its_share_of_episodes(tmp_path):
     assert played.count("my-game/2") == pytest.approx(1000, abs=100)
     assert played.count("my-game/1") == 5000 - played.count("my-game/2")
     platform.registry.set_alias("my-game", "canary", 0, why="rejected")
-    platform.tell()
+    platform.announce()
     bots.step()
     assert {name(bots) for _ in range(100)} == {"my-game/1"}
 
@@ -293,7 +293,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     bots.pick()
     bots.step()
     platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
-    platform.tell()
+    platform.announce()
     bots.step()
     assert name(bots) == name(bots_of(platform.link, tmp_path)) == ""
 

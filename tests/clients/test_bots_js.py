@@ -221,7 +221,7 @@ def test_an_older_entry_is_rejected_and_a_rollback_is_accepted(tmp_path):
     old["liveModels"]["number"] = 1000
     again = {"start": {}} | old | {"liveModels": old["liveModels"] | {"number": 1001}}
     scenario.platform.registry.rollback("my-game", why="test")
-    scenario.platform.tell()
+    scenario.platform.announce()
     back = scenario.now(number=1002)
     found = played(new, old, again, back)["seen"]
     assert [step["bot"] for step in found] == ["my-game/2", "my-game/2", "my-game/2", "my-game/1"]
@@ -351,7 +351,7 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     scenario = Scenario(tmp_path)
     first = scenario.release(1)
     scenario.platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
-    scenario.platform.tell()
+    scenario.platform.announce()
     found = played(first, scenario.now(), {"start": {"isOffline": True}})["seen"]
     assert [step["bot"] for step in found] == ["my-game/1", "", ""]
 

@@ -163,7 +163,7 @@ def staged(folder: Path) -> Iterator[Stage]:
         gateway=GatewaySection(port=0, canary_share=0.5),
         learner=LearnerSection(first_steps=300),
     )
-    with Platform(config, tell=lambda *_: None) as platform:
+    with Platform(config, on_state_change=lambda *_: None) as platform:
         stage = Stage(folder, platform)
         try:
             yield stage

@@ -60,7 +60,7 @@ class Sabotage:
         self._step = self._calls = 0
         self._is_armed = False
 
-    def hear(self, event: Any) -> None:
+    def handle_event(self, event: Any) -> None:
         """Receives every event of the training first."""
         self._step = event.env_steps
         if self._is_armed or self._step < self._fault.step:
@@ -119,13 +119,13 @@ def _sabotage(fault: Fault, died: Path) -> None:
     from understudy.training.training import Training
 
     sabotage = Sabotage(fault, died)
-    hear = Training.hear
+    handle_event = Training.handle_event
 
     def overheard(self: Training, event: Any) -> None:
-        sabotage.hear(event)
-        hear(self, event)
+        sabotage.handle_event(event)
+        handle_event(self, event)
 
-    Training.hear = overheard  # type: ignore[method-assign]
+    Training.handle_event = overheard  # type: ignore[method-assign]
     for name in ("write", "pwrite", "fsync", "fdatasync", "replace", "unlink"):
         setattr(os, name, sabotage.wrap(name, getattr(os, name)))
 

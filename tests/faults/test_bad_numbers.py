@@ -69,7 +69,7 @@ class Watch:
     rates: list[float] = field(default_factory=list)
     learner: Learner | None = None
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         if isinstance(event, Guarded):
             self.events.append(event)
 
@@ -144,7 +144,7 @@ def train_watched(watch: Watch, out: Path, algorithm: Any = "dqn", **settings: A
         until=400,
         out=out,
         settings=chosen,
-        on_event=watch.hear,
+        on_event=watch.handle_event,
     )
 
 
@@ -330,12 +330,12 @@ def dying_at(step: int | None) -> Iterator[Any]:
     class Killed(BaseException):
         pass
 
-    def hear(event: Event) -> None:
+    def handle_event(event: Event) -> None:
         if step is not None and event.env_steps > step:
             raise Killed
 
     with contextlib.suppress(Killed):
-        yield hear
+        yield handle_event
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
@@ -349,11 +349,11 @@ def test_a_game_of_bad_numbers_is_trained_to_the_end_and_resumed_to_the_same_bit
         "settings": settings_of(algorithm),
         "options": TrainOptions(wrapper="tests.faults.bad_numbers:BadGame"),
     }
-    train("CartPole-v1", out=tmp_path / "whole", on_event=watch.hear, **words)
+    train("CartPole-v1", out=tmp_path / "whole", on_event=watch.handle_event, **words)
     assert len(watch.named) > 10
     for step in (700, 1300, None):
-        with dying_at(step) as hear:
-            train("CartPole-v1", out=tmp_path / "run", resume=True, on_event=hear, **words)
+        with dying_at(step) as handle_event:
+            train("CartPole-v1", out=tmp_path / "run", resume=True, on_event=handle_event, **words)
     assert not differences(traces(tmp_path / "whole"), traces(tmp_path / "run"))
     if algorithm == "dqn":
         assert (

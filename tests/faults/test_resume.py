@@ -338,12 +338,12 @@ class Killed(BaseException):
 def trained_here(run: Path, *, kill_at: int | None = None, **words: Any) -> None:
     """A training in this process; it dies after the first events behind `kill_at`."""
 
-    def hear(event: Any) -> None:
+    def handle_event(event: Any) -> None:
         if kill_at is not None and event.env_steps > kill_at:
             raise Killed
 
     with contextlib.suppress(Killed):
-        train(out=run, on_event=hear, **words)
+        train(out=run, on_event=handle_event, **words)
 
 
 def without_open_episodes(patch: pytest.MonkeyPatch) -> None:

@@ -340,7 +340,7 @@ def test_progress_is_among_the_metrics_of_the_gateway(process: Process, keyspace
         ingest=IngestSection(engine="spark", master="local[1]"),
         store=StoreSection(url=keyspace.url),
     )
-    with Platform(config, tell=lambda *_: None) as platform:
+    with Platform(config, on_state_change=lambda *_: None) as platform:
         stop = Event()
         thread = Thread(target=platform.supervisor.run, args=(stop,))
         thread.start()

@@ -127,7 +127,7 @@ def test_a_damaged_model_is_reported_and_everything_else_is_backed_up(
 def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
     first = min((deployed.root / "models" / "registry" / "pong").iterdir())
     first.rename(tmp_path / "lost")
-    with pytest.raises(Corrupt, match="restore it before the backup"):
+    with pytest.raises(Corrupt, match="restore it, then back up again"):
         back_up(deployed, tmp_path / "B")
     assert not (tmp_path / "B").exists()
 

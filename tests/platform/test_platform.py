@@ -39,10 +39,14 @@ class Watched:
             for name, text in scripts.items()
         ]
         self.it = Supervisor(
-            roles, folder, clock=SystemClock(), tell=self._tell, log=lambda *_: None
+            roles,
+            folder,
+            clock=SystemClock(),
+            on_state_change=self._record_state,
+            log=lambda *_: None,
         )
 
-    def _tell(self, status: RoleStatus, said: str) -> None:
+    def _record_state(self, status: RoleStatus, said: str) -> None:
         self.told.append((status.role.name, said))
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

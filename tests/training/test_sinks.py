@@ -58,7 +58,7 @@ class Hung(Kept):
 def fed(sink: Any, events: list[Event], **settings: Any) -> Feed:
     feed = Feed("kept", lambda started: sink, **settings)
     for event in [STARTED, *events]:
-        feed.hear(event)
+        feed.handle_event(event)
     return feed
 
 
@@ -97,7 +97,7 @@ def test_a_hanging_sink_loses_its_oldest_entries_and_blocks_nothing():
     feed = fed(sink, [episode(0)], queue=10)
     assert sink.entered.wait(30.0)
     for step in range(1, 101):
-        feed.hear(episode(step))
+        feed.handle_event(episode(step))
     feed.close(timeout_s=0.01)
     assert feed.is_hanging
     assert feed.dropped == 90
@@ -111,9 +111,9 @@ def test_a_sink_that_fails_to_open_or_write_is_disabled():
         raise OSError("no route to the server")
 
     feed = Feed("kept", refuse)
-    feed.hear(STARTED)
+    feed.handle_event(STARTED)
     feed.close()
-    feed.hear(episode(1))
+    feed.handle_event(episode(1))
     assert feed.warning == "log kept failed and was disabled: OSError: no route to the server"
 
 
@@ -196,8 +196,8 @@ def test_each_adapter_speaks_its_packages_language(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     name = package.removesuffix("X").lower()
     feed = Feed(name, sinks_named(name)[name])
-    feed.hear(STARTED)
-    feed.hear(episode(5))
+    feed.handle_event(STARTED)
+    feed.handle_event(episode(5))
     feed.close()
     sys.modules.pop(package)
     assert feed.warning == ""
@@ -212,8 +212,8 @@ def test_the_real_tensorboard_writer_writes_a_file(tmp_path: Path):
         env_steps=10, run=str(tmp_path), game="g", algorithm="dqn", seed=0, steps=100, until=None
     )
     feed = Feed("tensorboard", sinks_named("tensorboard")["tensorboard"])
-    feed.hear(started)
-    feed.hear(episode(11))
+    feed.handle_event(started)
+    feed.handle_event(episode(11))
     feed.close()
     assert feed.warning == ""
     (file,) = (tmp_path / "tensorboard").iterdir()
@@ -226,9 +226,12 @@ from understudy.training.sinks import Feed, sinks_named
 from understudy.training.events import EpisodeEnded, Started
 run, name = sys.argv[1:]
 feed = Feed(name, sinks_named(name)[name])
-feed.hear(Started(env_steps=0, run=run, game="g", algorithm="dqn", seed=7, steps=100, until=None))
+started = Started(
+    env_steps=0, run=run, game="g", algorithm="dqn", seed=7, steps=100, until=None
+)
+feed.handle_event(started)
 for step in (5, 6):
-    feed.hear(EpisodeEnded(env_steps=step, env=0, return_=step / 4, length=7))
+    feed.handle_event(EpisodeEnded(env_steps=step, env=0, return_=step / 4, length=7))
 feed.close(timeout_s=200.0)
 sys.exit(feed.warning or 0)
 """

@@ -57,11 +57,11 @@ class Crash(Exception):
 
 
 def crash_at(env_steps: int) -> Any:
-    def hear(event: Event) -> None:
+    def handle_event(event: Event) -> None:
         if isinstance(event, Update) and event.env_steps >= env_steps:
             raise Crash
 
-    return hear
+    return handle_event
 
 
 def crash_at_start(event: Event) -> None:

@@ -80,7 +80,7 @@ class LiveEnvs:
                 self.frames[name][mask] = column[mask][:, None]
 
     def step(self, action: Array) -> tuple[Array, Flags, Flags]:
-        """Return rewards, terminated and truncated; observations are those before any reset."""
+        """Return rewards, terminated and truncated; `obs` holds observations before any reset."""
         try:
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             self.obs = self._columns(obs)

@@ -308,8 +308,8 @@ def _incoming(
         )
     if consent is None and not as_is:
         raise ConfigError(
-            f"{kind} files do not record the players' consent; give --consent "
-            f"{', '.join(CONSENTS)} (learners read granted)"
+            f"{kind} files do not record the players' consent; pass --consent with "
+            f"one of {', '.join(CONSENTS)}; learners use only granted"
         )
     if kind == "minari":
         from understudy.exchange.minari import MinariDataset

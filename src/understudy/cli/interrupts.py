@@ -56,7 +56,7 @@ class Interrupts:
     """
 
     def __init__(self, *, hurry: Callable[[], None] | None = None) -> None:
-        """With `hurry`, only the first signal raises; later ones call it, so cleanup completes."""
+        """Later signals call `hurry`, if set, instead of raising, so that cleanup completes."""
         self._number = 0
         self._hurry = hurry
         self._before: Mapping[int, Any] = {}

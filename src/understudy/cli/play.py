@@ -198,11 +198,11 @@ def _watch(
             can_show = False
     if not can_show:
 
-        def tell(number: int, moment: Moment) -> None:
+        def report_episode(number: int, moment: Moment) -> None:
             if moment.has_ended:
                 out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
 
-        return watch(choice, policy, seeds=seeds, shows_frames=False, see=tell)
+        return watch(choice, policy, seeds=seeds, shows_frames=False, see=report_episode)
     next_s = time.monotonic()
     with Live(console=out, auto_refresh=False, transient=True) as live:
 
@@ -365,11 +365,11 @@ def _run(
     is_announced = False
     late_s = time.monotonic() + _KEY_TIMEOUT_S
 
-    def tell(status: RoleStatus, text: str) -> None:
+    def report_state(status: RoleStatus, text: str) -> None:
         if status.state == "waiting":
             out.print(f"[yellow]{status.role.name}[/] {escape(text)}", soft_wrap=True)
 
-    with request, Platform(config, tell=tell) as platform:
+    with request, Platform(config, on_state_change=report_state) as platform:
 
         def each() -> None:
             nonlocal is_announced, late_s

@@ -181,13 +181,13 @@ def _trained(
     interrupts: Interrupts,
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
-    with run_view(out, progress) as hear:
+    with run_view(out, progress) as handle_event:
         # Imported late: importing JAX takes seconds.
         from understudy.training.train import TrainOptions, train_seeds
         from understudy.training.train import train as train_one
 
         def on_event(event: Event) -> None:
-            hear(event)
+            handle_event(event)
             interrupts.check()
 
         def warn(text: str) -> None:

@@ -52,7 +52,7 @@ class RunProgress:
         self.guards: Counter[str] = Counter()
         """How often the guard intervened, by kind of reason."""
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         self.steps = max(self.steps, event.env_steps)
         match event:
             case Started():
@@ -116,9 +116,9 @@ def run_view(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
     """Show a run until the block ends; `progress` receives every event first."""
     next_s = 0.0
 
-    def hear(event: Event) -> None:
+    def handle_event(event: Event) -> None:
         nonlocal next_s
-        progress.hear(event)
+        progress.handle_event(event)
         is_news = not isinstance(event, Guarded) or progress.times_guarded(event) <= _GUARDS_SHOWN
         if isinstance(event, Started | Guarded) and is_news:
             out.print(_message(event, progress), soft_wrap=not out.is_terminal)
@@ -135,7 +135,7 @@ def run_view(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
         next_s = time.monotonic() + _LINE_EVERY_S
 
     if not out.is_terminal:
-        yield hear
+        yield handle_event
         return
     with Live(
         console=out,
@@ -143,7 +143,7 @@ def run_view(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
         transient=True,
         get_renderable=lambda: progress_table(progress),
     ):
-        yield hear
+        yield handle_event
 
 
 def _kind(event: Guarded) -> str:

@@ -130,7 +130,7 @@ def up(
     with (
         contextlib.closing(view),
         request,
-        Platform(config, tell=view.tell, log=view.log) as platform,
+        Platform(config, on_state_change=view.show_state, log=view.log) as platform,
     ):
         view.statuses = platform.supervisor.statuses
         is_announced = False
@@ -304,7 +304,7 @@ class _View:
             self._live.stop()
             self._live = None
 
-    def tell(self, status: RoleStatus, text: str) -> None:
+    def show_state(self, status: RoleStatus, text: str) -> None:
         """Show a role's change of state; its last line is omitted if the text repeats it."""
         name = status.role.name
         if self._held and (line := self._held.get(name)) and line[:300] in status.last_error:

@@ -268,8 +268,8 @@ class Bots:
         if signed["key_id"] not in trusted:
             raise Refused(
                 "unknown_key",
-                f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now; "
-                "the current bot is fetched",
+                f"the bot on this disk was signed by {signed['key_id']}, which is no longer "
+                "trusted; the current bot is fetched instead",
             )
         manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
         return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))

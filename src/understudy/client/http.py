@@ -128,7 +128,7 @@ class HttpLink:
             and all(values.get(name) is None or isinstance(values[name], str) for name in _TEXTS)
         )
         if not is_valid:
-            raise _unexpected(f"a bot {_printable(response, 80)}")
+            raise _unexpected(f"invalid live models {_printable(response, 80)}")
         return LiveModels(**values | {"trust": tuple(trust), "canary_share": float(share)})
 
     def policy(self, model_no: int) -> bytes:
@@ -323,5 +323,6 @@ def _object(raw: bytes) -> dict[str, Any]:
 def _unexpected(what: str) -> LinkFailed:
     return LinkFailed(
         "strange_answer",
-        f"the platform sent a response that this version of understudy does not understand: {what}",
+        f"the platform sent a response that this version of understudy does not understand: {what}"
+        "; check the address, and install the platform's version here",
     )

@@ -82,7 +82,7 @@ class Process:
         return identify(self.pid) == self.identity
 
     def release(self) -> None:
-        """Let it outlive this process."""
+        """Keep the process running after the current one exits."""
         if self._gate >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._gate, b"stay\n")

@@ -142,7 +142,7 @@ class Server:
             _write_state(self.name, self.place.folder, self.place.ports, self._process.identity)
 
     def detach(self) -> None:
-        """Let it outlive this process; `attach` finds it again."""
+        """Keep the server running after this process exits; `attach` finds it again."""
         self._process.release()
 
     def __enter__(self) -> "Server":
@@ -230,9 +230,9 @@ def _run(name: str, recipe: Recipe, place: ServerFolder) -> Process:
         # If the welcome was interrupted, it is repeated.
         welcomed = place.folder / "welcomed"
         if not (recipe.keeps_data and welcomed.exists()):
-            _until_it_works(name, process, place, recipe.initialise)
+            _retry_until_success(name, process, place, recipe.initialise)
             welcomed.touch()
-        _until_it_works(name, process, place, recipe.probe)
+        _retry_until_success(name, process, place, recipe.probe)
         _write_state(name, place.folder, place.ports, process.identity)
     except BaseException:
         process.kill()
@@ -240,15 +240,15 @@ def _run(name: str, recipe: Recipe, place: ServerFolder) -> Process:
     return process
 
 
-def _until_it_works(
-    name: str, process: Process, place: ServerFolder, ask: Callable[[ServerFolder], None]
+def _retry_until_success(
+    name: str, process: Process, place: ServerFolder, call: Callable[[ServerFolder], None]
 ) -> None:
     deadline = time.monotonic() + _START_S
     while True:
         try:
             if not listens(place.ports["client"]):
                 raise ConnectionRefusedError(f"nothing listens on {place.address}")
-            ask(place)
+            call(place)
         except Exception as error:
             if not process.is_alive:
                 raise ServerFailed(
@@ -372,7 +372,10 @@ def server_status(name: str, folder: Path) -> ServerStatus:
 
 
 def ensure(name: str, folder: Path) -> tuple[Server, bool]:
-    """The running server of this folder, and whether it is new; then it ends with this process."""
+    """Return this folder's server, started if needed, and whether this call started it.
+
+    A server started by this call ends with this process unless it is detached.
+    """
     with _lock(name, folder):
         status = server_status(name, folder)
         if status.state == "running" and status.server is not None:

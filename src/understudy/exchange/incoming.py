@@ -234,7 +234,7 @@ def chunks_of(
 
 
 def _most_steps(columns: Mapping[str, Array]) -> int:
-    """Return the steps of a chunk that certainly fits, or fits once its images are compressed."""
+    """Return how many steps fit into a chunk; image columns are assumed to compress."""
     row_bytes = sum(column[0].nbytes for column in columns.values())
     shrinks = any(
         column.dtype.itemsize == 1

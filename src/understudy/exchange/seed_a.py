@@ -102,7 +102,7 @@ class Records:
         self.game_ids[name] = self.game_ids.get(name, 0) + 1
         if game_id is not None and name != game_id:
             return
-        episode, step, action = (_whole(record, key) for key in ("episode", "step", "action"))
+        episode, step, action = (_integer(record, key) for key in ("episode", "step", "action"))
         state, next_state = (_floats(record[key], key) for key in ("state", "next_state"))
         (reward,) = _floats([record["reward"]], "reward")
         if type(record["done"]) is not bool:
@@ -124,7 +124,7 @@ class Records:
             self.duplicates += 1
 
 
-def _whole(record: Mapping[str, Any], name: str) -> int:
+def _integer(record: Mapping[str, Any], name: str) -> int:
     number = record[name]
     if type(number) is not int or not 0 <= number < _MOST:
         raise ValueError(f"{name} is {str(number)[:40]!r}; expected an integer of at least 0")

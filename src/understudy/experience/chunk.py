@@ -164,7 +164,11 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
             f"chunk format {metadata['format'][:40]!r}; this build reads {CHUNK_FORMAT}",
         )
     if metadata["kind"] not in KINDS or metadata["consent"] not in CONSENTS:
-        raise Refused("bad_metadata", f"kind must be one of {KINDS} and consent one of {CONSENTS}")
+        raise Refused(
+            "bad_metadata",
+            f"kind is {metadata['kind'][:40]!r} and consent is {metadata['consent'][:40]!r}; "
+            f"expected one of {KINDS} and one of {CONSENTS}",
+        )
     if len(metadata["client"]) > 128 or not _SCHEMA.fullmatch(metadata["schema"]):
         raise Refused(
             "bad_metadata", "client must have at most 128 characters, and schema 64 of 0-9 a-f"
@@ -186,14 +190,14 @@ def read_meta(metadata: Mapping[str, str]) -> ChunkMeta:
         kind=metadata["kind"],
         consent=metadata["consent"],
         client=metadata["client"],
-        chunk_no=_whole(metadata, "chunk_no"),
-        first_step=_whole(metadata, "first_step"),
-        n_steps=_whole(metadata, "n_steps"),
+        chunk_no=_integer(metadata, "chunk_no"),
+        first_step=_integer(metadata, "first_step"),
+        n_steps=_integer(metadata, "n_steps"),
         episodes=tuple(_read_note(note) for note in notes),
     )
 
 
-def _whole(metadata: Mapping[str, str], name: str) -> int:
+def _integer(metadata: Mapping[str, str], name: str) -> int:
     text = metadata[name]
     if not (
         text.isascii()

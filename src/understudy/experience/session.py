@@ -1,4 +1,4 @@
-"""The state of one session: the pure rule by which every frame counts once.
+"""The state of one session, and the pure functions that count every frame exactly once.
 
 Stores keep one `SessionState` per session and call `admit` inside their commit. The state is
 bounded: it has at most 1,024 ranges of seen numbers, and data numbers are at most 1,024 ahead of
@@ -204,7 +204,7 @@ def withdraw(state: SessionState, n_steps: int) -> SessionState:
 
 
 def _add_data(ranges: tuple[SeenRange, ...], arrival: Arrival) -> tuple[SeenRange, ...] | None:
-    """The ranges with one more data number, or None if its steps contradict a neighbour's."""
+    """The ranges with the arrival's number added; None if its steps conflict with a range."""
     number = arrival.number
     first_step = arrival.first_step
     end_step = arrival.first_step + arrival.n_steps

@@ -100,8 +100,8 @@ class Discrete:
 
     def __post_init__(self) -> None:
         _normalise(self, sorts="iu")
-        n = _whole(self.n, "n")
-        start = _whole(self.start, "start")
+        n = _integer(self.n, "n")
+        start = _integer(self.start, "start")
         info = np.iinfo(self.dtype)
         object.__setattr__(self, "n", n)
         object.__setattr__(self, "start", start)
@@ -132,7 +132,7 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         _normalise(self, sorts="iu")
-        counts = tuple(_whole(count, "a count") for count in self.counts)
+        counts = tuple(_integer(count, "a count") for count in self.counts)
         object.__setattr__(self, "counts", counts)
         if len(counts) != math.prod(self.shape):
             raise SpecError(
@@ -180,7 +180,7 @@ def _normalise(space: Any, *, sorts: str) -> None:
     object.__setattr__(space, "dtype", DTYPES[DTYPE_NAMES[dtype]])
     if isinstance(space, Discrete):
         return
-    shape = tuple(_whole(n, "a dimension") for n in space.shape)
+    shape = tuple(_integer(n, "a dimension") for n in space.shape)
     if len(shape) > MAX_DIMENSIONS or any(n < 1 for n in shape):
         raise SpecError(
             f"shape {shape} is not allowed; give at most {MAX_DIMENSIONS} dimensions, each at "
@@ -189,7 +189,7 @@ def _normalise(space: Any, *, sorts: str) -> None:
     object.__setattr__(space, "shape", shape)
 
 
-def _whole(value: Any, what: str) -> int:
+def _integer(value: Any, what: str) -> int:
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise SpecError(f"{what} is {value!r}; give a whole number")
     return operator.index(value)

@@ -79,7 +79,7 @@ def action_writer(spec: GameSpec) -> Write:
 
     def write(columns: Columns, at: int, action: Any) -> None:
         if type(action) is not int:
-            action = _whole(action, by_name)
+            action = _action_number(action, by_name)
         if not low <= action < high:
             raise Refused(
                 "not_in_space", f"action {action}; give a whole number from {low} to {high - 1}"
@@ -114,7 +114,7 @@ def check_mask(mask: Any, n_actions: int) -> Array:
     return _lossless("action_mask", array, np.dtype(np.bool_))
 
 
-def _whole(action: Any, by_name: Mapping[str, int]) -> int:
+def _action_number(action: Any, by_name: Mapping[str, int]) -> int:
     if isinstance(action, str):
         if action not in by_name:
             expected = (

@@ -147,7 +147,7 @@ def _moved(xp: Any, paddle: Any, move: Any) -> Any:
 
 
 def seat_view(court: Court, seat: int) -> tuple[Any, ...]:
-    """A seat's view, mirrored so that it is on the left; divide by `SCALES` for the observation."""
+    """A seat's view with its own paddle on the left; divide by `SCALES` for the observation."""
     side = 1 if seat == 0 else -1
     own, other = (court.left, court.right) if seat == 0 else (court.right, court.left)
     return (

@@ -369,7 +369,7 @@ class Ring:
             for (number, n), end in zip(arrays["tails"].tolist(), ends, strict=True)
         }
         placed = (
-            self._place_again(span, [chunks[key] for key in ids], arrays, tail=tails.get(number))
+            self._restore_span(span, [chunks[key] for key in ids], arrays, tail=tails.get(number))
             for number, (span, ids) in enumerate(zip(spans, needed, strict=True))
             if is_readable[number]
         )
@@ -380,7 +380,7 @@ class Ring:
         ]
         return placed, cleared
 
-    def _place_again(
+    def _restore_span(
         self,
         span: Span,
         chunks: Sequence[Chunk],

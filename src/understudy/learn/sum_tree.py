@@ -436,7 +436,7 @@ class SumTree:
         return self._n_rows
 
     def set(self, rows: Rows, masses: Masses) -> None:
-        """Set the masses of these rows; of a repeated row, the last one counts."""
+        """Set the masses of these rows; if a row is repeated, its last mass counts."""
         self._n_rows += _set_rows(self.parts, rows, masses)
 
     def set_range(self, start: int, masses: Masses) -> None:

@@ -102,8 +102,8 @@ class Catalogue:
         if alias not in ALIASES or model_no not in (0, *self.models):
             raise Refused(
                 "bad_entry",
-                f"alias {alias!r} and model {model_no!r}; expected one of {ALIASES}, and a "
-                "released model or 0",
+                f"alias {alias!r} cannot point to model {model_no!r}; expected one of {ALIASES} "
+                "and a released model, or 0 for none",
             )
         why = str(entry.get("why", ""))[:MAX_WHY]
         pointer = Alias(model_no, entry["number"], float(entry["at_s"]), why, raw)

@@ -281,10 +281,10 @@ def _condition(text: str, where: ObjectLocation) -> str:
 
 
 def _is_missing(error: Exception, where: ObjectLocation) -> bool:
-    """Whether the object does not exist; a missing bucket or key has the same status.
+    """Whether the object, and not its bucket, is missing; the HTTP status is the same for both.
 
-    S3 responds with an error code of its own. A proxy that responds for it has none, and cannot
-    know whether the object exists.
+    S3 also sends an error code. An S3 response without one is from a proxy, which cannot know
+    whether the object exists.
     """
     code = _first(_CODE, str(error))
     return code in _NO_OBJECT or not (code or where.bucket)

@@ -87,9 +87,12 @@ def _typed(facts: Any, kind: type) -> dict[str, Any]:
     if not isinstance(facts, dict) or facts.keys() != expected.keys():
         raise ValueError(f"the fields of a {kind.__name__} are {sorted(expected)}")
     for name, value in facts.items():
-        types = (dict,) if name in ("lineage", "golden", "config", "metrics") else (expected[name],)
-        if type(value) not in types:
-            raise ValueError(f"{name} is a {type(value).__name__}")
+        is_dict = name in ("lineage", "golden", "config", "metrics")
+        expected_type: Any = dict if is_dict else expected[name]
+        if type(value) is not expected_type:
+            raise ValueError(
+                f"{name} is a {type(value).__name__}; expected {expected_type.__name__}"
+            )
     return facts
 
 

@@ -212,7 +212,7 @@ class ScaleImage:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Moves these axes of a row last and merges them; without axes, adds one of length 1."""
+    """Moves these axes of a row to the end and merges them; without axes, adds one of length 1."""
 
     axes: tuple[int, ...] = ()
 
@@ -350,12 +350,12 @@ class NetworkSpec:
         for name in self.inputs:
             if name != "obs" and not name.startswith("obs."):
                 raise ConfigError(
-                    f"an input has the name {name!r}; give an observation column, such as 'obs'"
+                    f"input {name!r} is not an observation column; use 'obs' or 'obs.NAME'"
                 )
         for name in self.heads:
             if not _HEAD.fullmatch(name):
                 raise ConfigError(
-                    f"a head has the name {name!r}; give letters a-z, digits and _, such as 'q'"
+                    f"{name!r} is not a valid head name; use letters a-z, digits and _, such as 'q'"
                 )
         for place, layers in self.places():
             _check_place(place, layers)

@@ -250,8 +250,8 @@ def decode_policy(raw: bytes | memoryview) -> Policy:
             network=network_from_json(metadata["network"]),
             weights=weights,
             head=head_from_json(strict_json(metadata["head"])),
-            stack=_whole(metadata["stack"]),
-            version=_whole(metadata["version"]),
+            stack=_integer(metadata["stack"]),
+            version=_integer(metadata["version"]),
             priority=None if priority is None else InitialPriority(**priority),
         )
     except (ConfigError, TypeError) as error:
@@ -261,7 +261,7 @@ def decode_policy(raw: bytes | memoryview) -> Policy:
 _METADATA = {"format", "game", "network", "head", "stack", "version", "priority"}
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and str(int(text)) == text):
         raise Refused("bad_policy", f"stack or version is {text[:30]!r}; expected a whole number")
     return int(text)

@@ -273,7 +273,7 @@ def _in_order(names: list[str], source: Objects) -> Iterator[str]:
             entry = f"{journal}/{missed:010d}.json"
             if source.get(entry) is None:
                 raise Corrupt(
-                    f"{entry} is missing, but later entries exist; restore it before the backup"
+                    f"{entry} is missing, but later entries exist; restore it, then back up again"
                 )
             yield entry
         if number:

@@ -133,7 +133,7 @@ class RoleStatus:
         }
 
 
-Tell = Callable[[RoleStatus, str], None]
+OnStateChange = Callable[[RoleStatus, str], None]
 """Called with a message for users when the state of a role changes."""
 
 
@@ -149,13 +149,13 @@ class Supervisor:
         folder: Path,
         *,
         clock: Clock,
-        tell: Tell,
+        on_state_change: OnStateChange,
         log: Callable[[str, str], None] | None = None,
     ) -> None:
         """`log` gets a role's name and each line of its standard error, from a thread."""
         self._folder = folder
         self._clock = clock
-        self._tell = tell
+        self._on_state_change = on_state_change
         self._log = log
         self._written_s = 0.0
         self.statuses = {role.name: RoleStatus(role, since_s=clock.now()) for role in roles}
@@ -258,7 +258,7 @@ class Supervisor:
         status.since_s = self._clock.now()
         self._write(status)
         if message:
-            self._tell(status, message)
+            self._on_state_change(status, message)
 
     def _write(self, status: RoleStatus) -> None:
         path = self._folder / f"{status.role.name}.json"
@@ -351,7 +351,7 @@ class Platform:
         self,
         config: Config,
         *,
-        tell: Tell,
+        on_state_change: OnStateChange,
         log: Callable[[str, str], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -364,7 +364,11 @@ class Platform:
         self._config_file = folder / f"config-{'-'.join(config.roles)}.json"
         # Locks first: if these roles run already, none of their files is changed.
         self.supervisor = Supervisor(
-            self._roles(), folder, clock=clock or SystemClock(), tell=tell, log=log
+            self._roles(),
+            folder,
+            clock=clock or SystemClock(),
+            on_state_change=on_state_change,
+            log=log,
         )
         with contextlib.ExitStack() as failing:
             failing.callback(self.supervisor.close)

@@ -169,11 +169,11 @@ class GameTraining:
             context.follower,
             steps=settings.run.steps,
             clock=context.clock,
-            on_event=self._hear,
+            on_event=self._handle_event,
             learn_from=context.config.learn_from,
             only_people=bool(algorithm.needs.is_cloning),
         )
-        self._job = TrainingJob(self.engine, self._folder, on_event=self._hear)
+        self._job = TrainingJob(self.engine, self._folder, on_event=self._handle_event)
 
     @property
     def updates(self) -> int:
@@ -220,7 +220,7 @@ class GameTraining:
         self._job.save(facts={"marks": asdict(self.marks)})
         self.saved_s = self._context.clock.monotonic()
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, Update):
             self._metrics = dict(event.metrics)
         elif isinstance(event, Guarded):
@@ -328,7 +328,7 @@ class GameLearner:
         if algorithm == "bc":
             overrides.setdefault("steps", config.schedule.bc_updates)
         settings = resolve(TrainRequest(algorithm=algorithm, settings=overrides), spec)
-        training = GameTraining(spec, settings, self._context, on_guarded=self._hear)
+        training = GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
         self._training = training
         _log.info("game_training", game=self.game, algorithm=algorithm, updates=training.updates)
         return training
@@ -372,7 +372,7 @@ class GameLearner:
         self._decision = (name, decision)
         _log.info("decision", model=name, decision=decision.decision, why=decision.why)
 
-    def _hear(self, event: Guarded) -> None:
+    def _record_guarded(self, event: Guarded) -> None:
         self._n_guarded += len(event.chunks)
         self._guarded = [*self._guarded, *event.chunks][-20:]
         _log.warning("guarded", game=self.game, what=event.what, chunks=list(event.chunks)[:20])

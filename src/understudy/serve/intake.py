@@ -119,7 +119,7 @@ def _array(name: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
             array = received.astype(dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise Refused(
-            "bad_columns", f"{name} is not a column of {dtype}: {str(error)[:100]}"
+            "bad_columns", f"column {name} cannot be converted to {dtype}: {str(error)[:100]}"
         ) from None
     is_kind = received.dtype.kind in "biuf" and (dtype.kind == "b") == (received.dtype.kind == "b")
     # Floats may be rounded to the column's precision; other values must not change.
@@ -181,7 +181,7 @@ class Admission:
         frames: Sequence[Frame | Refused],
         players: Mapping[uuid.UUID, PlayerName],
     ) -> list[Admitted | Refused]:
-        """Return each frame stamped, or why it is rejected for good; the game is registered."""
+        """Stamp each frame, or return why it is rejected for good; the game must be registered."""
         intake = self._intakes.get(game)
         if intake is None:
             intake = self._intakes[game] = Intake(self._deployment_key, GameName(game), self._clock)
@@ -268,7 +268,7 @@ class Appender:
                 if self._is_closed
                 else "the stream is overloaded at the moment"
             )
-            return [_again(what)] * len(frames)
+            return [_retry_later(what)] * len(frames)
         self.waiting_bytes += size_bytes
         waiting = _PendingFrames(frames, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -323,7 +323,7 @@ class Appender:
                 if isinstance(error, StorageFull)
                 else "the stream is not available"
             )
-            return [_again(what)] * len(frames)
+            return [_retry_later(what)] * len(frames)
 
     def _answer(self, batch: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
         at = 0
@@ -343,5 +343,5 @@ class Appender:
         await asyncio.to_thread(self._thread.shutdown)
 
 
-def _again(what: str) -> Ack:
+def _retry_later(what: str) -> Ack:
     return Ack(False, retry_after_s=_RETRY_AFTER_S, error=what)

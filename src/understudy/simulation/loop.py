@@ -99,7 +99,7 @@ class Backends:
 
 @contextmanager
 def running(
-    backends: Backends, data: Path, scratch: Path, tell: Callable[[str], None]
+    backends: Backends, data: Path, scratch: Path, announce: Callable[[str], None]
 ) -> Iterator[Config]:
     """Yield the config of a platform on these backends; servers started here stop at the end.
 
@@ -114,7 +114,7 @@ def running(
         servers: dict[str, Server] = {}
         for part, servers_by_option in PARTS.items():
             if name := servers_by_option.get(getattr(backends, part)):
-                servers[name] = _server(name, scratch, opened, tell)
+                servers[name] = _server(name, scratch, opened, announce)
         suffix = secrets.token_hex(4)
         stream, store, models = (
             address(getattr(backends, part), servers, suffix) for part in PARTS
@@ -133,15 +133,15 @@ def running(
         )
 
 
-def _server(name: str, scratch: Path, opened: ExitStack, tell: Callable[[str], None]) -> Server:
+def _server(name: str, scratch: Path, opened: ExitStack, announce: Callable[[str], None]) -> Server:
     """Return a running server, or start one that stops with the loop."""
     status = server_status(name, default_folder())
     if status.state == "running" and status.server is not None:
-        tell(f"{name} runs at {status.server.address}")
+        announce(f"{name} runs at {status.server.address}")
         return status.server
-    tell(f"starting {name}")
+    announce(f"starting {name}")
     server = opened.enter_context(start(name, scratch / name))
-    tell(f"{name} runs at {server.address} (process {server.pid})")
+    announce(f"{name} runs at {server.address} (process {server.pid})")
     return server
 
 
@@ -367,7 +367,7 @@ class Loop:
             self._began_s = time.monotonic()
             opened = open_deployment(self._data, models=settings.models.url)
             self._on_begin()
-            with Platform(settings, tell=self._tell) as platform:
+            with Platform(settings, on_state_change=self._report_state) as platform:
                 self._wait_until_ready(platform)
                 if self._config.env_id in PAGES:
                     page = page_address(
@@ -441,7 +441,7 @@ class Loop:
             ],
         )
 
-    def _tell(self, status: RoleStatus, message: str) -> None:
+    def _report_state(self, status: RoleStatus, message: str) -> None:
         if status.state in ("waiting", "running") and self._killed:
             self._messages.append(f"{status.role.name} {message}")
 

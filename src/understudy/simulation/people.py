@@ -248,7 +248,7 @@ class PeopleSettings:
 
 def play_rounds(
     play: Callable[[], None],
-    tell: Callable[[int], None],
+    report_progress: Callable[[int], None],
     *,
     stop: threading.Event,
     rate: float,
@@ -260,7 +260,7 @@ def play_rounds(
     while not stop.is_set() and (now_s := time.monotonic()) - began_s < seconds:
         if now_s >= report_s:
             report_s = now_s + _REPORT_EVERY_S
-            tell(played)
+            report_progress(played)
         if rate and played > (now_s - began_s) * rate:
             stop.wait(max(_SHORTEST_WAIT_S, min(0.5 / rate, 0.05)))
             continue
@@ -285,7 +285,7 @@ def play_on(
         for person in people:
             person.step()
 
-    def tell(played: int, **more: Any) -> None:
+    def report_progress(played: int, **more: Any) -> None:
         points: dict[str, list[int]] = {}
         for person in people:
             for bot, (won, of) in person.points.items():
@@ -309,10 +309,10 @@ def play_on(
             }
         )
 
-    played = play_rounds(play, tell, stop=stop_with_parent(), rate=rate, seconds=seconds)
+    played = play_rounds(play, report_progress, stop=stop_with_parent(), rate=rate, seconds=seconds)
     flushed = game.close(timeout_s=close_s)
     latencies_ms = np.round(np.asarray(ledger.latencies_s) * 1000, 3).tolist()
-    tell(played, done=True, flushed=flushed, latencies_ms=latencies_ms)
+    report_progress(played, done=True, flushed=flushed, latencies_ms=latencies_ms)
 
 
 def main(settings: PeopleSettings) -> None:

@@ -169,7 +169,7 @@ class FaultyLink:
 
 
 class CrashingStore:
-    """An ExperienceStore whose caller dies after a durable write, if `dies(number of writes)`."""
+    """An ExperienceStore that raises Crash after its nth durable write if `dies(n)` is true."""
 
     def __init__(self, inner: ExperienceStore, dies: Callable[[int], bool]) -> None:
         self._inner = inner

@@ -38,7 +38,7 @@ class LinkContract:
     def release(self, policy: Policy, alias: str = "champion") -> int:
         """Release a policy on the platform of the last `make` under an alias; return its number."""
         raise NotImplementedError(
-            "a subclass of LinkContract must define release(): the policy becomes the alias's model"
+            "a subclass of LinkContract must define release(): it points the alias to the policy"
         )
 
     def random_policy(self) -> Policy:

@@ -155,7 +155,7 @@ def numbers_of(event: Event) -> dict[str, float]:
 
 
 class Feed:
-    """One sink with its queue and thread; `hear` never blocks and never raises."""
+    """One sink with its queue and thread; `handle_event` never blocks and never raises."""
 
     def __init__(self, name: str, open_sink: Open, *, queue: int = QUEUE) -> None:
         self.name = name
@@ -167,7 +167,7 @@ class Feed:
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         if isinstance(event, Started) and self._thread is None:
             # A daemon, so that a hanging sink does not keep the process alive.
             self._thread = threading.Thread(
@@ -234,7 +234,7 @@ class Feeds:
 
     def __call__(self, event: Event) -> None:
         for feed in self.feeds:
-            feed.hear(event)
+            feed.handle_event(event)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         for wait_s in (0.0, timeout_s):  # signals all of them before it waits
@@ -250,8 +250,8 @@ def call_all(*listeners: OnEvent | None) -> OnEvent:
     """One listener that calls all of them; returns Stop if any of them does."""
     present = [listener for listener in listeners if listener is not None]
 
-    def hear(event: Event) -> object:
+    def handle_event(event: Event) -> object:
         answers = [listener(event) for listener in present]
         return Stop if Stop in answers else None
 
-    return hear
+    return handle_event

@@ -391,7 +391,7 @@ def _run(
                 facts["init_from"], folder.start().weights, training.engine.policy.network
             )
         training.clocks.startup_s = time.perf_counter() - listener.started_s
-        training.hear(
+        training.handle_event(
             Started(
                 env_steps=training.resumed_at_step,
                 run=str(folder.root),
@@ -528,8 +528,8 @@ def train_seeds(
         raise ConfigError(f"seeds is {seeds}; give the number of runs, from 1 to {MAX_SEEDS}")
     if game is None:
         raise ConfigError(
-            "no game was given; several seeds need it, also with --resume; pass a Gymnasium id, "
-            "such as CartPole-v1"
+            "no game was given, which several seeds require even with --resume; pass a Gymnasium "
+            "id, such as CartPole-v1"
         )
     if out is None and resume:
         raise ConfigError(

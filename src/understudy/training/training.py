@@ -73,7 +73,7 @@ class Training:
         self._until = until
         self._listener = on_event
         self._extensions = extensions
-        self._job = TrainingJob(engine, folder.checkpoints, on_event=self.hear)
+        self._job = TrainingJob(engine, folder.checkpoints, on_event=self.handle_event)
         self.clocks = Clocks()
         self.resumed_at_step = 0
         self.best_mean = -math.inf
@@ -91,7 +91,7 @@ class Training:
         self.evaluated_steps = -1
         """The step of the last evaluation."""
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """Handle an event of the run and pass it on to the listener."""
         if isinstance(event, EpisodeEnded):
             self._recent.append(event.return_)
@@ -162,7 +162,7 @@ class Training:
                 "train_return": float(np.mean(recent)) if recent else math.nan,
             }
         )
-        self.hear(
+        self.handle_event(
             Evaluation(
                 env_steps=env_steps,
                 returns=returns.tolist(),
@@ -183,9 +183,10 @@ class Training:
             self.folder.save_policy("best", self.engine.policy)
 
     def final_returns(self) -> Array | None:
-        """100 episodes of the best policy on seeds no evaluation has used; None unless all finite.
+        """The best policy's returns in 100 episodes on new seeds; None unless all are finite.
 
-        For a solved run they are the episodes that confirmed it.
+        No evaluation has used the seeds. For a solved run, these are the episodes that confirmed
+        it.
         """
         if self._final is None:
             # The same policy always gets the same seeds, however often its run is extended, so
@@ -208,7 +209,7 @@ class Training:
         """The finite returns; a Guarded event reports NaN and infinite ones."""
         is_finite = np.isfinite(returns)
         if not is_finite.all():
-            self.hear(
+            self.handle_event(
                 Guarded(
                     env_steps=self.engine.steps,
                     what=f"{(~is_finite).sum()} of {len(returns)} evaluation episodes returned "
@@ -245,7 +246,7 @@ class Training:
         }
         path = self._job.save(arrays, {"training": facts})
         self.folder.save_policy("last", self.engine.policy)
-        self.hear(CheckpointSaved(env_steps=env_steps, path=str(path)))
+        self.handle_event(CheckpointSaved(env_steps=env_steps, path=str(path)))
 
     def resume(self) -> bool:
         """Resume from the newest checkpoint; False if there is none yet."""
@@ -307,8 +308,8 @@ def build(
         algorithm, settings.knobs, root_seed=facts["seed"], config=config, start=start
     )
 
-    def hear(event: Event) -> None:  # the engine is created before its training
-        training.hear(event)
+    def handle_event(event: Event) -> None:  # the engine is created before its training
+        training.handle_event(event)
 
     engine: Engine
     if is_played:
@@ -327,7 +328,7 @@ def build(
         engine = Inline(
             learner,
             history=history,
-            on_event=hear,
+            on_event=handle_event,
             actor=Actor(
                 envs,
                 spec,
@@ -344,7 +345,9 @@ def build(
         )
     else:
         follower = StoreFollower(Path(facts["from_store"]))
-        engine = FromStore(learner, follower, steps=part.steps, clock=SystemClock(), on_event=hear)
+        engine = FromStore(
+            learner, follower, steps=part.steps, clock=SystemClock(), on_event=handle_event
+        )
     opened.callback(engine.close)
     training = Training(
         engine,

@@ -369,7 +369,7 @@ def commits_between(wire: Wire, partition: str, after: int, up_to: int) -> Itera
 
 
 def redo(wire: Wire, partition: str, head: int) -> None:
-    """Apply the last commit of a partition, in case its writer died before it did so."""
+    """Apply the last commit of a partition, in case its writer died before applying it."""
     row = wire.one(
         wire.bind("SELECT number FROM registry WHERE kind = 'applied' AND name = ?", partition)
     )

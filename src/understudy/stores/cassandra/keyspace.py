@@ -278,9 +278,9 @@ def check_columns(keyspace: Keyspace, name: str, table: str, definition: str) ->
     for column, kind in columns_of(definition).items():
         if (actual := columns.get(column)) != kind:
             raise ConfigError(
-                f"keyspace {name} has a table {table} that is not of a store (its column {column} "
-                f"is {actual or 'missing'}, expected {kind}); use another keyspace, or restore "
-                "this one from a backup"
+                f"keyspace {name} has a table {table} that does not belong to a store (its "
+                f"column {column} is {actual or 'missing'}, expected {kind}); use another "
+                "keyspace, or restore this one from a backup"
             )
 
 

@@ -361,7 +361,7 @@ class CassandraStore:
         return findings
 
     def _arrivals(self, row: Row, findings: Findings) -> Iterator[tuple[Commit, Arrived]]:
-        """Every arrival of a partition; also notes the other facts of its commits."""
+        """Yield a partition's arrivals; add gaps, quarantine and forgotten sessions to findings."""
         name = row.partition
         arrivals = 0
         last: Commit | None = None
