@@ -271,7 +271,7 @@ def test_ctrl_c_ends_an_init_and_the_next_one_resumes_it(keyspace: Keyspace, scr
     ):
         assert server.is_heard.wait(WAIT_TIMEOUT_S)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=WAIT_TIMEOUT_S)
     assert (process.returncode, said.strip()) == (130, "interrupted")
     assert 0 < len(columns(keyspace, scratch)) < len(TABLES)
     init_at(url)
