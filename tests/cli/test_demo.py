@@ -50,6 +50,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
         (["--models", "nosuch://x"], 2, "cannot store models"),
         (["--game", "nosuch"], 2, "game 'nosuch' is unknown"),
         (["--players", "0"], 2, "--players is 0"),
+        (["--seed", "-1"], 2, "--seed is -1; pass a number from 0"),
     ],
 )
 def test_bad_options_are_rejected_before_anything_is_created(

@@ -103,7 +103,7 @@ def test_a_key_can_be_revoked_by_a_prefix_of_its_id_or_by_the_full_key(ask: Aske
     assert ask.json(f"keys revoke {first['id'][:10]}") == {"revoked": first["id"]}
     said, _ = ask(f"keys revoke {second['key']}")
     assert second["key"] not in said
-    assert ask.json("keys list") == {"keys": []}
+    assert ask.json("keys list") == {"keys": [], "damage": ""}
     assert "no keys yet" in ask("keys list")[0]
 
 
@@ -122,6 +122,7 @@ def test_a_key_can_be_revoked_by_a_prefix_of_its_id_or_by_the_full_key(ask: Aske
         ("keys create --requests-s 1e300", "below 1000000000"),
         ("games add nothing.json", "cannot read nothing.json"),
         ("games add Nope-v1", "Nope"),
+        ("games add x --obs 2 --actions up,", "--actions is 'up,'"),
         ("models add nowhere", "is not a run"),
     ],
 )
@@ -221,6 +222,7 @@ def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_
     assert "keep what they learned: pong/1, pong/2" in ask("data forget ada")[0]
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
+    assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
 
 
 def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Path):
@@ -240,6 +242,23 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
         True,
     )
     assert "restore the models" in checks["models"]["result"]
+
+
+def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
+    key = ask.json("keys create")
+    ask(f"keys revoke {key['id']}")
+    ask("games add pong --obs 2 --actions up,down")
+    models = tmp_path / "D" / "models"
+    (models / "keys" / "0000000002.json").write_bytes(b"x")  # the revocation
+    listed = ask.json("keys list")
+    assert [row["id"] for row in listed["keys"]] == [key["id"]]
+    assert "1 of its entries are invalid" in listed["damage"]
+    assert "the journal of keys is damaged" in ask("keys list")[0]
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert "keys: 1 of its entries are invalid" in checks["models"]["result"]
+    (spec,) = (models / "games" / "pong").iterdir()
+    spec.write_bytes(b"x")
+    assert f"{spec.name} is damaged" in ask("games list", code=2)[1]
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):

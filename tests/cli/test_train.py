@@ -264,6 +264,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
     ("words", "told"),
     [
         ([], "no game given"),
+        (["--from-store", "D"], "understudy train GAME --from-store D"),
         (["CartPole-v2"], "did you mean CartPole-v1"),
         ([GAME, "--algorithm", "ppoo"], "did you mean 'ppo'"),
         ([GAME, "--preset", "ppo-vektor"], "did you mean 'ppo-vector'"),

@@ -24,6 +24,7 @@ from understudy.client.connect import (
     user_folder,
 )
 from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, SpecError
+from understudy.core.names import player_name
 from understudy.experience.frame import FrameKind
 from understudy.experience.game import game_spec
 
@@ -345,6 +346,7 @@ def test_an_episode_without_a_decision_is_not_recorded(tmp_path):
         ),
         ({"spec": SPEC, "has_action_mask": False}, ConfigError, "has_action_mask"),
         ({"game": "x", "spec": SPEC}, ConfigError, "'my-game'"),
+        ({"spec": {"game": "x"}}, ConfigError, "pass a GameSpec"),
     ],
 )
 def test_invalid_arguments_are_rejected_at_once(tmp_path, arguments, error, match):
@@ -363,6 +365,16 @@ def test_invalid_arguments_are_rejected_at_once(tmp_path, arguments, error, matc
 def test_invalid_settings_are_rejected_at_once(settings, error, match):
     with pytest.raises(error, match=match):
         ClientConfig(**settings)
+
+
+def test_a_config_or_a_folder_of_another_type_is_rejected_at_once():
+    number: Any = 3
+    with pytest.raises(ConfigError, match="config is '3'; pass a ClientConfig"):
+        connect("x", obs=2, actions=2, data="D", config=number)
+    with pytest.raises(ConfigError, match="data='3' is not a valid folder"):
+        connect("x", obs=2, actions=2, data=number)
+    with pytest.raises(InvalidName, match="player name 3 is not allowed"):
+        player_name(number)
 
 
 def test_times_of_the_sender_must_be_above_0():

@@ -2,6 +2,7 @@
 secret."""
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ def test_an_unavailable_server_is_unreachable_and_works_again_later(
     s3.trouble = ""
     CALLS[doing](objects)
     assert objects.get("games/cart/1.json") == b"one"
+
+
+def test_a_bucket_without_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    for name in ("boto3", "botocore.session", "obstore.auth.boto3"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"pip install 'understudy\[aws\]'"):
+        CloudObjects("s3://bots")
 
 
 def test_a_truncated_object_is_an_error(s3: SmallS3):

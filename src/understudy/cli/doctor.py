@@ -207,13 +207,16 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
     if not signing_key(data).exists():
         return
     try:
-        registry = open_deployment(data, models=models).registry
+        deployment = open_deployment(data, models=models)
+        registry = deployment.registry
         games = registry.games()
         damaged = [
             f"{game} ({part}): {damage}"
             for game in games
             for part, damage in registry.damage(game, every=True).items()
         ]
+        if damage := deployment.keys.damage():
+            damaged.append(f"keys: {damage}")
     except (UnderstudyError, OSError) as error:
         yield DoctorCheck(
             "models", "red", str(error), "restore them from a backup: understudy restore --help"

@@ -161,6 +161,10 @@ def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:
             "your own game needs both --obs and --actions; give both, or neither for a Gymnasium id"
         )
     if obs is not None and actions is not None:
+        if not all(name.strip() for name in actions.split(",")):
+            raise ConfigError(
+                f"--actions is {actions[:80]!r}; give a count such as 3, or names such as up,down"
+            )
         return game_spec(
             game, obs=obs, actions=int(actions) if actions.isdecimal() else actions.split(",")
         )

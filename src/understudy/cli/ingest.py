@@ -96,7 +96,8 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     }
     results(as_json=as_json).print(
         f"stored {format_count(stats.steps)} steps of {format_count(stats.frames)} frames; "
-        f"rejected {dict(stats.refusals)}"
+        f"rejected {sum(stats.refusals.values())}"
+        + "".join(f", {reason} {count}" for reason, count in stats.refusals.items())
     )
     return finish({**fields, **role.spark_figures()}, as_json=as_json)
 

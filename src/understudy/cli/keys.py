@@ -111,7 +111,9 @@ def create(
 @common_options
 def list_keys(data_text: str | None, as_json: bool) -> int:
     """List active keys without their secrets."""
-    active = deployment(data_text, must_exist=True).keys.all()
+    stored = deployment(data_text, must_exist=True).keys
+    active = stored.all()
+    damage = stored.damage()
     table = Table("id", "scopes", "game", "label", "created", "expires")
     for key in active:
         expires = _date(key.expires_s) if key.expires_s else "never"
@@ -119,8 +121,13 @@ def list_keys(data_text: str | None, as_json: bool) -> int:
             key.id, ",".join(key.scopes), key.game, escape(key.label), _date(key.created_s), expires
         )
     empty = "no keys yet; next: understudy keys create --scopes play --game GAME"
-    results(as_json=as_json).print(table if active else empty)
-    return finish({"keys": [_fields(key) for key in active]}, as_json=as_json)
+    out = results(as_json=as_json)
+    if active or not damage:
+        out.print(table if active else empty)
+    if damage:
+        out.print(f"[yellow]![/] the journal of keys is damaged: {escape(damage)}", soft_wrap=True)
+    fields = {"keys": [_fields(key) for key in active], "damage": damage}
+    return finish(fields, as_json=as_json)
 
 
 @keys.command(

@@ -150,6 +150,11 @@ def train(
         _show_list(results(as_json=as_json), fields)
         return finish(fields, as_json=as_json)
     if game is None and not options["resume"]:
+        if store := options["from_store"]:
+            raise ConfigError(
+                f"no game given; give the name of a recorded game: understudy train GAME "
+                f"--from-store {store} (list them: understudy data stats --data {store})"
+            )
         raise ConfigError(
             "no game given; give a Gymnasium id: understudy train CartPole-v1 (see --help)"
         )

@@ -264,7 +264,8 @@ class Game:
                 self._sender.warn(
                     "left",
                     "some recorded steps have not reached the platform yet; they are saved on this "
-                    "machine and will be sent when the game starts again",
+                    "machine and will be sent when the game starts again, with the same address "
+                    "and key",
                 )
         else:
             warnings.warn(
@@ -319,11 +320,18 @@ def connect(
 ) -> Game:
     """Return a Game that records to the platform at `url`, or into the folder `data`.
 
-    Defaults come from UNDERSTUDY_URL and UNDERSTUDY_KEY, then UNDERSTUDY_DATA. `obs`, `actions` and
-    `has_action_mask` describe the game as in `understudy.experience.game.game_spec`; alternatively,
-    pass a complete `spec`. All other settings are fields of ClientConfig.
+    Defaults come from UNDERSTUDY_URL and UNDERSTUDY_KEY, then UNDERSTUDY_DATA. `obs` is a length, a
+    shape, names or spaces; `actions` is a count, names or spaces; with `has_action_mask`, decisions
+    record which actions were valid. Alternatively, pass a complete `spec`. `consent` tells whether
+    bots may learn from the players' steps: `granted`, `denied` or `unknown`. All other settings are
+    fields of ClientConfig.
     """
     config = ClientConfig() if config is None else config
+    if not isinstance(config, ClientConfig):
+        raise ConfigError(
+            f"config is {str(config)[:80]!r}; pass a ClientConfig, such as "
+            "understudy.ClientConfig(strict=True)"
+        )
     spec = _spec(game, spec, obs=obs, actions=actions, has_action_mask=has_action_mask)
     spool = Path(config.spool) if config.spool is not None else user_folder() / "spool"
     link = config.link
@@ -349,6 +357,10 @@ def connect(
 def _spec(name: str | None, spec: GameSpec | None, **shape: Any) -> GameSpec:
     """Return `spec`, or the spec that a name and a shape describe; ConfigError if they conflict."""
     if spec is not None:
+        if not isinstance(spec, GameSpec):
+            raise ConfigError(
+                f"spec is {str(spec)[:80]!r}; pass a GameSpec, or a name, obs= and actions="
+            )
         if extra := [setting for setting, value in shape.items() if value is not None]:
             raise ConfigError(
                 f"connect got spec and {', '.join(extra)}; the spec already describes the game, so "
@@ -415,7 +427,7 @@ def find_destination(
     try:
         folder = Path(path).resolve()
         is_file = folder.exists() and not folder.is_dir()
-    except (ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError) as error:
         raise ConfigError(
             f"data={str(path)[:80]!r} is not a valid folder: {error}; use a path such as 'D'"
         ) from None

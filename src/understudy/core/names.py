@@ -51,9 +51,10 @@ def player_name(text: str) -> PlayerName:
         or not text.isprintable()
         or len(text.encode()) > _MAX_PLAYER_BYTES
     ):
+        shown = repr(text[:40] if isinstance(text, str) else text)[:80]
         raise InvalidName(
-            f"player name {str(text)[:40]!r} is not allowed; give 1 to {_MAX_PLAYER_BYTES} bytes "
-            "of printable text"
+            f"player name {shown} is not allowed; give 1 to {_MAX_PLAYER_BYTES} bytes of printable "
+            "text"
         )
     return PlayerName(text)
 

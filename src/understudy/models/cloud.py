@@ -157,8 +157,6 @@ def _retries() -> "RetryConfig":
 
 def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
     """Open a bucket, without a network request; return it and its location."""
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
     location.check_options(_OPTIONS)
     if len(location.hosts) != 1:
         raise ConfigError("s3:// has no bucket; write s3://BUCKET/PATH")
@@ -180,6 +178,9 @@ def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
     session = aws_session(
         "s3", credentials=credentials, profile=profile, region=location.text("region")
     )
+    # Imports boto3, which `aws_session` has found by now.
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
     region = session.get_config_variable("region") or "us-east-1"
     if not _REGION.fullmatch(region):
         raise ConfigError(

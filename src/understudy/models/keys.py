@@ -175,6 +175,10 @@ class Keys:
         ring = self._shared.now()
         return [key for key in ring.keys.values() if key.id not in ring.revoked_s]
 
+    def damage(self) -> str:
+        """What is wrong with the stored keys, and the next step; empty: nothing."""
+        return self._shared.damage()
+
     def follow(self) -> None:
         """Load new entries, from disk or network, for later calls of `check`."""
         self._ring = self._shared.now()

@@ -16,7 +16,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, StorageFailed
+from understudy.core.errors import (
+    ConfigError,
+    Corrupt,
+    Fenced,
+    Refused,
+    SpecError,
+    StorageFailed,
+)
 from understudy.core.names import game_name
 from understudy.core.signed import Signer, Trusted, public_key_text, trusted_keys
 from understudy.experience.game import GameSpec, spec_from_json
@@ -141,16 +148,8 @@ class Registry:
         """
         now = self.catalogue(game)
         problems = dict[str, str]()
-        if lost_entry := self._shared(game).lost_entry:
-            problems["journal"] = (
-                f"{lost_entry} is missing, so all later entries are ignored; restore it from a "
-                "backup"
-            )
-        elif now.bad_entries:
-            problems["journal"] = (
-                f"{now.bad_entries} of its entries are invalid and were ignored, the last one: "
-                f"{now.last_bad_entry}; restore entries that are damaged from a backup"
-            )
+        if damage := self._shared(game).damage():
+            problems["journal"] = damage
         names = {now.model_of(alias): alias for alias in reversed(ALIASES)}
         for number, manifest in now.models.items():
             if number in names or every:
@@ -179,10 +178,9 @@ class Registry:
         """A model's facts; ConfigError lists the newest models when it does not exist."""
         models = self.catalogue(game).models
         if model_no not in models:
-            newest = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
-            raise ConfigError(
-                f"{model_name(game, model_no)} does not exist; the newest are {newest}"
-            )
+            newest = ", ".join(models[number].name for number in sorted(models)[-5:])
+            hint = f"the newest are {newest}" if newest else f"{game} has no models yet"
+            raise ConfigError(f"{model_name(game, model_no)} does not exist; {hint}")
         return models[model_no]
 
     # --- Writing ----------------------------------------------------------------------------------
@@ -285,14 +283,19 @@ class Registry:
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         """One spec of a game, or None; SpecError when the stored spec cannot be read."""
-        raw = self._objects.get(f"games/{game_name(game)}/{schema}.json")
-        return None if raw is None else spec_from_json(raw)
+        return self._spec(f"games/{game_name(game)}/{schema}.json")
 
     def specs(self, game: str) -> Sequence[GameSpec]:
         """Every spec of a game."""
         names = self._objects.list(f"games/{game_name(game)}")
-        raws = (self._objects.get(name) for name in names)
-        return [spec_from_json(raw) for raw in raws if raw is not None]
+        return [spec for name in names if (spec := self._spec(name)) is not None]
+
+    def _spec(self, name: str) -> GameSpec | None:
+        raw = self._objects.get(name)
+        try:
+            return None if raw is None else spec_from_json(raw)
+        except SpecError as error:
+            raise SpecError(f"{name} is damaged: {error}; or restore it from a backup") from None
 
 
 def _blob(sha256: str) -> str:

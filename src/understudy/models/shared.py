@@ -144,6 +144,21 @@ class Shared(Generic[S]):
                 f"{self._journal.name}/{number:010d}.json" if self._journal.is_hole(number) else ""
             )
 
+    def damage(self) -> str:
+        """What is wrong with the journal, and the next step; empty: nothing."""
+        if lost_entry := self.lost_entry:
+            return (
+                f"{lost_entry} is missing, so all later entries are ignored; restore it from a "
+                "backup"
+            )
+        now = self.now()
+        if not now.bad_entries:
+            return ""
+        return (
+            f"{now.bad_entries} of its entries are invalid and were ignored, the last one: "
+            f"{now.last_bad_entry}; restore entries that are damaged from a backup"
+        )
+
     def write(self, make_entry: Callable[[S], Entry]) -> S:
         """Append `make_entry(state)`; call it again with the new state after a lost race."""
         if self._signer is None:

@@ -444,7 +444,7 @@ def read_last_start(root: Path) -> Mapping[str, str]:
     try:
         fields = json.loads(path.read_bytes())
         return {**{name: str(fields[name]) for name in HERE}, ENGINE: str(fields.get(ENGINE, ""))}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

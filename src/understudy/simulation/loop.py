@@ -302,6 +302,8 @@ class LoopConfig:
             raise ConfigError(f"--players is {self.people}; pass a number from 1 to 1000")
         if not 5 <= self.max_seconds <= 86_400:
             raise ConfigError(f"--seconds is {self.max_seconds}; pass at least 5, such as 150")
+        if not 0 <= self.seed <= 1_000_000:
+            raise ConfigError(f"--seed is {self.seed}; pass a number from 0 to 1000000")
         if self.kill is not None and self.kill not in KILLABLE:
             raise ConfigError(f"--kill is {self.kill}; pass one of {', '.join(KILLABLE)}")
 

@@ -99,6 +99,11 @@ def _value(source: ast.expr) -> Any:
 
 def algorithm_name(algorithm: str | type) -> str:
     """The name of an algorithm in a run's folder: its short name, or its import path."""
+    if not isinstance(algorithm, str | type):
+        raise ConfigError(
+            f"algorithm is {str(algorithm)[:80]!r}; give a name such as 'dqn', module:Class, or a "
+            "class"
+        )
     path = (
         algorithm
         if isinstance(algorithm, str)

@@ -130,15 +130,24 @@ def train(
 ) -> Run:
     """Train a policy; return it with its run's folder.
 
-    `understudy train --help` describes the options.
     `game` is a Gymnasium id, an env (which is copied and never modified) or a function that
     creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings` are
     single settings by name, as `understudy train --list` shows them; `steps` overrides its entry.
     A resumed run needs no game; arguments that are passed again must match the run. `on_event`
     receives every event of `understudy.events`, and may return `understudy.Stop` to end the run
-    cleanly.
+    cleanly. `options` has everything else, as `understudy train --help` describes it.
     """
-    options = options or TrainOptions()
+    options = TrainOptions() if options is None else options
+    if not isinstance(options, TrainOptions):
+        raise ConfigError(
+            f"options is {str(options)[:80]!r}; pass understudy.TrainOptions, such as "
+            "TrainOptions(network=(64, 64))"
+        )
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"settings is {str(settings)[:80]!r}; pass values by name, such as "
+            "{'learning_rate': 1e-3}"
+        )
     started_s = time.perf_counter() if options.started_s is None else options.started_s
     request = TrainRequest(
         algorithm=algorithm,
@@ -227,7 +236,10 @@ def network_from(network: Any) -> NetworkSpec | tuple[int, ...] | None:
 
 
 def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
+    try:
+        return None if path is None else Path(path)
+    except TypeError:
+        raise ConfigError(f"{str(path)[:80]!r} is not a path; pass one such as 'R'") from None
 
 
 def _start_run(
