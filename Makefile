@@ -5,11 +5,14 @@ PROFILE ?= ci
 # Without PYTHON=..., a finished .venv of any supported Python is kept.
 SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-python)
 
-# What took longest is listed at the end.
+# The slowest tests are listed at the end.
 PYTEST := $(BIN)/pytest --durations 25 --durations-min 10
 
-# What tests need besides servers: every connector but Spark, which weighs half a gigabyte.
+# The extras that tests need besides servers: every connector but Spark, which takes half a gigabyte.
 TESTED := platform dev aws cassandra export kafka
+
+# Some containers set it; every process would then compile each module that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -18,31 +21,31 @@ TESTED := platform dev aws cassandra export kafka
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup:  ## create .venv with the platform (nothing happens when nothing changed)
+setup:  ## create .venv with the platform (does nothing if nothing changed)
 	@$(SETUP) platform
 
-demo: setup  ## the closed loop: people play, a learner learns, its bots play; measured at the end
+demo: setup  ## run the closed loop: people play, a learner learns, its bots play
 	@$(BIN)/understudy demo --check
 
-test:  ## every test that needs no outside server
+test:  ## run every test that needs no external server
 	@$(SETUP) $(TESTED)
 	$(PYTEST) -n 2
 
-test-backends:  ## every test that needs real servers: Cassandra, Kafka, Kinesis, S3, Spark; PROFILE=full: repetitions, too
+test-backends:  ## run every test that needs real servers; PROFILE=full adds repetitions
 	@$(SETUP) $(TESTED) servers spark
-	@$(BIN)/understudy dev servers fetch || echo "  tests of what is missing are skipped"
-	@# One worker: servers, Spark and a whole platform already take both cores of a small machine.
-	$(PYTEST) -m "backends$(if $(filter full,$(PROFILE)),, and not slow)" tests/backends
+	@$(BIN)/understudy dev servers fetch || echo "  tests of missing servers are skipped"
+	@# One worker: servers, Spark and a whole platform already use both cores of a small machine.
+	$(PYTEST) -m "backends$(if $(filter full,$(PROFILE)),, and not slow)" tests/integration
 
-check:  ## format, lint, types, imports
+check:  ## check format, lint, types and imports
 	@$(SETUP) $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@# Exit code 1 is an error in the code; any other says that the workers could not start, as on a busy machine.
+	@# Exit code 1 is an error in the code; any other means that the workers could not start, as on a busy machine.
 	$(BIN)/mypy --num-workers 2 || { test $$? -ne 1 && $(BIN)/mypy; }
 	$(BIN)/lint-imports --no-logo
 
-bench:  ## measure every figure of the README beside its peers
+bench:  ## measure every figure of docs/figures.md, and its peers
 	@$(SETUP) $(TESTED) bench servers spark
 	$(BIN)/python bench/experience.py
 	$(BIN)/python bench/gateway.py
@@ -50,11 +53,11 @@ bench:  ## measure every figure of the README beside its peers
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/run.py all
 
-card:  ## the reliability card, in minutes; PROFILE=full takes an hour
+card:  ## run the reliability card, in minutes; PROFILE=full takes an hour
 	@$(SETUP) platform dev
 	$(BIN)/python scripts/card.py --profile $(PROFILE)
 
-constraints: setup  ## refresh constraints.txt, the versions everybody installs
+constraints: setup  ## refresh constraints.txt, the pinned versions of all packages
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade --quiet \
 	  --no-emit-index-url --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 

@@ -1,4 +1,4 @@
-"""How long a chunk takes from an append to a tail of a store elsewhere, by our own service and by a Spark job."""
+"""The time from an append to a remote store's tail, with our own service and a Spark job."""
 
 import contextlib
 import itertools
@@ -14,60 +14,75 @@ import numpy as np
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn
 from bench.games import CART, PLAYER, OneGame, person_frames
 from bench.spark import why_no_spark
-from understudy.app.backends import init_store, open_store, open_stream
-from understudy.app.config import Config, IngestSection, StoreSection, write_config
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.roles.children import Child, python_module
-from understudy.core.chunk import chunk_of
+from understudy.backends.addresses import init_store, open_store, open_stream
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.core.log import make_folder
-from understudy.core.ports import Candidate, Cursor, FullStore, Stored, Stream
-from understudy.dev.servers import Server, on_host
+from understudy.dev.servers import Server, host_location
+from understudy.experience.chunk import chunk_of
+from understudy.platform.children import Child, python_module
+from understudy.platform.config import Config, IngestSection, StoreSection, write_config
+from understudy.ports import Candidate, Cursor, FullStore, Stored, Stream
 
 STEPS = 512
 
 
 def candidates(count: int, seed: int) -> list[Candidate]:
-    """Chunks of one session, ready to be written; the same seed gives the same ones."""
-    frames = [frame.stamped(PLAYER, int(time.time())) for frame in person_frames(count, steps=STEPS, seed=seed)]
+    """Chunks of one session, ready to be written; deterministic by seed."""
+    frames = [
+        frame.stamped(PLAYER, int(time.time()))
+        for frame in person_frames(count, steps=STEPS, seed=seed)
+    ]
     return [Candidate(frame, chunk_of(frame)) for frame in frames]
 
 
-def lags_of(wanted: Sequence[Candidate], hand_over: Callable[[Candidate], None], reader: FullStore) -> list[float]:
-    """Seconds from before a chunk is handed over until a reader elsewhere has it."""
-    begun_s, seen_s = dict[int, float](), dict[int, float]()
-    session, count = wanted[0].frame.session, len(wanted)
+def lags_of(
+    chunks: Sequence[Candidate], send: Callable[[Candidate], None], reader: FullStore
+) -> list[float]:
+    """Seconds from before a chunk is sent until another reader has it."""
+    sent_s = dict[int, float]()
+    read_s = dict[int, float]()
+    session = chunks[0].frame.session
+    count = len(chunks)
     cursor: Cursor | None = None
     while (page := reader.tail(cursor, max_items=1_024, wait_s=0.0)).items:
         cursor = page.cursor
 
     def follow() -> None:
-        at, give_up_s = cursor, time.monotonic() + 180
-        while len(seen_s) < count and time.monotonic() < give_up_s:
-            found = reader.tail(at, max_items=64, wait_s=1.0)
-            at = found.cursor
-            for item in found.items:
+        at = cursor
+        give_up_s = time.monotonic() + 180
+        while len(read_s) < count and time.monotonic() < give_up_s:
+            page = reader.tail(at, max_items=64, wait_s=1.0)
+            at = page.cursor
+            for item in page.items:
                 if isinstance(item, Stored) and item.frame.session == session:
-                    seen_s[item.frame.chunk_no] = time.monotonic()
+                    read_s[item.frame.chunk_no] = time.monotonic()
 
     follower = threading.Thread(target=follow)
     follower.start()
-    for candidate in wanted:
-        begun_s[candidate.frame.chunk_no] = time.monotonic()
-        hand_over(candidate)
+    for candidate in chunks:
+        sent_s[candidate.frame.chunk_no] = time.monotonic()
+        send(candidate)
         time.sleep(0.02)
     follower.join()
-    assert seen_s.keys() == begun_s.keys(), f"{len(begun_s) - len(seen_s)} chunks never came into the tail"
-    return [seen_s[number] - begun_s[number] for number in begun_s]
+    assert read_s.keys() == sent_s.keys(), (
+        f"{len(sent_s) - len(read_s)} chunks never appeared in the tail"
+    )
+    return [read_s[number] - sent_s[number] for number in sent_s]
 
 
-def append_to_tail(server: Server, folder: Path, found: Findings, *, rounds: int, arrivals: int) -> None:
-    """From an append to a tail, by our own service and by a Spark job, from a file stream into the same Cassandra."""
+def append_to_tail(
+    server: Server, folder: Path, findings: Findings, *, rounds: int, arrivals: int
+) -> None:
+    """From a file stream to a tail of the same Cassandra, with our service and a Spark job."""
     if reason := why_no_spark():
-        found.skipped.append(reason)
+        findings.skipped.append(reason)
         return
     with contextlib.ExitStack() as open_:
-        ways = {engine: open_.enter_context(_way(server, folder, engine)) for engine in ("native", "spark")}
+        ways = {
+            engine: open_.enter_context(_way(server, folder, engine))
+            for engine in ("native", "spark")
+        }
         for way in ways.values():
             way.lags(4)  # until it runs
         batch_s = list[float]()
@@ -83,24 +98,46 @@ def append_to_tail(server: Server, folder: Path, found: Findings, *, rounds: int
     by = {"native": "our own service", "spark": "a Spark job on two threads"}
     goals = {("native", 99): 1_000.0, ("spark", 99): 3_000.0}
     for part in (50, 99):
-        took = {engine: [float(np.percentile(round_, part)) * 1e3 for round_ in lags[engine]] for engine in ways}
-        found.figures += [
-            Figure(name=f"{name}, by {by[engine]}: p{part}", unit="ms", gate=gates[engine], values=took[engine],
-                   more_is_better=False, goal=goals.get((engine, part)))
+        took = {
+            engine: [float(np.percentile(round_, part)) * 1e3 for round_ in lags[engine]]
             for engine in ways
-        ]  # fmt: skip
-        found.ratios.append(Ratio(
-            name=f"{name}, our own service: p{part}", peer="our Spark job", unit="ms", ours=took["native"],
-            theirs=took["spark"], gate=gates["native"], more_is_better=False,
-        ))  # fmt: skip
-    found.figures.append(
-        Figure(name="a batch of the Spark job", unit="s", values=batch_s, gate=gates["spark"], more_is_better=False)
+        }
+        findings.figures += [
+            Figure(
+                name=f"{name}, by {by[engine]}: p{part}",
+                unit="ms",
+                gate=gates[engine],
+                values=took[engine],
+                more_is_better=False,
+                goal=goals.get((engine, part)),
+            )
+            for engine in ways
+        ]
+        findings.ratios.append(
+            Ratio(
+                name=f"{name}, our own service: p{part}",
+                peer="our Spark job",
+                unit="ms",
+                ours=took["native"],
+                theirs=took["spark"],
+                gate=gates["native"],
+                more_is_better=False,
+            )
+        )
+    findings.figures.append(
+        Figure(
+            name="a batch of the Spark job",
+            unit="s",
+            values=batch_s,
+            gate=gates["spark"],
+            more_is_better=False,
+        )
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A stream, an ingest process and a store that somebody else tails."""
+    """A stream, an ingest process and a store with another reader."""
 
     stream: Stream
     child: Child
@@ -108,14 +145,14 @@ class _Way:
     seeds: Iterator[int]
 
     def lags(self, count: int) -> list[float]:
-        """Seconds that each of so many chunks takes."""
+        """Seconds that each of this many chunks takes."""
         return lags_of(candidates(count, next(self.seeds)), _into(self.stream), self.reader)
 
 
 @contextlib.contextmanager
 def _way(server: Server, folder: Path, engine: str) -> Iterator[_Way]:
     keyspace = f"bench_{secrets.token_hex(4)}"
-    url = on_host(server, "cassandra", keyspace, replication="1").url
+    url = host_location(server, "cassandra", keyspace, replication="1").url
     init_store(url)
     data = DataFolder(folder / engine)
     with (
@@ -128,16 +165,17 @@ def _way(server: Server, folder: Path, engine: str) -> Iterator[_Way]:
 
 @contextlib.contextmanager
 def _running(data: DataFolder, store: str, engine: str) -> Iterator[Child]:
-    """An ingest process of one kind between a folder's stream and a store."""
+    """An ingest process with one engine, from a folder's stream to a store."""
     make_folder(data.root)
     open_deployment(data).registry.register(CART)
     config = Config(
-        data=str(data.root), store=StoreSection(url=store),
+        data=str(data.root),
+        store=StoreSection(url=store),
         ingest=IngestSection(engine="spark" if engine == "spark" else "native"),
-    )  # fmt: skip
+    )
     path = data.root / "config.json"
     write_config(config, path)
-    command = python_module("understudy.app.roles.ingest", str(data.root), str(path))
+    command = python_module("understudy.platform.ingest", str(data.root), str(path))
     child = Child(engine, command)
     try:
         yield child

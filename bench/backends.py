@@ -1,10 +1,12 @@
-"""Measures streams and stores on real servers, beside what the seed's pipeline did with the same servers.
+"""Measures streams and stores on real servers, and the seed's pipeline on the same servers.
 
-    python bench/backends.py             some minutes on two cores; writes bench/results/backends.json
-    python bench/backends.py --quick     a look with less; writes nothing unless --out is given
+    python bench/backends.py            some minutes on two cores; writes
+                                        bench/results/backends.json
+    python bench/backends.py --quick    smaller; writes nothing unless --out is given
 
-The servers are those of `understudy dev servers`, started here and stopped again. The peer is the seed's way, rebuilt
-from its description: one JSON record a step and call into Kinesis, one row a step into Cassandra.
+The servers are those of `understudy dev servers`, started and stopped by the benchmark. The peer is
+the seed's pipeline, rebuilt from its description: one JSON record and call per step into Kinesis,
+one row per step into Cassandra.
 """
 
 import contextlib
@@ -17,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
+    # Run as a file, sys.path starts with bench/; replace it with the folder that contains bench/.
     sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
@@ -28,15 +30,15 @@ from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn  # noqa
 from bench.games import CART, PLAYER, OneGame, person_frames  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from bench.spark import spread  # noqa: E402
-from understudy.app.backends import create_stream, init_store, open_store, open_stream  # noqa: E402
-from understudy.app.data import DataFolder  # noqa: E402
-from understudy.core.frame import Frame  # noqa: E402
-from understudy.core.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
+from understudy.backends.addresses import create_stream, init_store, open_store, open_stream  # noqa: E402
+from understudy.backends.data import DataFolder  # noqa: E402
 from understudy.dev.recipes import aws_client  # noqa: E402
-from understudy.dev.servers import Server, on_aws, on_host, start, why_not  # noqa: E402
+from understudy.dev.servers import Server, aws_location, host_location, start, unavailable_reason  # noqa: E402
+from understudy.experience.frame import Frame  # noqa: E402
+from understudy.ports import Candidate, FullStore, Position, Stream, WriteBatch  # noqa: E402
 
 SHARD_BYTES_S = 1_000_000
-"""What AWS lets into one shard a second; a local server has no such limit."""
+"""The limit of AWS for one shard; a local server has no such limit."""
 COMMIT = 16
 
 
@@ -46,14 +48,14 @@ class Size:
 
     name: str
     frames: int
-    """Of ours in one round."""
+    """Our frames in one round."""
     steps: int
-    """Of the peer in one round."""
+    """The peer's steps in one round."""
     rounds: int
     arrivals: int
-    """Chunks whose way into a tail is timed."""
+    """Chunks whose arrival in a tail is timed."""
     spark_rounds: int
-    """Each starts a Spark of its own, four times."""
+    """Each starts its own Spark, four times."""
 
 
 SIZES = {
@@ -67,7 +69,7 @@ SIZES = {
 
 
 def main() -> int:
-    """Run what can run here; 0 when every gate passed."""
+    """Run what can run on this machine; 0 if every gate passed."""
     parts = {
         "kinesalite": on_server(kinesis),
         "kafka": on_server(kafka),
@@ -77,78 +79,116 @@ def main() -> int:
     return run_once("backends", about=__doc__, sizes=SIZES, parts=parts)
 
 
-def on_server(*measures: Callable[[Server, Path, Size, Findings], None]) -> Callable[[Path, Size, Findings], None]:
-    """The measures on one running server, whose name is its folder's; without the server, the reason."""
+def on_server(
+    *measures: Callable[[Server, Path, Size, Findings], None],
+) -> Callable[[Path, Size, Findings], None]:
+    """The measures on one server, named like its folder; records the reason if it cannot run."""
 
-    def measure(folder: Path, size: Size, found: Findings) -> None:
-        if reason := why_not(folder.name):
-            found.skipped.append(f"{folder.name}: {reason}")
+    def measure(folder: Path, size: Size, findings: Findings) -> None:
+        if reason := unavailable_reason(folder.name):
+            findings.skipped.append(f"{folder.name}: {reason}")
             return
         with start(folder.name, folder) as server:
-            for one in measures:
-                one(server, folder.parent, size, found)
+            for run in measures:
+                run(server, folder.parent, size, findings)
 
     return measure
 
 
-# --- Streams ----------------------------------------------------------------------------------------------------------
+# --- Streams --------------------------------------------------------------------------------------
 
 
-def kinesis(server: Server, _: Path, size: Size, found: Findings) -> None:
-    """Frames into one shard, beside one JSON record a step and call, into a shard of the same server."""
+def kinesis(server: Server, _: Path, size: Size, findings: Findings) -> None:
+    """Frames into one shard, and one JSON record and call per step into another."""
     name = f"bench-{secrets.token_hex(4)}"
     for stream in (name, f"{name}-seed"):
-        create_stream(on_aws(server, "kinesis", stream).url, partitions=1)
-    client, frames = aws_client("kinesis", server.url, server.credentials), _frames(size)
-    with contextlib.closing(_stream(on_aws(server, "kinesis", name).url)) as stream_:
+        create_stream(aws_location(server, "kinesis", stream).url, partitions=1)
+    client = aws_client("kinesis", server.url, server.credentials)
+    frames = _frames(size)
+    with contextlib.closing(_stream(aws_location(server, "kinesis", name).url)) as stream_:
         took = in_turn(
             size.rounds,
             {
                 "ours": lambda: _timed(lambda: _append(stream_, frames)),
-                "theirs": lambda: _timed(lambda: a_step_each.put_steps(client, f"{name}-seed", size.steps)),
+                "theirs": lambda: _timed(
+                    lambda: a_step_each.put_steps(client, f"{name}-seed", size.steps)
+                ),
             },
         )
         gate = _all_read(stream_, frames, size.rounds)
     ours = [len(frames) * STEPS / took_s for took_s in took["ours"]]
     theirs = [size.steps / took_s for took_s in took["theirs"]]
     by_bytes = [SHARD_BYTES_S * STEPS / float(np.mean([frame.size_bytes for frame in frames]))]
-    found.figures += [
-        Figure(name="steps into one Kinesis shard, local server", unit="steps/s", values=ours, gate=gate, goal=20_000.0,
-               bound_by="the local server's own speed; it does not throttle"),
-        Figure(name="steps a shard of AWS takes at 1 MB/s, from the frames' bytes", unit="steps/s", values=by_bytes,
-               gate=gate, goal=20_000.0, bound_by="30 bytes a step; AWS itself was not asked"),
-    ]  # fmt: skip
-    found.ratios.append(Ratio(
-        name="steps into one Kinesis shard", peer="the seed's JSON record a step and call", unit="steps/s", ours=ours,
-        theirs=theirs, gate=gate,
-    ))  # fmt: skip
+    findings.figures += [
+        Figure(
+            name="steps into one Kinesis shard, local server",
+            unit="steps/s",
+            values=ours,
+            gate=gate,
+            goal=20_000.0,
+            bound_by="the local server's own speed; it does not throttle",
+        ),
+        Figure(
+            name="steps a shard of AWS takes at 1 MB/s, from the frames' bytes",
+            unit="steps/s",
+            values=by_bytes,
+            gate=gate,
+            goal=20_000.0,
+            bound_by="30 bytes a step; AWS itself was not measured",
+        ),
+    ]
+    findings.ratios.append(
+        Ratio(
+            name="steps into one Kinesis shard",
+            peer="the seed's JSON record a step and call",
+            unit="steps/s",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+        )
+    )
 
 
-def kafka(server: Server, _: Path, size: Size, found: Findings) -> None:
-    """Frames into one partition, beside one JSON record a step into a partition of the same broker."""
-    topic, frames = f"bench-{secrets.token_hex(4)}", _frames(size)
-    for one in (topic, f"{topic}-seed"):
-        create_stream(on_host(server, "kafka", one).url, partitions=1)
+def kafka(server: Server, _: Path, size: Size, findings: Findings) -> None:
+    """Frames into one partition, and one JSON record per step into another."""
+    topic = f"bench-{secrets.token_hex(4)}"
+    frames = _frames(size)
+    for name in (topic, f"{topic}-seed"):
+        create_stream(host_location(server, "kafka", name).url, partitions=1)
     producer = a_step_each.producer(server)
     a_step_each.produce_steps(producer, f"{topic}-seed", 1)  # until the broker knows the producer
-    with contextlib.closing(_stream(on_host(server, "kafka", topic).url)) as stream:
+    with contextlib.closing(_stream(host_location(server, "kafka", topic).url)) as stream:
         took = in_turn(
             size.rounds,
             {
                 "ours": lambda: _timed(lambda: _append(stream, frames)),
-                "theirs": lambda: _timed(lambda: a_step_each.produce_steps(producer, f"{topic}-seed", size.steps)),
+                "theirs": lambda: _timed(
+                    lambda: a_step_each.produce_steps(producer, f"{topic}-seed", size.steps)
+                ),
             },
         )
         gate = _all_read(stream, frames, size.rounds)
     ours = [len(frames) * STEPS / took_s for took_s in took["ours"]]
     theirs = [size.steps / took_s for took_s in took["theirs"]]
-    found.figures.append(
-        Figure(name="steps into one Kafka partition", unit="steps/s", values=ours, gate=gate, goal=20_000.0)
+    findings.figures.append(
+        Figure(
+            name="steps into one Kafka partition",
+            unit="steps/s",
+            values=ours,
+            gate=gate,
+            goal=20_000.0,
+        )
     )
-    found.ratios.append(Ratio(
-        name="steps into one Kafka partition", peer="one JSON record a step, packed by the producer", unit="steps/s",
-        ours=ours, theirs=theirs, gate=gate,
-    ))  # fmt: skip
+    findings.ratios.append(
+        Ratio(
+            name="steps into one Kafka partition",
+            peer="one JSON record a step, packed by the producer",
+            unit="steps/s",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+        )
+    )
 
 
 def _stream(url: str) -> Stream:
@@ -158,38 +198,41 @@ def _stream(url: str) -> Stream:
 def _append(stream: Stream, frames: Sequence[Frame]) -> None:
     for at in range(0, len(frames), 64):
         outcomes = stream.append(frames[at : at + 64])
-        assert all(outcome.accepted for outcome in outcomes), [one.error for one in outcomes if not one.accepted][:1]
+        assert all(outcome.accepted for outcome in outcomes), [
+            outcome.error for outcome in outcomes if not outcome.accepted
+        ][:1]
 
 
 def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
-    """Everything that was appended can be read, each frame as often as it was appended."""
-    seen: dict[bytes, int] = {}
+    """Every frame can be read as often as it was appended."""
+    counts: dict[bytes, int] = {}
     for partition in stream.partitions():
         position: Position | None = None
         while (read := stream.read(partition.id, position, max_bytes=8 << 20, wait_s=2.0)).records:
             position = read.next
             for record in read.records:
-                seen[record.raw] = seen.get(record.raw, 0) + 1
+                counts[record.raw] = counts.get(record.raw, 0) + 1
     return Gate(
-        seen == {frame.encode(): rounds for frame in frames},
-        f"{len(frames)} frames read back as they were, {rounds} times each",
+        counts == {frame.encode(): rounds for frame in frames},
+        f"{len(frames)} frames read back unchanged, {rounds} times each",
     )
 
 
-# --- Stores -----------------------------------------------------------------------------------------------------------
+# --- Stores ---------------------------------------------------------------------------------------
 
 
-def cassandra(server: Server, _: Path, size: Size, found: Findings) -> None:
-    """Chunks by one writer, beside one row a step; and how long a chunk takes into a tail elsewhere."""
+def cassandra(server: Server, _: Path, size: Size, findings: Findings) -> None:
+    """Chunks by one writer and one row per step; and the time until another reader has a chunk."""
     keyspace = f"bench_{secrets.token_hex(4)}"
-    url = on_host(server, "cassandra", keyspace, replication="1").url
+    url = host_location(server, "cassandra", keyspace, replication="1").url
     init_store(url)
     with (
         contextlib.closing(open_store(url, specs=OneGame(CART))) as store,
         contextlib.closing(open_store(url, specs=OneGame(CART))) as reader,
         contextlib.closing(a_step_each.Rows(server, keyspace)) as peer,
     ):
-        writer, turn = _Writer(store), iter(range(1_000))
+        writer = _Writer(store)
+        turn = iter(range(1_000))
         took = in_turn(
             size.rounds,
             {
@@ -197,32 +240,58 @@ def cassandra(server: Server, _: Path, size: Size, found: Findings) -> None:
                 "theirs": lambda: _timed(lambda: peer.write(size.steps)),
             },
         )
-        wanted = candidates(size.arrivals, 999)
-        lags = lags_of(wanted, lambda one: writer.write([one]), reader)
+        arrivals = candidates(size.arrivals, 999)
+        lags = lags_of(arrivals, lambda candidate: writer.write([candidate]), reader)
         audit = store.audit()
     written = size.frames * size.rounds + size.arrivals
     gate = all_of(
         (f"{written} chunks stored", audit.chunks == written),
-        ("0 lost, 0 stored twice, by the store's audit", not (audit.gap_chunks or audit.duplicate_chunks)),
+        (
+            "0 lost, 0 stored twice, by the store's audit",
+            not (audit.gap_chunks or audit.duplicate_chunks),
+        ),
         ("nothing damaged", not audit.corrupt),
     )
     ours = [size.frames * STEPS / took_s for took_s in took["ours"]]
     theirs = [size.steps / took_s for took_s in took["theirs"]]
-    found.figures += [
-        Figure(name="steps into Cassandra by one writer", unit="steps/s", values=ours, gate=gate,
-               bound_by="one node on the same two cores, synced every 5 ms"),
-        Figure(name="from a write's begin to another process's tail: p50", unit="ms", gate=gate, more_is_better=False,
-               values=[float(np.percentile(lags, 50)) * 1e3]),
-        Figure(name="from a write's begin to another process's tail: p99", unit="ms", gate=gate, more_is_better=False,
-               values=[float(np.percentile(lags, 99)) * 1e3], goal=1_000.0),
-    ]  # fmt: skip
-    found.ratios.append(Ratio(
-        name="steps into Cassandra, one writer", peer="one row a step, prepared, 64 at once", unit="steps/s",
-        ours=ours, theirs=theirs, gate=gate,
-    ))  # fmt: skip
-    found.notes.append(
-        "the peer's rows are written 64 at once by prepared statements; the seed wrote one after another, and each "
-        "retry made a new row; ours are checked against what is known of each session and committed with the position"
+    findings.figures += [
+        Figure(
+            name="steps into Cassandra by one writer",
+            unit="steps/s",
+            values=ours,
+            gate=gate,
+            bound_by="one node on the same two cores, synced every 5 ms",
+        ),
+        Figure(
+            name="from the start of a write to another process's tail: p50",
+            unit="ms",
+            gate=gate,
+            more_is_better=False,
+            values=[float(np.percentile(lags, 50)) * 1e3],
+        ),
+        Figure(
+            name="from the start of a write to another process's tail: p99",
+            unit="ms",
+            gate=gate,
+            more_is_better=False,
+            values=[float(np.percentile(lags, 99)) * 1e3],
+            goal=1_000.0,
+        ),
+    ]
+    findings.ratios.append(
+        Ratio(
+            name="steps into Cassandra, one writer",
+            peer="one row a step, prepared, 64 at once",
+            unit="steps/s",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+        )
+    )
+    findings.notes.append(
+        "the peer's rows are written 64 at once with prepared statements; the seed wrote them one "
+        "by one, and each retry created a new row; ours are checked against the state of each "
+        "session and committed with the position"
     )
 
 
@@ -230,36 +299,42 @@ class _Writer:
     """One partition's writer."""
 
     def __init__(self, store: FullStore) -> None:
-        self._store, self._position = store, 0
+        self._store = store
+        self._position = 0
         self._epoch = store.claim("bench", owner="bench", ttl_s=600.0).epoch
 
     def write(self, candidates: Sequence[Candidate]) -> None:
         for at in range(0, len(candidates), COMMIT):
             self._position += 1
             part = candidates[at : at + COMMIT]
-            receipt = self._store.write(WriteBatch("bench", self._epoch, Position(str(self._position)), part))
+            receipt = self._store.write(
+                WriteBatch("bench", self._epoch, Position(str(self._position)), part)
+            )
             assert set(receipt.fates) == {"new"}, receipt
 
 
-def ingest(server: Server, folder: Path, size: Size, found: Findings) -> None:
-    """From a file stream into the same Cassandra."""
-    append_to_tail(server, folder, found, rounds=size.rounds, arrivals=size.arrivals)
+def ingest(server: Server, folder: Path, size: Size, findings: Findings) -> None:
+    """From a file stream to the same Cassandra."""
+    append_to_tail(server, folder, findings, rounds=size.rounds, arrivals=size.arrivals)
 
 
-def spark_into_cassandra(server: Server, folder: Path, size: Size, found: Findings) -> None:
-    """One Spark worker beside two, into the same Cassandra."""
+def spark_into_cassandra(server: Server, folder: Path, size: Size, findings: Findings) -> None:
+    """One Spark worker and two, into the same Cassandra."""
     if size.spark_rounds:
-        spread(folder, found, rounds=size.spark_rounds, server=server)
+        spread(folder, findings, rounds=size.spark_rounds, server=server)
 
 
-def spark_into_a_waiting_store(folder: Path, size: Size, found: Findings) -> None:
-    """One Spark worker beside two, where a write is nothing but waiting."""
+def spark_into_a_waiting_store(folder: Path, size: Size, findings: Findings) -> None:
+    """One Spark worker and two, into a store whose writes only wait."""
     if size.spark_rounds:
-        spread(folder, found, rounds=size.spark_rounds)
+        spread(folder, findings, rounds=size.spark_rounds)
 
 
 def _frames(size: Size) -> list[Frame]:
-    return [frame.stamped(PLAYER, int(time.time())) for frame in person_frames(size.frames, steps=STEPS, seed=0)]
+    return [
+        frame.stamped(PLAYER, int(time.time()))
+        for frame in person_frames(size.frames, steps=STEPS, seed=0)
+    ]
 
 
 def _timed(work: Callable[[], None]) -> float:
@@ -268,9 +343,9 @@ def _timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - began_s
 
 
-def _timed_with(work: Callable[[Sequence[Candidate]], None], given: Sequence[Candidate]) -> float:
-    """The same, without the making of what is given."""
-    return _timed(lambda: work(given))
+def _timed_with(work: Callable[[Sequence[Candidate]], None], chunks: Sequence[Candidate]) -> float:
+    """The same, without the time to create the chunks."""
+    return _timed(lambda: work(chunks))
 
 
 if __name__ == "__main__":

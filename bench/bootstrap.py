@@ -15,21 +15,23 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How many times better we are, and between what with 95 % confidence; above 1 means that we are."""
+    """How many times better we are, with the 95 % interval; above 1 means that we are better."""
 
     ratio: float
     low: float
     high: float
 
     def meets(self, goal: float) -> bool:
-        """A goal is met when the lower end passes it."""
+        """A goal is met if the lower end reaches it."""
         return self.low >= goal
 
 
 def times_better(ours: Sequence[float], theirs: Sequence[float], *, more_is_better: bool) -> Times:
-    """The ratio of the medians, resampled 10,000 times with a fixed seed; an endless time of ours counts as 0."""
+    """The ratio of medians, resampled 10,000 times; an infinite time of ours counts as 0."""
     if not ours or not theirs:
-        raise ConfigError(f"a ratio of {len(ours)} and {len(theirs)} values; measure each side at least once")
+        raise ConfigError(
+            f"cannot compare {len(ours)} and {len(theirs)} values; measure each side at least once"
+        )
     rng = np.random.default_rng(0)
     better, worse = (ours, theirs) if more_is_better else (theirs, ours)
     drawn = _ratio(_resampled(better, rng), _resampled(worse, rng))

@@ -1,4 +1,4 @@
-"""Lets contestants do the same work in turn, A B A B, and keeps what each of them found."""
+"""Runs contestants on the same work in turn, A B A B, and collects their results."""
 
 import contextlib
 import os
@@ -15,44 +15,46 @@ from bench.measures import OURS, TRAINING, WHOLE, Measure
 QUICK_LOOKS = 2
 _TRIAL_LOOKS = 3
 Values = dict[str, dict[str, list[float]]]
-"""Row name, contestant, one value a round."""
+"""Row name, contestant, one value per round."""
 
 
 @dataclass(slots=True)
-class Found:
-    """What a contest found, as it goes into the result file."""
+class Outcome:
+    """The results of a contest, as they are written to the result file."""
 
     values: Values = field(default_factory=dict)
     runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Of a measure that solves: each training, by contestant."""
+    """For a measure that solves: each training run, by contestant."""
     order: list[str] = field(default_factory=list)
-    """Who ran, one after the other."""
+    """Contestants in the order in which they ran."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Who could not run or was not asked to, and why."""
+    """Contestants that could not run or were not selected, with the reason."""
     failed: list[str] = field(default_factory=list)
-    """Checks of the work that did not hold."""
+    """Failed checks of the work."""
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     threads: dict[str, int] = field(default_factory=dict)
 
-    def add(self, row: str, who: str, value: float) -> None:
-        self.values.setdefault(row, {}).setdefault(who, []).append(value)
+    def add(self, row: str, name: str, value: float) -> None:
+        self.values.setdefault(row, {}).setdefault(name, []).append(value)
 
 
-def in_order(rounds: int, names: Sequence[str], work: Callable[[int, str], None], found: Found) -> None:
-    """A B A B: everybody once a round, always in the same order; who fails is left out from then on."""
+def in_order(
+    rounds: int, names: Sequence[str], work: Callable[[int, str], None], outcome: Outcome
+) -> None:
+    """A B A B: every contestant once per round, in a fixed order; a failed one is skipped later."""
     for at in range(rounds):
         for name in names:
-            if name not in found.skipped:
-                found.order.append(name)
+            if name not in outcome.skipped:
+                outcome.order.append(name)
                 try:
                     work(at, name)
                 except ContestantError as error:
-                    found.skipped[name] = str(error)
+                    outcome.skipped[name] = str(error)
 
 
 @contextlib.contextmanager
 def on_cores(count: int) -> Iterator[list[int]]:
-    """This process, and all it starts, on the first `count` cores that it may use."""
+    """Pin this process and its children to the first `count` cores that it may use."""
     if not hasattr(os, "sched_setaffinity"):
         yield []
         return
@@ -65,12 +67,12 @@ def on_cores(count: int) -> Iterator[list[int]]:
         os.sched_setaffinity(0, before)
 
 
-# --- Measures that solve ---------------------------------------------------------------------------------------------
+# --- Measures that solve --------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One training, from the start of its process to the look that found it good enough or the end of its steps."""
+    """One training run, from the start of its process until it is solved or out of steps."""
 
     seed: int
     startup_s: float
@@ -84,15 +86,17 @@ class Run:
 
 
 def solve(
-    who: Contestant, measure: str, seed: int, *, threads: int, max_looks: int | None = None
+    contestant: Contestant, measure: str, seed: int, *, threads: int, max_looks: int | None = None
 ) -> tuple[Run, dict[str, str]]:
-    """Train once; the process waits, and its clock stands, while its weights are evaluated here."""
-    with Process(who, {"do": measure, "seed": seed}, threads=threads) as process:
+    """Train once; the process and its clock pause while its weights are evaluated here."""
+    with Process(contestant, {"do": measure, "seed": seed}, threads=threads) as process:
         run = Run(seed=seed, startup_s=process.startup_s)
         line = process.ask()
         while line["says"] == "weights":
             first, second = evaluator.judge(evaluator.act_of(line))
-            run.steps, run.train_s, run.compile_s = line["steps"], line["train_s"], line["compile_s"]
+            run.steps = line["steps"]
+            run.train_s = line["train_s"]
+            run.compile_s = line["compile_s"]
             run.held_out = second if second is not None else run.held_out
             run.curve.append((run.steps, round(run.train_s, 4), first))
             run.solved = second is not None and second >= evaluator.SOLVED
@@ -100,108 +104,133 @@ def solve(
             process.answer({"mean": first, "held_out": second, "stop": is_last})
             line = process.line()
         if not run.curve:
-            raise ContestantError(f"ended after {line['steps']} steps and never showed its weights")
+            raise ContestantError(f"ended after {line['steps']} steps and never sent its weights")
         return run, process.versions
 
 
-def best_threads(who: Contestant, measure: str) -> int:
-    """One or two threads, whichever trains faster; peers are not to be throttled by our choice."""
+def best_threads(contestant: Contestant, measure: str) -> int:
+    """One or two threads, whichever trains faster, so that our choice does not throttle peers."""
     speeds = {}
     for threads in (1, 2):
-        run, _ = solve(who, measure, 0, threads=threads, max_looks=_TRIAL_LOOKS)
+        run, _ = solve(contestant, measure, 0, threads=threads, max_looks=_TRIAL_LOOKS)
         speeds[threads] = run.steps / run.train_s
     return max(speeds, key=lambda threads: speeds[threads])
 
 
-def solve_all(measure: Measure, contestants: Sequence[Contestant], *, seeds: int, quick: bool) -> Found:
-    """Each seed by everybody in turn; a quick look ends the peers' trainings after two evaluations."""
-    found = Found()
-    known = {who.name: who for who in contestants}
-    for who in contestants:
-        found.threads[who.name] = who.threads
-        if who.tries_threads and not quick:
-            with _skipping(who.name, found):
-                found.threads[who.name] = best_threads(who, measure.name)
+def solve_all(
+    measure: Measure, contestants: Sequence[Contestant], *, seeds: int, quick: bool
+) -> Outcome:
+    """Each seed by all contestants in turn; a quick run stops peers after two evaluations."""
+    outcome = Outcome()
+    by_name = {contestant.name: contestant for contestant in contestants}
+    for contestant in contestants:
+        outcome.threads[contestant.name] = contestant.threads
+        if contestant.tries_threads and not quick:
+            with _skipping(contestant.name, outcome):
+                outcome.threads[contestant.name] = best_threads(contestant, measure.name)
 
     def work(seed: int, name: str) -> None:
-        who, began_s = known[name], time.monotonic()
-        looks = QUICK_LOOKS if quick and not who.is_ours else None
-        run, versions = solve(who, measure.name, seed, threads=found.threads[name], max_looks=looks)
-        found.versions[name] = versions
-        found.runs.setdefault(name, []).append(asdict(run))
-        # Unsolved within its steps: ours never ends, a peer is taken to end there, which favours the peer.
-        train_s = run.train_s if run.solved or not who.is_ours else float("inf")
-        found.add(TRAINING, name, train_s)
-        found.add(WHOLE, name, train_s + run.compile_s + run.startup_s)
-        print(f"  seed {seed:<3}{name:<26}{_outcome(run):<44}{time.monotonic() - began_s:6.1f} s", flush=True)
+        contestant = by_name[name]
+        began_s = time.monotonic()
+        looks = QUICK_LOOKS if quick and not contestant.is_ours else None
+        run, versions = solve(
+            contestant, measure.name, seed, threads=outcome.threads[name], max_looks=looks
+        )
+        outcome.versions[name] = versions
+        outcome.runs.setdefault(name, []).append(asdict(run))
+        # Unsolved within its steps: ours counts as infinite, a peer's as the time so far, which
+        # favours the peer.
+        train_s = run.train_s if run.solved or not contestant.is_ours else float("inf")
+        outcome.add(TRAINING, name, train_s)
+        outcome.add(WHOLE, name, train_s + run.compile_s + run.startup_s)
+        print(
+            f"  seed {seed:<3}{name:<26}{_summary(run):<44}{time.monotonic() - began_s:6.1f} s",
+            flush=True,
+        )
 
-    in_order(seeds, list(known), work, found)
-    return found
+    in_order(seeds, list(by_name), work, outcome)
+    return outcome
 
 
-def _outcome(run: Run) -> str:
-    seen = f"solved in {run.train_s:.2f} s" if run.solved else f"{run.curve[-1][2]:.0f} after {run.train_s:.2f} s"
-    return f"{seen}, {run.steps:,} steps"
+def _summary(run: Run) -> str:
+    result = (
+        f"solved in {run.train_s:.2f} s"
+        if run.solved
+        else f"{run.curve[-1][2]:.0f} after {run.train_s:.2f} s"
+    )
+    return f"{result}, {run.steps:,} steps"
 
 
-def learning_gate(measure: str, found: Found) -> Gate:
-    """Passes when our trainings solved the game on at least nine of ten seeds."""
-    if OURS in found.skipped:
-        return Gate(False, f"{measure}: our training failed: {found.skipped[OURS]}")
-    runs = found.runs.get(OURS, [])
+def learning_gate(measure: str, outcome: Outcome) -> Gate:
+    """Passes if our runs solved the game on at least nine of ten seeds."""
+    if OURS in outcome.skipped:
+        return Gate(False, f"{measure}: our training failed: {outcome.skipped[OURS]}")
+    runs = outcome.runs.get(OURS, [])
     solved = sum(run["solved"] for run in runs)
-    says = f"{measure}: {solved} of {len(runs)} seeds: greedy mean of 100 held-out episodes >= {evaluator.SOLVED:.0f}"
+    says = (
+        f"{measure}: {solved} of {len(runs)} seeds: greedy mean of 100 held-out episodes >= "
+        f"{evaluator.SOLVED:.0f}"
+    )
     return Gate(bool(runs) and solved >= 0.9 * len(runs), says)
 
 
-# --- Measures of a rate or a time ------------------------------------------------------------------------------------
+# --- Measures of a rate or a time -----------------------------------------------------------------
 
 
-def compare_all(measure: Measure, contestants: Sequence[Contestant], *, rounds: int, quick: bool) -> Found:
-    """Everybody gets ready, then one round each in turn; those who wait are asleep."""
-    found = Found(threads={who.name: who.threads for who in contestants})
+def compare_all(
+    measure: Measure, contestants: Sequence[Contestant], *, rounds: int, quick: bool
+) -> Outcome:
+    """All contestants start, then run one round each in turn; waiting processes sleep."""
+    outcome = Outcome(threads={contestant.name: contestant.threads for contestant in contestants})
     for part, request in measure.parts.items():
-        asked = {"do": measure.name} | request | (measure.quick if quick else {})
+        full_request = {"do": measure.name} | request | (measure.quick if quick else {})
         with contextlib.ExitStack() as stack:
             processes: dict[str, Process] = {}
-            for who in contestants:
-                if who.name in found.skipped:
-                    continue  # it failed in a part before
+            for contestant in contestants:
+                name = contestant.name
+                if name in outcome.skipped:
+                    continue  # it failed in an earlier part
                 began_s = time.monotonic()
-                with _skipping(who.name, found):
-                    processes[who.name] = stack.enter_context(Process(who, asked))
-                    found.versions[who.name] = processes[who.name].versions
-                said = f"not ready: {found.skipped[who.name]}" if who.name in found.skipped else "ready"
-                print(f"  {part:<28}{who.name:<28}{time.monotonic() - began_s:6.1f} s  {said}", flush=True)
+                with _skipping(name, outcome):
+                    processes[name] = stack.enter_context(Process(contestant, full_request))
+                    outcome.versions[name] = processes[name].versions
+                state = (
+                    f"not ready: {outcome.skipped[name]}" if name in outcome.skipped else "ready"
+                )
+                print(
+                    f"  {part:<28}{name:<28}{time.monotonic() - began_s:6.1f} s  {state}",
+                    flush=True,
+                )
             answers: dict[str, dict[str, list[int]]] = {}
 
             def work(_: int, name: str) -> None:
-                told = processes[name].ask()  # noqa: B023
-                for row, value in told["values"].items():
-                    found.add(f"{part}: {row}", name, value)  # noqa: B023
-                answers[name] = told.get("answers", {})  # noqa: B023
-                if not told.get("right", True):
-                    found.failed.append(f"{part}: {name} gave wrong rows")  # noqa: B023
+                result = processes[name].ask()  # noqa: B023
+                for row, value in result["values"].items():
+                    outcome.add(f"{part}: {row}", name, value)  # noqa: B023
+                answers[name] = result.get("answers", {})  # noqa: B023
+                if not result.get("right", True):
+                    outcome.failed.append(f"{part}: {name} returned wrong rows")  # noqa: B023
 
-            in_order(rounds, list(processes), work, found)
-            found.failed += disagreements(answers)
-    return found
+            in_order(rounds, list(processes), work, outcome)
+            outcome.failed += disagreements(answers)
+    return outcome
 
 
 def disagreements(answers: Mapping[str, Mapping[str, Sequence[int]]]) -> list[str]:
-    """Contestants that decide otherwise than the first one, on more than one question of 64."""
+    """Contestants that differ from the first one in more than one of 64 decisions."""
     names = list(answers)
     return [
         f"{name} and {names[0]} decide differently on {net}"
         for name in names[1:]
-        for net, given in answers[name].items()
-        if sum(a != b for a, b in zip(given, answers[names[0]].get(net, given), strict=True)) > 1
+        for net, actions in answers[name].items()
+        if sum(a != b for a, b in zip(actions, answers[names[0]].get(net, actions), strict=True))
+        > 1
     ]
 
 
 @contextlib.contextmanager
-def _skipping(name: str, found: Found) -> Iterator[None]:
+def _skipping(name: str, outcome: Outcome) -> Iterator[None]:
     try:
         yield
     except ContestantError as error:
-        found.skipped[name] = str(error)
+        outcome.skipped[name] = str(error)

@@ -1,4 +1,4 @@
-"""Contestants as processes in environments of their own, made on demand; one JSON line at a time."""
+"""Contestants as processes in their own environments, which talk in JSON lines."""
 
 import contextlib
 import hashlib
@@ -20,26 +20,27 @@ from scripts.setup import StageError, call, stage
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / "bench" / ".peers"
 REQUIREMENTS = ROOT / "bench" / "against"
-READY_S, LINE_S = 300.0, 900.0
+READY_S = 300.0
+LINE_S = 900.0
 _THREADS = ("OMP", "OPENBLAS", "MKL", "NUMBA", "RAYON", "VECLIB_MAXIMUM")
 
 
 class ContestantError(Exception):
-    """A contestant could not run; the text says why."""
+    """A contestant could not run; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """Who takes part: a module that speaks the link's language, where it is installed, and what it is told."""
+    """A module that implements the link protocol, its environment and its settings."""
 
     name: str
     module: str
     environment: str = ""
-    """A file of bench/against without its .txt; empty means the environment of this process."""
+    """A file of bench/against without its .txt; empty: the environment of this process."""
     settings: dict[str, Any] = field(default_factory=dict)
     threads: int = 1
     tries_threads: bool = False
-    """Whether one and two threads are tried first, to keep the better."""
+    """Whether to try one and two threads first and use the faster."""
 
     @property
     def is_ours(self) -> bool:
@@ -47,20 +48,27 @@ class Contestant:
 
 
 def python_of(environment: str) -> Path:
-    """The interpreter of an environment, which is installed first where it is missing or its pins have changed."""
+    """The interpreter of an environment, which is installed if missing or if its pins changed."""
     if not environment:
         return Path(sys.executable)
     folder = ENVIRONMENTS / environment
     pins = REQUIREMENTS / f"{environment}.txt"
-    stamp, wanted = folder / "installed", hashlib.sha256(pins.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
+    stamp = folder / "installed"
+    digest = hashlib.sha256(pins.read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
         shutil.rmtree(folder, ignore_errors=True)
         uv = Path(sys.executable).with_name("uv")
         try:
-            stage(environment, lambda: _install(uv, folder, pins), note=pins.relative_to(ROOT).as_posix())
+            stage(
+                environment,
+                lambda: _install(uv, folder, pins),
+                note=pins.relative_to(ROOT).as_posix(),
+            )
         except StageError as error:
-            raise ContestantError(f"does not install: {str(error).strip().splitlines()[-1]}") from error
-        stamp.write_text(wanted)
+            raise ContestantError(
+                f"installation failed: {str(error).strip().splitlines()[-1]}"
+            ) from error
+        stamp.write_text(digest)
     return folder / "bin" / "python"
 
 
@@ -70,24 +78,39 @@ def _install(uv: Path, folder: Path, pins: Path) -> None:
 
 
 class Process:
-    """A contestant at work: ready once made; `ask` starts a round, `line` and `answer` go on inside one."""
+    """A started contestant: `ask` runs a round; `line` and `answer` exchange lines within one."""
 
-    def __init__(self, who: Contestant, request: dict[str, Any], *, threads: int | None = None) -> None:
-        threads = threads or who.threads
-        environment = {name: value for name, value in os.environ.items() if who.is_ours or name != "PYTHONPATH"}
+    def __init__(
+        self, contestant: Contestant, request: dict[str, Any], *, threads: int | None = None
+    ) -> None:
+        threads = threads or contestant.threads
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if contestant.is_ours or name != "PYTHONPATH"
+        }
         environment |= {f"{name}_NUM_THREADS": str(threads) for name in _THREADS}
-        environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-        # Everybody compiles anew: no program of an earlier run is found on the disk.
+        environment |= {
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONWARNINGS": "ignore",
+        }
+        # Every contestant compiles from scratch: no compiled program of an earlier run is reused.
         environment |= {"UNDERSTUDY_COMPILE_CACHE": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-        command = [str(python_of(who.environment)), "-m", who.module]
+        command = [str(python_of(contestant.environment)), "-m", contestant.module]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by close()
         self._unread = b""
         began_s = time.perf_counter()
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
         )
         try:
-            self.answer(request | {"settings": who.settings, "threads": threads})
+            self.answer(request | {"settings": contestant.settings, "threads": threads})
             self.versions: dict[str, str] = self.line(READY_S)["versions"]
         except BaseException:
             self.close()
@@ -95,41 +118,44 @@ class Process:
         self.startup_s = time.perf_counter() - began_s
 
     def ask(self) -> dict[str, Any]:
-        """One round, and what it found."""
+        """Run one round and return its result."""
         self.answer({})
         return self.line()
 
     def answer(self, fields: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the next line will say why it has gone
+        with contextlib.suppress(BrokenPipeError):  # the next line has the reason
             self._process.stdin.write(json.dumps(fields).encode() + b"\n")
             self._process.stdin.flush()
 
     def line(self, timeout_s: float = LINE_S) -> dict[str, Any]:
-        """The next thing it says."""
+        """The next line that it sends."""
         assert self._process.stdout is not None
         until_s = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
-                raise ContestantError(f"said nothing for {timeout_s:.0f} s")
-            some = os.read(self._process.stdout.fileno(), 1 << 20)
-            if not some:
-                raise ContestantError(f"ended: {self._last_words()}")
-            self._unread += some
+            remaining_s = until_s - time.monotonic()
+            if (
+                remaining_s <= 0
+                or not select.select([self._process.stdout], [], [], remaining_s)[0]
+            ):
+                raise ContestantError(f"no output for {timeout_s:.0f} s")
+            data = os.read(self._process.stdout.fileno(), 1 << 20)
+            if not data:
+                raise ContestantError(f"ended: {self._last_error()}")
+            self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
-        found: dict[str, Any] = json.loads(line)
-        return found
+        fields: dict[str, Any] = json.loads(line)
+        return fields
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         code = self._process.wait()
         self._errors.seek(0)
-        words = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        # A path would name this machine in the result file.
-        return (words[-1] if words else f"with code {code}").replace(str(ROOT), "")[:300]
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        # The result file must not contain paths of this machine.
+        return (lines[-1] if lines else f"with code {code}").replace(str(ROOT), "")[:300]
 
     def close(self) -> None:
-        """End it; asked first, by closing what it listens to."""
+        """End it: close its pipes, wait, and kill it if it is still running."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -144,5 +170,10 @@ class Process:
     def __enter__(self) -> "Process":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()

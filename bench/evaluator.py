@@ -1,6 +1,7 @@
-"""The judge of every contestant: 100 greedy episodes of CartPole on held-out seeds, in NumPy, outside any clock.
+"""The common evaluator: 100 greedy CartPole episodes on held-out seeds, in NumPy, not timed.
 
-Peers hand over their dense layers, we the encoded policy that a game would run; both come as fields of a JSON line.
+Peers send their dense layers, we send the encoded policy that a game would run; both as fields of a
+JSON line.
 """
 
 import base64
@@ -10,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.policy import decode_policy
 from understudy.games import cartpole
+from understudy.nn.policy import decode_policy
 
 Array = NDArray[Any]
 Act = Callable[[Array], Array]
 SOLVED = 475.0
 STOP_SEEDS = range(900_000, 900_100)
-"""Looked at every 2,560 steps."""
+"""Evaluated every 2,560 steps."""
 GATE_SEEDS = range(910_000, 910_100)
-"""Played once the first hundred are good enough, so that a lucky look does not end a training."""
+"""Evaluated once the first hundred are good enough, so that luck does not end a training run."""
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0, out=x),
@@ -42,13 +43,13 @@ def mean_return(act: Act, seeds: Sequence[int]) -> float:
 
 
 def judge(act: Act) -> tuple[float, float | None]:
-    """The mean return on the seeds that decide, and on the second hundred when the first is good enough."""
+    """The mean return on the first hundred seeds, and on the second if the first is good enough."""
     first = mean_return(act, STOP_SEEDS)
     return first, mean_return(act, GATE_SEEDS) if first >= SOLVED else None
 
 
 def act_of(line: Mapping[str, Any]) -> Act:
-    """How a contestant plays, from what it handed over: `policy`, or `layers` with an `activation`."""
+    """The greedy policy in a contestant's line: `policy`, or `layers` with an `activation`."""
     if "policy" in line:
         policy = decode_policy(base64.b64decode(line["policy"]))
         return lambda obs: np.asarray(policy.decide({"obs": obs}, None, deterministic=True).action)

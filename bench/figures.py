@@ -1,4 +1,4 @@
-"""What a measurement hands over: figures with a goal and a gate, and ratios against a peer."""
+"""The results of a measurement: figures with a goal and a gate, and ratios to a peer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """How a sample is spread; in the sample's own unit."""
+    """The percentiles of a sample, in its unit."""
 
     count: int
     p50: float
@@ -34,9 +34,9 @@ class Rate:
 
 
 def percentiles(sample: Sample) -> Percentiles:
-    """p50, p99, p99.99 and the maximum; each is a value that was measured, never one between two.
+    """p50, p99, p99.99 and the maximum; each is a measured value, never interpolated.
 
-    A sample too small to know its p99.99 answers with its maximum.
+    For a sample too small for p99.99, that is its maximum.
     """
     values = _checked(sample)
     p50, p99, p9999 = np.quantile(values, [0.5, 0.99, 0.9999], method="inverted_cdf").tolist()
@@ -44,7 +44,7 @@ def percentiles(sample: Sample) -> Percentiles:
 
 
 def rate(measurements: Sample) -> Rate:
-    """The median of repeated measurements with their range: what a bench reports when it ran a few times."""
+    """The median of repeated measurements, with their range."""
     values = _checked(measurements)
     return Rate(float(np.median(values)), float(values.min()), float(values.max()))
 
@@ -52,13 +52,15 @@ def rate(measurements: Sample) -> Rate:
 def _checked(sample: Sample) -> NDArray[np.float64]:
     values = np.asarray(sample, np.float64).ravel()
     if values.size == 0 or not np.isfinite(values).all():
-        raise ConfigError(f"a sample of {values.size} numbers is empty or not finite; measure at least once")
+        raise ConfigError(
+            f"the sample of {values.size} numbers is empty or not finite; measure at least once"
+        )
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Whether the work was done right; a figure whose gate failed does not count."""
+    """Whether the work was correct; a figure whose gate failed does not count."""
 
     passed: bool
     says: str
@@ -66,7 +68,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One thing measured several times; `goal` is None where it is only reported."""
+    """One quantity, measured several times; `goal` is None if it is only reported."""
 
     name: str
     unit: str
@@ -75,7 +77,7 @@ class Figure:
     goal: float | None = None
     more_is_better: bool = True
     bound_by: str = ""
-    """What keeps it from being better."""
+    """What limits it."""
 
     @property
     def median(self) -> float:
@@ -83,7 +85,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """`met`, `missed`, `reported`, or `void` when the gate failed."""
+        """`met`, `missed`, `reported`, or `void` if the gate failed."""
         if not self.gate.passed:
             return "void"
         if self.goal is None:
@@ -92,15 +94,19 @@ class Figure:
         return "met" if is_met else "missed"
 
     def to_json(self) -> dict[str, Any]:
-        found = rate(self.values)
+        overall = rate(self.values)
         fields = asdict(self) | {"values": [significant(value) for value in self.values]}
-        spread = {"median": significant(found.median), "low": significant(found.low), "high": significant(found.high)}
+        spread = {
+            "median": significant(overall.median),
+            "low": significant(overall.low),
+            "high": significant(overall.high),
+        }
         return fields | spread | {"verdict": self.verdict}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Ours beside a peer's, measured in turn; above 1 means that we are better."""
+    """Ours and a peer's, measured in turn; above 1 means that we are better."""
 
     name: str
     peer: str
@@ -117,16 +123,20 @@ class Ratio:
         return [ours / theirs if self.more_is_better else theirs / ours for ours, theirs in pairs]
 
     def to_json(self) -> dict[str, Any]:
-        found = rate(self.times)
+        overall = rate(self.times)
         numbers = {"ours": [significant(value) for value in self.ours]}
         numbers |= {"theirs": [significant(value) for value in self.theirs]}
-        spread = {"median": significant(found.median), "low": significant(found.low), "high": significant(found.high)}
+        spread = {
+            "median": significant(overall.median),
+            "low": significant(overall.low),
+            "high": significant(overall.high),
+        }
         return asdict(self) | numbers | spread
 
 
 @dataclass(slots=True)
 class Findings:
-    """Everything one measurement found."""
+    """All results of one measurement."""
 
     figures: list[Figure] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
@@ -145,43 +155,61 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What some work cost: processor time of everybody who took part, and time on the clock."""
+    """The cost of some work: processor time of all processes involved, and wall time."""
 
     cpu_s: float
     wall_s: float
 
 
 def rate_ratios(
-    what: str, peer: str, amount: float, ours: Sequence[Took], theirs: Sequence[Took], *, unit: str, gate: Gate
+    what: str,
+    peer: str,
+    amount: float,
+    ours: Sequence[Took],
+    theirs: Sequence[Took],
+    *,
+    unit: str,
+    gate: Gate,
 ) -> list[Ratio]:
     """The same work by us and by a peer, per core and by the clock."""
     return [
         Ratio(
-            name=f"{what}, {how}", peer=peer, unit=f"{unit}{suffix}", gate=gate,
-            ours=[amount / getattr(one, attribute) for one in ours],
-            theirs=[amount / getattr(one, attribute) for one in theirs],
+            name=f"{what}, {how}",
+            peer=peer,
+            unit=f"{unit}{suffix}",
+            gate=gate,
+            ours=[amount / getattr(took, attribute) for took in ours],
+            theirs=[amount / getattr(took, attribute) for took in theirs],
         )
-        for how, attribute, suffix in (("per core", "cpu_s", "/core"), ("by the clock", "wall_s", ""))
-    ]  # fmt: skip
+        for how, attribute, suffix in (
+            ("per core", "cpu_s", "/core"),
+            ("by the clock", "wall_s", ""),
+        )
+    ]
 
 
 def significant(value: float, digits: int = 5) -> float:
-    """A number without digits that were not measured."""
+    """A number rounded to significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def all_of(*checks: tuple[str, bool]) -> Gate:
-    """A gate that passes when every named check does."""
+    """A gate that passes if every named check does."""
     failed = [name for name, passed in checks if not passed]
-    return Gate(not failed, f"failed: {'; '.join(failed)}" if failed else "; ".join(name for name, _ in checks))
+    return Gate(
+        not failed,
+        f"failed: {'; '.join(failed)}" if failed else "; ".join(name for name, _ in checks),
+    )
 
 
-def in_turn(rounds: int, contestants: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
-    """Let everybody run once a round, so that a busy moment of the machine meets all of them."""
-    found: dict[str, list[Measured]] = {name: [] for name in contestants}
+def in_turn(
+    rounds: int, contestants: Mapping[str, Callable[[], Measured]]
+) -> dict[str, list[Measured]]:
+    """Run every contestant once per round, so that a busy moment of the machine affects all."""
+    measured: dict[str, list[Measured]] = {name: [] for name in contestants}
     for at in range(rounds):
-        # Who goes first changes, so that nobody always pays for cold caches.
+        # The order rotates, so that no contestant always pays for cold caches.
         names = list(contestants)
         for name in names[at % len(names) :] + names[: at % len(names)]:
-            found[name].append(contestants[name]())
-    return found
+            measured[name].append(contestants[name]())
+    return measured

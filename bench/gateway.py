@@ -1,10 +1,12 @@
-"""Measures the gateway: a thousand players while the learner trains, the cost of a frame, and news for 64 workers.
+"""Measures the gateway: a thousand players during training, the cost of a frame, policy updates.
 
-    python bench/gateway.py             about three minutes on two cores; writes bench/results/gateway.json
-    python bench/gateway.py --quick     a look with fewer players; writes nothing unless --out is given
+    python bench/gateway.py            about three minutes on two cores; writes
+                                       bench/results/gateway.json
+    python bench/gateway.py --quick    fewer players; writes nothing unless --out is given
 
-Everything is the real platform in processes of its own, on two cores. Beside it runs a peer: the pickle-over-TCP
-protocol of the seed, rebuilt from its description in a program of its own (`bench/against/seed_tcp.py`).
+This is the real platform in its own processes, on two cores. The peer is the pickle-over-TCP
+protocol of the seed, rebuilt from its description as a separate program
+(`bench/against/seed_tcp.py`).
 """
 
 import asyncio
@@ -20,29 +22,30 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    # Run as a file, the first place to import from is bench/ itself; make it the folder that holds the package.
+    # Run as a file, sys.path starts with bench/; replace it with the folder that contains bench/.
     sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
 
-from bench.crowd import Door, lines, play_all  # noqa: E402
 from bench.figures import Figure, Findings, Gate, Ratio, Took, all_of, rate_ratios  # noqa: E402
 from bench.games import CART, person_frames  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
+from bench.players import Endpoint, lines, play_all  # noqa: E402
 from bench.served import ask_peer, memory_mib, processor_s, seed_server, served, stop_peer  # noqa: E402
-from understudy.app.crowd.ledger import Ledger  # noqa: E402
-from understudy.app.deployment import Deployment  # noqa: E402
-from understudy.app.verify import verify  # noqa: E402
+from understudy.backends.deployment import Deployment  # noqa: E402
 from understudy.client.sender import SenderConfig  # noqa: E402
-from understudy.core.heads import head_for  # noqa: E402
-from understudy.core.manifest import Lineage  # noqa: E402
-from understudy.core.network import Activation, Dense, Input, NetworkSpec  # noqa: E402
-from understudy.core.policy import Policy  # noqa: E402
+from understudy.models.manifest import Lineage  # noqa: E402
+from understudy.nn.heads import head_for  # noqa: E402
+from understudy.nn.network import Activation, Dense, Input, NetworkSpec  # noqa: E402
+from understudy.nn.policy import Policy  # noqa: E402
+from understudy.simulation.ledger import Ledger  # noqa: E402
+from understudy.simulation.verify import verify  # noqa: E402
 
 PEER_NAME = "the seed's pickle over TCP"
 STEPS_S = 20
 CORES = 2
-PARCEL, CONNECTIONS = 16, 8
+BATCH_FRAMES = 16
+CONNECTIONS = 8
 WORKERS = 64
 
 
@@ -69,193 +72,258 @@ SIZES = {
 
 
 def main() -> int:
-    """Run all three; 0 when every gate passed."""
+    """Run all three parts; 0 if every gate passed."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    parts = {"crowd": crowd, "cost": cost, "news": news}
+    parts = {"players": players, "cost": cost, "news": news}
     return run_once("gateway", about=__doc__, sizes=SIZES, parts=parts)
 
 
-# --- A thousand players while the learner trains ----------------------------------------------------------------------
+# --- A thousand players while the learner trains --------------------------------------------------
 
 
-def crowd(folder: Path, size: Size, found: Findings) -> None:
-    """Acknowledgements and memory, and every acknowledgement against the store."""
+def players(folder: Path, size: Size, findings: Findings) -> None:
+    """Latency of acknowledgements and memory; every acknowledgement is verified in the store."""
     linger_s = SenderConfig().linger_s
     steps = int(STEPS_S * linger_s)
-    played = [person_frames(int(size.seconds / linger_s), steps=steps, seed=at) for at in range(size.players)]
-    with served(folder, "gateway", "ingest", "learner") as one:
+    played = [
+        person_frames(int(size.seconds / linger_s), steps=steps, seed=at)
+        for at in range(size.players)
+    ]
+    with served(folder, "gateway", "ingest", "learner") as server:
         memory: list[float] = []
         updates: list[int] = []
 
+        def learner_updates() -> int:
+            return int(server.platform.supervisor.statuses["learner"].report.get("updates", 0))
+
         def look() -> None:
-            one.platform.supervisor.step()
-            memory.append(memory_mib(one.gateway))
-            updates.append(int(one.platform.supervisor.standings["learner"].report.get("updates", 0)))
+            server.platform.supervisor.step()
+            memory.append(memory_mib(server.gateway))
+            updates.append(learner_updates())
 
         first = person_frames(8, steps=512, seed=size.players)
-        asyncio.run(_batches(one.door, [first]))
-        # Enough for a first clone, so that the learner is at work when the crowd comes.
-        one.step_until(lambda: one.platform.supervisor.standings["learner"].report.get("updates", 0) > 0)
-        began_s, cpu_s = time.monotonic(), processor_s(one.gateway)
-        heard = asyncio.run(play_all(one.door, played, linger_s=linger_s, rng=random.Random(0), each=look))
-        took_s, cpu_s = time.monotonic() - began_s, processor_s(one.gateway) - cpu_s
-        one.platform.supervisor.stop()
-    ledger = Ledger(one.platform.data.ledger)
-    ledger.note([*first, *heard.acked])
+        asyncio.run(_batches(server.endpoint, [first]))
+        # Enough for a first clone, so that the learner is training when the players connect.
+        server.step_until(lambda: learner_updates() > 0)
+        began_s = time.monotonic()
+        cpu_s = processor_s(server.gateway)
+        answers = asyncio.run(
+            play_all(server.endpoint, played, linger_s=linger_s, rng=random.Random(0), each=look)
+        )
+        took_s = time.monotonic() - began_s
+        cpu_s = processor_s(server.gateway) - cpu_s
+        server.platform.supervisor.stop()
+    ledger = Ledger(server.platform.data.ledger)
+    ledger.note([*first, *answers.acked])
     ledger.close()
-    verdict = verify(one.platform.data)
+    verification = verify(server.platform.data)
     frames = sum(len(each) for each in played)
     gate = all_of(
-        (f"{frames} frames acknowledged", len(heard.acked) == frames),
-        ("0 lost, 0 doubled, ledger against store", not (verdict.lost_steps or verdict.duplicate_steps)),
-        ("nothing damaged", verdict.exit_code == 0),
+        (f"{frames} frames acknowledged", len(answers.acked) == frames),
+        (
+            "0 lost, 0 stored twice, ledger against store",
+            not (verification.lost_steps or verification.duplicate_steps),
+        ),
+        ("nothing damaged", verification.exit_code == 0),
         ("the learner trained meanwhile", len(set(updates)) > 1),
     )
     quarter = max(1, len(memory) // 4)
-    growth = statistics.median(memory[-quarter:]) / statistics.median(memory[quarter : 2 * quarter] or memory) - 1
+    growth = (
+        statistics.median(memory[-quarter:])
+        / statistics.median(memory[quarter : 2 * quarter] or memory)
+        - 1
+    )
     what = f"{size.players} players, {STEPS_S} steps/s each, learner training"
     bound = "gateway, ingest, learner and the players themselves share two cores"
-    low, high = np.percentile(heard.took_s, [50, 99]) * 1e3
-    late_ms = float(np.percentile(heard.late_s, 99)) * 1e3
-    found.figures += [
+    low, high = np.percentile(answers.took_s, [50, 99]) * 1e3
+    late_ms = float(np.percentile(answers.late_s, 99)) * 1e3
+    findings.figures += [
         _figure(f"{what}: p50 ack", "ms", [low], gate),
         _figure(f"{what}: p99 ack", "ms", [high], gate, goal=250.0, bound_by=bound),
         _figure("memory of the gateway: growth", "%", [max(0.0, growth * 100)], gate, goal=10.0),
-        _figure("gateway CPU per step of such players", "µs", [cpu_s / max(1, verdict.ledger_steps) * 1e6], gate),
+        _figure(
+            "gateway CPU per step of such players",
+            "µs",
+            [cpu_s / max(1, verification.ledger_steps) * 1e6],
+            gate,
+        ),
     ]
-    found.notes.append(
-        f"players: {verdict.ledger_steps} steps acknowledged in {took_s:.0f} s, {verdict.lost_steps} lost, "
-        f"{heard.again} parcels sent again; the players themselves were up to {late_ms:.0f} ms late (p99), which is in "
-        f"the acks; gateway {statistics.median(memory):.0f} MiB"
+    findings.notes.append(
+        f"players: {verification.ledger_steps} steps acknowledged in {took_s:.0f} s, "
+        f"{verification.lost_steps} lost, {answers.again} batches sent again; the players "
+        f"themselves were up to {late_ms:.0f} ms late (p99), which is included in the acks; "
+        f"gateway {statistics.median(memory):.0f} MiB"
     )
 
 
-# --- What a frame costs -----------------------------------------------------------------------------------------------
+# --- What a frame costs ---------------------------------------------------------------------------
 
 
-def cost(folder: Path, size: Size, found: Findings) -> None:
-    """Frames of 512 steps, many at once, beside the same steps by the seed's protocol."""
+def cost(folder: Path, size: Size, findings: Findings) -> None:
+    """Frames of 512 steps, many at once, and the same steps by the seed's protocol."""
     ours: list[Took] = []
     theirs: list[Took] = []
     acked = 0
-    with served(folder, "gateway") as one, seed_server() as (peer, port):
+    with served(folder, "gateway") as server, seed_server() as (peer, port):
         for turn in range(size.rounds):
             sent = [
                 person_frames(size.frames // CONNECTIONS, steps=512, seed=turn * CONNECTIONS + at)
                 for at in range(CONNECTIONS)
             ]
-            cpu_s = processor_s(one.gateway)
-            wall_s, accepted = asyncio.run(_batches(one.door, sent))
-            ours.append(Took(processor_s(one.gateway) - cpu_s, wall_s))
+            cpu_s = processor_s(server.gateway)
+            wall_s, accepted = asyncio.run(_batches(server.endpoint, sent))
+            ours.append(Took(processor_s(server.gateway) - cpu_s, wall_s))
             acked += accepted
             cpu_s = processor_s(peer.pid)
             wall_s = float(ask_peer("load", port, size.frames)["wall_s"])
             theirs.append(Took(processor_s(peer.pid) - cpu_s, wall_s))
-        kept = stop_peer(peer)["steps"]
-    wanted = size.frames * size.rounds
+        peer_steps = stop_peer(peer)["steps"]
+    expected = size.frames * size.rounds
     gate = all_of(
-        (f"{wanted} frames acknowledged", acked == wanted), ("the peer took as many steps", kept == wanted * 512)
+        (f"{expected} frames acknowledged", acked == expected),
+        ("the peer received as many steps", peer_steps == expected * 512),
     )
     microseconds = [took.cpu_s / size.frames * 1e6 for took in ours]
     bound = "checksum, checks, the stream's checksum and write, HTTP"
-    name = "a frame of 512 steps, 16 a parcel: gateway CPU"
-    found.figures.append(_figure(name, "µs", microseconds, gate, goal=250.0, bound_by=bound))
-    found.ratios += rate_ratios(
-        "rollouts of 512 steps taken in", PEER_NAME, size.frames, ours, theirs, unit="rollouts/s", gate=gate
+    name = "a frame of 512 steps, 16 a batch: gateway CPU"
+    findings.figures.append(_figure(name, "µs", microseconds, gate, goal=250.0, bound_by=bound))
+    findings.ratios += rate_ratios(
+        "rollouts of 512 steps received",
+        PEER_NAME,
+        size.frames,
+        ours,
+        theirs,
+        unit="rollouts/s",
+        gate=gate,
     )
-    found.notes.append(
-        "the peer unpickles a rollout into a list in memory and answers with its policy; it checks nothing, keeps "
-        "nothing and runs whatever code it is sent; ours are checked, signed for and synced to disk before the ack"
+    findings.notes.append(
+        "the peer unpickles a rollout into a list in memory and answers with its policy; it checks "
+        "nothing, stores nothing and executes any code it receives; ours are checked, acknowledged "
+        "and synced to disk before the ack"
     )
 
 
-async def _batches(door: Door, sent: Sequence[Sequence[Any]]) -> tuple[float, int]:
-    opened = await lines(door, len(sent))
+async def _batches(endpoint: Endpoint, sent: Sequence[Sequence[Any]]) -> tuple[float, int]:
+    opened = await lines(endpoint, len(sent))
     requests = [
-        [door.parcel(frames[first : first + PARCEL], f"p-{at}") for first in range(0, len(frames), PARCEL)]
+        [
+            endpoint.frame_batch(frames[first : first + BATCH_FRAMES], f"p-{at}")
+            for first in range(0, len(frames), BATCH_FRAMES)
+        ]
         for at, frames in enumerate(sent)
     ]
     answers: list[bytes] = []
 
-    async def one(at: int) -> None:
+    async def send(at: int) -> None:
         for request in requests[at]:
             _, body = await opened[at].ask(request)
             answers.append(body)
 
     began_s = time.perf_counter()
-    await asyncio.gather(*(one(at) for at in range(len(opened))))
+    await asyncio.gather(*(send(at) for at in range(len(opened))))
     took_s = time.perf_counter() - began_s
     for line in opened:
         line.close()
     return took_s, sum(body.count(b'"accepted":true') for body in answers)
 
 
-# --- News for those who wait ------------------------------------------------------------------------------------------
+# --- New policies for waiting workers -------------------------------------------------------------
 
 
-def news(folder: Path, size: Size, found: Findings) -> None:
-    """How long after a policy was made champion, syncing its entry to disk included, each waiting worker has it."""
+def news(folder: Path, size: Size, findings: Findings) -> None:
+    """The time from a promotion, including its sync to disk, until each waiting worker has it."""
     ours: list[float] = []
     theirs: list[float] = []
     is_right = True
-    with served(folder, "gateway") as one, seed_server() as (peer, port):
-        registry = one.opened.registry
+    with served(folder, "gateway") as server, seed_server() as (peer, port):
+        registry = server.opened.registry
         epoch = registry.takeover(CART.game, owner="bench")
         for turn in range(size.rounds):
             number = registry.catalogue(CART.game).number
-            took_s, bodies, raw = asyncio.run(_news(one.door, one.opened, epoch, number, turn))
+            took_s, bodies, raw = asyncio.run(
+                _news(server.endpoint, server.opened, epoch, number, turn)
+            )
             is_right &= bodies == [raw] * WORKERS
             ours.append(float(np.percentile(took_s, 99)) * 1e3)
-            theirs.append(float(np.percentile(ask_peer("fetch", port, WORKERS)["took_s"], 99)) * 1e3)
+            theirs.append(
+                float(np.percentile(ask_peer("fetch", port, WORKERS)["took_s"], 99)) * 1e3
+            )
         stop_peer(peer)
-    gate = Gate(is_right, f"{WORKERS} workers got the signed bytes of {len(raw)} bytes every time")
+    gate = Gate(is_right, f"{WORKERS} workers received the {len(raw)} signed bytes every time")
     name = f"a new policy of {len(raw) / 1e3:.0f} KB to {WORKERS} waiting workers: p99"
-    found.figures.append(_figure(name, "ms", ours, gate, goal=100.0, bound_by="how often the registry is looked at"))
-    found.ratios.append(Ratio(
-        name=f"policy to {WORKERS} workers, p99", peer=f"{PEER_NAME} (asked for, not waited for)", unit="ms", ours=ours,
-        theirs=theirs, gate=gate, more_is_better=False,
-    ))  # fmt: skip
+    findings.figures.append(
+        _figure(name, "ms", ours, gate, goal=100.0, bound_by="how often the registry is polled")
+    )
+    findings.ratios.append(
+        Ratio(
+            name=f"policy to {WORKERS} workers, p99",
+            peer=f"{PEER_NAME} (polled, not pushed)",
+            unit="ms",
+            ours=ours,
+            theirs=theirs,
+            gate=gate,
+            more_is_better=False,
+        )
+    )
 
 
 async def _news(
-    door: Door, opened: Deployment, epoch: int, after: int, turn: int
+    endpoint: Endpoint, opened: Deployment, epoch: int, after: int, turn: int
 ) -> tuple[list[float], list[bytes], bytes]:
-    workers = await lines(door, WORKERS)
+    workers = await lines(endpoint, WORKERS)
     loop = asyncio.get_running_loop()
     policy = _policy(turn)
     manifest = opened.registry.release(policy, Lineage(algorithm="bc"), epoch=epoch)
-    heard_s: list[float] = []
-    answers = [worker.ask(door.weights(after + 1, 30.0)) for worker in workers]
+    received_s: list[float] = []
+    answers = [worker.ask(endpoint.weights(after + 1, 30.0)) for worker in workers]
     for answer in answers:
-        answer.add_done_callback(lambda _: heard_s.append(loop.time()))
+        answer.add_done_callback(lambda _: received_s.append(loop.time()))
     await asyncio.sleep(0.5)  # until all of them wait
-    asked_s = loop.time()
-    await asyncio.to_thread(opened.registry.point, CART.game, "champion", manifest.model_no, why="bench")
+    promoted_s = loop.time()
+    await asyncio.to_thread(
+        opened.registry.set_alias, CART.game, "champion", manifest.model_no, why="bench"
+    )
     bodies = [body for _, body in await asyncio.wait_for(asyncio.gather(*answers), 30.0)]
     for worker in workers:
         worker.close()
-    return [at_s - asked_s for at_s in heard_s], bodies, policy.encode()
+    return [at_s - promoted_s for at_s in received_s], bodies, policy.encode()
 
 
 def _policy(seed: int) -> Policy:
     """About 20 KB: 4-64-64-2."""
     head = head_for(CART, "categorical")
     hidden = (Dense(64), Activation("tanh"), Dense(64), Activation("tanh"))
-    columns = {name: Input(space.shape, space.dtype, ()) for name, space in CART.obs_columns.items()}
+    columns = {
+        name: Input(space.shape, space.dtype, ()) for name, space in CART.obs_columns.items()
+    }
     network = NetworkSpec(columns, hidden, {name: (Dense(head.size),) for name in head.outputs})
     rng = np.random.default_rng(seed)
-    weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in network.shapes().items()}
+    weights = {
+        name: rng.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in network.shapes().items()
+    }
     return Policy(CART, network, weights, head)
 
 
 def _figure(
-    name: str, unit: str, values: Sequence[float], gate: Gate, *, goal: float | None = None, bound_by: str = ""
+    name: str,
+    unit: str,
+    values: Sequence[float],
+    gate: Gate,
+    *,
+    goal: float | None = None,
+    bound_by: str = "",
 ) -> Figure:
     return Figure(
-        name=name, unit=unit, values=[float(value) for value in values], gate=gate, goal=goal, more_is_better=False,
+        name=name,
+        unit=unit,
+        values=[float(value) for value in values],
+        gate=gate,
+        goal=goal,
+        more_is_better=False,
         bound_by=bound_by,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

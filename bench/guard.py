@@ -1,4 +1,4 @@
-"""Refuses a figure made on a busy or changed machine: load, two reference kernels, and what others used meanwhile."""
+"""Rejects figures of a busy or changed machine: load, two reference kernels, other processes."""
 
 import json
 import os
@@ -28,47 +28,54 @@ class Reading:
 
 
 def complaints(reading: Reading, stored: Mapping[str, float] | None) -> list[str]:
-    """Why a figure made now would not count; empty when it would."""
-    found = []
+    """Why a figure measured now would not count; empty if it would."""
+    reasons = []
     if reading.load > MAX_LOAD:
-        found.append(f"the load average is {reading.load:.2f}, wanted at most {MAX_LOAD}; let other work end")
+        reasons.append(
+            f"the load average is {reading.load:.2f}, above the limit of {MAX_LOAD}; wait for "
+            "other work to finish"
+        )
     if stored is None:
-        return [*found, "no reference of this machine is stored; run bench/run.py --calibrate while it is idle"]
+        return [
+            *reasons,
+            "no reference of this machine is stored; run bench/run.py --calibrate while it is idle",
+        ]
     for name, value in reading.kernels.items():
         off = value / stored[name] - 1
         if abs(off) > TOLERANCE:
-            found.append(
-                f"{name} runs at {value:.1f}, {off:+.0%} of its stored {stored[name]:.1f}, wanted within "
-                f"{TOLERANCE:.0%}; let other work end, or run bench/run.py --calibrate if the machine has changed"
+            reasons.append(
+                f"{name} runs at {value:.1f}, {off:+.0%} off its stored {stored[name]:.1f}, more "
+                f"than {TOLERANCE:.0%}; wait for other work to finish, or run bench/run.py "
+                "--calibrate if the machine has changed"
             )
-    return found
+    return reasons
 
 
 def wait_until_quiet(
     look: Callable[[], list[str]],
     *,
-    patience_s: float,
+    timeout_s: float,
     pause: Callable[[float], None] = time.sleep,
     every_s: float = 5.0,
 ) -> list[str]:
-    """Look again and again until there is nothing to complain about or patience ends; the last complaints."""
-    found = look()
+    """Poll until there are no complaints or the time is up; returns the last complaints."""
+    reasons = look()
     waited_s = 0.0
-    while found and waited_s < patience_s:
+    while reasons and waited_s < timeout_s:
         pause(every_s)
         waited_s += every_s
-        found = look()
-    return found
+        reasons = look()
+    return reasons
 
 
 def read() -> Reading:
-    """The load as it was before the kernels ran, which add to it."""
+    """The kernels, and the load before they ran, because they add to it."""
     load = os.getloadavg()[0]
     return Reading(load=load, kernels=kernels())
 
 
 def kernels() -> dict[str, float]:
-    """The best of several runs: a matrix product in GFLOP/s, a copy of 64 MB in GB/s, on one thread."""
+    """The best of several runs on one thread: a matrix product in GFLOP/s, a 64 MB copy in GB/s."""
     left = np.random.default_rng(0).random((512, 512), np.float32)
     source = np.ones(64_000_000, np.uint8)
     target = np.empty_like(source)
@@ -88,21 +95,21 @@ def _best_s(work: Callable[[], Any], times: int = 15) -> float:
 
 
 def stored(path: Path = STORED) -> dict[str, float] | None:
-    """The kernels of this machine when it was idle."""
+    """The kernels of this machine while it was idle; None if they were never stored."""
     return _all(path).get(_key())
 
 
 def calibrate(path: Path = STORED) -> dict[str, float]:
-    """Measure the kernels and keep them as this machine's reference."""
-    found = {name: round(value, 2) for name, value in kernels().items()}
+    """Measure the kernels and store them as this machine's reference."""
+    measured = {name: round(value, 2) for name, value in kernels().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_all(path) | {_key(): found}, indent=1) + "\n")
-    return found
+    path.write_text(json.dumps(_all(path) | {_key(): measured}, indent=1) + "\n")
+    return measured
 
 
 def _all(path: Path) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    references: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    return references
 
 
 def _key() -> str:
@@ -111,14 +118,17 @@ def _key() -> str:
 
 
 class Others:
-    """How many cores other processes kept busy since it was made; a child counts as ours once it has ended."""
+    """The cores that other processes used since its creation; an ended child counts as ours."""
 
     def __init__(self) -> None:
-        self._began_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
+        self._began_s = time.monotonic()
+        self._busy_s = _busy_s()
+        self._own_s = _own_s()
 
     def cores(self) -> float | None:
-        """None where the system does not say."""
-        busy_s, took_s = _busy_s(), max(1e-3, time.monotonic() - self._began_s)
+        """None if the system does not report it."""
+        busy_s = _busy_s()
+        took_s = max(1e-3, time.monotonic() - self._began_s)
         if busy_s is None or self._busy_s is None:
             return None
         return round(max(0.0, (busy_s - self._busy_s) - (_own_s() - self._own_s)) / took_s, 2)
@@ -129,10 +139,13 @@ def _busy_s() -> float | None:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
         return None
-    # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait keep a core busy.
-    return float(sum(int(word) for at, word in enumerate(words[:8]) if at not in (3, 4))) / os.sysconf("SC_CLK_TCK")
+    # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait keep a core
+    # busy.
+    return float(
+        sum(int(word) for at, word in enumerate(words[:8]) if at not in (3, 4))
+    ) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:
-    found = os.times()
-    return found.user + found.system + found.children_user + found.children_system
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -1,9 +1,9 @@
-"""From a step to where another process can sample it: a game, ingest and a reader, each a process of its own.
+"""The time from a step until another process can sample it; game, ingest and reader are processes.
 
-A step is complete when the game has said what came of it; that moment is written into the observation that follows.
-The reader does what a learner does: it tails the store, decodes each chunk and inserts it into a replay. It compares
-the moment with the one in which the replay may first draw the step. The clock is the machine's monotonic one, which
-its processes share.
+A step is complete when the game has reported its result; that time is written into the next
+observation. The reader acts like a learner: it tails the store, decodes each chunk and inserts it
+into a replay. It compares that time with the time when the replay can first draw the step. The
+clock is the machine's monotonic one, which its processes share.
 """
 
 import contextlib
@@ -21,18 +21,19 @@ import numpy as np
 from bench import slow_sync
 from bench.figures import Figure, Findings, Gate, all_of, percentiles
 from bench.scale import Scale
-from understudy.app.data import DataFolder
-from understudy.app.roles.children import report, stop_with_parent
-from understudy.app.roles.ingest import IngestRole
-from understudy.client.connect import connect
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, RowKind
+from understudy.algorithm import Transitions
+from understudy.backends.data import DataFolder
+from understudy.client.connect import ClientConfig, connect
+from understudy.client.sender import SenderConfig
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
-from understudy.core.ports import Cursor, Stored
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 from understudy.learn.replay import HostReplay
+from understudy.platform.children import report, stop_with_parent
+from understudy.platform.ingest import IngestRole
+from understudy.ports import Cursor, Stored
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 
@@ -49,33 +50,49 @@ _GOAL_MS = 150.0
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """p50 and p99 of several plays, each in a store of its own."""
+    """p50 and p99 of several plays, each with its own store."""
     rounds = 1 if scale.lag_s < 4 else _ROUNDS
-    lags, gates = [], []
+    lags = []
+    gates = []
     for at in range(rounds):
         lag_ms, gate = _play(folder / str(at), scale.lag_s / rounds)
         lags.append(lag_ms)
         gates.append(gate)
-    gate = Gate(all(one.passed for one in gates), next((one.says for one in gates if not one.passed), gates[0].says))
-    found = [percentiles(lag_ms) for lag_ms in lags]
+    gate = Gate(
+        all(each.passed for each in gates),
+        next((each.says for each in gates if not each.passed), gates[0].says),
+    )
+    by_round = [percentiles(lag_ms) for lag_ms in lags]
     name = f"step to sampleable in another process, {_LINGER_S * 1000:.0f} ms linger"
-    bound = "linger, two syncs (stream, store), the polls of ingest and reader, three processes on the cores there are"
+    bound = (
+        "linger, two syncs (stream, store), the polls of ingest and reader, three processes on "
+        "the available cores"
+    )
     figures = [
         Figure(
-            name=f"{name}: {label}", unit="ms", values=values, goal=_GOAL_MS if label == "p99" else None,
-            more_is_better=False, gate=gate, bound_by=bound if label == "p99" else "",
+            name=f"{name}: {label}",
+            unit="ms",
+            values=values,
+            goal=_GOAL_MS if label == "p99" else None,
+            more_is_better=False,
+            gate=gate,
+            bound_by=bound if label == "p99" else "",
         )
         for label, values in (
-            ("p50", [one.p50 for one in found]), ("p99", [one.p99 for one in found]),
-            ("worst", [one.max for one in found]),
+            ("p50", [each.p50 for each in by_round]),
+            ("p99", [each.p99 for each in by_round]),
+            ("worst", [each.max for each in by_round]),
         )
-    ]  # fmt: skip
+    ]
     return Findings(figures=figures)
 
 
 def _play(folder: Path, seconds: float) -> tuple[np.ndarray[Any, Any], Gate]:
     folder.mkdir()
-    with child("bench.lag", "ingest", folder) as ingest, child("bench.lag", "watch", folder) as watch:
+    with (
+        child("bench.lag", "ingest", folder) as ingest,
+        child("bench.lag", "watch", folder) as watch,
+    ):
         line(ingest)
         line(watch)
         with child("bench.lag", "play", folder, str(seconds)) as play:
@@ -86,21 +103,29 @@ def _play(folder: Path, seconds: float) -> tuple[np.ndarray[Any, Any], Gate]:
         audit = store.audit()
     lag_ms = np.asarray(seen["lag_ms"])
     gate = all_of(
-        (f"all {recorded['steps']} steps in the reader's replay, once", seen["steps"] == recorded["steps"]),
-        ("stored once by audit", audit.steps == recorded["steps"] and not (audit.duplicate_steps or audit.gap_chunks)),
+        (
+            f"all {recorded['steps']} steps in the reader's replay, once",
+            seen["steps"] == recorded["steps"],
+        ),
+        (
+            "stored once by audit",
+            audit.steps == recorded["steps"] and not (audit.duplicate_steps or audit.gap_chunks),
+        ),
     )
     return lag_ms, gate
 
 
 @contextlib.contextmanager
 def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs a module of this package, and ends with its standard input."""
+    """A process that runs a module of this package and ends when its standard input closes."""
     command = [sys.executable, "-m", module, *map(str, words)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         yield process
     finally:
-        # A role ends when its standard input does; whoever does not is killed.
+        # A role ends when its standard input closes; otherwise it is killed.
         with contextlib.suppress(OSError):
             assert process.stdin is not None
             process.stdin.close()
@@ -112,23 +137,23 @@ def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a process reports next."""
+    """The next report of a process."""
     assert process.stdout is not None
     text = process.stdout.readline()
     if not text:
-        raise RuntimeError("a process of a measurement ended without an answer")
-    found: dict[str, Any] = json.loads(text)
-    return found
+        raise RuntimeError("a process of a measurement ended without a report")
+    fields: dict[str, Any] = json.loads(text)
+    return fields
 
 
 def close(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Ask a process to end; what it reports then."""
+    """Close the standard input of a process and return its last report."""
     assert process.stdin is not None
     process.stdin.close()
     return line(process)
 
 
-# --- The three processes ----------------------------------------------------------------------------------------------
+# --- The three processes --------------------------------------------------------------------------
 
 
 def _ingest(folder: Path) -> None:
@@ -140,12 +165,14 @@ def _ingest(folder: Path) -> None:
 
 
 def _play_steps(folder: Path, seconds: float) -> None:
-    """Four players at 60 steps a second; each observation carries the player, its number and the time."""
-    game = connect(spec=_SPEC, data=folder, consent="granted", linger_s=_LINGER_S)
+    """Four players at 60 steps per second; an observation is player, number and time."""
+    config = ClientConfig(sender=SenderConfig(linger_s=_LINGER_S))
+    game = connect(spec=_SPEC, data=folder, consent="granted", config=config)
     recorders = [game.recorder(f"p-{player}") for player in range(_PLAYERS)]
     for player, recorder in enumerate(recorders):
         recorder.reset(np.array([player, 0, time.monotonic(), 0.0]))
-    frames, due_s = int(seconds * _RATE_HZ), time.monotonic()
+    frames = int(seconds * _RATE_HZ)
+    due_s = time.monotonic()
     for frame in range(1, frames + 1):
         for player, recorder in enumerate(recorders):
             recorder.step(0, 1.0, np.array([player, frame, time.monotonic(), 0.0]), False, False)
@@ -156,7 +183,7 @@ def _play_steps(folder: Path, seconds: float) -> None:
 
 
 def _watch(folder: Path) -> None:
-    """Follow the store into a replay; note when each step may be drawn for the first time."""
+    """Follow the store into a replay; record when each step can first be drawn."""
     stop = stop_with_parent()
     replay = HostReplay(_SPEC, Transitions(batch=1))
     cursor: Cursor | None = None
@@ -179,7 +206,7 @@ def _watch(folder: Path) -> None:
 
 
 def _lags(chunk: Chunk, count_from_s: float) -> list[float]:
-    """How long ago each step of a chunk was complete; imports and first files of the warm-up are not counted."""
+    """Seconds since each step of a chunk was complete, without those of the warm-up."""
     now_s = time.monotonic()
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     complete_s = chunk.columns["obs"][steps + 1, 2]

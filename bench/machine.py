@@ -1,4 +1,4 @@
-"""Where and of what a result was made; nothing that names a person or a path."""
+"""Machine and versions of a result, without names of persons or paths."""
 
 import importlib.metadata
 import os
@@ -12,15 +12,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine() -> dict[str, Any]:
-    """The machine, in words that let a reader compare."""
+    """The machine, described so that results can be compared."""
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "architecture": platform.machine(),
         "kernel": f"{platform.system()} {platform.release()}",
         "memory_gib": _memory_gib(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("understudy", "numpy", "msgspec", "redis", "lmdb")}
+        "versions": {
+            name: _version(name) for name in ("understudy", "numpy", "msgspec", "redis", "lmdb")
+        }
         | {"sqlite": sqlite3.sqlite_version, "redis-server": redis_server_version()},
     }
 
@@ -30,10 +34,10 @@ def load_average() -> list[float]:
 
 
 def commit() -> str:
-    """The checked-out commit, marked when shipped code differs from it."""
-    found = _git("rev-parse", "--short=12", "HEAD")
+    """The checked-out commit, marked if shipped code differs from it."""
+    head = _git("rev-parse", "--short=12", "HEAD")
     is_changed = bool(_git("status", "--porcelain", "--", "src", "bench/*.py"))
-    return f"{found or 'unknown'}{' (changed)' if is_changed else ''}"
+    return f"{head or 'unknown'}{' (changed)' if is_changed else ''}"
 
 
 def redis_server_version() -> str | None:
@@ -48,7 +52,9 @@ def redis_server_version() -> str | None:
 
 def _git(*words: str) -> str:
     try:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
     except OSError:
         return ""
 
@@ -58,7 +64,10 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _memory_gib() -> float:

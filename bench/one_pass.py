@@ -1,4 +1,4 @@
-"""A bench with one pass: its options, its result file and its table."""
+"""A benchmark with one pass: its options, its result file and its table."""
 
 import argparse
 import datetime
@@ -24,22 +24,31 @@ def run_once(
     sizes: Mapping[str, Size],
     parts: Mapping[str, Callable[[Path, Size, Findings], None]],
 ) -> int:
-    """Measure each part in a folder of its own and show what was found; 0 when every gate passed.
+    """Measure each part in its own folder and print the findings; 0 if every gate passed.
 
     A full run writes bench/results/NAME.json.
     """
     options = _options(about)
-    began_s, before, found = time.monotonic(), machine.load_average(), Findings()
+    began_s = time.monotonic()
+    before = machine.load_average()
+    findings = Findings()
     with tempfile.TemporaryDirectory(prefix="understudy-bench-") as folder:
         for part, measure in parts.items():
-            measure(Path(folder) / part, sizes[options.size], found)
+            measure(Path(folder) / part, sizes[options.size], findings)
             print(f"{part:<10} measured after {time.monotonic() - began_s:5.1f} s", flush=True)
     result: dict[str, Any] = {
-        "format": 1, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(), "scale": options.size, "machine": machine.machine(), "load_average_before": before,
-        "load_average_after": machine.load_average(), "seconds": round(time.monotonic() - began_s, 1),
-        "passes": {"native": {"delayed": "", "syncs_ms": {}, "measurements": {name: found.to_json()}}},
-    }  # fmt: skip
+        "format": 1,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "scale": options.size,
+        "machine": machine.machine(),
+        "load_average_before": before,
+        "load_average_after": machine.load_average(),
+        "seconds": round(time.monotonic() - began_s, 1),
+        "passes": {
+            "native": {"delayed": "", "syncs_ms": {}, "measurements": {name: findings.to_json()}}
+        },
+    }
     out = options.out or (RESULTS / f"{name}.json" if options.size == "full" else None)
     if out is not None:
         out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
@@ -48,8 +57,12 @@ def run_once(
 
 
 def _options(about: str | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
-    parser.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test")
+    parser.add_argument(
+        "--tiny", dest="size", action="store_const", const="tiny", help="for the smoke test"
+    )
     parser.add_argument("--out", type=Path, help="file for the result")
     return parser.parse_args()

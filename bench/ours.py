@@ -1,4 +1,4 @@
-"""Our own side of every measure: the one file that calls the learner, its replay, its actor and its policies."""
+"""Our side of every measure: the only file that calls learner, replay, actor and policies."""
 
 import base64
 import tempfile
@@ -12,62 +12,71 @@ import numpy as np
 
 from bench.against import payload
 from bench.against.link import EVERY_STEPS, Link, Round, Training, serve
-from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.heads import Head
 from understudy.core.names import new_session
-from understudy.core.network import Dense
-from understudy.core.policy import Policy
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES, Array
+from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, RowKind
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box
+from understudy.nn.heads import Head
+from understudy.nn.network import Dense
+from understudy.nn.policy import Policy
 
-# --- Solving ---------------------------------------------------------------------------------------------------------
+# --- Solving --------------------------------------------------------------------------------------
 
 
 def solve(link: Link, request: dict[str, Any]) -> Round:
-    """The product's own loop, checkpoints included; only its evaluations are played by the harness, off the clock."""
-    import jax  # noqa: F401  compilations are counted apart, also those before the first step
+    """The product's own training loop with checkpoints; the harness runs only its evaluations."""
+    import jax  # noqa: F401  compilation is timed separately, also before the first step
 
     import understudy
-    from understudy.app.runs import evaluation
+    from understudy.training import evaluation
 
-    train = understudy.train  # loaded now, while the clock has not started
+    train = understudy.train  # imported now, before the clock starts
 
-    clock, steps = Training(link), 0
+    clock = Training(link)
+    steps = 0
     judged: tuple[Policy | None, dict[str, Any]] = (None, {})
 
     def evaluate(policy: Policy, *_: Any, episodes: int, **__: Any) -> Array:
         nonlocal judged
-        # Asked again about the same weights, it is about the second hundred of episodes.
+        # A second call with the same weights is for the second hundred of episodes.
         is_second = judged[0] is policy
         if not is_second:
-            judged = policy, clock.look(steps, lambda: {"policy": base64.b64encode(policy.encode()).decode()})
+            judged = (
+                policy,
+                clock.look(steps, lambda: {"policy": base64.b64encode(policy.encode()).decode()}),
+            )
         return np.full(episodes, judged[1]["held_out" if is_second else "mean"])
 
-    def hear(event: Any) -> None:
+    def on_event(event: Any) -> None:
         nonlocal steps
         steps = event.env_steps
 
-    # The product has no way to ask somebody else; its loop, its checkpoints and its goal stay as they are.
+    # The product cannot delegate evaluation; its loop, checkpoints and goal stay unchanged.
     setattr(evaluation, "evaluate", evaluate)  # noqa: B010
 
     def run() -> dict[str, Any]:
         clock.start()
         with tempfile.TemporaryDirectory() as folder:
             train(
-                "CartPole-v1", algorithm=request["do"].removeprefix("solve-"), seed=request["seed"], until=475.0,
-                eval_every=EVERY_STEPS, out=Path(folder) / "run", on_event=hear,
-            )  # fmt: skip
+                "CartPole-v1",
+                algorithm=request["do"].removeprefix("solve-"),
+                seed=request["seed"],
+                until=475.0,
+                settings={"eval_every": EVERY_STEPS},
+                out=Path(folder) / "run",
+                on_event=on_event,
+            )
         return {"steps": steps}
 
     return run
 
 
-# --- Collecting ------------------------------------------------------------------------------------------------------
+# --- Collecting -----------------------------------------------------------------------------------
 
 
 def collect(_: Link, request: dict[str, Any]) -> Round:
-    """Chunks of sampled actions, ready to be stored; a policy of 64-64."""
+    """Chunks of sampled actions, ready to be stored; the policy is 64-64."""
     from understudy.act.actor import Actor
     from understudy.act.vector import game_of, make_envs
 
@@ -81,31 +90,37 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
         nonlocal round_no
         round_no += 1
         began_s = time.perf_counter()
-        found = actor.collect(policy, request["steps"], round_no=round_no)
+        collected = actor.collect(policy, request["steps"], round_no=round_no)
         took_s = time.perf_counter() - began_s
-        is_right = sum(chunk.validate().meta.n_steps for chunk in found.chunks) == found.env_steps
-        return {"values": {"collect": found.env_steps / took_s}, "right": is_right}
+        n_steps = sum(chunk.validate().meta.n_steps for chunk in collected.chunks)
+        return {
+            "values": {"collect": collected.env_steps / took_s},
+            "right": n_steps == collected.env_steps,
+        }
 
     return run
 
 
-# --- Replay ----------------------------------------------------------------------------------------------------------
+# --- Replay ---------------------------------------------------------------------------------------
 
 _ROWS_PER_BLOCK = payload.BLOCK + 16
-"""A chunk takes a row for its bootstrap, and the ring rounds up to 16."""
+"""A chunk needs a row for its bootstrap, and the ring rounds up to 16."""
 
 
 def replay(_: Link, request: dict[str, Any]) -> Round:
-    """Rows enter as chunks of 512 steps with priorities, as actors send them."""
-    from understudy.core.algorithm import Transitions
+    """Rows are inserted as chunks of 512 steps with priorities, as actors send them."""
+    from understudy.algorithm import Transitions
     from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
 
     kind = request["payload"]
-    game = game_spec("bench-replay", obs=4 if kind == "vector" else Box(payload.FRAME, DTYPES["U8"]), actions=2)
+    game = game_spec(
+        "bench-replay", obs=4 if kind == "vector" else Box(payload.FRAME, DTYPES["U8"]), actions=2
+    )
     capacity = -(-request["capacity"] // payload.BLOCK) * _ROWS_PER_BLOCK
     needs = Transitions(batch=payload.BLOCK, prioritised=True)
     rows = HostReplay(game, needs, ReplayConfig(capacity=capacity, alpha=request["alpha"]))
-    rng, session = np.random.default_rng(0), new_session(time.time())
+    rng = np.random.default_rng(0)
+    session = new_session(time.time())
 
     def make(first: int) -> Chunk:
         return _chunk(game, kind, first, session)
@@ -118,57 +133,81 @@ def replay(_: Link, request: dict[str, Any]) -> Round:
 
     def run() -> dict[str, Any]:
         values, drawn = payload.cycles(
-            make, rows.insert, lambda: rows.draw(1, rng=rng, beta=request["beta"]), update,
-            first=rows.n_steps_inserted, count=request["cycles"],
-        )  # fmt: skip
+            make,
+            rows.insert,
+            lambda: rows.draw(1, rng=rng, beta=request["beta"]),
+            update,
+            first=rows.n_steps_inserted,
+            count=request["cycles"],
+        )
         batch = drawn.batches
         columns = (batch.obs["obs"], batch.next_obs["obs"], batch.reward, batch.weight)
-        return {"values": values, "right": payload.is_right(*(np.asarray(column)[0] for column in columns))}
+        return {
+            "values": values,
+            "right": payload.is_right(*(np.asarray(column)[0] for column in columns)),
+        }
 
     return run
 
 
 def _chunk(game: GameSpec, kind: str, first: int, session: uuid.UUID) -> Chunk:
-    """The block of that number as 512 steps of one endless episode."""
-    block, n_rows = payload.block(kind, first), payload.BLOCK + 1
+    """The block that starts at this row, as 512 steps of one endless episode."""
+    block = payload.block(kind, first)
+    n_rows = payload.BLOCK + 1
     flags = np.zeros(n_rows, np.bool_)
-    is_first, row = flags.copy(), np.full(n_rows, RowKind.STEP, np.uint8)
-    is_first[0], row[-1] = first == 0, RowKind.BOOTSTRAP
+    is_first = flags.copy()
+    row = np.full(n_rows, RowKind.STEP, np.uint8)
+    is_first[0] = first == 0
+    row[-1] = RowKind.BOOTSTRAP
 
     def padded(values: Array, dtype: Any) -> Array:
         return np.append(values, values[-1:], axis=0).astype(dtype)
 
     columns = {
-        "obs": np.append(block["obs"], block["next_obs"][-1:], axis=0), "action": padded(block["action"], np.int32),
-        "reward": padded(block["reward"], np.float32), "priority": padded(block["priority"], np.float32),
-        "terminated": flags, "truncated": flags.copy(), "is_first": is_first, "row": row,
-    }  # fmt: skip
+        "obs": np.append(block["obs"], block["next_obs"][-1:], axis=0),
+        "action": padded(block["action"], np.int32),
+        "reward": padded(block["reward"], np.float32),
+        "priority": padded(block["priority"], np.float32),
+        "terminated": flags,
+        "truncated": flags.copy(),
+        "is_first": is_first,
+        "row": row,
+    }
     meta = ChunkMeta(
-        game=game.game, schema=game.schema, session=session, chunk_no=first // payload.BLOCK, first_step=first,
-        n_steps=payload.BLOCK, kind="actor", consent="granted", episodes=(EpisodeNote(row=0),),
-    )  # fmt: skip
+        game=game.game,
+        schema=game.schema,
+        session=session,
+        chunk_no=first // payload.BLOCK,
+        first_step=first,
+        n_steps=payload.BLOCK,
+        kind="actor",
+        consent="granted",
+        episodes=(EpisodeNote(row=0),),
+    )
     return Chunk(meta, columns).validate()
 
 
-# --- Inference -------------------------------------------------------------------------------------------------------
+# --- Inference ------------------------------------------------------------------------------------
 
 
 def inference(_: Link, request: dict[str, Any]) -> Round:
-    """From an observation as an env gives it to an action as `env.step` takes it; or `decide` on a batch of 1."""
+    """From an env's observation to an action for `env.step`; or `decide` on a batch of 1."""
 
     def make(net: str) -> Callable[[Array], int]:
         obs: Any = Box(payload.FRAME, DTYPES["U8"]) if net == "Nature" else 4
         game = game_spec(f"bench-{net}", obs=obs, actions=payload.NETS[net][-1])
         policy = _policy(game, net, kind="argmax")
         if request["settings"].get("call") == "decide":
-            return lambda obs: int(policy.decide({"obs": obs[None]}, None, deterministic=True).action[0])
+            return lambda obs: int(
+                policy.decide({"obs": obs[None]}, None, deterministic=True).action[0]
+            )
         return policy.act
 
     return payload.inference(make, request)
 
 
 def _policy(game: GameSpec, net: str, *, kind: str) -> Policy:
-    """A policy with the weights that everybody has; of convolutions ours keep channels last."""
+    """A policy with the common weights; our convolutions have channels last."""
     from understudy.learn.architecture import network_for
 
     convs, dense = payload.weights(net)
@@ -176,12 +215,17 @@ def _policy(game: GameSpec, net: str, *, kind: str) -> Policy:
     stack = 4 if convs else 1
     name = "q" if kind == "argmax" else "logits"
     spec = network_for(game, heads={name: (Dense(last),)}, widths=hidden, stack=stack)
-    arrays: list[Array] = [array for kernel, bias in convs for array in (kernel.transpose(2, 3, 1, 0), bias)]
+    arrays: list[Array] = [
+        array for kernel, bias in convs for array in (kernel.transpose(2, 3, 1, 0), bias)
+    ]
     if convs:
         kernel, bias = dense[0]
         channels = len(convs[-1][1])
         side = round((len(kernel) / channels) ** 0.5)
-        dense[0] = kernel.reshape(channels, side, side, -1).transpose(1, 2, 0, 3).reshape(kernel.shape), bias
+        dense[0] = (
+            kernel.reshape(channels, side, side, -1).transpose(1, 2, 0, 3).reshape(kernel.shape),
+            bias,
+        )
     arrays += [array for pair in dense for array in pair]
     weights = dict(zip(_in_order(spec.shapes()), arrays, strict=True))
     return Policy(game, spec, weights, Head(kind, last), stack=stack)
@@ -191,10 +235,21 @@ def _in_order(names: Sequence[str] | Any) -> list[str]:
     """Weight names from the input to the head, kernels before their biases."""
     places = {"inputs": 0, "trunk": 1, "heads": 2}
     return sorted(
-        names, key=lambda name: (places[name.split(".")[0]], int(name.split(".")[-2]), name.endswith("bias"))
-    )  # fmt: skip
+        names,
+        key=lambda name: (
+            places[name.split(".")[0]],
+            int(name.split(".")[-2]),
+            name.endswith("bias"),
+        ),
+    )
 
 
 if __name__ == "__main__":
-    work = {"solve-dqn": solve, "solve-ppo": solve, "collect": collect, "replay": replay, "inference": inference}
+    work = {
+        "solve-dqn": solve,
+        "solve-ppo": solve,
+        "collect": collect,
+        "replay": replay,
+        "inference": inference,
+    }
     serve(["understudy", "jax", "numpy"], work)

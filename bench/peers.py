@@ -1,7 +1,8 @@
 """LMDB and SQLite as experience stores: a chunk per key, or a row per key.
 
-Both commit durably (LMDB with sync and metasync; SQLite in WAL with synchronous=FULL) and refuse a key twice. They are
-treated kindly: keys are dense and ascending, rows are packed by NumPy, nothing is checked.
+Both commit durably (LMDB with sync and metasync; SQLite in WAL with synchronous=FULL) and reject
+duplicate keys. Conditions favour them: keys are dense and ascending, NumPy packs the rows, nothing
+is checked.
 """
 
 import sqlite3
@@ -11,21 +12,27 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.core.chunk import Chunk, RowKind
-from understudy.core.frame import Frame
 from understudy.core.tensors import Array
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.experience.frame import Frame
 
 ROW = np.dtype(
-    [("obs", "<f4", 4), ("next_obs", "<f4", 4), ("action", "<i4"), ("reward", "<f4"), ("terminated", "?"),
-     ("truncated", "?")]
-)  # fmt: skip
+    [
+        ("obs", "<f4", 4),
+        ("next_obs", "<f4", 4),
+        ("action", "<i4"),
+        ("reward", "<f4"),
+        ("terminated", "?"),
+        ("truncated", "?"),
+    ]
+)
 """One transition of the CartPole-like game, 42 bytes."""
 
 _MAP_BYTES = 8 << 30
 
 
 class Peer(Protocol):
-    """What is asked of a store that is measured beside ours."""
+    """A store that is measured against ours."""
 
     name: str
 
@@ -38,7 +45,7 @@ class Peer(Protocol):
         ...
 
     def count(self) -> tuple[int, int]:
-        """How many chunks and rows it holds."""
+        """The number of stored chunks and rows."""
         ...
 
     def close(self) -> None: ...
@@ -65,7 +72,7 @@ def _key(frame: Frame) -> bytes:
 
 
 class LmdbPeer:
-    """LMDB with its own defaults for durability."""
+    """LMDB with its default durability."""
 
     name = "LMDB"
 
@@ -73,15 +80,18 @@ class LmdbPeer:
         import lmdb
 
         folder.mkdir(parents=True)
-        self._env: Any = lmdb.open(str(folder), map_size=_MAP_BYTES, max_dbs=2, sync=True, metasync=True)
-        self._chunks, self._rows = self._env.open_db(b"chunks"), self._env.open_db(b"rows")
+        self._env: Any = lmdb.open(
+            str(folder), map_size=_MAP_BYTES, max_dbs=2, sync=True, metasync=True
+        )
+        self._chunks = self._env.open_db(b"chunks")
+        self._rows = self._env.open_db(b"rows")
         self._next = 0
 
     def write_chunks(self, frames: Sequence[Frame]) -> None:
         with self._env.begin(write=True, db=self._chunks) as change:
             for frame in frames:
                 if not change.put(_key(frame), frame.body, overwrite=False):
-                    raise ValueError("a chunk came twice")
+                    raise ValueError("duplicate chunk")
 
     def write_rows(self, chunks: Sequence[Chunk]) -> None:
         rows = _split(chunks)
@@ -99,7 +109,7 @@ class LmdbPeer:
 
 
 class SqlitePeer:
-    """SQLite as a careful program sets it up."""
+    """SQLite with durable settings."""
 
     name = "SQLite"
 
@@ -114,7 +124,9 @@ class SqlitePeer:
 
     def write_chunks(self, frames: Sequence[Frame]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("INSERT INTO chunks VALUES (?, ?)", [(_key(frame), frame.body) for frame in frames])
+        self._db.executemany(
+            "INSERT INTO chunks VALUES (?, ?)", [(_key(frame), frame.body) for frame in frames]
+        )
         self._db.execute("COMMIT")
 
     def write_rows(self, chunks: Sequence[Chunk]) -> None:
@@ -125,18 +137,21 @@ class SqlitePeer:
         self._next += len(rows)
 
     def count(self) -> tuple[int, int]:
-        found = [self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("chunks", "rows")]
-        return found[0], found[1]
+        chunks, rows = (
+            self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("chunks", "rows")
+        )
+        return chunks, rows
 
     def close(self) -> None:
         self._db.close()
 
 
 def peers(folder: Path) -> tuple[list[Peer], list[str]]:
-    """Every peer that can run here, in folders of their own, and why others cannot."""
-    found: list[Peer] = [SqlitePeer(folder / "sqlite")]
+    """Every peer that can run here, in its own folder, and why others cannot."""
+    available: list[Peer] = [SqlitePeer(folder / "sqlite")]
     try:
-        found.insert(0, LmdbPeer(folder / "lmdb"))
+        available.insert(0, LmdbPeer(folder / "lmdb"))
     except ImportError:
-        return found, ["LMDB: the lmdb package is not installed (make bench installs it)"]
-    return found, []
+        return available, ["LMDB: the lmdb package is not installed (make bench installs it)"]
+    return available, []

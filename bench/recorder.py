@@ -1,8 +1,9 @@
-"""What a decision costs the game's own thread while the sender spools and sends beside it.
+"""The cost of a decision for the game's thread while the sender spools and sends.
 
-Wall time, since that is what a game feels: waiting for the interpreter lock and for other processes is inside. The
-controls have no sender beside them: plain arithmetic of the same length without pauses, whose tail is the machine's
-own; and at 60 Hz the least a recorder can do, which is to keep copies in a list.
+Wall time, because that is what delays a game: it includes waiting for the interpreter lock and for
+other processes. The controls have no sender: plain arithmetic of the same length without pauses,
+whose tail is the machine's own; and at 60 Hz the least that a recorder can do, keeping copies in a
+list.
 """
 
 import time
@@ -25,15 +26,22 @@ from understudy.streams.file import FileStream
 _SEATS = 16
 _RATE_HZ = 60.0
 _PACED_ROUNDS = 3
-_P99_US, _P9999_US = 10.0, 1000.0
+_P99_US = 10.0
+_P9999_US = 1000.0
 _MASK = 4095
-_TIGHT = "one interpreter lock, which the sender's work for each block must hold, and a handoff that gives way to it"
-_PACED = "the first decision of each frame, most likely since code and columns left the caches meanwhile"
-_TAIL = "the interpreter lock while the sender encodes, and other processes on these cores (not told apart)"
+_TIGHT = (
+    "one interpreter lock, which the sender holds while it works on a block, and a handoff that "
+    "yields to it"
+)
+_PACED = "the first decision of each frame, most likely because code and columns left the caches"
+_TAIL = (
+    "the interpreter lock while the sender encodes, and other processes on these cores (not "
+    "measured separately)"
+)
 
 
 class _Arithmetic:
-    """A control: calls that take as long and record nothing."""
+    """A control: calls of the same length that record nothing."""
 
     def __init__(self, took_us: float) -> None:
         self._times = range(1)
@@ -41,14 +49,14 @@ class _Arithmetic:
             self._times = range(len(self._times) + 1 + len(self._times) // 8)
 
     def _us(self) -> float:
-        """The fastest of a few looks, since a busy machine only ever makes one longer."""
-        looks = []
+        """The fastest of a few runs, because a busy machine can only slow them down."""
+        times_us = []
         for _ in range(9):
             began = time.perf_counter()
             for _ in range(50):
                 self.acted(None, 0)
-            looks.append((time.perf_counter() - began) / 50 * 1e6)
-        return min(looks)
+            times_us.append((time.perf_counter() - began) / 50 * 1e6)
+        return min(times_us)
 
     def acted(self, obs: object, action: int) -> None:
         total = action
@@ -59,16 +67,16 @@ class _Arithmetic:
 
 
 class _Copies:
-    """A control: every observation, action and reward kept in a list, and nothing else."""
+    """A control: only keeps every observation, action and reward in a list."""
 
     def __init__(self) -> None:
-        self._kept: list[object] = []
+        self._copies: list[object] = []
 
     def acted(self, obs: Array, action: int) -> None:
-        self._kept.append((obs.copy(), action))
+        self._copies.append((obs.copy(), action))
 
     def reward(self, x: float) -> None:
-        self._kept.append(x)
+        self._copies.append(x)
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
@@ -86,27 +94,38 @@ def measure(folder: Path, scale: Scale) -> Findings:
     finally:
         all_sent = game.close(timeout_s=30.0)
     gate = _gate(game, folder, all_sent)
-    found = Findings()
-    found.figures += _figures("tight loop", tight, gate, bound_by=_bound(control, _TIGHT, _TIGHT))
-    found.figures += _figures(f"60 Hz, {_SEATS} players", paced, gate, bound_by=_bound(paced_control, _PACED, _TAIL))
-    found.figures += _figures("control (arithmetic), tight loop", control, gate, is_control=True)
-    found.figures += _figures("control (copies in a list), 60 Hz", paced_control, gate, is_control=True)
-    found.notes.append(
-        f"recorder at 60 Hz: {_first_of_a_frame(paced)}; copies in a list: {_first_of_a_frame(paced_control)}"
+    findings = Findings()
+    findings.figures += _figures(
+        "tight loop", tight, gate, bound_by=_bound(control, _TIGHT, _TIGHT)
     )
-    found.figures.append(
+    findings.figures += _figures(
+        f"60 Hz, {_SEATS} players", paced, gate, bound_by=_bound(paced_control, _PACED, _TAIL)
+    )
+    findings.figures += _figures("control (arithmetic), tight loop", control, gate, is_control=True)
+    findings.figures += _figures(
+        "control (copies in a list), 60 Hz", paced_control, gate, is_control=True
+    )
+    findings.notes.append(
+        f"recorder at 60 Hz: {_first_of_a_frame(paced)}; copies in a list: "
+        f"{_first_of_a_frame(paced_control)}"
+    )
+    findings.figures.append(
         Figure(
             name="whole client: decide, encode, spool, send into the stream",
-            unit="steps/s/core", values=[scale.tight_decisions / one for one in cpu_s], gate=gate,
+            unit="steps/s/core",
+            values=[scale.tight_decisions / used_s for used_s in cpu_s],
+            gate=gate,
         )
-    )  # fmt: skip
-    return found
+    )
+    return findings
 
 
 def _tight_rounds(
     game: Game, arithmetic: _Arithmetic, obs: Array, scale: Scale
 ) -> tuple[list[Array], list[Array], list[float]]:
-    tight, control, cpu_s = [], [], []
+    tight = []
+    control = []
+    cpu_s = []
     for _ in range(scale.rounds):
         began = time.process_time()
         episode = game.episode("p-0")
@@ -120,18 +139,20 @@ def _tight_rounds(
 
 def _tight(player: Episode | _Arithmetic, obs: Array, n: int) -> Array:
     """Nanoseconds of each decision, one right after the other."""
-    took, clock = np.empty(n, np.int64), time.perf_counter_ns
+    took = np.empty(n, np.int64)
+    clock = time.perf_counter_ns
     for at in range(n):
-        seen = obs[at & _MASK]
+        current = obs[at & _MASK]
         began = clock()
-        player.acted(seen, at & 1)
+        player.acted(current, at & 1)
         player.reward(1.0)
         took[at] = clock() - began
     return took
 
 
 def _paced_rounds(game: Game, obs: Array, scale: Scale) -> tuple[list[Array], list[Array]]:
-    paced, control = [], []
+    paced = []
+    control = []
     frames = max(2, int(scale.paced_s / 2 / _PACED_ROUNDS * _RATE_HZ))
     for _ in range(_PACED_ROUNDS):
         episodes = [game.episode(f"p-{seat}") for seat in range(_SEATS)]
@@ -143,14 +164,15 @@ def _paced_rounds(game: Game, obs: Array, scale: Scale) -> tuple[list[Array], li
 
 
 def _paced(players: Sequence[Episode | _Copies], obs: Array, frames: int) -> Array:
-    """Nanoseconds of each decision: all players decide, then the game sleeps until its next frame."""
-    took, clock = np.empty((frames, len(players)), np.int64), time.perf_counter_ns
+    """Nanoseconds of each decision; after all players, the game sleeps until its next frame."""
+    took = np.empty((frames, len(players)), np.int64)
+    clock = time.perf_counter_ns
     due_s = time.perf_counter()
     for frame in range(frames):
         for seat, player in enumerate(players):
-            seen = obs[(frame + seat) & _MASK]
+            current = obs[(frame + seat) & _MASK]
             began = clock()
-            player.acted(seen, frame & 1)
+            player.acted(current, frame & 1)
             player.reward(1.0)
             took[frame, seat] = clock() - began
         due_s += 1 / _RATE_HZ
@@ -159,47 +181,71 @@ def _paced(players: Sequence[Episode | _Copies], obs: Array, frames: int) -> Arr
 
 
 def _figures(
-    what: str, rounds: Sequence[Array], gate: Gate, *, bound_by: tuple[str, str] = ("", ""), is_control: bool = False
+    what: str,
+    rounds: Sequence[Array],
+    gate: Gate,
+    *,
+    bound_by: tuple[str, str] = ("", ""),
+    is_control: bool = False,
 ) -> list[Figure]:
-    found = [percentiles(one / 1000.0) for one in rounds]
-    wanted = (
-        ("p50", [one.p50 for one in found], None, ""),
-        ("p99", [one.p99 for one in found], _P99_US, bound_by[0]),
-        ("p99.99", [one.p9999 for one in found], _P9999_US, bound_by[1]),
+    by_round = [percentiles(took / 1000.0) for took in rounds]
+    rows = (
+        ("p50", [each.p50 for each in by_round], None, ""),
+        ("p99", [each.p99 for each in by_round], _P99_US, bound_by[0]),
+        ("p99.99", [each.p9999 for each in by_round], _P9999_US, bound_by[1]),
     )
     return [
         Figure(
-            name=f"game thread, {what}: {name}", unit="µs", values=values, goal=None if is_control else goal,
-            more_is_better=False, gate=gate, bound_by=bound,
+            name=f"game thread, {what}: {name}",
+            unit="µs",
+            values=values,
+            goal=None if is_control else goal,
+            more_is_better=False,
+            gate=gate,
+            bound_by=bound,
         )
-        for name, values, goal, bound in wanted
-    ]  # fmt: skip
+        for name, values, goal, bound in rows
+    ]
 
 
 def _bound(control: Sequence[Array], p99: str, p9999: str) -> tuple[str, str]:
-    found = percentiles(np.concatenate(control) / 1000.0)
-    return f"{p99}; the control has {found.p99:.1f} µs", f"{p9999}; the control has {found.p9999:.0f} µs"
+    measured = percentiles(np.concatenate(control) / 1000.0)
+    return (
+        f"{p99}; the control has {measured.p99:.1f} µs",
+        f"{p9999}; the control has {measured.p9999:.0f} µs",
+    )
 
 
 def _first_of_a_frame(paced: Sequence[Array]) -> str:
-    took = np.concatenate([one.reshape(-1, _SEATS) for one in paced]) / 1000.0
-    first, others = percentiles(took[:, 0]), percentiles(took[:, 1:].ravel())
+    took = np.concatenate([each.reshape(-1, _SEATS) for each in paced]) / 1000.0
+    first = percentiles(took[:, 0])
+    others = percentiles(took[:, 1:].ravel())
     return (
-        f"the first decision of a frame takes {first.p50:.1f} µs at the median (p99 {first.p99:.0f}), "
-        f"the others {others.p50:.1f} µs (p99 {others.p99:.1f})"
+        f"the first decision of a frame takes {first.p50:.1f} µs at the median (p99 "
+        f"{first.p99:.0f}), the others {others.p50:.1f} µs (p99 {others.p99:.1f})"
     )
 
 
 def _gate(game: Game, folder: Path, all_sent: bool) -> Gate:
-    """Everything recorded was acknowledged, and is stored once."""
-    stats, specs = game.stats(), SpecFolder(folder / "models" / "games")
+    """Every recorded step was acknowledged, and is stored once."""
+    stats = game.stats()
+    specs = SpecFolder(folder / "models" / "games")
     stream = FileStream(folder / "stream")
     with LocalStore(folder / "store", specs=specs) as store:
         IngestService(stream, store, specs, owner="bench").drain()
         audit = store.audit()
     stream.close()
     return all_of(
-        ("all acknowledged", all_sent and stats.acked_steps == stats.recorded_steps and stats.dropped_steps == 0),
-        (f"{audit.steps} steps stored once by audit", audit.steps == stats.recorded_steps and not audit.corrupt),
-        ("no duplicate, gap or refusal", not (audit.duplicate_steps or audit.gap_chunks or audit.quarantined)),
+        (
+            "all acknowledged",
+            all_sent and stats.acked_steps == stats.recorded_steps and stats.dropped_steps == 0,
+        ),
+        (
+            f"{audit.steps} steps stored once by audit",
+            audit.steps == stats.recorded_steps and not audit.corrupt,
+        ),
+        (
+            "no duplicate, gap or rejection",
+            not (audit.duplicate_steps or audit.gap_chunks or audit.quarantined),
+        ),
     )

@@ -1,4 +1,4 @@
-"""A private redis-server for the time of one measurement: every write synced before it is acknowledged."""
+"""A private redis-server for one measurement, which syncs every write before its answer."""
 
 import contextlib
 import os
@@ -14,24 +14,43 @@ _INSTALL_S = 180.0
 
 
 class Missing(Exception):
-    """Redis cannot run here; the text says why."""
+    """Redis cannot run here; the text is the reason."""
 
 
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[Any]:
-    """A connected client over a Unix socket; server and files are gone afterwards."""
+    """A client on a Unix socket; server and files are removed on exit."""
     program = _program()
     try:
         import redis
     except ImportError:
-        raise Missing("Redis: the redis package is not installed (make bench installs it)") from None
+        raise Missing(
+            "Redis: the redis package is not installed (make bench installs it)"
+        ) from None
     folder.mkdir(parents=True)
-    # A socket's path may have about 100 characters, so it is given relative to the server's own folder.
+    # A socket path is limited to about 100 characters, so it is relative to the server's folder.
     command = [
-        program, "--port", "0", "--unixsocket", "redis.sock", "--dir", ".", "--save", "", "--appendonly", "yes",
-        "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0", "--daemonize", "no",
-    ]  # fmt: skip
-    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        program,
+        "--port",
+        "0",
+        "--unixsocket",
+        "redis.sock",
+        "--dir",
+        ".",
+        "--save",
+        "",
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "always",
+        "--auto-aof-rewrite-percentage",
+        "0",
+        "--daemonize",
+        "no",
+    ]
+    server = subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     try:
         client = redis.Redis(unix_socket_path=os.path.relpath(folder / "redis.sock"))
         _wait(client, server)
@@ -62,33 +81,35 @@ def _wait(client: Any, server: subprocess.Popen[bytes]) -> None:
             client.ping()
             return
         if time.monotonic() > deadline_s:
-            raise Missing(f"Redis: redis-server did not answer within {_START_S:.0f} s")
+            raise Missing(f"Redis: redis-server did not respond within {_START_S:.0f} s")
         time.sleep(0.02)
     raise Missing(f"Redis: redis-server ended with code {server.returncode}")
 
 
 def _program() -> str:
-    found = shutil.which("redis-server")
-    if found is None:
+    program = shutil.which("redis-server")
+    if program is None:
         reason = _install()
-        found = shutil.which("redis-server")
-        if found is None:
-            raise Missing(f"Redis: no redis-server, and {reason}")
-    return found
+        program = shutil.which("redis-server")
+        if program is None:
+            raise Missing(f"Redis: redis-server is not installed, and {reason}")
+    return program
 
 
 def _install() -> str:
-    """Try Debian's package; says why that did not work."""
+    """Install Debian's package; returns why that failed, or an empty text."""
     if shutil.which("apt-get") is None:
-        return "there is no apt-get to install it with"
+        return "there is no apt-get to install it"
     if os.geteuid() != 0:
-        return "only root may install it (apt-get install redis-server)"
-    # Run level 1 keeps the package from starting a server of its own.
+        return "only root can install it (apt-get install redis-server)"
+    # Run level 1 keeps the package from starting its own server.
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1", "LD_PRELOAD": ""}
     install = ["apt-get", "install", "-y", "--no-install-recommends", "redis-server"]
     for command in (install, ["apt-get", "update"], install):
         try:
-            done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=_INSTALL_S)
+            done = subprocess.run(
+                command, env=env, capture_output=True, check=False, timeout=_INSTALL_S
+            )
         except subprocess.TimeoutExpired:
             return f"{' '.join(command[:2])} took longer than {_INSTALL_S:.0f} s"
         if command is install and done.returncode == 0:

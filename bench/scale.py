@@ -1,4 +1,4 @@
-"""How large a run is: full for results, quick for a look, tiny for the smoke test."""
+"""Sizes of a run: full for results, quick for a preview, tiny for the smoke test."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Scale:
     tight_decisions: int
     """Decisions in one round of the loop without pauses."""
     paced_s: float
-    """Seconds of play at 60 decisions a second and player."""
+    """Seconds of play at 60 decisions per second and player."""
     chunks: int
     """512-step chunks in one round of ingest."""
     short_chunks: int
@@ -21,9 +21,9 @@ class Scale:
     frames: int
     """84x84 observations in one round of ingest."""
     sessions: int
-    """Sessions that send at once in one round against a store."""
+    """Concurrent sessions in one round of a store."""
     commits: int
-    """Durable commits in one round against a log or a store."""
+    """Durable commits in one round of a log or a store."""
     lag_s: float
 
 
@@ -31,16 +31,40 @@ SCALES = {
     scale.name: scale
     for scale in (
         Scale(
-            name="full", rounds=7, tight_decisions=200_000, paced_s=24.0, chunks=512, short_chunks=1024, frames=8_192,
-            sessions=1_000, commits=16, lag_s=25.0,
+            name="full",
+            rounds=7,
+            tight_decisions=200_000,
+            paced_s=24.0,
+            chunks=512,
+            short_chunks=1024,
+            frames=8_192,
+            sessions=1_000,
+            commits=16,
+            lag_s=25.0,
         ),
         Scale(
-            name="quick", rounds=3, tight_decisions=50_000, paced_s=4.0, chunks=256, short_chunks=256, frames=2_048,
-            sessions=1_000, commits=8, lag_s=5.0,
+            name="quick",
+            rounds=3,
+            tight_decisions=50_000,
+            paced_s=4.0,
+            chunks=256,
+            short_chunks=256,
+            frames=2_048,
+            sessions=1_000,
+            commits=8,
+            lag_s=5.0,
         ),
         Scale(
-            name="tiny", rounds=1, tight_decisions=2_000, paced_s=0.3, chunks=8, short_chunks=16, frames=128,
-            sessions=20, commits=2, lag_s=1.0,
+            name="tiny",
+            rounds=1,
+            tight_decisions=2_000,
+            paced_s=0.3,
+            chunks=8,
+            short_chunks=16,
+            frames=128,
+            sessions=20,
+            commits=2,
+            lag_s=1.0,
         ),
     )
-}  # fmt: skip
+}

@@ -1,4 +1,4 @@
-"""A platform that is measured from outside, the peer beside it, and what the system says of a process."""
+"""A running platform to measure from outside, its peer, and the resources of a process."""
 
 import contextlib
 import json
@@ -11,26 +11,27 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.crowd import Door
 from bench.games import CART
-from understudy.app.config import Config, GatewaySection
-from understudy.app.deployment import open_deployment
-from understudy.app.roles.platform import Platform
+from bench.players import Endpoint
+from understudy.backends.deployment import open_deployment
+from understudy.platform.config import Config, GatewaySection
+from understudy.platform.platform import Platform
 
 PEER = Path(__file__).resolve().parent / "against" / "seed_tcp.py"
 _READY_S = 120.0
 
 
 class Served:
-    """A platform that is ready, and what a measurement needs of it."""
+    """A platform that is ready, with what a measurement needs."""
 
     def __init__(self, platform: Platform) -> None:
-        self.platform, self.opened = platform, open_deployment(platform.data)
+        self.platform = platform
+        self.opened = open_deployment(platform.data)
         self.opened.registry.register(CART)
         key, _ = self.opened.keys.create(["play", "work"], requests_s=1e6, bytes_s=1e10)
         self.step_until(lambda: platform.supervisor.is_ready)
         address = urlsplit(platform.url or "")
-        self.door = Door(str(address.hostname), int(address.port or 0), key, CART.game)
+        self.endpoint = Endpoint(str(address.hostname), int(address.port or 0), key, CART.game)
 
     def step_until(self, is_true: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + _READY_S
@@ -42,8 +43,8 @@ class Served:
 
     @property
     def gateway(self) -> int:
-        """The gateway's process."""
-        child = self.platform.supervisor.standings["gateway"].child
+        """The process id of the gateway."""
+        child = self.platform.supervisor.statuses["gateway"].child
         assert child is not None
         return child.pid
 
@@ -51,17 +52,19 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path, *roles: str) -> Iterator[Served]:
     config = Config(data=str(folder), gateway=GatewaySection(port=0), roles=roles)
-    with Platform(config, tell=lambda *_: None) as platform:
-        one = Served(platform)
-        # A new key is known within half a second; nobody is measured before.
+    with Platform(config, on_state_change=lambda *_: None) as platform:
+        running = Served(platform)
+        # The gateway accepts a new key within half a second; measuring starts after that.
         time.sleep(1.0)
-        yield one
+        yield running
 
 
 @contextlib.contextmanager
 def seed_server() -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [sys.executable, str(PEER), "serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process, int(json.loads(process.stdout.readline())["port"])
@@ -71,20 +74,20 @@ def seed_server() -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def ask_peer(*words: object) -> dict[str, Any]:
     command = [sys.executable, str(PEER), *map(str, words)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    fields: dict[str, Any] = json.loads(done.stdout)
+    return fields
 
 
 def stop_peer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What it says at its end."""
-    said, _ = process.communicate(timeout=30)
-    found: dict[str, Any] = json.loads(said)
-    return found
+    """Stop the peer and return its last report."""
+    output, _ = process.communicate(timeout=30)
+    fields: dict[str, Any] = json.loads(output)
+    return fields
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of a process and all its threads, those that have ended too; in ticks of 10 ms."""
+    """Processor time of a process and all its threads, including ended ones; in 10 ms ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,7 +1,8 @@
-"""10 ms more for each fsync and fdatasync: of Python, SQLite, LMDB and Redis alike, by a small preloaded library.
+"""Delays each fsync and fdatasync of Python, SQLite, LMDB and Redis by 10 ms.
 
-Without a C compiler (or outside Linux) only the calls that Python makes are delayed, by replacing os.fsync and
-os.fdatasync; SQLite's and the peers' own calls then stay as they are, and the result says so.
+A small preloaded library does this. Without a C compiler, or outside Linux, only Python's calls are
+delayed, by replacing os.fsync and os.fdatasync; the calls of SQLite and of the peers then stay
+unchanged, and the result states it.
 """
 
 import ctypes
@@ -32,7 +33,7 @@ int fdatasync(int descriptor) { return later("fdatasync", descriptor); }
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a process must be started with, so that it and its children sync slowly."""
+    """Environment variables that make a process and its children sync slowly."""
     library = _library(folder)
     if library is not None:
         return {"LD_PRELOAD": " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))}
@@ -40,12 +41,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def reaches(environment: dict[str, str]) -> str:
-    """What is delayed in a process that was started so, in words."""
+    """A description of what is delayed in a process with this environment."""
     if _PYTHON_ONLY in environment:
-        return "10 ms before each os.fsync and os.fdatasync of Python; SQLite, LMDB and Redis sync as they are"
+        return (
+            "10 ms before each os.fsync and os.fdatasync of Python; SQLite, LMDB and Redis are not "
+            "delayed"
+        )
     return (
-        "10 ms before each fsync and fdatasync of every process: our logs and folders, SQLite in our store and "
-        "as a peer, LMDB's data pages (its meta page goes through an O_DSYNC descriptor and is not delayed), Redis"
+        "10 ms before each fsync and fdatasync of every process: our logs and folders, SQLite in "
+        "our store and as a peer, LMDB's data pages (its meta page is written through an O_DSYNC "
+        "descriptor and is not delayed), Redis"
     )
 
 
@@ -53,7 +58,8 @@ def _library(folder: Path) -> Path | None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
-    source, library = folder / "slow_sync.c", folder / "slow_sync.so"
+    source = folder / "slow_sync.c"
+    library = folder / "slow_sync.so"
     source.write_text(_SOURCE % int(ADDED_MS * 1e6))
     command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
     built = subprocess.run(command, capture_output=True, check=False, timeout=60)
@@ -67,7 +73,7 @@ def _library(folder: Path) -> Path | None:
 
 
 def obey() -> None:
-    """In a started process: replace Python's own calls where no library was preloaded."""
+    """In a started process: replace Python's calls if no library was preloaded."""
     if os.environ.get(_PYTHON_ONLY):
         for name in ("fsync", "fdatasync"):
             setattr(os, name, _later(getattr(os, name)))
@@ -82,7 +88,7 @@ def _later(sync: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def reach(folder: Path) -> dict[str, float]:
-    """Milliseconds that a sync takes here, the fastest of five, for Python's calls and for a SQLite commit."""
+    """Milliseconds of a sync, the fastest of five, for Python's calls and for a SQLite commit."""
     path = folder / "sync-probe"
     with path.open("wb") as file:
 
@@ -93,7 +99,7 @@ def reach(folder: Path) -> dict[str, float]:
             sync(file.fileno())
             return (time.perf_counter() - began) * 1000
 
-        found = {
+        fastest = {
             name: min(write_and(sync) for _ in range(5))
             for name, sync in (("fsync", os.fsync), ("fdatasync", os.fdatasync))
         }
@@ -107,6 +113,6 @@ def reach(folder: Path) -> dict[str, float]:
         database.execute("INSERT INTO probe VALUES (1)")
         return (time.perf_counter() - began) * 1000
 
-    found["sqlite_commit"] = min(commit() for _ in range(5))
+    fastest["sqlite_commit"] = min(commit() for _ in range(5))
     database.close()
-    return {name: round(value, 3) for name, value in found.items()}
+    return {name: round(value, 3) for name, value in fastest.items()}

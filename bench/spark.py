@@ -1,6 +1,7 @@
-"""How much faster Spark ingest stores four partitions with two workers than with one; part of bench/backends.py.
+"""How much faster Spark ingest stores four partitions with two workers than with one.
 
-Each run is a process of its own with a Spark of its own: `python -m bench.spark MASTER FOLDER STORE` prints steps/s.
+Part of bench/backends.py. Each run is a separate process with its own Spark: `python -m bench.spark
+MASTER FOLDER STORE` prints steps/s.
 """
 
 import contextlib
@@ -18,23 +19,23 @@ from typing import Any
 
 from bench.figures import Figure, Findings, all_of, in_turn
 from bench.games import CART, PLAYER, OneGame, person_frames
-from understudy.app.backends import init_store, open_store
+from understudy.backends.addresses import init_store, open_store
 from understudy.core.errors import ClaimLost
-from understudy.core.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
-from understudy.dev.servers import Server, on_host
+from understudy.dev.servers import Server, host_location
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.spark import Opened, SparkJob, SparkTasks, open_spark
+from understudy.ports import Claim, ExperienceStore, Position, Receipt, WriteBatch
 from understudy.streams.file import FileStream
 
 PARTITIONS = 4
 STEPS = 64
 FRAMES = 500
-"""Of each partition; each is a commit of its own, so that the store's 5 ms count. A fifth of them into Cassandra."""
+"""Per partition; each is its own commit, so that the store's 5 ms count. A fifth for Cassandra."""
 WAIT_S = 0.005
 
 
 class WaitingStore:
-    """A store of positions alone, in files that all processes share; each write takes 5 ms."""
+    """A store of positions only, in files that all processes share; each write takes 5 ms."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,21 +46,21 @@ class WaitingStore:
         epoch, position = json.loads(path.read_text()) if path.exists() else (0, None)
         return epoch, position
 
-    def _keep(self, partition: str, epoch: int, position: str | None) -> None:
+    def _save(self, partition: str, epoch: int, position: str | None) -> None:
         path = self._folder / f".{partition}"
         path.write_text(json.dumps([epoch, position]))
         path.rename(self._folder / partition)
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         epoch, position = self._read(partition)
-        self._keep(partition, epoch + 1, position)
+        self._save(partition, epoch + 1, position)
         return Claim(partition, epoch + 1, None if position is None else Position(position))
 
     def write(self, batch: WriteBatch) -> Receipt:
         time.sleep(WAIT_S)
         if self._read(batch.partition)[0] != batch.epoch:
-            raise ClaimLost("a newer epoch holds the partition")
-        self._keep(batch.partition, batch.epoch, batch.position)
+            raise ClaimLost("a newer epoch owns the partition")
+        self._save(batch.partition, batch.epoch, batch.position)
         return Receipt(["new"] * len(batch.candidates), [""] * len(batch.candidates))
 
     def close(self) -> None:
@@ -67,16 +68,17 @@ class WaitingStore:
 
 
 def open_in_task(address: str) -> Opened:
-    """A folder's stream, and the store of an address or one that waits."""
-    places = json.loads(address)
-    folder, url = Path(places["folder"]), places["store"]
+    """A folder's stream, and the store of a URL or a waiting store."""
+    locations = json.loads(address)
+    folder = Path(locations["folder"])
+    url = locations["store"]
     specs = OneGame(CART)
     store: Any = open_store(url, specs=specs) if url else WaitingStore(folder / "store")
     return FileStream(folder / "stream"), store, specs
 
 
 def run(master: str, folder: Path, store: str) -> dict[str, float]:
-    """Steps a second, of a Spark that runs already, and how many steps were stored."""
+    """Steps per second of a Spark that is already running, and how many steps were stored."""
     job = SparkJob(
         opener="bench.spark:open_in_task",
         address=json.dumps({"folder": str(folder), "store": store}),
@@ -108,32 +110,34 @@ def run(master: str, folder: Path, store: str) -> dict[str, float]:
 
 
 def frames_into(store: str) -> int:
-    """Frames of each partition, by the store's address; without one it is the store that waits."""
+    """Frames per partition, by the store's URL; without one it is the waiting store."""
     return FRAMES // 5 if store else FRAMES
 
 
 def _no_sync(_: int) -> None:
-    """Nothing here must survive a power cut."""
+    """Nothing here has to survive a power cut."""
 
 
 def _append(stream: FileStream, count: int, *, seed: int) -> None:
     now_s = int(time.time())
-    frames = [frame.stamped(PLAYER, now_s) for frame in person_frames(count, steps=STEPS, seed=seed)]
+    frames = [
+        frame.stamped(PLAYER, now_s) for frame in person_frames(count, steps=STEPS, seed=seed)
+    ]
     for frame in frames:
         assert all(outcome.accepted for outcome in stream.append([frame]))
 
 
 def why_no_spark() -> str:
-    """Why Spark cannot run here; empty when it can."""
+    """Why Spark cannot run here; empty if it can."""
     if importlib.util.find_spec("pyspark") is None:
         return "Spark: pyspark is not installed; pip install 'understudy[spark]'"
-    return "" if shutil.which("java") else "Spark: there is no Java; install 17 or newer"
+    return "" if shutil.which("java") else "Spark: Java is not installed; install 17 or newer"
 
 
-def spread(folder: Path, found: Findings, *, rounds: int, server: Server | None = None) -> None:
-    """Steps a second with one worker and with two, and how much that helps; `server`: a real Cassandra."""
+def spread(folder: Path, findings: Findings, *, rounds: int, server: Server | None = None) -> None:
+    """Steps per second with one worker and with two, and their ratio; `server`: a Cassandra."""
     if reason := why_no_spark():
-        found.skipped.append(reason)
+        findings.skipped.append(reason)
         return
     stored: list[float] = []
     name = "a store that waits 5 ms a write" if server is None else "Cassandra"
@@ -143,7 +147,7 @@ def spread(folder: Path, found: Findings, *, rounds: int, server: Server | None 
         place.mkdir()
         url = ""
         if server is not None:
-            url = on_host(server, "cassandra", f"bench_{token_hex(4)}", replication="1").url
+            url = host_location(server, "cassandra", f"bench_{token_hex(4)}", replication="1").url
             init_store(url)
         command = [sys.executable, "-m", "bench.spark", master, str(place), url]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1_800)
@@ -151,16 +155,30 @@ def spread(folder: Path, found: Findings, *, rounds: int, server: Server | None 
         stored.append(measured["stored"])
         return float(measured["steps_s"])
 
-    rates = in_turn(rounds, {one: functools.partial(steps_s, one) for one in ("local[1]", "local[2]")})
-    wanted = PARTITIONS * frames_into("" if server is None else server.url) * STEPS
-    gate = all_of((f"{wanted} steps stored in each run", set(stored) == {wanted}))
+    rates = in_turn(
+        rounds, {master: functools.partial(steps_s, master) for master in ("local[1]", "local[2]")}
+    )
+    expected = PARTITIONS * frames_into("" if server is None else server.url) * STEPS
+    gate = all_of((f"{expected} steps stored in each run", set(stored) == {expected}))
     goal = 1.6 if server is None else None
-    found.figures += [
-        Figure(name=f"steps by Spark {one} into {name}", unit="steps/s", values=rates[one], gate=gate) for one in rates
+    findings.figures += [
+        Figure(
+            name=f"steps by Spark {master} into {name}",
+            unit="steps/s",
+            values=rates[master],
+            gate=gate,
+        )
+        for master in rates
     ]
     ratios = [two / one for one, two in zip(rates["local[1]"], rates["local[2]"], strict=True)]
-    found.figures.append(
-        Figure(name=f"Spark local[2] beside local[1] into {name}", unit="x", values=ratios, gate=gate, goal=goal)
+    findings.figures.append(
+        Figure(
+            name=f"Spark local[2] beside local[1] into {name}",
+            unit="x",
+            values=ratios,
+            gate=gate,
+            goal=goal,
+        )
     )
 
 

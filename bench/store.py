@@ -1,4 +1,4 @@
-"""The store beside LMDB and SQLite, the same chunks in each durable commit; and what images and erasure cost."""
+"""Our store against LMDB and SQLite with equal durable commits; the cost of images and erasure."""
 
 import shutil
 import time
@@ -9,9 +9,9 @@ from bench.figures import Figure, Findings, Took, all_of, in_turn, rate_ratios
 from bench.games import CART, SCREEN, OneGame, cart_frames, n_steps, noise, session_frames
 from bench.peers import LmdbPeer, Peer, SqlitePeer, peers
 from bench.scale import Scale
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import Frame
-from understudy.core.ports import Candidate, Cursor, Position, Stored, WriteBatch
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import Frame
+from understudy.ports import Candidate, Cursor, Position, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 
@@ -22,7 +22,7 @@ _PAGE = 512
 
 
 class _Contest:
-    """One round's stores; each contestant gets a new one and checks what it holds afterwards."""
+    """The stores of one round; each contestant uses a new one and checks its contents."""
 
     def __init__(self, folder: Path, frames: Sequence[Frame], *, per_commit: int) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class _Contest:
         self.is_right = True
 
     def ours(self) -> Took:
-        """Session dedup, stream position and frames in one durable transaction a commit."""
+        """Session dedup, stream position and frames in one durable transaction per commit."""
         with LocalStore(self._folder / "ours", specs=OneGame(CART)) as store:
             took, is_right = write(store, self._frames, per_commit=self._per_commit)
             self.is_right &= is_right and store.audit().steps == self.n_steps
@@ -46,9 +46,12 @@ class _Contest:
     def rows(self, make: Callable[[Path], Peer]) -> Took:
         return self._peer(make, lambda peer, part: peer.write_rows(self._chunks[part]), column=1)
 
-    def _peer(self, make: Callable[[Path], Peer], write: Callable[[Peer, slice], None], *, column: int) -> Took:
+    def _peer(
+        self, make: Callable[[Path], Peer], write: Callable[[Peer, slice], None], *, column: int
+    ) -> Took:
         peer = make(self._folder / "peer")
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         for at in range(0, len(self._frames), self._per_commit):
             write(peer, slice(at, at + self._per_commit))
         took = Took(time.process_time() - cpu, time.perf_counter() - wall)
@@ -59,11 +62,12 @@ class _Contest:
 
 
 def write(store: LocalStore, frames: Sequence[Frame], *, per_commit: int) -> tuple[Took, bool]:
-    """What it took to write all frames, and whether each of them was new."""
+    """The cost of writing all frames, and whether each of them was new."""
     candidates = [Candidate(frame, chunk_of(frame)) for frame in frames]
     epoch = store.claim("bench", owner="bench", ttl_s=60.0).epoch
     is_right = True
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu = time.process_time()
+    wall = time.perf_counter()
     for at in range(0, len(candidates), per_commit):
         batch = WriteBatch("bench", epoch, Position(str(at)), candidates[at : at + per_commit])
         is_right &= set(store.write(batch).fates) == {"new"}
@@ -72,25 +76,33 @@ def write(store: LocalStore, frames: Sequence[Frame], *, per_commit: int) -> tup
 
 def measure(folder: Path, scale: Scale) -> Findings:
     """Durable writes of a few long chunks and of many short ones, then images."""
-    found = Findings()
-    running, found.skipped = peers(folder / "look")
+    findings = Findings()
+    running, findings.skipped = peers(folder / "look")
     for peer in running:
         peer.close()
     names = [peer.name for peer in running]
     few = _Contest(folder, cart_frames(scale.commits * 16), per_commit=16)
-    _compare(found, "store, commits of 16 chunks", few, names, scale)
+    _compare(findings, "store, commits of 16 chunks", few, names, scale)
     sessions = scale.sessions
     many = _Contest(folder, cart_frames(2 * sessions, steps=60, sessions=sessions), per_commit=64)
-    _compare(found, f"store, 60-step chunks from {sessions:,} sessions, 64 a commit", many, names, scale)
-    found.notes.append(
-        "store: ours deduplicates and keeps the stream position and every session's state in the same commit; "
-        "'chunk per key' only keeps bodies"
+    _compare(
+        findings,
+        f"store, 60-step chunks from {sessions:,} sessions, 64 a commit",
+        many,
+        names,
+        scale,
     )
-    _measure_images(found, folder, scale)
-    return found
+    findings.notes.append(
+        "store: ours deduplicates and stores the stream position and every session's state in the "
+        "same commit; 'chunk per key' only stores bodies"
+    )
+    _measure_images(findings, folder, scale)
+    return findings
 
 
-def _compare(found: Findings, what: str, contest: _Contest, peer_names: Sequence[str], scale: Scale) -> None:
+def _compare(
+    findings: Findings, what: str, contest: _Contest, peer_names: Sequence[str], scale: Scale
+) -> None:
     contestants: dict[str, Callable[[], Took]] = {"ours": contest.ours}
     kinds: dict[str, type[LmdbPeer] | type[SqlitePeer]] = {"LMDB": LmdbPeer, "SQLite": SqlitePeer}
     for name in peer_names:
@@ -101,14 +113,16 @@ def _compare(found: Findings, what: str, contest: _Contest, peer_names: Sequence
     for name, theirs in took.items():
         if name != "ours":
             amount = contest.n_steps
-            found.ratios += rate_ratios(what, name, amount, took["ours"], theirs, unit="steps/s", gate=gate)
+            findings.ratios += rate_ratios(
+                what, name, amount, took["ours"], theirs, unit="steps/s", gate=gate
+            )
 
 
-# --- images -----------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 
-def _measure_images(found: Findings, folder: Path, scale: Scale) -> None:
-    """Chunks of 225 kB that no codec shrinks: written, tailed by a reader of its own, one session forgotten."""
+def _measure_images(findings: Findings, folder: Path, scale: Scale) -> None:
+    """Incompressible chunks of 225 kB: written, tailed by another reader, one session forgotten."""
     sessions = [
         session_frames(SCREEN, noise(IMAGE_STEPS * 8, seed=seed), max_steps=IMAGE_STEPS)
         for seed in range(max(2, scale.frames // (IMAGE_STEPS * 8)))
@@ -120,36 +134,47 @@ def _measure_images(found: Findings, folder: Path, scale: Scale) -> None:
     wrote: list[float] = []
     tailed: list[float] = []
     forgot_ms: list[float] = []
-    checks = {"every chunk new": True, "every chunk tailed once": True, "the forgotten session gone": True}
+    checks = {
+        "every chunk new": True,
+        "every chunk tailed once": True,
+        "the forgotten session gone": True,
+    }
     for at in range(max(1, scale.rounds - 2)):
-        where = folder / f"images-{at}"
-        with LocalStore(where, specs=OneGame(SCREEN)) as store:
+        images = folder / f"images-{at}"
+        with LocalStore(images, specs=OneGame(SCREEN)) as store:
             took, is_right = write(store, frames, per_commit=_IMAGES_A_COMMIT)
             wrote.append(megabytes / took.cpu_s)
             checks["every chunk new"] &= is_right
             began = time.perf_counter()
-            checks["every chunk tailed once"] &= _tail(where) == len(frames)
+            checks["every chunk tailed once"] &= _tail(images) == len(frames)
             tailed.append(megabytes / (time.perf_counter() - began))
             began = time.perf_counter()
             gone = store.forget(leaver)
             forgot_ms.append((time.perf_counter() - began) * 1e3)
-            is_gone = gone == len(sessions[0]) and _tail(where) == len(frames) - gone
+            is_gone = gone == len(sessions[0]) and _tail(images) == len(frames) - gone
             checks["the forgotten session gone"] &= is_gone and not store.is_erasing
-        shutil.rmtree(where)
+        shutil.rmtree(images)
     gate = all_of(*checks.items())
-    what = f"store, image chunks of {len(sessions[0][0].body) / 1e3:.0f} kB, {_IMAGES_A_COMMIT} a commit"
-    found.figures += [
+    what = (
+        f"store, image chunks of {len(sessions[0][0].body) / 1e3:.0f} kB, {_IMAGES_A_COMMIT} a "
+        "commit"
+    )
+    findings.figures += [
         Figure(name=what, unit="MB/s/core", values=wrote, gate=gate),
         Figure(name="tail of image chunks, decoded", unit="MB/s", values=tailed, gate=gate),
         Figure(
-            name=f"forget one session of {sum(frame.size_bytes for frame in sessions[0]) / 1e6:.1f} MB", unit="ms",
-            values=forgot_ms, more_is_better=False, gate=gate,
+            name="forget one session of "
+            f"{sum(frame.size_bytes for frame in sessions[0]) / 1e6:.1f} MB",
+            unit="ms",
+            values=forgot_ms,
+            more_is_better=False,
+            gate=gate,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _tail(folder: Path) -> int:
-    """How many chunks a reader finds from the start to the end of a store, each of them decoded."""
+    """How many chunks a reader reads and decodes from the start to the end of a store."""
     n_chunks = 0
     cursor: Cursor | None = None
     with StoreView(folder) as view:

@@ -1,4 +1,4 @@
-"""A learner's result file as one table on the terminal."""
+"""Prints a result file of the learner as one table."""
 
 from statistics import median
 from typing import Any
@@ -17,36 +17,56 @@ def show(result: dict[str, Any]) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
-    title = f"{result['title']}, {result['scale']} run, cores {result['cores']} (a goal is met by the lower end)"
+    title = (
+        f"{result['title']}, {result['scale']} run, cores {result['cores']} (a goal is met by "
+        "the lower end)"
+    )
     table = Table(title=title, title_justify="left")
     for heading in ("row", "ours", "peer", "", "times better", "95 % interval", "goal", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("row", "peer", "verdict") else "right")
+        table.add_column(
+            heading, justify="left" if heading in ("row", "peer", "verdict") else "right"
+        )
     for row in result["rows"]:
         for ratio in row["ratios"]:
-            cells = [f"{_middle(row['values'][ratio[side]])} {row['unit']}" for side in ("ours", "peer")]
+            cells = [
+                f"{_middle(row['values'][ratio[side]])} {row['unit']}" for side in ("ours", "peer")
+            ]
             spread = f"{_times(ratio['low'])} - {_times(ratio['high'])}"
             goal = f"≥ {ratio['goal']:g}x" if ratio["goal"] else ""
             name = row["name"] if ratio["ours"] == "ours" else f"{row['name']} ({ratio['ours']})"
             verdict = ratio["verdict"]
-            told = (name, cells[0], ratio["peer"], cells[1], _times(ratio["ratio"]), spread, goal, verdict)
-            table.add_row(*told, style=_STYLES[verdict])
+            columns = (
+                name,
+                cells[0],
+                ratio["peer"],
+                cells[1],
+                _times(ratio["ratio"]),
+                spread,
+                goal,
+                verdict,
+            )
+            table.add_row(*columns, style=_STYLES[verdict])
         if not row["ratios"]:
-            for who, values in row["values"].items():
-                table.add_row(row["name"], "", who, f"{_middle(values)} {row['unit']}")
+            for contestant, values in row["values"].items():
+                table.add_row(row["name"], "", contestant, f"{_middle(values)} {row['unit']}")
     console.print(table)
     for line in remarks(result):
         console.print(line, style="dim", highlight=False)
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """What a reader must know beside the numbers."""
+    """Remarks that accompany the numbers."""
     solved = {
-        who: f"{sum(run['solved'] for run in runs)} of {len(runs)} solved" for who, runs in result["runs"].items()
+        contestant: f"{sum(run['solved'] for run in runs)} of {len(runs)} solved"
+        for contestant, runs in result["runs"].items()
     }
     return [
-        f"learning gate {'passed' if result['gate']['passed'] else 'FAILED'}: {result['gate']['says']}",
-        *(f"{who}: {said}" for who, said in solved.items()),
-        *(f"skipped: {who}: {why}" for who, why in result["skipped"].items()),
+        (
+            f"learning gate {'passed' if result['gate']['passed'] else 'FAILED'}: "
+            f"{result['gate']['says']}"
+        ),
+        *(f"{contestant}: {text}" for contestant, text in solved.items()),
+        *(f"skipped: {contestant}: {reason}" for contestant, reason in result["skipped"].items()),
         *(f"wrong: {line}" for line in result["failed"]),
         *(f"remark: {line}" for line in result["remarks"]),
         *result["notes"],
@@ -54,8 +74,8 @@ def remarks(result: dict[str, Any]) -> list[str]:
 
 
 def _middle(values: list[float | None]) -> str:
-    found = median(float("inf") if value is None else value for value in values)
-    return number(found) if found != float("inf") else "never"
+    middle = median(float("inf") if value is None else value for value in values)
+    return number(middle) if middle != float("inf") else "never"
 
 
 def _times(value: float | None) -> str:

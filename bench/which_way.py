@@ -1,9 +1,9 @@
 """WhichWay: a pixel game that a single frame cannot solve.
 
-A bright square crosses an 84x84 picture, leftwards or rightwards, and comes back in on the other side. The player says
-which way it goes: 1 for each right answer. The square's place tells nothing, since both start and direction are drawn
-anew for every episode; two frames tell everything. Guessing gives half the steps, the best possible all but half of
-the first one.
+A bright square crosses an 84x84 image to the left or to the right, and wraps around. The player
+names the direction: reward 1 for each correct answer. The position of the square reveals nothing,
+because start and direction are random in every episode; two frames reveal the direction. Guessing
+scores half the steps; the best possible score misses only half of the first step.
 """
 
 from typing import Any
@@ -12,8 +12,12 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-SIDE, SQUARE, STRIDE, STEPS = 84, 14, 7, 16
-BEST, GUESSING = STEPS - 0.5, STEPS / 2
+SIDE = 84
+SQUARE = 14
+STRIDE = 7
+STEPS = 16
+BEST = STEPS - 0.5
+GUESSING = STEPS / 2
 
 
 class WhichWay(gymnasium.Env[NDArray[np.uint8], np.int64]):
@@ -25,13 +29,16 @@ class WhichWay(gymnasium.Env[NDArray[np.uint8], np.int64]):
         self.observation_space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(2)
         self.render_mode = render_mode
-        self._at = self._direction = self._n_steps = 0
+        self._at = 0
+        self._direction = 0
+        self._n_steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         super().reset(seed=seed)
-        self._at, self._direction = int(self.np_random.integers(SIDE // STRIDE)), int(self.np_random.integers(2))
+        self._at = int(self.np_random.integers(SIDE // STRIDE))
+        self._direction = int(self.np_random.integers(2))
         self._n_steps = 0
         return self._frame(), {}
 

@@ -1,4 +1,4 @@
-"""CartPole with its bot, recorded: `understudy up`, its two exports, then `python examples/cartpole.py`."""
+"""Records CartPole played by its bot: run `understudy up`, its two exports, then this file."""
 
 import gymnasium
 

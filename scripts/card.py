@@ -1,7 +1,8 @@
-"""The reliability card: everything that was tried to break the platform, as lines of tried / held.
+"""The reliability card: every fault that was tried against the platform, as lines of tried / held.
 
-Run as `python scripts/card.py` (or `make card`): the profile `ci` takes minutes, `full` an hour. Prints a table, keeps
-it as bench/results/card-DATE-TIME-PROFILE.json, and exits 1 if anything failed. Skipped lines show why.
+Run as `python scripts/card.py` (or `make card`): the profile `ci` takes minutes, `full` an hour.
+Prints a table, saves it as bench/results/card-DATE-TIME-PROFILE.json, and exits 1 if anything
+failed. Skipped lines show the reason.
 """
 
 import argparse
@@ -39,7 +40,7 @@ class Line:
 
 
 class Collector:
-    """A pytest plug-in that turns test reports into lines; equal claims of several tests are added up."""
+    """A pytest plug-in that turns test reports into lines; equal claims are summed."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
@@ -47,29 +48,53 @@ class Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.split("::", 1)[-1]
         if report.skipped:
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            self._line(name, seconds=report.duration, outcome="skipped", note=reason.removeprefix("Skipped: "))
+            reason = (
+                report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            )
+            self._line(
+                name,
+                seconds=report.duration,
+                outcome="skipped",
+                note=reason.removeprefix("Skipped: "),
+            )
         elif report.failed:
-            # Whatever it counted before it failed is not worth showing as held.
-            self._line(name, tried=1, seconds=report.duration, outcome="failed", note=_last_line(report.longreprtext))
+            # What it counted before it failed is not shown as held.
+            self._line(
+                name,
+                tried=1,
+                seconds=report.duration,
+                outcome="failed",
+                note=_last_line(report.longreprtext),
+            )
         elif report.when == "call":
             self._passed(name, report)
 
     def _passed(self, name: str, report: pytest.TestReport) -> None:
-        counted: list[dict[str, Any]] = [value for key, value in report.user_properties if key == "card"]  # type: ignore[misc]
-        for at, one in enumerate(counted):
-            # Its seconds are shown once, at its first claim.
-            self._line(**one, seconds=0.0 if at else report.duration)
-        if not counted and "tests/faults/" in report.nodeid:
-            place = Path(report.nodeid.split("::")[0]).stem.removeprefix("test_")
-            self._line(f"{place.replace('_', ' ')}: other tests", tried=1, held=1, seconds=report.duration)
+        claims: list[Any] = [value for key, value in report.user_properties if key == "card"]
+        for at, claim in enumerate(claims):
+            # The test's seconds are shown once, with its first claim.
+            self._line(**claim, seconds=0.0 if at else report.duration)
+        if not claims and "tests/faults/" in report.nodeid:
+            file = Path(report.nodeid.split("::")[0]).stem.removeprefix("test_")
+            self._line(
+                f"{file.replace('_', ' ')}: other tests", tried=1, held=1, seconds=report.duration
+            )
 
     def _line(
-        self, what: str, *, tried: int = 0, held: int = 0, seconds: float = 0.0, outcome: str = "held", note: str = ""
+        self,
+        what: str,
+        *,
+        tried: int = 0,
+        held: int = 0,
+        seconds: float = 0.0,
+        outcome: str = "held",
+        note: str = "",
     ) -> None:
         line = self.lines.setdefault(what, Line(what, note=note))
         line.note = line.note if line.note == note else ""
-        line.tried, line.held, line.seconds = line.tried + tried, line.held + held, line.seconds + seconds
+        line.tried = line.tried + tried
+        line.held = line.held + held
+        line.seconds = line.seconds + seconds
         if outcome != "held" or line.held < line.tried:
             line.outcome = "failed" if outcome == "held" else outcome
 
@@ -80,26 +105,42 @@ def _last_line(text: str) -> str:
 
 
 def run(profile: str, seed: int) -> tuple[int, Collector]:
-    """Run the tests of a profile; pytest's exit code and what was collected."""
+    """Run the tests of a profile; returns pytest's exit code and the collected lines."""
     os.environ["UNDERSTUDY_FAULT_SEED"] = str(seed)
     if profile == "full":
         os.environ["UNDERSTUDY_BARS"] = "1"
     collector = Collector()
-    # Full: the full size where a test has two, and every test that has one.
-    choice = ["-m", "card or slow", "-k", "not short"] if profile == "full" else ["-m", "card and not slow"]
-    code = pytest.main([str(ROOT / "tests"), "-q", "-p", "no:cacheprovider", "-n", "2", *choice], plugins=[collector])
+    # The full profile runs tests that have two sizes at full size, and all others.
+    choice = (
+        ["-m", "card or slow", "-k", "not short"]
+        if profile == "full"
+        else ["-m", "card and not slow"]
+    )
+    code = pytest.main(
+        [str(ROOT / "tests"), "-q", "-p", "no:cacheprovider", "-n", "2", *choice],
+        plugins=[collector],
+    )
     return int(code), collector
 
 
 def _commit() -> str:
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    return (
+        subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        or "unknown"
+    )
 
 
 def show(lines: Sequence[Line], *, title: str) -> None:
-    """The card as a table."""
+    """Print the card as a table."""
     table = Table(title=title)
-    for heading, justify in (("claim", "left"), ("tried", "right"), ("held", "right"), ("s", "right"), ("", "left")):
+    for heading, justify in (
+        ("claim", "left"),
+        ("tried", "right"),
+        ("held", "right"),
+        ("s", "right"),
+        ("", "left"),
+    ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     colours = {"held": "green", "failed": "red", "skipped": "yellow"}
     for line in lines:
@@ -113,24 +154,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--profile", choices=["ci", "full"], default="ci")
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    began_s, now = time.monotonic(), datetime.now(UTC)
-    code, collector = run(asked.profile, asked.seed)
-    lines, seconds = list(collector.lines.values()), time.monotonic() - began_s
+    arguments = parser.parse_args()
+    began_s = time.monotonic()
+    now = datetime.now(UTC)
+    code, collector = run(arguments.profile, arguments.seed)
+    lines = list(collector.lines.values())
+    seconds = time.monotonic() - began_s
     is_fine = code == 0 and all(line.outcome != "failed" for line in lines) and bool(lines)
-    show(lines, title=f"reliability card, {asked.profile} profile, seed {asked.seed}, {now:%Y-%m-%d}")
+    show(
+        lines,
+        title=f"reliability card, {arguments.profile} profile, seed {arguments.seed}, "
+        f"{now:%Y-%m-%d}",
+    )
     fields = {
-        "commit": _commit(), "date": now.isoformat(timespec="seconds"), "profile": asked.profile, "seed": asked.seed,
-        "seconds": round(seconds, 1), "ok": is_fine, "python": platform.python_version(),
-        "machine": f"{platform.platform()}, {os.cpu_count()} cores", "lines": [asdict(line) for line in lines],
-    }  # fmt: skip
+        "commit": _commit(),
+        "date": now.isoformat(timespec="seconds"),
+        "profile": arguments.profile,
+        "seed": arguments.seed,
+        "seconds": round(seconds, 1),
+        "ok": is_fine,
+        "python": platform.python_version(),
+        "machine": f"{platform.platform()}, {os.cpu_count()} cores",
+        "lines": [asdict(line) for line in lines],
+    }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"card-{now:%Y-%m-%d-%H%M}-{asked.profile}.json"
+    path = RESULTS / f"card-{now:%Y-%m-%d-%H%M}-{arguments.profile}.json"
     path.write_text(json.dumps(fields, indent=1) + "\n")
     held = sum(line.outcome == "held" for line in lines)
     skipped = sum(line.outcome == "skipped" for line in lines)
     print(
-        f"{held} claims held, {len(lines) - held - skipped} failed, {skipped} skipped in {seconds / 60:.1f} min; {path}"
+        f"{held} claims held, {len(lines) - held - skipped} failed, {skipped} skipped in "
+        f"{seconds / 60:.1f} min; {path}"
     )
     return 0 if is_fine else 1
 

@@ -1,8 +1,9 @@
-"""Writes the sample files of the current chunk and frame format, once: they are read by a test for ever.
+"""Writes the sample files of the current chunk and frame format, which a test reads for ever.
 
-    python scripts/make_samples.py            # refuses when the folder of this format exists
+    python scripts/make_samples.py            # fails if the folder of this format exists
 
-When the format changes, its number does, and this script makes the next folder; old folders are never touched.
+A new format gets a new number, for which this script creates a new folder; old folders are never
+changed.
 """
 
 import hashlib
@@ -15,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, chunk_of
-from understudy.core.frame import (
+from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import OPTIONAL, Chunk, ChunkMeta, EpisodeNote, chunk_of
+from understudy.experience.frame import (
     VERSION,
     CloseReport,
     DropReport,
@@ -27,49 +29,77 @@ from understudy.core.frame import (
     read_close,
     read_drop,
 )
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-FOLDER = Path(__file__).parent.parent / "tests" / "core" / "samples" / f"format-{VERSION}"
+FOLDER = Path(__file__).parent.parent / "tests" / "experience" / "samples" / f"format-{VERSION}"
 SESSION = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 PLAYER = bytes.fromhex("00112233445566778899aabbccddeeff")
 
-POLE = game_spec("pole", obs=Box((4,), DTYPES["F32"], (-4.8, -3.0e38, -0.42, -3.0e38), (4.8, 3.0e38, 0.42, 3.0e38)),
-                 actions=["left", "right"], max_episode_steps=500)  # fmt: skip
+POLE = game_spec(
+    "pole",
+    obs=Box((4,), DTYPES["F32"], (-4.8, -3.0e38, -0.42, -3.0e38), (4.8, 3.0e38, 0.42, 3.0e38)),
+    actions=["left", "right"],
+    max_episode_steps=500,
+)
 ROBOT = game_spec(
     "robot",
-    obs={"self.pos": Box((3,), DTYPES["F64"]), "self.on": MultiBinary((2,)), "hp": Box((), DTYPES["I16"], 0, 999),
-         "0": Discrete(5, 1, DTYPES["U8"])},
+    obs={
+        "self.pos": Box((3,), DTYPES["F64"]),
+        "self.on": MultiBinary((2,)),
+        "hp": Box((), DTYPES["I16"], 0, 999),
+        "0": Discrete(5, 1, DTYPES["U8"]),
+    },
     actions={"arm": Box((2,), DTYPES["F32"], -1, 1), "grip": MultiDiscrete((2, 3), (2,))},
-)  # fmt: skip
+)
 SCREEN = game_spec("screen", obs=Box((40, 40), DTYPES["U8"]), actions=4)
-CARDS = game_spec("cards", obs=["mine", "theirs"], actions=["draw", "play", "pass"], has_legal=True)
+CARDS = game_spec(
+    "cards", obs=["mine", "theirs"], actions=["draw", "play", "pass"], has_action_mask=True
+)
 
 
-def chunk(spec: GameSpec, ends: str, *, chunk_no: int = 0, first_step: int = 0, notes: Any = (), **more: Any) -> Chunk:
-    """A chunk written as letters: s step, T terminated, U truncated, c cut, . goes on; f first: it began earlier."""
+def chunk(
+    spec: GameSpec,
+    ends: str,
+    *,
+    chunk_no: int = 0,
+    first_step: int = 0,
+    notes: Any = (),
+    **more: Any,
+) -> Chunk:
+    """A chunk from letters: s step, T terminated, U truncated, c cut, . continues; leading f: began
+    earlier."""
     rows = _rows(ends)
     n = len(rows["row"])
     rng = np.random.default_rng(n)
     columns: dict[str, Any] = dict(rows)
     for name, space in {**spec.obs_columns, **spec.action_columns}.items():
-        column = rng.integers(1, 2 if space.dtype.kind == "i" else 4, (n, *space.shape)).astype(space.dtype)
+        column = rng.integers(1, 2 if space.dtype.kind == "i" else 4, (n, *space.shape)).astype(
+            space.dtype
+        )
         columns[name] = (column / 16).astype(space.dtype) if space.dtype.kind == "f" else column
         if name.startswith("action"):
             columns[name][rows["row"] != 0] = 0
     columns |= more.pop("columns", {})
     starts = sorted({0, *np.flatnonzero(rows["is_first"]).tolist()})
     meta = ChunkMeta(
-        game=spec.game, schema=spec.schema, session=SESSION, chunk_no=chunk_no, first_step=first_step,
+        game=spec.game,
+        schema=spec.schema,
+        session=SESSION,
+        chunk_no=chunk_no,
+        first_step=first_step,
         n_steps=int((rows["row"] == 0).sum()),
-        episodes=tuple(notes) or tuple(EpisodeNote(row=row) for row in starts), **more,
-    )  # fmt: skip
+        episodes=tuple(notes) or tuple(EpisodeNote(row=row) for row in starts),
+        **more,
+    )
     return Chunk(meta, columns).validate()
 
 
 def _rows(ends: str) -> dict[str, Any]:
-    row, first, terminated, truncated = [], [], [], []
+    row = []
+    first = []
+    terminated = []
+    truncated = []
     opens = not ends.startswith("f")
     for letter in ends.removeprefix("f"):
         if letter in "sTU":
@@ -85,25 +115,41 @@ def _rows(ends: str) -> dict[str, Any]:
         opens = letter != "s"
     reward = np.where(np.array(row) == 0, np.arange(len(row)) / 2, 0)
     return {
-        "row": np.array(row, np.uint8), "is_first": np.array(first), "terminated": np.array(terminated),
-        "truncated": np.array(truncated), "reward": reward.astype(np.float32),
-    }  # fmt: skip
+        "row": np.array(row, np.uint8),
+        "is_first": np.array(first),
+        "terminated": np.array(terminated),
+        "truncated": np.array(truncated),
+        "reward": reward.astype(np.float32),
+    }
 
 
 def samples() -> dict[str, Frame]:
-    """Every frame that is kept, by file name."""
+    """Every sample frame, by file name."""
     n = len(_rows("ssTss.")["row"])
-    optional: dict[str, Any] = {name: (np.arange(n) % 4).astype(dtype) for name, dtype in OPTIONAL.items()}
-    optional |= {"legal": np.arange(3 * n).reshape(n, 3) % 4 != 0, "raw_action": np.full((n, 3), -0.5, np.float32)}
+    optional: dict[str, Any] = {
+        name: (np.arange(n) % 4).astype(dtype) for name, dtype in OPTIONAL.items()
+    }
+    optional |= {
+        "action_mask": np.arange(3 * n).reshape(n, 3) % 4 != 0,
+        "raw_action": np.full((n, 3), -0.5, np.float32),
+    }
     full = EpisodeNote(
-        row=0, seat=1, match="m-7", opponents=("person", "cards/6"), result=-1.5, seed=2**64 - 1, model="cards/7"
+        row=0,
+        seat=1,
+        match="m-7",
+        opponents=("person", "cards/6"),
+        result=-1.5,
+        seed=2**64 - 1,
+        model="cards/7",
     )
     cut = (EpisodeNote(row=0, cut=True), EpisodeNote(row=3, result="won"))
     frames = {
         "plain": chunk(POLE, "sssTsss.", client="pole 1.0", consent="granted").frame(),
         "dict": chunk(ROBOT, "fss.", chunk_no=3, first_step=40, kind="actor").frame(),
         "image": chunk(SCREEN, "ssU", consent="denied").frame(),
-        "legal": chunk(CARDS, "ssTss.", columns=optional, notes=(full, EpisodeNote(row=4))).frame(),
+        "action_mask": chunk(
+            CARDS, "ssTss.", columns=optional, notes=(full, EpisodeNote(row=4))
+        ).frame(),
         "truncated": chunk(POLE, "fssUT", chunk_no=1, first_step=6).frame(),
         "cut": chunk(POLE, "sscssT", notes=cut, client="spiel 2 — ü").frame(),
         "drop": drop_frame(SESSION, 9, DropReport(((2, 2), (4, 7)), 311)),
@@ -114,20 +160,28 @@ def samples() -> dict[str, Frame]:
 
 
 def described(frame: Frame) -> dict[str, Any]:
-    """What a reader must find in a frame."""
+    """The expected content of a frame."""
     header = {
-        "kind": frame.kind.name, "session": str(frame.session), "chunk_no": frame.chunk_no,
-        "player": frame.player.hex(), "received_s": frame.received_s, "body_crc": frame.body_crc,
+        "kind": frame.kind.name,
+        "session": str(frame.session),
+        "chunk_no": frame.chunk_no,
+        "player": frame.player.hex(),
+        "received_s": frame.received_s,
+        "body_crc": frame.body_crc,
         "sha256": hashlib.sha256(frame.encode()).hexdigest(),
-    }  # fmt: skip
+    }
     if frame.kind is FrameKind.DROP:
         report = read_drop(frame)
-        return {**header, "ranges": [list(pair) for pair in report.ranges], "n_steps": report.n_steps}
+        return {
+            **header,
+            "ranges": [list(pair) for pair in report.ranges],
+            "n_steps": report.n_steps,
+        }
     if frame.kind is FrameKind.CLOSE:
         closed = read_close(frame)
         return {**header, "n_chunks": closed.n_chunks, "n_steps": closed.n_steps}
-    found = chunk_of(frame)
-    return {**header, "metadata": found.meta.to_metadata(), "columns": _columns(found.columns)}
+    decoded = chunk_of(frame)
+    return {**header, "metadata": decoded.meta.to_metadata(), "columns": _columns(decoded.columns)}
 
 
 def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +193,10 @@ def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     if FOLDER.exists():
-        sys.exit(f"{FOLDER} exists; samples are made once and never again. A new format needs a new number.")
+        sys.exit(
+            f"{FOLDER} exists; samples are created once and never changed. A new format needs a "
+            "new number."
+        )
     FOLDER.mkdir(parents=True)
     frames = samples()
     for name, frame in frames.items():
@@ -151,7 +208,7 @@ def main() -> None:
         "schemas": {spec.game: spec.schema for spec in (POLE, ROBOT, SCREEN, CARDS)},
     }
     (FOLDER / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
-    print(f"{len(frames)} frames in {FOLDER}")
+    print(f"wrote {len(frames)} frames to {FOLDER}")
 
 
 if __name__ == "__main__":

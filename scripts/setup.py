@@ -1,14 +1,19 @@
-"""Makes .venv ready for the extras asked for: one line per stage, nothing to do when nothing changed.
+"""Installs understudy with extras into .venv: one line per stage, nothing if nothing changed.
 
-Runs before anything is installed, so it uses the standard library alone. A stamp inside .venv says what was
-finished; it is removed before work starts and written last, so an interrupted run is seen and made anew.
+Runs before anything is installed, so it uses the standard library only. A stamp in .venv records
+the finished set-up; it is removed before work starts and written last, so that an interrupted run
+is detected and repeated.
 """
 
 import sys
 
 if sys.version_info < (3, 11):
-    found = "{}.{}".format(*sys.version_info[:2])
-    sys.exit("understudy needs Python 3.11 or newer; this is " + found + ". Name another: make setup PYTHON=python3.12")
+    version = "{}.{}".format(*sys.version_info[:2])
+    sys.exit(
+        "understudy needs Python 3.11 or newer; this is "
+        + version
+        + ". Choose another: make setup PYTHON=python3.12"
+    )
 
 import argparse
 import contextlib
@@ -30,12 +35,12 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 
 
 class StageError(Exception):
-    """A stage failed; the text is what its command printed."""
+    """A stage failed; the text is the output of its command."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a finished set-up was made from."""
+    """The inputs of a finished set-up."""
 
     folder: str
     python: str
@@ -44,56 +49,70 @@ class Stamp:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Install understudy and the named extras into .venv.")
-    parser.add_argument("extras", nargs="*", default=["platform"], help="extras of pyproject.toml (default: platform)")
-    parser.add_argument("--any-python", action="store_true", help="keep a finished .venv made by another Python")
+    parser = argparse.ArgumentParser(
+        description="Install understudy and the named extras into .venv."
+    )
+    parser.add_argument(
+        "extras",
+        nargs="*",
+        default=["platform"],
+        help="extras of pyproject.toml (default: platform)",
+    )
+    parser.add_argument(
+        "--any-python", action="store_true", help="keep a finished .venv of another Python version"
+    )
     args = parser.parse_args()
     try:
         with one_at_a_time():
             prepare(set(args.extras), any_python=args.any_python)
     except StageError as error:
-        print(f"{error}\nThe set-up did not finish. Mend the cause above and run it again.", file=sys.stderr)
+        print(
+            f"{error}\nThe set-up did not finish. Fix the error above and run it again.",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted. The next run repairs what is half done.", file=sys.stderr)
+        print("\nInterrupted. The next run starts over.", file=sys.stderr)
         return 130
     return 0
 
 
-def prepare(asked: set[str], *, any_python: bool) -> None:
-    """Bring .venv to a state that holds the extras asked for and those installed before."""
+def prepare(requested: set[str], *, any_python: bool) -> None:
+    """Install the requested extras and those installed before into .venv."""
     started_s = time.monotonic()
     done = read_stamp()
     if done is not None and done.python != platform.python_version() and not any_python:
         done = None
-    extras = tuple(sorted(asked | set(done.extras if done else ())))
+    extras = tuple(sorted(requested | set(done.extras if done else ())))
     python = done.python if done else platform.python_version()
-    wanted = Stamp(folder=str(ROOT), python=python, inputs=hash_of_inputs(), extras=extras)
-    if done == wanted:
+    stamp = Stamp(folder=str(ROOT), python=python, inputs=hash_of_inputs(), extras=extras)
+    if done == stamp:
         print(f"  nothing changed ({', '.join(extras)})")
         return
     STAMP.unlink(missing_ok=True)
     if done is None:
-        stage("venv", make_venv)
+        stage("venv", create_venv)
         stage("uv", lambda: call(BIN / "python", "-m", "pip", "install", "--quiet", "uv"))
     stage("packages", lambda: install(extras), note=", ".join(extras))
-    write_stamp(wanted)
+    write_stamp(stamp)
     print(f"  {'ready':<10}{time.monotonic() - started_s:6.1f} s  in {VENV.name}")
 
 
-def make_venv() -> None:
-    # What an unfinished run left is not trusted: a package may be there in part.
+def create_venv() -> None:
+    # The .venv of an unfinished run is not trusted: a package may be installed in part.
     shutil.rmtree(VENV, ignore_errors=True)
     call(getattr(sys, "_base_executable", sys.executable), "-m", "venv", VENV)
 
 
 def install(extras: tuple[str, ...]) -> None:
     target = f"{ROOT}[{','.join(extras)}]"
-    call(BIN / "uv", "pip", "install", "--python", VENV, "-c", ROOT / "constraints.txt", "-e", target)
+    call(
+        BIN / "uv", "pip", "install", "--python", VENV, "-c", ROOT / "constraints.txt", "-e", target
+    )
 
 
 def stage(name: str, work: Callable[[], None], *, note: str = "") -> None:
-    """Do the work, then say in one line how long it took."""
+    """Do the work and print its duration in one line."""
     started_s = time.monotonic()
     print(f"  {name:<10}", end="", flush=True)
     try:
@@ -105,17 +124,22 @@ def stage(name: str, work: Callable[[], None], *, note: str = "") -> None:
 
 
 def call(*command: str | Path) -> None:
-    """Run quietly; what was printed is shown only when it failed."""
+    """Run a command; its output is shown only if it fails."""
     words = [str(word) for word in command]
     finished = subprocess.run(
-        words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        words,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     if finished.returncode != 0:
         raise StageError(f"$ {' '.join(words)}\n{finished.stdout.decode(errors='replace')}")
 
 
 def hash_of_inputs() -> str:
-    """Changes when a new installation could differ from the last."""
+    """A digest that changes when a new installation could differ from the last."""
     digest = hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update(b"\0" + (ROOT / name).read_bytes())
@@ -123,7 +147,7 @@ def hash_of_inputs() -> str:
 
 
 def read_stamp() -> Stamp | None:
-    """The last finished set-up; None where there is none, its Python is gone or the folder was moved."""
+    """The last finished set-up; None if there is none, its Python is gone or the folder moved."""
     if not shutil.which("python", path=str(BIN)):
         return None
     try:
@@ -131,7 +155,8 @@ def read_stamp() -> Stamp | None:
         stamp = Stamp(**fields | {"extras": tuple(fields["extras"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return stamp if stamp.folder == str(ROOT) else None  # scripts in .venv name the folder they were made in
+    # Scripts in .venv contain the path of the folder that they were created in.
+    return stamp if stamp.folder == str(ROOT) else None
 
 
 def write_stamp(stamp: Stamp) -> None:
@@ -142,7 +167,7 @@ def write_stamp(stamp: Stamp) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Wait while another set-up of this folder runs (where the system has file locks)."""
+    """Wait while another set-up of this folder runs, if the system has file locks."""
     try:
         import fcntl
     except ImportError:

@@ -1,10 +1,10 @@
-"""Lines of the reliability card: what a test tried, and how often it held."""
+"""Lines of the reliability card: a claim, how often a test tried it and how often it held."""
 
 from collections.abc import Callable
 
 
 class Card:
-    """Counts of one test: printed, and handed to `scripts/card.py` as properties of the test."""
+    """The counts of one test, printed and recorded as test properties for `scripts/card.py`."""
 
     def __init__(self, record: Callable[[str, object], None]) -> None:
         self._record = record

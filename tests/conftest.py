@@ -7,20 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from hypothesis import settings
 
 from tests import schedule
 from tests.card import Card
-from tests.stores.desks import local_desk
-from understudy.testing.desk import Desk
+from tests.stores.local_stores import local_harness
+from understudy.testing.store_harness import StoreHarness
 
-# A machine without keys would be asked for its own role, at an address that is none of a test's business.
+# Without keys, botocore would request the role of the machine over the network.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
+# Property tests check values, not the load of the machine: no deadline per example.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the reliability card is made of: fault tests, lines of their own, bars. Long files come first."""
+    """Mark the tests of the reliability card: faults, `card` lines and bars. Long files first."""
     for item in items:
-        if "/faults/" in item.path.as_posix() or {"card", "bar"} & set(getattr(item, "fixturenames", ())):
+        if "/faults/" in item.path.as_posix() or {"card", "bar"} & set(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker("card")
     items.sort(key=lambda item: schedule.rank(item.nodeid))
 
@@ -37,20 +44,24 @@ def card(record_property: Callable[[str, object], None]) -> Card:
 
 @pytest.fixture
 def bar() -> Callable[[float], float]:
-    """A bar in seconds of wall-clock time; a minute where tests share a busy machine, that is but in the full card."""
-    return (lambda bar_s: bar_s) if "UNDERSTUDY_BARS" in os.environ else (lambda bar_s: max(60.0, bar_s))
+    """A limit in seconds of wall-clock time; at least a minute, except in the full card."""
+    return (
+        (lambda bar_s: bar_s)
+        if "UNDERSTUDY_BARS" in os.environ
+        else (lambda bar_s: max(60.0, bar_s))
+    )
 
 
 @pytest.fixture(autouse=True)
 def logs_of_its_own() -> Iterator[None]:
-    """A command that ran inside a test set up logging to a file that is closed when the test ends."""
+    """Reset logging, since a command inside a test logs to a file that closes with the test."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture
 def quick_path() -> Iterator[Path]:
-    """A folder in memory where there is one: for tests that open hundreds of stores and cut no power."""
+    """A folder in memory if available, for tests that open hundreds of stores."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
@@ -62,8 +73,8 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A local store in `remote` of the test's folder, which stands in for one elsewhere."""
-    made = local_desk(tmp_path / "remote")
-    yield made
-    made.store.close()
+def harness(tmp_path: Path) -> Iterator[StoreHarness]:
+    """A local store in `remote` of the test's folder, used as a remote one."""
+    local = local_harness(tmp_path / "remote")
+    yield local
+    local.store.close()

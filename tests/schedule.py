@@ -1,25 +1,26 @@
 """Which tests run together in one worker of pytest-xdist, and which of them start first.
 
-A file is a unit of work, so that its fixtures are set up once. Files that share servers or a browser are one unit.
-(`--dist loadgroup` groups nothing with pytest 9.2: pytest-dev/pytest-xdist#1386.)
+A file is a unit of work, so that its fixtures are set up once. Files that share servers or a
+browser are one unit. (`--dist loadgroup` has no effect with pytest 9.2:
+pytest-dev/pytest-xdist#1386.)
 """
 
 from typing import Any
 
 TOGETHER = {
-    # One browser at a time: a match must keep up with the clock on a small machine.
+    # One browser at a time: a match runs in real time, also on a small machine.
     "tests/browser/": "browser",
     "tests/clients/test_tabs_js.py": "browser",
     # Each server is started once by the worker whose tests use it most, and may be killed there.
-    "tests/backends/test_spark": "spark",
-    "tests/backends/test_registry_away.py": "spark",
-    "tests/backends/test_cassandra": "cassandra",
-    "tests/backends/test_learner_window.py": "cassandra",
-    "tests/backends/test_kafka": "kafka",
-    "tests/backends/test_stream_elsewhere.py": "kafka",
-    "tests/backends/test_exchange.py": "kafka",
-    "tests/backends/test_kinesis": "kinesis",
-    "tests/backends/test_s3": "kinesis",
+    "tests/integration/test_spark": "spark",
+    "tests/integration/test_registry_away.py": "spark",
+    "tests/integration/test_cassandra": "cassandra",
+    "tests/integration/test_learner_window.py": "cassandra",
+    "tests/integration/test_kafka": "kafka",
+    "tests/integration/test_stream_elsewhere.py": "kafka",
+    "tests/integration/test_exchange.py": "kafka",
+    "tests/integration/test_kinesis": "kinesis",
+    "tests/integration/test_s3": "kinesis",
 }
 """Units of several files, by the prefix of a path."""
 
@@ -31,34 +32,38 @@ LONGEST_FIRST = (
     "tests/faults/",
     "tests/cli/",
     "tests/docs/",
-    "tests/app/",
+    "tests/training/",
+    "tests/release/",
+    "tests/platform/",
+    "tests/exchange/",
+    "tests/simulation/",
     "tests/learn/",
     "tests/serve/",
     "tests/clients/",
-    "tests/backends/test_spark",
-    "tests/backends/test_registry_away.py",
-    "tests/backends/test_cassandra",
-    "tests/backends/test_learner_window.py",
-    "tests/backends/test_loop.py",
-    "tests/backends/test_pipeline.py",
+    "tests/integration/test_spark",
+    "tests/integration/test_registry_away.py",
+    "tests/integration/test_cassandra",
+    "tests/integration/test_learner_window.py",
+    "tests/integration/test_loop.py",
+    "tests/integration/test_pipeline.py",
 )
-"""What takes minutes starts first, so that no worker is left alone with it at the end."""
+"""Units that take minutes start first, so that no worker runs one alone at the end."""
 
 
 def unit(nodeid: str) -> str:
-    """The unit of work that a test belongs to: what it shares with other files, or else its own file."""
+    """The unit of work of a test: the one that its file shares with others, or else its file."""
     shared = (name for prefix, name in TOGETHER.items() if nodeid.startswith(prefix))
     return next(shared, nodeid.partition("::")[0])
 
 
 def rank(nodeid: str) -> int:
-    """The place of a test's unit in the order of starts."""
+    """The position of a test's unit in the start order."""
     ranks = (rank for rank, prefix in enumerate(LONGEST_FIRST) if nodeid.startswith(prefix))
     return next(ranks, len(LONGEST_FIRST))
 
 
 def by_work_unit(config: Any, log: Any) -> Any:
-    """A scheduler of pytest-xdist that hands out units in the order of collection."""
+    """A pytest-xdist scheduler that assigns units in the order of collection."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByWorkUnit(LoadScopeScheduling):

@@ -11,14 +11,23 @@ from bench.against.link import Link, Round, serve
 
 
 def replay(_: Link, request: dict[str, Any]) -> Round:
-    """A full replay of transitions; of frames only one copy is kept, by cpprb's own means."""
-    kind, capacity = request["payload"], request["capacity"]
+    """A full replay of transitions; cpprb's next_of stores only one copy of each frame."""
+    kind = request["payload"]
+    capacity = request["capacity"]
     shape: tuple[int, ...] = (4,) if kind == "vector" else payload.FRAME
     column = {"shape": shape, "dtype": np.float32 if kind == "vector" else np.uint8}
-    columns: dict[str, Any] = {"obs": column, "action": {"dtype": np.int32}, "reward": {}, "done": {}}
-    kept = {"next_of": "obs"} if kind == "frames" else {}
+    columns: dict[str, Any] = {
+        "obs": column,
+        "action": {"dtype": np.int32},
+        "reward": {},
+        "done": {},
+    }
+    options = {"next_of": "obs"} if kind == "frames" else {}
     rows = PrioritizedReplayBuffer(
-        capacity, columns if kept else columns | {"next_obs": column}, alpha=request["alpha"], **kept
+        capacity,
+        columns if options else columns | {"next_obs": column},
+        alpha=request["alpha"],
+        **options,
     )
     inserted = 0
 
@@ -33,11 +42,17 @@ def replay(_: Link, request: dict[str, Any]) -> Round:
 
     def run() -> dict[str, Any]:
         values, drawn = payload.cycles(
-            lambda first: payload.block(kind, first), insert, lambda: rows.sample(payload.BLOCK, beta=request["beta"]),
+            lambda first: payload.block(kind, first),
+            insert,
+            lambda: rows.sample(payload.BLOCK, beta=request["beta"]),
             lambda drawn, values: rows.update_priorities(drawn["indexes"], values),
-            first=inserted, count=request["cycles"],
-        )  # fmt: skip
-        return {"values": values, "right": payload.is_right(*(drawn[name] for name in request["columns"]))}
+            first=inserted,
+            count=request["cycles"],
+        )
+        return {
+            "values": values,
+            "right": payload.is_right(*(drawn[name] for name in request["columns"])),
+        }
 
     return run
 

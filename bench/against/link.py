@@ -1,6 +1,6 @@
-"""A contestant's side of the bench: JSON lines with the harness, and the clock of a training that is looked at.
+"""A contestant's side of the benchmark: JSON lines with the harness, and the training clock.
 
-Runs in the peers' own environments, so it needs the standard library and NumPy alone.
+Runs in the peers' own environments, so it uses only the standard library and NumPy.
 """
 
 import base64
@@ -19,7 +19,7 @@ Layers = Sequence[tuple[Any, Any]]
 
 
 class Link:
-    """Says and hears one JSON object per line; whatever a library prints goes to standard error instead."""
+    """Sends and receives one JSON object per line; output of libraries goes to standard error."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -29,13 +29,15 @@ class Link:
         self._out.write(json.dumps(fields) + "\n")
 
     def hear(self) -> dict[str, Any] | None:
-        """The next request; None when the harness has gone."""
+        """The next request; None if the harness has exited."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
 
-def serve(packages: Sequence[str], work: Mapping[str, Callable[[Link, dict[str, Any]], Round]]) -> None:
-    """Get ready for the measure that is asked for, then run a round of it whenever told to."""
+def serve(
+    packages: Sequence[str], work: Mapping[str, Callable[[Link, dict[str, Any]], Round]]
+) -> None:
+    """Prepare the requested measure, then run a round of it per request."""
     link = Link()
     request = link.hear()
     if request is None:
@@ -47,7 +49,7 @@ def serve(packages: Sequence[str], work: Mapping[str, Callable[[Link, dict[str, 
 
 
 class Training:
-    """The clock of one training; it stands still while the harness evaluates, and compiling is counted apart."""
+    """The clock of one training run; pauses during evaluations and times compilation separately."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -59,23 +61,26 @@ class Training:
             sys.modules["jax"].monitoring.register_event_duration_secs_listener(self._note)
 
     def start(self) -> None:
-        """Start the clock anew: what came before is setting up."""
-        self._began_s, self._waited_s = time.perf_counter(), 0.0
+        """Restart the clock: everything before is set-up."""
+        self._began_s = time.perf_counter()
+        self._waited_s = 0.0
         self._compiled.clear()
 
     def goes_on(self, steps: int, export: Callable[[], dict[str, Any]]) -> bool:
-        """Every 2,560 steps: hand over what `export` gives (`dense` or `policy`); False when it was good enough."""
+        """Every 2,560 steps, send the result of `export` (`dense` or `policy`); False if solved."""
         if steps < self._next:
             return True
         self._next = (steps // EVERY_STEPS + 1) * EVERY_STEPS
         return not self.look(steps, export)["stop"]
 
     def look(self, steps: int, export: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the harness says of these weights: `mean`, `held_out` (None below the goal), and whether to `stop`."""
+        """The harness's evaluation: `mean`, `held_out` (None below the goal), whether to `stop`."""
         paused_s = time.perf_counter()
         compile_s = union_s(self._compiled)
         train_s = paused_s - self._began_s - self._waited_s - compile_s
-        self._link.say(says="weights", steps=steps, train_s=train_s, compile_s=compile_s, **export())
+        self._link.say(
+            says="weights", steps=steps, train_s=train_s, compile_s=compile_s, **export()
+        )
         answer = self._link.hear()
         self._waited_s += time.perf_counter() - paused_s
         return answer or {"mean": 0.0, "held_out": None, "stop": True}
@@ -87,8 +92,9 @@ class Training:
 
 
 def union_s(intervals: Sequence[tuple[float, float]]) -> float:
-    """Seconds covered by at least one interval: tracing reports a part and the whole around it."""
-    covered_s, until_s = 0.0, float("-inf")
+    """Seconds covered by at least one interval: tracing reports parts and their enclosing whole."""
+    covered_s = 0.0
+    until_s = float("-inf")
     for begin_s, end_s in sorted(intervals):
         covered_s += max(0.0, end_s - max(begin_s, until_s))
         until_s = max(until_s, end_s)
@@ -103,10 +109,13 @@ def dense(layers: Layers, activation: str) -> dict[str, Any]:
         values = np.ascontiguousarray(array, np.float32)
         return {"shape": list(values.shape), "float32": base64.b64encode(values.tobytes()).decode()}
 
-    return {"activation": activation, "layers": [[packed(kernel), packed(bias)] for kernel, bias in layers]}
+    return {
+        "activation": activation,
+        "layers": [[packed(kernel), packed(bias)] for kernel, bias in layers],
+    }
 
 
 def torch_layers(module: Any) -> Layers:
     """The dense layers of a torch module, in the order in which it lists them."""
-    found = [one for one in module.modules() if type(one).__name__ == "Linear"]
-    return [(one.weight.detach().numpy().T, one.bias.detach().numpy()) for one in found]
+    layers = [layer for layer in module.modules() if type(layer).__name__ == "Linear"]
+    return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]

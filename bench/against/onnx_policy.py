@@ -13,7 +13,7 @@ from bench.against.link import Link, Round, serve
 
 
 def model(net: str) -> bytes:
-    """The network of that name with the weights that everybody has, as an ONNX file."""
+    """The network of that name with the common weights, as an ONNX file."""
     convs, layers = payload.weights(net)
     nodes: list[Any] = []
     constants: list[Any] = []
@@ -22,7 +22,9 @@ def model(net: str) -> bytes:
     def add(kind: str, *values: payload.Array, **settings: Any) -> None:
         nonlocal at
         names = [f"{len(constants) + i}" for i in range(len(values))]
-        constants.extend(numpy_helper.from_array(value, name) for name, value in zip(names, values, strict=True))
+        constants.extend(
+            numpy_helper.from_array(value, name) for name, value in zip(names, values, strict=True)
+        )
         nodes.append(helper.make_node(kind, [at, *names], [f"after_{len(nodes)}"], **settings))
         at = f"after_{len(nodes) - 1}"
 
@@ -43,8 +45,8 @@ def model(net: str) -> bytes:
     inputs = [helper.make_tensor_value_info("obs", kind, list(obs.shape))]
     outputs = [helper.make_tensor_value_info(at, TensorProto.FLOAT, [1, len(layers[-1][1])])]
     graph = helper.make_graph(nodes, "policy", inputs, outputs, constants)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    return bytes(made.SerializeToString())
+    onnx = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return bytes(onnx.SerializeToString())
 
 
 def inference(_: Link, request: dict[str, Any]) -> Round:
@@ -52,8 +54,11 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
 
     def make(net: str) -> Callable[[payload.Array], int]:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = request["threads"]
-        session = onnxruntime.InferenceSession(model(net), options, providers=["CPUExecutionProvider"])
+        options.intra_op_num_threads = request["threads"]
+        options.inter_op_num_threads = request["threads"]
+        session = onnxruntime.InferenceSession(
+            model(net), options, providers=["CPUExecutionProvider"]
+        )
         return lambda obs: int(session.run(None, {"obs": obs[None]})[0].argmax())
 
     return payload.inference(make, request)

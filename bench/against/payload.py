@@ -1,6 +1,6 @@
-"""What every contestant of a measure is given: the same rows for replays, the same weights and questions for policies.
+"""The inputs that all contestants share: rows for replays, weights and observations for policies.
 
-Row `i` can be recognised: its observation says `i`, the next one `i + 1`, its reward is `i % 8`.
+Row `i` is identifiable: its observation contains `i`, the next one `i + 1`, its reward is `i % 8`.
 """
 
 import statistics
@@ -19,7 +19,7 @@ NETS = {"64-64": (4, 64, 64, 2), "256-256": (4, 256, 256, 2), "Nature": (3136, 5
 NATURE_CONVS = ((32, 4, 8, 4), (64, 32, 4, 2), (64, 64, 3, 1))
 """Channels out, channels in, kernel, stride."""
 
-# --- Replay ----------------------------------------------------------------------------------------------------------
+# --- Replay ---------------------------------------------------------------------------------------
 
 
 def observations(kind: str, first: int, count: int) -> Array:
@@ -33,14 +33,14 @@ def observations(kind: str, first: int, count: int) -> Array:
 
 
 def numbers_of(obs: Array) -> Array:
-    """Which rows these observations are of."""
+    """The row numbers of these observations."""
     if obs.ndim == 2:
         return obs[:, 0].astype(np.int64)
     return np.ascontiguousarray(obs[:, 0, :4]).view("<u4")[:, 0].astype(np.int64)
 
 
 def block(kind: str, first: int) -> dict[str, Array]:
-    """512 transitions with priorities, as a replay of transitions takes them."""
+    """512 transitions with priorities, for a replay of transitions."""
     numbers = np.arange(first, first + BLOCK)
     obs = observations(kind, first, BLOCK + 1)
     return {
@@ -58,14 +58,20 @@ def priorities(seed: int) -> Array:
 
 
 def cycles(
-    make: Callable[[int], Any], insert: Callable[[Any], Any], sample: Callable[[], Any],
-    update: Callable[[Any, Array], Any], *, first: int, count: int,
-) -> tuple[dict[str, float], Any]:  # fmt: skip
-    """Median µs of each part and of the whole, over `count` cycles on a full replay; and the last draw."""
+    make: Callable[[int], Any],
+    insert: Callable[[Any], Any],
+    sample: Callable[[], Any],
+    update: Callable[[Any, Array], Any],
+    *,
+    first: int,
+    count: int,
+) -> tuple[dict[str, float], Any]:
+    """Median µs of each part and of a cycle, over `count` cycles on a full replay, and a draw."""
     took: list[tuple[float, float, float]] = []
     drawn: Any = None
     for at in range(count):
-        fresh, values = make(first + at * BLOCK), priorities(at)
+        fresh = make(first + at * BLOCK)
+        values = priorities(at)
         began = time.perf_counter()
         insert(fresh)
         inserted = time.perf_counter()
@@ -79,18 +85,20 @@ def cycles(
 
 
 def is_right(obs: Array, next_obs: Array, reward: Array, weight: Array) -> bool:
-    """Whether a drawn batch is made of rows that were inserted, with sound importance weights."""
+    """Whether a drawn batch has only inserted rows and valid importance weights."""
     numbers = numbers_of(obs)
     rows = len(numbers) == BLOCK and len(set(numbers.tolist())) > 1
     data = (numbers_of(next_obs) == numbers + 1).all() and (reward.ravel() == numbers % 8).all()
-    return bool(rows and data and (weight > 0).all() and weight.max() <= 1.0001 and weight.min() < 1)
+    return bool(
+        rows and data and (weight > 0).all() and weight.max() <= 1.0001 and weight.min() < 1
+    )
 
 
-# --- Inference -------------------------------------------------------------------------------------------------------
+# --- Inference ------------------------------------------------------------------------------------
 
 
 def weights(net: str) -> tuple[list[tuple[Array, Array]], list[tuple[Array, Array]]]:
-    """Convolutions (kernels as out, in, height, width) and dense layers (in, out) of a network, with their biases."""
+    """Convolutions (kernels out, in, height, width) and dense layers (in, out), with biases."""
     rng = np.random.default_rng(11)
 
     def drawn(shape: tuple[int, ...], fan_in: int) -> Array:
@@ -113,12 +121,12 @@ def questions(net: str, count: int = 256) -> Array:
 
 
 def decide(act: Callable[[Array], int], net: str, calls: int) -> dict[str, Any]:
-    """p50 and p99 in µs of one decision for one observation, and the answers to the first 64 questions."""
-    asked = questions(net)
-    answers = [int(act(obs)) for obs in asked[:64]]
+    """p50 and p99 in µs of one decision, and the actions for the first 64 observations."""
+    observed = questions(net)
+    answers = [int(act(obs)) for obs in observed[:64]]
     took = np.empty(calls)
     for at in range(calls):
-        obs = asked[at % len(asked)]
+        obs = observed[at % len(observed)]
         began = time.perf_counter_ns()
         act(obs)
         took[at] = time.perf_counter_ns() - began
@@ -126,7 +134,9 @@ def decide(act: Callable[[Array], int], net: str, calls: int) -> dict[str, Any]:
     return {f"{net} p50": p50, f"{net} p99": p99, "answers": answers}
 
 
-def inference(make: Callable[[str], Callable[[Array], int]], request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+def inference(
+    make: Callable[[str], Callable[[Array], int]], request: dict[str, Any]
+) -> Callable[[], dict[str, Any]]:
     """A round of every network: its times, and its answers for comparison."""
     policies = {net: make(net) for net in NETS}
 
@@ -134,9 +144,9 @@ def inference(make: Callable[[str], Callable[[Array], int]], request: dict[str, 
         values: dict[str, float] = {}
         answers: dict[str, list[int]] = {}
         for net, act in policies.items():
-            found = decide(act, net, request["calls"] // (10 if net == "Nature" else 1))
-            answers[net] = found.pop("answers")
-            values |= found
+            result = decide(act, net, request["calls"] // (10 if net == "Nature" else 1))
+            answers[net] = result.pop("answers")
+            values |= result
         return {"values": values, "answers": answers}
 
     return run

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-# Asks the network for news and writes to the home folder otherwise.
+# Without these, Ray sends usage statistics and writes to the home folder.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1", RAY_DEDUP_LOGS="0")
 
 import ray
@@ -29,15 +29,23 @@ def _config(settings: dict[str, Any]) -> Any:
 
 
 def solve(link: Link, request: dict[str, Any]) -> Round:
-    """Looks after each iteration: RLlib has no finer place to look."""
+    """Evaluates after each iteration, the finest step that RLlib offers."""
     settings = request["settings"]
-    ray.init(num_cpus=len(os.sched_getaffinity(0)) + 1, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(
+        num_cpus=len(os.sched_getaffinity(0)) + 1,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+    )
     algorithm = _config(settings).debugging(seed=request["seed"]).build_algo()
     training = Training(link)
 
     def export() -> dict[str, Any]:
         module = algorithm.get_module()
-        layers = [*torch_layers(module.encoder.actor_encoder if _is_split(module) else module.encoder.encoder)]
+        layers = [
+            *torch_layers(
+                module.encoder.actor_encoder if _is_split(module) else module.encoder.encoder
+            )
+        ]
         return dense([*layers, *torch_layers(module.pi)], settings["model"]["fcnet_activation"])
 
     def run() -> dict[str, Any]:
@@ -59,21 +67,21 @@ def _is_split(module: Any) -> bool:
 
 
 def collect(_: Link, request: dict[str, Any]) -> Round:
-    """One env runner in this process, its default network made 64-64."""
+    """One env runner in this process, with its default network at 64-64."""
     settings = {
         "env_runners": {"num_env_runners": 0, "num_envs_per_env_runner": request["envs"]},
         "training": {},
         "model": {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh"},
     }
     runner = SingleAgentEnvRunner(config=_config(settings))
-    wanted = request["steps"] * request["envs"]
+    n_steps = request["steps"] * request["envs"]
 
     def run() -> dict[str, Any]:
         began_s = time.perf_counter()
-        episodes = runner.sample(num_timesteps=wanted, random_actions=False)
+        episodes = runner.sample(num_timesteps=n_steps, random_actions=False)
         took_s = time.perf_counter() - began_s
-        steps = sum(len(one) for one in episodes)
-        return {"values": {"collect": steps / took_s}, "right": steps >= wanted}
+        steps = sum(len(episode) for episode in episodes)
+        return {"values": {"collect": steps / took_s}, "right": steps >= n_steps}
 
     return run
 

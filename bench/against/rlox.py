@@ -1,4 +1,5 @@
-# mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported", disallow-subclassing-any=False
+# mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported"
+# mypy: disallow-subclassing-any=False
 """rlox: environments and buffers in Rust, networks in torch."""
 
 from typing import Any
@@ -13,11 +14,12 @@ from bench.against.link import Link, Round, Training, dense, serve, torch_layers
 
 
 class Look(Callback):
-    """Shows the weights; DQN calls it after each step, PPO after each update."""
+    """Sends the weights; DQN calls it after each step, PPO after each update."""
 
     def __init__(self, training: Training, steps_per_call: int) -> None:
         super().__init__()
-        self._training, self._per_call = training, steps_per_call
+        self._training = training
+        self._per_call = steps_per_call
         self.steps = 0
 
     def on_step(self, **fields: Any) -> bool:
@@ -31,7 +33,7 @@ class Look(Callback):
 
 
 def solve(link: Link, request: dict[str, Any]) -> Round:
-    """Either algorithm; rlox seeds its envs alone, so torch and NumPy are seeded here."""
+    """Either algorithm; rlox seeds only its envs, so torch and NumPy are seeded here."""
     settings = dict(request["settings"])
     steps = settings.pop("n_timesteps")
     torch.manual_seed(request["seed"])
@@ -39,7 +41,9 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
     training = Training(link)
     is_ppo = request["do"] == "solve-ppo"
     look = Look(training, settings["n_envs"] * settings["n_steps"] if is_ppo else 1)
-    algorithm = (PPO if is_ppo else DQN)("CartPole-v1", seed=request["seed"], callbacks=[look], **settings)
+    algorithm = (PPO if is_ppo else DQN)(
+        "CartPole-v1", seed=request["seed"], callbacks=[look], **settings
+    )
 
     def run() -> dict[str, Any]:
         training.start()

@@ -1,5 +1,6 @@
-# mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported", disallow-subclassing-any=False
-"""Stable-Baselines3: training with callbacks of its own, and acting with `predict`."""
+# mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported"
+# mypy: disallow-subclassing-any=False
+"""Stable-Baselines3: training with its own callbacks, and acting with `predict`."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +14,19 @@ from bench.against.link import Link, Round, Training, dense, serve, torch_layers
 
 
 class Look(BaseCallback):
-    """Shows the weights after an update, before the next steps are collected."""
+    """Sends the weights after an update, before the next steps are collected."""
 
     def __init__(self, training: Training, export: Callable[[Any], dict[str, Any]]) -> None:
         super().__init__()
-        self._training, self._export = training, export
+        self._training = training
+        self._export = export
         self._may_go_on = True
 
     def look(self) -> None:
         if self._may_go_on:
-            self._may_go_on = self._training.goes_on(self.num_timesteps, lambda: self._export(self.model))
+            self._may_go_on = self._training.goes_on(
+                self.num_timesteps, lambda: self._export(self.model)
+            )
 
     def _on_rollout_start(self) -> None:
         self.look()
@@ -31,14 +35,18 @@ class Look(BaseCallback):
         return self._may_go_on
 
 
-def solver(library: Any, algorithm: str, export: Callable[[Any], dict[str, Any]]) -> Callable[..., Round]:
-    """Trains until the harness has seen enough; also for SBX, which has the same interface."""
+def solver(
+    library: Any, algorithm: str, export: Callable[[Any], dict[str, Any]]
+) -> Callable[..., Round]:
+    """Trains until the harness stops it; also for SBX, which has the same interface."""
 
     def prepare(link: Link, request: dict[str, Any]) -> Round:
         settings = {name: _linear(value) for name, value in request["settings"].items()}
         envs = make_vec_env("CartPole-v1", n_envs=settings.pop("n_envs", 1), seed=request["seed"])
         steps = settings.pop("n_timesteps")
-        model = getattr(library, algorithm)("MlpPolicy", envs, seed=request["seed"], device="cpu", **settings)
+        model = getattr(library, algorithm)(
+            "MlpPolicy", envs, seed=request["seed"], device="cpu", **settings
+        )
         training = Training(link)
 
         def run() -> dict[str, Any]:
@@ -54,7 +62,7 @@ def solver(library: Any, algorithm: str, export: Callable[[Any], dict[str, Any]]
 
 
 def _linear(value: Any) -> Any:
-    """RL Zoo's way to write a number that falls to 0 in a straight line: `lin_0.001`."""
+    """Parse RL Zoo's notation for a linear schedule to 0: `lin_0.001`."""
     if isinstance(value, str) and value.startswith("lin_"):
         start = float(value.removeprefix("lin_"))
         return lambda left: left * start
@@ -64,7 +72,9 @@ def _linear(value: Any) -> Any:
 def collect(_: Link, request: dict[str, Any]) -> Round:
     """DummyVecEnv and `predict`, sampled actions, 64-64."""
     envs = make_vec_env("CartPole-v1", n_envs=request["envs"], seed=0)
-    model = stable_baselines3.PPO("MlpPolicy", envs, device="cpu", seed=0, policy_kwargs={"net_arch": [64, 64]})
+    model = stable_baselines3.PPO(
+        "MlpPolicy", envs, device="cpu", seed=0, policy_kwargs={"net_arch": [64, 64]}
+    )
     obs = envs.reset()
 
     def run() -> dict[str, Any]:
@@ -74,7 +84,10 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
             actions, _state = model.predict(obs, deterministic=False)
             obs, *_rest = envs.step(actions)
         took_s = time.perf_counter() - began_s
-        return {"values": {"collect": request["steps"] * request["envs"] / took_s}, "right": obs.shape[1] == 4}
+        return {
+            "values": {"collect": request["steps"] * request["envs"] / took_s},
+            "right": obs.shape[1] == 4,
+        }
 
     return run
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-any-unimported"
-"""SBX: Stable-Baselines3 on JAX; its training is driven like its elder's."""
+"""SBX: Stable-Baselines3 on JAX; trained through the same interface."""
 
 from typing import Any
 
@@ -20,6 +20,8 @@ if __name__ == "__main__":
         ["sbx-rl", "jax", "stable-baselines3", "gymnasium", "numpy"],
         {
             "solve-dqn": solver(sbx, "DQN", lambda model: _export(model.policy.qf_state, "relu")),
-            "solve-ppo": solver(sbx, "PPO", lambda model: _export(model.policy.actor_state, "tanh")),
+            "solve-ppo": solver(
+                sbx, "PPO", lambda model: _export(model.policy.actor_state, "tanh")
+            ),
         },
     )

@@ -1,12 +1,15 @@
-"""A PEER, never part of the product: the seed's learner protocol, rebuilt from its description to be measured against.
+"""A PEER, never part of the product: the seed's learner protocol, rebuilt from its description.
 
-One TCP connection per request: a 4-byte big-endian length, then a pickle of InitMsg, BufferMsg or EvalResultsMsg; the
-answer is a pickled PolicyMsg. Whoever can reach such a port can run code in the learner, which is why ours speaks
-another protocol. This file is only ever run as a program, on loopback, by `bench/gateway.py`; nothing imports it.
+One TCP connection per request: a 4-byte big-endian length, then a pickle of InitMsg, BufferMsg or
+EvalResultsMsg; the answer is a pickled PolicyMsg. Any client of such a port can run code in the
+learner, which is why our protocol is different. This file is only run as a program, on loopback, by
+`bench/gateway.py`; nothing imports it.
 
-    python bench/against/seed_tcp.py serve              one line of JSON with the port; ends with its standard input
-    python bench/against/seed_tcp.py load PORT COUNT    COUNT rollouts of 512 steps, eight workers at a time
-    python bench/against/seed_tcp.py fetch PORT COUNT   COUNT workers ask for the policy at once
+    python bench/against/seed_tcp.py serve              prints one line of JSON with the port; ends
+                                                        when its standard input closes
+    python bench/against/seed_tcp.py load PORT COUNT    sends COUNT rollouts of 512 steps, eight
+                                                        workers at a time
+    python bench/against/seed_tcp.py fetch PORT COUNT   COUNT workers request the policy at once
 """
 
 import json
@@ -25,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-STEPS, WORKERS = 512, 8
+STEPS = 512
+WORKERS = 8
 _LENGTH = struct.Struct(">I")
 
 
@@ -36,21 +40,21 @@ class InitMsg:
 
 @dataclass
 class BufferMsg:
-    """A rollout: a replay buffer as Tianshou keeps one."""
+    """A rollout: a replay buffer in the form of Tianshou."""
 
     buffer: dict[str, Any]
 
 
 @dataclass
 class EvalResultsMsg:
-    """How an evaluation went."""
+    """The result of an evaluation."""
 
     results: dict[str, float]
 
 
 @dataclass
 class PolicyMsg:
-    """The answer to everything."""
+    """The answer to every message."""
 
     policy_id: int
     policy: dict[str, Any]
@@ -71,9 +75,15 @@ def policy() -> dict[str, Any]:
 def rollout(seed: int) -> BufferMsg:
     obs = np.random.default_rng(seed).normal(0, 0.5, (STEPS + 1, 4)).astype(np.float32)
     ended = np.arange(STEPS) % 190 == 189
-    return BufferMsg({
-        "obs": obs[:-1], "obs_next": obs[1:], "act": np.arange(STEPS) & 1, "rew": np.ones(STEPS), "done": ended,
-    })  # fmt: skip
+    return BufferMsg(
+        {
+            "obs": obs[:-1],
+            "obs_next": obs[1:],
+            "act": np.arange(STEPS) & 1,
+            "rew": np.ones(STEPS),
+            "done": ended,
+        }
+    )
 
 
 def send(line: socket.socket, message: Any) -> None:
@@ -91,13 +101,13 @@ def _exactly(line: socket.socket, count: int) -> bytes:
     while len(parts) < count:
         more = line.recv(min(65_536, count - len(parts)))
         if not more:
-            raise ConnectionError("cut off")
+            raise ConnectionError("the connection was closed early")
         parts += more
     return bytes(parts)
 
 
 class Learner(socketserver.ThreadingTCPServer):
-    """Takes rollouts into a queue without bounds and answers with its policy."""
+    """Puts rollouts into an unbounded queue and answers with its policy."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -130,7 +140,10 @@ def serve() -> None:
         threading.Thread(target=learner.serve_forever, daemon=True).start()
         print(json.dumps({"port": learner.server_address[1]}), flush=True)
         sys.stdin.read()
-        print(json.dumps({"steps": sum(len(one["rew"]) for one in learner.rollouts.queue)}), flush=True)
+        print(
+            json.dumps({"steps": sum(len(buffer["rew"]) for buffer in learner.rollouts.queue)}),
+            flush=True,
+        )
         learner.shutdown()
 
 
@@ -138,21 +151,21 @@ def load(port: int, count: int) -> None:
     rollouts = [rollout(at) for at in range(count)]
     began_s = time.perf_counter()
     with ThreadPoolExecutor(WORKERS) as workers:
-        list(workers.map(lambda one: ask(port, one), rollouts))
+        list(workers.map(lambda message: ask(port, message), rollouts))
     print(json.dumps({"wall_s": time.perf_counter() - began_s}))
 
 
 def fetch(port: int, count: int) -> None:
-    together = threading.Barrier(count)
+    barrier = threading.Barrier(count)
 
-    def one(_: int) -> float:
-        together.wait()
+    def worker(_: int) -> float:
+        barrier.wait()
         began_s = time.perf_counter()
         ask(port, InitMsg())
         return time.perf_counter() - began_s
 
     with ThreadPoolExecutor(count) as workers:
-        print(json.dumps({"took_s": list(workers.map(one, range(count)))}))
+        print(json.dumps({"took_s": list(workers.map(worker, range(count)))}))
 
 
 if __name__ == "__main__":

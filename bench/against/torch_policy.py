@@ -14,17 +14,19 @@ from bench.against.link import Link, Round, serve
 
 
 def policy(net: str) -> nn.Sequential:
-    """The network of that name with the weights that everybody has."""
+    """The network of that name with the common weights."""
     convs, layers = payload.weights(net)
     parts: list[nn.Module] = []
     for (kernel, bias), (out, into, side, stride) in zip(convs, payload.NATURE_CONVS, strict=False):
         conv = nn.Conv2d(into, out, side, stride)
-        conv.weight.data, conv.bias.data = torch.from_numpy(kernel), torch.from_numpy(bias)
+        conv.weight.data = torch.from_numpy(kernel)
+        conv.bias.data = torch.from_numpy(bias)
         parts += [conv, nn.ReLU()]
     parts += [nn.Flatten()] if convs else []
     for kernel, bias in layers:
         linear = nn.Linear(*kernel.shape)
-        linear.weight.data, linear.bias.data = torch.from_numpy(kernel.T.copy()), torch.from_numpy(bias)
+        linear.weight.data = torch.from_numpy(kernel.T.copy())
+        linear.bias.data = torch.from_numpy(bias)
         parts += [linear, nn.ReLU()]
     return nn.Sequential(*parts[:-1])
 
@@ -33,12 +35,13 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
     """From a NumPy observation to an action."""
 
     def make(net: str) -> Callable[[payload.Array], int]:
-        network, is_image = policy(net), net == "Nature"
+        network = policy(net)
+        is_image = net == "Nature"
 
         def act(obs: payload.Array) -> int:
             with torch.inference_mode():
-                given = torch.from_numpy(obs)[None]
-                return int(network(given.float().div_(255) if is_image else given).argmax())
+                batch = torch.from_numpy(obs)[None]
+                return int(network(batch.float().div_(255) if is_image else batch).argmax())
 
         return act
 
@@ -47,7 +50,9 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
 
 def collect(_: Link, request: dict[str, Any]) -> Round:
     """Sampled actions on Gymnasium's own vector form of CartPole."""
-    envs = gymnasium.make_vec("CartPole-v1", num_envs=request["envs"], vectorization_mode="vector_entry_point")
+    envs = gymnasium.make_vec(
+        "CartPole-v1", num_envs=request["envs"], vectorization_mode="vector_entry_point"
+    )
     network = policy("64-64")
     obs, _info = envs.reset(seed=0)
 
@@ -56,10 +61,15 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
         began_s = time.perf_counter()
         with torch.inference_mode():
             for _ in range(request["steps"]):
-                chances = torch.distributions.Categorical(logits=network(torch.from_numpy(obs)), validate_args=False)
-                obs, *_rest = envs.step(chances.sample().numpy())
+                actions = torch.distributions.Categorical(
+                    logits=network(torch.from_numpy(obs)), validate_args=False
+                )
+                obs, *_rest = envs.step(actions.sample().numpy())
         took_s = time.perf_counter() - began_s
-        return {"values": {"collect": request["steps"] * request["envs"] / took_s}, "right": obs.shape[1] == 4}
+        return {
+            "values": {"collect": request["steps"] * request["envs"] / took_s},
+            "right": obs.shape[1] == 4,
+        }
 
     return run
 

@@ -13,15 +13,21 @@ from bench.against.link import Link, Round, serve
 
 def replay(_: Link, request: dict[str, Any]) -> Round:
     """A full replay of transitions in a TensorDict."""
-    kind, capacity = request["payload"], request["capacity"]
+    kind = request["payload"]
+    capacity = request["capacity"]
     rows = TensorDictPrioritizedReplayBuffer(
-        alpha=request["alpha"], beta=request["beta"], storage=LazyTensorStorage(capacity), batch_size=payload.BLOCK,
+        alpha=request["alpha"],
+        beta=request["beta"],
+        storage=LazyTensorStorage(capacity),
+        batch_size=payload.BLOCK,
         priority_key="priority",
-    )  # fmt: skip
+    )
     inserted = 0
 
     def make(first: int) -> TensorDict:
-        columns = {name: torch.from_numpy(values) for name, values in payload.block(kind, first).items()}
+        columns = {
+            name: torch.from_numpy(values) for name, values in payload.block(kind, first).items()
+        }
         return TensorDict(columns, batch_size=[payload.BLOCK])
 
     def insert(fresh: TensorDict) -> None:
@@ -39,9 +45,11 @@ def replay(_: Link, request: dict[str, Any]) -> Round:
     def run() -> dict[str, Any]:
         values, drawn = payload.cycles(
             make, insert, rows.sample, update, first=inserted, count=request["cycles"]
-        )  # fmt: skip
+        )
         weight = "priority_weight" if "priority_weight" in drawn.keys() else "_weight"  # noqa: SIM118
-        columns = [drawn[name if name != "weights" else weight].numpy() for name in request["columns"]]
+        columns = [
+            drawn[name if name != "weights" else weight].numpy() for name in request["columns"]
+        ]
         return {"values": values, "right": payload.is_right(*columns)}
 
     return run

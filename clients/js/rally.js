@@ -1,9 +1,9 @@
 /**
  * Rally: two paddles and a ball on integers, the same match in every language, bit for bit.
  *
- * This is the game of `understudy.games.rally`, for pages and Node: the same names in camelCase, held to the same
- * vectors by `tests/clients/test_rally_js.py`. A serve is an episode; it ends when the ball leaves on one side, a point
- * for the other. All numbers fit into 32 bits and are changed by +, -, * and shifts alone.
+ * The game of `understudy.games.rally` for pages and Node: the same names in camelCase, checked against the same vectors
+ * by `tests/clients/test_rally_js.py`. A serve is an episode; it ends when the ball leaves on one side, a point for the
+ * other. All numbers fit into 32 bits, and only +, -, * and shifts are used.
  */
 
 /**
@@ -11,8 +11,8 @@
  * @typedef {{x: number, y: number, speedX: number, speedY: number, left: number, right: number}} Court
  */
 /**
- * How well a scripted opponent plays: in how many of 256 decisions it does anything at all, how far off it may aim, how
- * near a ball must be before it minds it, and how far off its paddle may stand before it moves.
+ * How well a scripted opponent plays: in how many of 256 decisions it acts at random, how far off it may aim, how near
+ * the ball must be before it reacts, and how far off its paddle may be before it moves.
  * @typedef {{lapse: number, aim: number, reach: number, slack: number}} Skill
  */
 /** @typedef {[number, number, number, number, number, number]} View what a seat sees, as whole numbers */
@@ -20,11 +20,11 @@
 export const GAME = "rally";
 export const WIDTH = 4096;
 export const HEIGHT = 3072;
-/** Half its size; a paddle reaches so much further. */
+/** Half its size, which extends a paddle's reach. */
 export const BALL = 48;
 /** Half its height. */
 export const PADDLE = 320;
-/** How far a paddle's face is from its side. */
+/** The distance of a paddle's face from its side of the court. */
 export const FACE = 160;
 export const PADDLE_SPEED = 44;
 export const SERVE_SPEED = 40;
@@ -36,7 +36,7 @@ export const STEEPER = 6;
 export const MAX_STEEP = 72;
 /** Frames for each decision. */
 export const FRAMES = 4;
-/** After so many a serve is truncated: two who never miss. */
+/** A serve between two players who never miss is truncated after this many. */
 export const MAX_DECISIONS = 600;
 export const OBS_NAMES = Object.freeze([
   "ball x",
@@ -55,7 +55,7 @@ const GOLDEN = 0x9e3779b9;
 // --- The game --------------------------------------------------------------------------------------------------------
 
 /**
- * The court at the first frame of a serve; the same for all who play this seed.
+ * The court at the first frame of a serve, determined by the seed.
  * @param {number} seed
  * @returns {Court}
  */
@@ -72,7 +72,7 @@ export function serve(seed) {
 }
 
 /**
- * 32 bits that look drawn, as a whole number from 0.
+ * A 32-bit hash of a number, as an unsigned integer.
  * @param {number} number
  */
 export function mixed(number) {
@@ -92,9 +92,9 @@ export function drawnAt(seed, decision) {
 }
 
 /**
- * One decision of both seats (0 up, 1 stay, 2 down): the court after it, and who got a point.
+ * One decision of both seats (0 up, 1 stay, 2 down): the court after it, and the point.
  *
- * 1: seat 0 did, -1: seat 1 did, 0: the ball is in play. Once it has left, nothing moves any more.
+ * 1: seat 0 scored, -1: seat 1 scored, 0: the ball is in play. After a point nothing moves.
  * @param {Court} court
  * @param {number} left
  * @param {number} right
@@ -115,7 +115,7 @@ export function point(court) {
 }
 
 /**
- * One frame, as a new court; a move is -1, 0 or 1. A page may draw each of the four frames of a decision.
+ * The court one frame later; a move is -1, 0 or 1. A page may draw each of the four frames of a decision.
  * @param {Court} court
  * @param {number} leftMove
  * @param {number} rightMove
@@ -123,13 +123,23 @@ export function point(court) {
  */
 export function frame(court, leftMove, rightMove) {
   if (point(court) !== 0) return court;
-  const [left, right] = [moved(court.left, leftMove), moved(court.right, rightMove)];
-  let [x, y, speedX, speedY] = [court.x + court.speedX, court.y + court.speedY, court.speedX, court.speedY];
+  const left = moved(court.left, leftMove);
+  const right = moved(court.right, rightMove);
+  let x = court.x + court.speedX;
+  let y = court.y + court.speedY;
+  let speedX = court.speedX;
+  let speedY = court.speedY;
   // Off the upper and the lower wall.
-  if (y < BALL) [y, speedY] = [2 * BALL - y, -speedY];
-  else if (y > HEIGHT - BALL) [y, speedY] = [2 * (HEIGHT - BALL) - y, -speedY];
+  if (y < BALL) {
+    y = 2 * BALL - y;
+    speedY = -speedY;
+  } else if (y > HEIGHT - BALL) {
+    y = 2 * (HEIGHT - BALL) - y;
+    speedY = -speedY;
+  }
   // Off a paddle, in the frame in which the ball passes its face.
-  const [near, far] = [FACE + BALL, WIDTH - FACE - BALL];
+  const near = FACE + BALL;
+  const far = WIDTH - FACE - BALL;
   const isHitLeft = court.x >= near && x < near && Math.abs(y - left) <= PADDLE + BALL;
   const isHitRight = court.x <= far && x > far && Math.abs(y - right) <= PADDLE + BALL;
   if (isHitLeft || isHitRight) {
@@ -138,7 +148,7 @@ export function frame(court, leftMove, rightMove) {
     speedY = between(((y - (isHitLeft ? left : right)) * STEEPER) >> 5, -MAX_STEEP, MAX_STEEP);
     x = 2 * (isHitLeft ? near : far) - x;
   }
-  // Adding 0 makes the 0 that a bounce left with a sign a plain one.
+  // Adding 0 turns -0, which a bounce may produce, into 0.
   return { x, y, speedX, speedY: speedY + 0, left, right };
 }
 
@@ -153,7 +163,7 @@ function between(value, low, high) {
 }
 
 /**
- * What a seat sees, each as if it sat on the left; dividing by `SCALES` gives the observation, exactly.
+ * A seat's view, mirrored so that it is always on the left; dividing by `SCALES` gives the observation exactly.
  * @param {Court} court
  * @param {number} seat
  * @returns {View}
@@ -172,7 +182,7 @@ export function seen(court, seat) {
 }
 
 /**
- * The observation of a seat: six numbers, as the game is registered.
+ * The observation of a seat: the six numbers of the registered spec.
  * @param {Court} court
  * @param {number} seat
  */
@@ -196,13 +206,13 @@ export const SKILLS = Object.freeze({
  */
 export function skillOf(name) {
   if (!Object.hasOwn(SKILLS, name)) {
-    throw new Error(`skill ${JSON.stringify(name)} is not known; give one of ${Object.keys(SKILLS).join(", ")}`);
+    throw new Error(`unknown skill ${JSON.stringify(name)}; use one of ${Object.keys(SKILLS).join(", ")}`);
   }
   return SKILLS[name];
 }
 
 /**
- * What a scripted opponent does with what it sees; `drawn` is 32 fresh random bits, as `drawnAt` gives them.
+ * A scripted opponent's action for its view; `drawn` is 32 fresh random bits from `drawnAt`.
  * @param {View} view
  * @param {Skill} skill
  * @param {number} drawn
@@ -226,7 +236,8 @@ export function scripted(view, skill, drawn) {
  */
 export function draw(context, court, { dark = false } = {}) {
   const { width, height } = context.canvas;
-  const [acrossX, acrossY] = [width / WIDTH, height / HEIGHT];
+  const acrossX = width / WIDTH;
+  const acrossY = height / HEIGHT;
   /** @param {number} x @param {number} y @param {number} halfX @param {number} halfY @param {string} colour */
   const fill = (x, y, halfX, halfY, colour) => {
     context.fillStyle = colour;

@@ -12,19 +12,18 @@
  *
  * One file, no build, no dependency; Node 20 or newer, and browsers of 2023 or newer. Recording works on any page; a bot
  * plays where its signature can be checked, which needs WebCrypto's Ed25519: Chrome and Edge 137, Firefox 129, Safari
- * 17, and a page that came over https or from 127.0.0.1. The calls of an episode are synchronous and wait for no
- * network; what it does is dealt with behind them. The bytes are those of docs/protocol.md and docs/formats.md.
- * Sections, each with one job:
+ * 17, and a page served over https or from 127.0.0.1. The calls of an episode are synchronous and never wait for the
+ * network; sending runs in the background. The byte formats are in docs/protocol.md and docs/formats.md. Sections:
  *
- *     text and bytes · specs · tensors, chunks, frames, parcels · rows of an episode · policies · signed documents ·
- *     the link · the sender · bots · sessions and episodes · connect
+ *     text and bytes · specs · tensors, chunks, frames, frame batches · rows of an episode · policies · signed
+ *     documents · the link · the sender · bots · sessions and episodes · connect
  */
 
 export const VERSION = "0.1.0";
 
 // --- Text and bytes --------------------------------------------------------------------------------------------------
 
-/** Something that will not be taken, with a code that does not change and words for people. */
+/** Input or data that was rejected: a stable `code`, and a `detail` for people. */
 export class Refused extends Error {
   /** @param {string} code @param {string} detail */
   constructor(code, detail) {
@@ -43,7 +42,7 @@ const utf8 = new TextEncoder();
 const bytesOf = (text) => /** @type {Bytes} */ (utf8.encode(text));
 
 /** @param {readonly Uint8Array[]} parts @returns {Bytes} */
-function joined(parts) {
+function concatBytes(parts) {
   const whole = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
   let at = 0;
   for (const part of parts) {
@@ -75,7 +74,7 @@ const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
 });
 
 /**
- * The CRC-32 of zlib, as a whole number from 0.
+ * The CRC-32 of zlib, as an unsigned integer.
  * @param {Uint8Array} bytes
  */
 export function crc32(bytes) {
@@ -85,19 +84,20 @@ export function crc32(bytes) {
 }
 
 /**
- * The first 32 bits behind the point of the roots of the first 64 primes: square roots begin a SHA-256, cube roots mix
- * it.
+ * The first 32 fractional bits of the roots of the first 64 primes: square roots for the initial hash, cube roots for
+ * the round constants.
  */
 const [SHA_BEGIN, SHA_MIX] = (() => {
   const primes = [2];
-  for (let one = 3; primes.length < 64; one += 2) if (primes.every((prime) => one % prime)) primes.push(one);
+  for (let number = 3; primes.length < 64; number += 2)
+    if (primes.every((prime) => number % prime)) primes.push(number);
   /** @param {number} power */
   const roots = (power) => Uint32Array.from(primes, (prime) => (prime ** power % 1) * 2 ** 32);
   return [roots(1 / 2).slice(0, 8), roots(1 / 3)];
 })();
 
 /**
- * SHA-256 in hex. Our own, since WebCrypto's is there on https pages only, and recording must work on any.
+ * SHA-256 in hex. Implemented here because WebCrypto exists on https pages only, and recording works on any page.
  * @internal
  * @param {Uint8Array} bytes
  */
@@ -107,30 +107,39 @@ export function sha256(bytes) {
   padded[bytes.length] = 0x80;
   const view = new DataView(padded.buffer);
   view.setBigUint64(padded.length - 8, BigInt(bytes.length) * 8n);
-  const [sum, words] = [SHA_BEGIN.slice(), new Uint32Array(64)];
+  const sum = SHA_BEGIN.slice();
+  const words = new Uint32Array(64);
   /** @param {number} word @param {number} by */
-  const turned = (word, by) => (word >>> by) | (word << (32 - by));
+  const rotated = (word, by) => (word >>> by) | (word << (32 - by));
   for (let block = 0; block < padded.length; block += 64) {
     for (let at = 0; at < 64; at++) {
       if (at < 16) words[at] = view.getUint32(block + 4 * at);
       else {
-        const [near, far] = [words[at - 2], words[at - 15]];
-        const mixed = (turned(near, 17) ^ turned(near, 19) ^ (near >>> 10)) + words[at - 7] + words[at - 16];
-        words[at] = mixed + (turned(far, 7) ^ turned(far, 18) ^ (far >>> 3));
+        const near = words[at - 2];
+        const far = words[at - 15];
+        const mixed = (rotated(near, 17) ^ rotated(near, 19) ^ (near >>> 10)) + words[at - 7] + words[at - 16];
+        words[at] = mixed + (rotated(far, 7) ^ rotated(far, 18) ^ (far >>> 3));
       }
     }
     let [a, b, c, d, e, f, g, h] = sum;
     for (let at = 0; at < 64; at++) {
-      const low = h + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & f) ^ (~e & g)) + SHA_MIX[at] + words[at];
-      const high = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
-      [h, g, f, e, d, c, b, a] = [g, f, e, (d + low) | 0, c, b, a, (low + high) | 0];
+      const low = h + (rotated(e, 6) ^ rotated(e, 11) ^ rotated(e, 25)) + ((e & f) ^ (~e & g)) + SHA_MIX[at] + words[at];
+      const high = (rotated(a, 2) ^ rotated(a, 13) ^ rotated(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+      h = g;
+      g = f;
+      f = e;
+      e = (d + low) | 0;
+      d = c;
+      c = b;
+      b = a;
+      a = (low + high) | 0;
     }
     [a, b, c, d, e, f, g, h].forEach((word, at) => (sum[at] += word));
   }
   return Array.from(sum, (word) => word.toString(16).padStart(8, "0")).join("");
 }
 
-/** A number that is written with a point, as Python writes floats; JSON has no other way to say what it is. */
+/** A number written with a decimal point, as Python writes floats; JSON does not distinguish the types otherwise. */
 class Float {
   /** @param {number} value */
   constructor(value) {
@@ -147,18 +156,16 @@ function floatText(value) {
   return `${digits}e${power[0]}${power.slice(1).padStart(2, "0")}`;
 }
 
-/** @param {string} one @param {string} other */
-function byCodePoint(one, other) {
-  const [a, b] = [
-    Array.from(one, (letter) => letter.codePointAt(0) ?? 0),
-    Array.from(other, (letter) => letter.codePointAt(0) ?? 0),
-  ];
+/** @param {string} left @param {string} right */
+function byCodePoint(left, right) {
+  const a = Array.from(left, (letter) => letter.codePointAt(0) ?? 0);
+  const b = Array.from(right, (letter) => letter.codePointAt(0) ?? 0);
   for (let at = 0; at < Math.min(a.length, b.length); at++) if (a[at] !== b[at]) return a[at] - b[at];
   return a.length - b.length;
 }
 
 /**
- * Compact JSON with sorted keys, the bytes that Python's `canonical_json` gives; what is not finite is refused.
+ * Compact JSON with sorted keys, byte for byte what Python's `canonical_json` writes; rejects non-finite numbers.
  * @param {unknown} value
  * @returns {string}
  */
@@ -168,13 +175,13 @@ export function canonicalJson(value) {
   if (value instanceof Float) return floatText(value.value);
   if (typeof value === "number") {
     if (!Number.isFinite(value))
-      throw new Refused("not_finite", `${value} cannot be written as JSON; give a finite number`);
+      throw new Refused("not_finite", `${value} cannot be written as JSON; pass a finite number`);
     return Number.isSafeInteger(value) ? String(value + 0) : floatText(value);
   }
   if (Array.isArray(value)) return `[${value.map(canonicalJson).join(",")}]`;
   if (typeof value !== "object") throw new Refused("bad_json", `a ${typeof value} cannot be written as JSON`);
   const fields = Object.entries(value).filter(([, field]) => field !== undefined);
-  fields.sort(([one], [other]) => byCodePoint(one, other));
+  fields.sort(([left], [right]) => byCodePoint(left, right));
   return `{${fields.map(([name, field]) => `${JSON.stringify(name)}:${canonicalJson(field)}`).join(",")}}`;
 }
 
@@ -190,7 +197,7 @@ export function canonicalJson(value) {
  * @typedef {Box | Discrete | MultiDiscrete | MultiBinary} Space
  */
 /**
- * A game's spec, as the platform has it; a path is "" where there is one part only.
+ * A game's spec, as the platform stores it; the path is "" when there is a single part.
  * @typedef {object} Spec
  * @property {number} format
  * @property {string} game
@@ -198,7 +205,7 @@ export function canonicalJson(value) {
  * @property {Record<string, Space>} action
  * @property {readonly string[]} obs_names
  * @property {readonly string[]} action_names
- * @property {boolean} has_legal
+ * @property {boolean} has_action_mask
  * @property {number | null} max_episode_steps
  */
 /**
@@ -236,131 +243,136 @@ const isFloat = (dtype) => dtype.startsWith("F");
 const shapeOf = (space) => (space.space === "discrete" ? [] : space.shape);
 
 /**
- * A game's spec from plain words: `obs` is a length, a shape, names or spaces; `actions` a count, names or spaces.
+ * Builds a game's spec: `obs` is a length, a shape, names or spaces; `actions` is a count, names or spaces.
  * @param {string} game
- * @param {{obs: Shape, actions: Shape, hasLegal?: boolean, maxEpisodeSteps?: number | null}} shape
+ * @param {{obs: Shape, actions: Shape, hasActionMask?: boolean, maxEpisodeSteps?: number | null}} shape
  * @returns {Spec}
  */
-export function specOf(game, { obs, actions, hasLegal = false, maxEpisodeSteps = null }) {
-  const [seen, obsNames] = spacesOf("obs", obs, (shape) => ({
+export function specOf(game, { obs, actions, hasActionMask = false, maxEpisodeSteps = null }) {
+  const [obsSpaces, obsNames] = spacesOf("obs", obs, (shape) => ({
     space: "box",
     dtype: "F32",
     shape,
     low: null,
     high: null,
   }));
-  const [done, actionNames] = spacesOf("actions", actions, ([n]) => ({ space: "discrete", dtype: "I32", n, start: 0 }));
+  const [actionSpaces, actionNames] = spacesOf("actions", actions, ([n]) => ({
+    space: "discrete",
+    dtype: "I32",
+    n,
+    start: 0,
+  }));
   return checkedSpec({
     format: 1,
     game,
-    obs: seen,
-    action: done,
+    obs: obsSpaces,
+    action: actionSpaces,
     obs_names: obsNames,
     action_names: actionNames,
-    has_legal: hasLegal,
+    has_action_mask: hasActionMask,
     max_episode_steps: maxEpisodeSteps,
   });
 }
 
 /**
  * @param {"obs" | "actions"} what
- * @param {Shape} given
+ * @param {Shape} shape
  * @param {(shape: number[]) => Space} make
  * @returns {[Record<string, Space>, string[]]}
  */
-function spacesOf(what, given, make) {
-  if (typeof given === "number") given = [given];
-  if (Array.isArray(given)) {
-    const isShape = given.every((side) => Number.isInteger(side) && side > 0) && (what === "obs" || given.length === 1);
-    if (given.length && given.every((name) => typeof name === "string"))
-      return [{ "": make([given.length]) }, [...given]];
-    if (given.length && isShape) return [{ "": make([...given]) }, []];
-  } else if (given !== null && typeof given === "object") {
-    return "space" in given && typeof given.space === "string"
-      ? [{ "": /** @type {Space} */ (given) }, []]
-      : [/** @type {Record<string, Space>} */ ({ ...given }), []];
+function spacesOf(what, shape, make) {
+  if (typeof shape === "number") shape = [shape];
+  if (Array.isArray(shape)) {
+    const isShape = shape.every((side) => Number.isInteger(side) && side > 0) && (what === "obs" || shape.length === 1);
+    if (shape.length && shape.every((name) => typeof name === "string"))
+      return [{ "": make([shape.length]) }, [...shape]];
+    if (shape.length && isShape) return [{ "": make([...shape]) }, []];
+  } else if (shape !== null && typeof shape === "object") {
+    return "space" in shape && typeof shape.space === "string"
+      ? [{ "": /** @type {Space} */ (shape) }, []]
+      : [/** @type {Record<string, Space>} */ ({ ...shape }), []];
   }
-  const wanted = what === "obs" ? "a length (6), a shape ([84, 84]), names" : 'a count (3), names (["up", "down"])';
-  throw new Refused("bad_spec", `${what} is ${JSON.stringify(given)}; give ${wanted}, a space, or spaces by name`);
+  const expected = what === "obs" ? "a length (6), a shape ([84, 84]), names" : 'a count (3), names (["up", "down"])';
+  throw new Refused("bad_spec", `${what} is ${JSON.stringify(shape)}; pass ${expected}, a space, or spaces by name`);
 }
 
 /**
- * The spec in the form in which equal games have equal bytes; Refused when it is none.
- * @param {Spec} given
+ * The spec in canonical form, in which equal games have equal bytes; throws Refused when it is not valid.
+ * @param {Spec} raw
  * @returns {Spec}
  */
-function checkedSpec(given) {
-  if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$/.test(given.game) || given.game.endsWith(".")) {
+function checkedSpec(raw) {
+  if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$/.test(raw.game) || raw.game.endsWith(".")) {
     throw new Refused(
       "bad_name",
-      `game ${JSON.stringify(given.game)}; give 1 to 63 of A-Z a-z 0-9 . _ -, such as "my-game"`,
+      `game ${JSON.stringify(raw.game)} is not a valid name; use 1 to 63 of A-Z a-z 0-9 . _ -, such as "my-game"`,
     );
   }
   const spec = {
-    ...given,
-    obs: Object.fromEntries(Object.entries(given.obs).map(([path, space]) => [path, checkedSpace(path, space)])),
-    action: Object.fromEntries(Object.entries(given.action).map(([path, space]) => [path, checkedSpace(path, space)])),
+    ...raw,
+    obs: Object.fromEntries(Object.entries(raw.obs).map(([path, space]) => [path, checkedSpace(path, space)])),
+    action: Object.fromEntries(Object.entries(raw.action).map(([path, space]) => [path, checkedSpace(path, space)])),
   };
   const discrete = spec.action[""]?.space === "discrete" ? spec.action[""] : null;
   const flat = spec.obs[""] ? product(shapeOf(spec.obs[""])) : -1;
   if (!Object.keys(spec.obs).length || !Object.keys(spec.action).length) {
-    throw new Refused("bad_spec", `${spec.game} has no observation or no action; give at least one part of each`);
+    throw new Refused("bad_spec", `${spec.game} has no observation or no action; declare at least one of each`);
   }
   for (const [names, size] of /** @type {[readonly string[], number][]} */ ([
     [spec.action_names, discrete?.n ?? -1],
     [spec.obs_names, flat],
   ])) {
     if (names.length && (names.length !== size || new Set(names).size !== size)) {
-      throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not fit ${size} elements; give each its own name`);
+      throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not match ${size} elements; name each element once`);
     }
     const odd = names.find((name) => /[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/.test(name));
     if (odd !== undefined)
-      throw new Refused("bad_spec", `name ${JSON.stringify(odd)} has control characters in it; give printable text`);
+      throw new Refused("bad_spec", `name ${JSON.stringify(odd)} contains control characters; use printable text`);
   }
-  if (spec.has_legal && !discrete) throw new Refused("bad_spec", "legal masks need a single discrete action");
+  if (spec.has_action_mask && !discrete) throw new Refused("bad_spec", "action masks need a single discrete action");
   return spec;
 }
 
-/** @param {string} path @param {Space} given @returns {Space} */
-function checkedSpace(path, given) {
-  const type = DTYPES[given.dtype];
+/** @param {string} path @param {Space} space @returns {Space} */
+function checkedSpace(path, space) {
+  const type = DTYPES[space.dtype];
   if (!type)
-    throw new Refused("bad_spec", `${path || "a part"} is of dtype ${given.dtype}; give one of ${Object.keys(DTYPES)}`);
-  if (given.space !== "box") return given;
+    throw new Refused("bad_spec", `${path || "a part"} has dtype ${space.dtype}; use one of ${Object.keys(DTYPES)}`);
+  if (space.space !== "box") return space;
   /** @param {number | number[] | null} bound @param {number} end */
   const bound = (bound, end) => {
     if (bound === null) return null;
     const values = (Array.isArray(bound) ? bound : [bound]).map(
-      (one) => (given.dtype === "F32" ? Math.fround(one) : one) + 0,
+      (value) => (space.dtype === "F32" ? Math.fround(value) : value) + 0,
     );
     if (new Set(values).size > 1) return values;
     return type.ends && values[0] === type.ends[end] ? null : values[0];
   };
-  return { ...given, low: bound(given.low, 0), high: bound(given.high, 1) };
+  return { ...space, low: bound(space.low, 0), high: bound(space.high, 1) };
 }
 
 /**
- * The spec exactly as it is registered.
+ * The spec as JSON, byte for byte as it is registered.
  * @internal
  * @param {Spec} spec
  */
 export function specJson(spec) {
   /** @param {Record<string, Space>} spaces */
-  const written = (spaces) =>
+  const withFloatBounds = (spaces) =>
     Object.fromEntries(
       Object.entries(spaces).map(([path, space]) => {
         if (space.space !== "box" || !isFloat(space.dtype)) return [path, space];
         /** @param {number | number[] | null} bound */
         const bound = (bound) =>
-          Array.isArray(bound) ? bound.map((one) => new Float(one)) : bound === null ? null : new Float(bound);
+          Array.isArray(bound) ? bound.map((value) => new Float(value)) : bound === null ? null : new Float(bound);
         return [path, { ...space, low: bound(space.low), high: bound(space.high) }];
       }),
     );
-  return canonicalJson({ ...spec, obs: written(spec.obs), action: written(spec.action) });
+  return canonicalJson({ ...spec, obs: withFloatBounds(spec.obs), action: withFloatBounds(spec.action) });
 }
 
 /**
- * The SHA-256 of a spec, by which its chunks and bots name it; a game has its own as `game.schema`.
+ * The SHA-256 of a spec, which chunks and bots refer to; a connected game has it as `game.schema`.
  * @internal
  * @param {Spec} spec
  */
@@ -376,16 +388,17 @@ function partsOf(what, spaces) {
   return Object.keys(spaces)
     .sort(byCodePoint)
     .map((path) => {
-      const [space, name] = [spaces[path], path ? `${what}.${path}` : what];
+      const space = spaces[path];
+      const name = path ? `${what}.${path}` : what;
       return { name, path, space, dtype: space.dtype, shape: shapeOf(space), size: product(shapeOf(space)) };
     });
 }
 
-// --- Tensors, chunks, frames, parcels --------------------------------------------------------------------------------
+// --- Tensors, chunks, frames, frame batches --------------------------------------------------------------------------
 
 /**
- * @typedef {{dtype: string, shape: readonly number[], data: TypedArray, packed?: Bytes}} Column `packed`: the same data by
- *   zlib, which is sent in its place
+ * @typedef {{dtype: string, shape: readonly number[], data: TypedArray, packed?: Bytes}} Column `packed`: the data
+ *   compressed by zlib, which is sent instead
  */
 
 /**
@@ -411,11 +424,11 @@ export function encodeTensors(columns, metadata) {
   const raw = names
     .map((name) => columns[name].data)
     .map((data) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
-  return joined([padded, ...raw]);
+  return concatBytes([padded, ...raw]);
 }
 
 /**
- * The columns and metadata of a safetensors file; Refused unless the bytes are exactly one.
+ * The columns and metadata of a safetensors file; throws Refused unless the bytes are exactly one.
  * @internal
  * @param {Uint8Array} raw
  * @returns {{columns: Record<string, Column>, metadata: Record<string, string>}}
@@ -429,7 +442,7 @@ export function decodeTensors(raw) {
   try {
     fields = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(raw.subarray(8, 8 + length)));
   } catch (error) {
-    throw bad(`the header is no JSON: ${error}`);
+    throw bad(`the header is not JSON: ${error}`);
   }
   const { __metadata__: metadata = {}, ...entries } = fields;
   if (Object.values(metadata).some((text) => typeof text !== "string")) throw bad("__metadata__ must map text to text");
@@ -437,7 +450,7 @@ export function decodeTensors(raw) {
   const columns = {};
   let at = 0;
   const inOrder = Object.keys(entries).sort(
-    (one, other) => entries[one].data_offsets?.[0] - entries[other].data_offsets?.[0],
+    (left, right) => entries[left].data_offsets?.[0] - entries[right].data_offsets?.[0],
   );
   for (const name of inOrder) {
     const { dtype, shape, data_offsets: offsets } = entries[name];
@@ -448,7 +461,7 @@ export function decodeTensors(raw) {
     const size = product(shape);
     const end = at + size * type.bytes;
     if (!Array.isArray(offsets) || offsets[0] !== at || offsets[1] !== end || 8 + length + end > raw.length) {
-      throw bad(`${name} stands at ${offsets}; wanted ${[at, end]} within ${raw.length - 8 - length} bytes`);
+      throw bad(`${name} is at offsets ${offsets}; expected ${[at, end]} within ${raw.length - 8 - length} bytes`);
     }
     const data = type.make(size);
     new Uint8Array(data.buffer).set(raw.subarray(8 + length + at, 8 + length + end));
@@ -460,20 +473,20 @@ export function decodeTensors(raw) {
 }
 
 /**
- * What is known about one episode that touches a chunk, from row `row` on.
+ * Metadata of one episode in a chunk, starting at row `row`.
  * @typedef {object} Note
  * @property {number} row
  * @property {number} seat
  * @property {string} [match]
- * @property {readonly string[]} [opponents] what the others were (`person`, `script`, a model's name), never a
- *   player's name
+ * @property {readonly string[]} [opponents] what the opponents were (`person`, `script`, a model's name), never
+ *   players' names
  * @property {string | number} [result]
  * @property {number | bigint} [seed]
  * @property {string} [model]
  * @property {boolean} [cut]
  */
 /**
- * What a chunk says about itself.
+ * A chunk's metadata.
  * @typedef {object} ChunkMeta
  * @property {string} game
  * @property {string} schema
@@ -515,14 +528,14 @@ export function encodeChunk(meta, columns) {
     kind: meta.kind ?? "player",
     consent: meta.consent,
     client: meta.client,
-    episodes: canonicalJson(meta.episodes.map(noteJson)),
+    episodes: canonicalJson(meta.episodes.map(noteFields)),
   });
 }
 
-/** Whether a column holds images: what the platform's own chunks compress. @param {Column} column */
+/** Whether a column holds images, which the platform's own chunks compress too. @param {Column} column */
 const isImage = ({ dtype, shape }) => (dtype === "U8" || dtype === "I8") && product(shape.slice(1)) >= PACKED_FROM_BYTES;
 
-/** Compress the images of a block, away from the game's thread. @param {Block} block */
+/** Compresses the images of a block, off the game's thread. @param {Block} block */
 async function pack(block) {
   for (const column of Object.values(block.columns).filter(isImage)) {
     const { buffer, byteOffset, byteLength } = column.data;
@@ -534,7 +547,7 @@ async function pack(block) {
 }
 
 /** @param {Note} note */
-function noteJson(note) {
+function noteFields(note) {
   const { opponents, cut, ...plain } = note;
   return { ...plain, ...(opponents?.length ? { opponents } : {}), ...(cut ? { cut } : {}) };
 }
@@ -552,7 +565,7 @@ const MAX_BODY_BYTES = 512 * 1024 - 64;
  */
 export function encodeFrame(kind, session, chunkNo, body) {
   if (body.length > MAX_BODY_BYTES)
-    throw new Refused("too_large", `a body of ${body.length} bytes; at most ${MAX_BODY_BYTES} fit`);
+    throw new Refused("too_large", `a frame body has ${body.length} bytes; the limit is ${MAX_BODY_BYTES}`);
   const header = new Uint8Array(64);
   const view = new DataView(header.buffer);
   header.set(bytesOf("UNDY"));
@@ -562,7 +575,7 @@ export function encodeFrame(kind, session, chunkNo, body) {
   header.set(fromHex(session.replaceAll("-", "")), 16);
   view.setBigUint64(32, BigInt(chunkNo), true);
   view.setUint32(60, crc32(header.subarray(0, 60)), true);
-  return joined([header, body]);
+  return concatBytes([header, body]);
 }
 
 /** @param {Uint8Array} frame */
@@ -572,19 +585,19 @@ const sessionOf = (frame) => dashed(hexOf(frame.subarray(16, 32)));
 const dashed = (hex) => hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
 
 /**
- * What one request carries: the names of its players, and up to 64 frames.
+ * The body of one request: the names of its players, and up to 64 frames.
  * @param {readonly Uint8Array[]} frames
  * @param {Record<string, string>} players name by session
  * @param {number} [skippedSteps]
  */
-export function encodeParcel(frames, players, skippedSteps = 0) {
-  const wanted = new Set(frames.map(sessionOf));
-  const named = Object.fromEntries(Object.entries(players).filter(([session]) => wanted.has(session)));
+export function encodeFrameBatch(frames, players, skippedSteps = 0) {
+  const sessions = new Set(frames.map(sessionOf));
+  const named = Object.fromEntries(Object.entries(players).filter(([session]) => sessions.has(session)));
   const preamble = bytesOf(canonicalJson({ players: named, skipped_steps: skippedSteps }));
   const head = new Uint8Array(8);
   head.set(bytesOf("UNPA"));
   new DataView(head.buffer).setUint32(4, preamble.length, true);
-  return joined([head, preamble, ...frames]);
+  return concatBytes([head, preamble, ...frames]);
 }
 
 /**
@@ -600,38 +613,42 @@ export function newSession(nowMs = Date.now(), random = crypto.getRandomValues(n
 }
 
 /** @param {string} session */
-const beganMs = (session) => parseInt(session.replace("-", "").slice(0, 12), 16);
+const sessionStartMs = (session) => parseInt(session.replace("-", "").slice(0, 12), 16);
 
 // --- Rows of an episode ----------------------------------------------------------------------------------------------
 
 const MAX_STEPS = 512;
 const PACKED_FROM_BYTES = 512;
-/** How many full blocks may wait until they are compressed; beyond that they go as they are. */
+/** How many full blocks may wait for compression; beyond that they are sent uncompressed. */
 const MAX_PACKING = 8;
 const CUT_BYTES = 440 * 1024;
 const MAX_NOTE_BYTES = 32 * 1024;
-const [FINAL, BOOTSTRAP] = [1, 2];
-const [EMPTY, STAGED, OPEN] = [0, 1, 2];
+const FINAL = 1;
+const BOOTSTRAP = 2;
+const EMPTY = 0;
+const STAGED = 1;
+const OPEN = 2;
 /** @type {Readonly<Record<string, number>>} */
 const BY = Object.freeze({ unknown: 0, person: 1, bot: 2, script: 3 });
 /** @typedef {"unknown" | "person" | "bot" | "script"} Decider */
 
 /**
- * @typedef {{logp: number, version: number, rawAction: ArrayLike<number> | null}} Extras what a policy knows about its
- *   choice
+ * @typedef {{logp: number, version: number, rawAction: ArrayLike<number> | null}} Extras what a policy records about
+ *   its choice
  */
 /**
  * @typedef {{columns: Record<string, Column>, nSteps: number, consent: Consent, episodes: Note[],
- *   packing?: Promise<void> | null}} Block closed rows, ready to be a chunk; `packing`: until its images are compressed
+ *   packing?: Promise<void> | null}} Block closed rows, ready to be encoded as a chunk; `packing` is pending while its
+ *   images are compressed
  */
 
 /**
- * What a value of a part looks like as flat numbers; Refused when it does not fit.
+ * Writes the value of a part as flat numbers; throws Refused when it does not match the space.
  * @param {Part} part
- * @param {any} value a number, an array, a typed array, or arrays of arrays
- * @param {{bounds: boolean, as?: TypedArray, at?: number}} how `bounds`: floats must lie in them as well
+ * @param {any} value a number, an array, a typed array, or nested arrays
+ * @param {{bounds: boolean, as?: TypedArray, at?: number}} options `bounds`: also check the bounds of floats
  */
-function written(part, value, { bounds, as = DTYPES[part.dtype].make(part.size), at = 0 }) {
+function writeValue(part, value, { bounds, as = DTYPES[part.dtype].make(part.size), at = 0 }) {
   const flat = ArrayBuffer.isView(value)
     ? /** @type {any} */ (value)
     : Array.isArray(value)
@@ -643,22 +660,23 @@ function written(part, value, { bounds, as = DTYPES[part.dtype].make(part.size),
       `${part.name} has ${flat.length} numbers; this game was connected with shape [${part.shape}]`,
     );
   }
-  const [isReal, isBig] = [isFloat(part.dtype), as instanceof BigInt64Array || as instanceof BigUint64Array];
+  const isReal = isFloat(part.dtype);
+  const isBig = as instanceof BigInt64Array || as instanceof BigUint64Array;
   for (let index = 0; index < part.size; index++) {
-    const given = flat[index];
-    const number = typeof given === "boolean" || typeof given === "bigint" ? Number(given) : given;
+    const element = flat[index];
+    const number = typeof element === "boolean" || typeof element === "bigint" ? Number(element) : element;
     if (typeof number !== "number")
-      throw new Refused("bad_dtype", `${part.name} holds ${String(given).slice(0, 40)}; give numbers`);
+      throw new Refused("bad_dtype", `${part.name} contains ${String(element).slice(0, 40)}; pass numbers`);
     if (isReal ? !Number.isFinite(part.dtype === "F32" ? Math.fround(number) : number) : Number.isNaN(number)) {
-      throw new Refused("not_finite", `${part.name} holds ${number}; give finite numbers`);
+      throw new Refused("not_finite", `${part.name} contains ${number}; pass finite numbers`);
     }
     if (!isReal && !Number.isInteger(number))
-      throw new Refused("bad_dtype", `${part.name} holds ${number}; give whole numbers`);
-    const exact = isBig ? BigInt(given) : number; // a number of 64 bits may be none of JavaScript's own
-    if ((bounds || !isReal) && !holds(part, index, exact)) {
+      throw new Refused("bad_dtype", `${part.name} contains ${number}; pass integers`);
+    const exact = isBig ? BigInt(element) : number; // not every 64-bit integer is a JavaScript number
+    if ((bounds || !isReal) && !isInSpace(part, index, exact)) {
       throw new Refused(
         "not_in_space",
-        `${part.name} holds ${given}, which lies outside ${JSON.stringify(part.space)}`,
+        `${part.name} contains ${element}, which is outside ${JSON.stringify(part.space)}`,
       );
     }
     as[at * part.size + index] = /** @type {never} */ (exact);
@@ -667,7 +685,7 @@ function written(part, value, { bounds, as = DTYPES[part.dtype].make(part.size),
 }
 
 /** @param {Part} part @param {number} index @param {number | bigint} number */
-function holds(part, index, number) {
+function isInSpace(part, index, number) {
   const { space } = part;
   if (typeof number === "bigint" && number !== (part.dtype === "U64" ? BigInt.asUintN : BigInt.asIntN)(64, number))
     return false;
@@ -680,16 +698,16 @@ function holds(part, index, number) {
   return rounded >= (low ?? ends[0]) && rounded <= (high ?? ends[1]);
 }
 
-/** @param {Part} part @param {any} value @returns {any} what stands at a part's path, however it was nested */
+/** @param {Part} part @param {any} value @returns {any} the value at a part's path, flat or nested */
 function partOf(part, value) {
   if (!part.path || value?.[part.path] !== undefined) return part.path ? value[part.path] : value;
-  const found = part.path.split(".").reduce((inner, key) => inner?.[key], value);
-  if (found === undefined)
-    throw new Refused("bad_shape", `${part.name} is missing; give all parts that the game was connected with`);
-  return found;
+  const nested = part.path.split(".").reduce((inner, key) => inner?.[key], value);
+  if (nested === undefined)
+    throw new Refused("bad_shape", `${part.name} is missing; pass every part that the game was connected with`);
+  return nested;
 }
 
-/** Checks what a game hands over, and knows where it goes. */
+/** The column layout of a game's rows, and the checks of actions and masks. */
 class Columns {
   /** @param {Spec} spec */
   constructor(spec) {
@@ -705,9 +723,9 @@ class Columns {
       };
     });
     const only = spec.action[""];
-    /** The action space when it is a single discrete one. */
+    /** The action space if it is a single discrete one, otherwise null. */
     this.discrete = only?.space === "discrete" ? only : null;
-    /** @type {[string, string, readonly number[]][]} name, dtype and shape of everything a row may hold */
+    /** @type {[string, string, readonly number[]][]} name, dtype and shape of every column */
     this.layout = [...this.obs, ...this.action, ...this.raw].map((part) => [part.name, part.dtype, part.shape]);
     this.layout.push(
       ["reward", "F32", []],
@@ -721,13 +739,13 @@ class Columns {
       ["logp", "F32", []],
       ["version", "U32", []],
     );
-    if (spec.has_legal && this.discrete) this.layout.push(["legal", "BOOL", [this.discrete.n]]);
+    if (spec.has_action_mask && this.discrete) this.layout.push(["action_mask", "BOOL", [this.discrete.n]]);
     const rowBytes = this.layout.reduce((size, [, dtype, shape]) => size + DTYPES[dtype].bytes * product(shape), 0);
     this.nRows = Math.max(2, Math.min(Math.floor(CUT_BYTES / rowBytes), MAX_STEPS + MAX_STEPS / 8 + 2));
   }
 
   /**
-   * A discrete action as its number, whether it was named or not.
+   * The number of a discrete action that is passed by name or by number.
    * @param {any} action
    */
   numbered(action) {
@@ -736,31 +754,32 @@ class Columns {
     const known = this.spec.action_names.length
       ? `one of ${this.spec.action_names.slice(0, 12)}`
       : "a number: this game has no action names";
-    if (at < 0) throw new Refused("not_in_space", `action ${action.slice(0, 40)}; give ${known}`);
+    if (at < 0) throw new Refused("not_in_space", `action ${action.slice(0, 40)} is unknown; pass ${known}`);
     return this.discrete.start + at;
   }
 
   /**
-   * A legal mask as bytes; null where none was given.
-   * @param {any} legal
+   * An action mask as bytes; null when none was passed.
+   * @param {any} actionMask
    */
-  mask(legal) {
-    if (legal === undefined || legal === null) return null;
+  mask(actionMask) {
+    if (actionMask === undefined || actionMask === null) return null;
     const n = this.discrete?.n;
-    if (n === undefined) throw new Refused("bad_columns", `${this.spec.game} has no discrete actions; leave out legal`);
-    const flags = Array.from(legal);
+    if (n === undefined)
+      throw new Refused("bad_columns", `${this.spec.game} has no discrete actions; omit actionMask`);
+    const flags = Array.from(actionMask);
     const odd = flags.find((flag) => typeof flag !== "boolean" && flag !== 0 && flag !== 1);
     if (flags.length !== n)
-      throw new Refused("bad_shape", `legal has ${flags.length} flags; give one for each of the ${n} actions`);
+      throw new Refused("bad_shape", `actionMask has ${flags.length} flags; pass one for each of the ${n} actions`);
     if (odd !== undefined || flags.includes(undefined))
-      throw new Refused("bad_dtype", `legal holds ${String(odd).slice(0, 40)}; give true or false, or 1 or 0`);
+      throw new Refused("bad_dtype", `actionMask contains ${String(odd).slice(0, 40)}; pass true or false, or 1 or 0`);
     return Uint8Array.from(flags, Number);
   }
 }
 
 /**
- * Rows of one session; the row in work is empty, staged (an observation waits for a decision) or open (a decision waits
- * for what follows), and all rows before it are closed. What `take` gives is a block that makes one chunk.
+ * Rows of one session. The current row is empty, staged (an observation without a decision) or open (a decision without
+ * its outcome); all earlier rows are closed. `take` returns the closed rows as a block, which becomes one chunk.
  */
 class Rows {
   /** @param {Columns} columns */
@@ -775,7 +794,7 @@ class Rows {
     );
     /** @type {Consent} */
     this._consent = "unknown";
-    /** Closed steps that were not taken yet, and when the oldest of them was closed. */
+    /** Closed steps that `take` has not returned yet, and when the oldest of them was closed. */
     this.closedSteps = 0;
     this.oldestMs = 0;
     this._state = EMPTY;
@@ -802,16 +821,19 @@ class Rows {
   /**
    * @param {Note} note
    * @param {Consent} consent
-   * @returns {Block | null} the block before it, when that has another consent
+   * @returns {Block | null} the rows recorded so far, if their consent differs
    */
   begin(note, consent) {
     checkNote(note);
     const block = consent === this._consent ? null : this.take();
-    [this._consent, this._note, this._isFirst, this._episodeRow] = [consent, { ...note, row: 0 }, true, this._at];
+    this._consent = consent;
+    this._note = { ...note, row: 0 };
+    this._isFirst = true;
+    this._episodeRow = this._at;
     return block;
   }
 
-  /** @param {string} model who decides from now on, for the episode's note */
+  /** @param {string} model the model that decides from now on, for the episode's note */
   nameModel(model) {
     if (!this._note || this._note.model === model) return;
     this._note = { ...this._note, model };
@@ -819,32 +841,34 @@ class Rows {
   }
 
   /**
-   * Close the open step and open the next one.
+   * Closes the open step and opens the next one.
    * @param {any} obs
    * @param {any} action
-   * @param {{legal: any, by: number, frames: number, tMs: number, extras: Extras | null}} how
+   * @param {{actionMask: any, by: number, frames: number, tMs: number, extras: Extras | null}} options
    */
-  decide(obs, action, { legal, by, frames, tMs, extras }) {
+  decide(obs, action, { actionMask, by, frames, tMs, extras }) {
     const at = this._at + (this._state === OPEN ? 1 : 0);
-    this._look(at, obs, legal);
+    this._writeObs(at, obs, actionMask);
     if (this._state === OPEN) this._close(tMs);
-    [this._at, this._state] = [at, STAGED];
+    this._at = at;
+    this._state = STAGED;
     const { action: parts, raw, discrete } = this._columns;
     const numbered = this._columns.numbered(action);
     for (const part of parts)
-      written(part, partOf(part, numbered), { bounds: true, as: this._data[part.name].data, at });
-    if (discrete && this._data.legal && !this._data.legal.data[at * discrete.n + numbered - discrete.start]) {
-      throw new Refused("illegal_action", `action ${action} is not legal in its own mask`);
+      writeValue(part, partOf(part, numbered), { bounds: true, as: this._data[part.name].data, at });
+    const mask = this._data.action_mask;
+    if (discrete && mask && !mask.data[at * discrete.n + numbered - discrete.start]) {
+      throw new Refused("invalid_action", `action ${action} is not valid: its own action mask excludes it`);
     }
     if (!(frames >= 0))
-      throw new Refused("bad_frames", `frames is ${frames}; give how many frames the decision lasts, from 0`);
+      throw new Refused("bad_frames", `frames is ${frames}; pass how many frames the decision lasts, 0 or more`);
     this._put(at, { by, frames: Math.min(frames, 65535), t_ms: Math.min(tMs, 2 ** 32 - 1) });
     this._openUsed = [];
     if (extras) {
       this._put(at, { logp: extras.logp, version: extras.version });
       this._openUsed.push("logp", "version");
       for (const part of extras.rawAction ? raw : []) {
-        written(part, extras.rawAction, { bounds: false, as: this._data[part.name].data, at });
+        writeValue(part, extras.rawAction, { bounds: false, as: this._data[part.name].data, at });
         this._openUsed.push(part.name);
       }
     }
@@ -852,7 +876,8 @@ class Rows {
       this._put(at, { is_first: 1 });
       this._notes.push({ ...this._note, row: at });
     }
-    [this._reward, this._state] = [0, OPEN];
+    this._reward = 0;
+    this._state = OPEN;
   }
 
   /** @param {number} reward */
@@ -860,27 +885,27 @@ class Rows {
     const total = this._reward + Number(reward);
     if (this._state !== OPEN) throw new Refused("bad_order", "a reward needs a decision before it");
     if (!Number.isFinite(Math.fround(total)))
-      throw new Refused("not_finite", `reward ${reward} is no finite number in float32`);
+      throw new Refused("not_finite", `reward ${reward} is not a finite float32 number`);
     this._reward = total;
   }
 
   /**
-   * End the episode after its open step; without a last observation a truncated one is cut.
+   * Ends the episode after its open step; a truncated episode without a last observation is cut.
    * @param {any} obs
-   * @param {{truncated: boolean, legal: any, result: string | number | undefined, tMs: number}} how
+   * @param {{truncated: boolean, actionMask: any, result: string | number | undefined, tMs: number}} options
    */
-  finish(obs, { truncated, legal, result, tMs }) {
+  finish(obs, { truncated, actionMask, result, tMs }) {
     if (!this._note) throw new Refused("bad_order", "no episode is running");
     checkNote({ ...this._note, result });
-    const isSeen = obs !== undefined && obs !== null;
-    if (this._state !== OPEN || (truncated && !isSeen)) return this.cut(result);
+    const hasObs = obs !== undefined && obs !== null;
+    if (this._state !== OPEN || (truncated && !hasObs)) return this.cut(result);
     const at = this._at + 1;
-    if (isSeen) this._look(at, obs, legal);
+    if (hasObs) this._writeObs(at, obs, actionMask);
     else {
-      // Never bootstrapped from; the last one seen again is sure to lie in the space.
+      // Never bootstrapped from; repeating the last observation guarantees that it is in the space.
       for (const { name, size } of this._columns.obs)
         this._data[name].data.copyWithin(at * size, (at - 1) * size, at * size);
-      this._mark(at, legal);
+      this._writeMask(at, actionMask);
     }
     this._put(this._at, truncated ? { truncated: 1 } : { terminated: 1 });
     this._close(tMs);
@@ -889,14 +914,15 @@ class Rows {
   }
 
   /**
-   * Stop the episode where it is known: an open step is dropped, a staged observation kept.
+   * Stops the episode at its last complete step: an open step is dropped, its observation kept.
    * @param {string | number} [result]
    */
   cut(result) {
     if (this._state !== EMPTY) this._pad(this._at);
     if (!this._note || this._state === EMPTY || this._at === this._episodeRow) {
       if (this._state !== EMPTY && this._notes.at(-1)?.row === this._at) this._notes.pop();
-      [this._state, this._note] = [EMPTY, null];
+      this._state = EMPTY;
+      this._note = null;
       return;
     }
     this._put(this._at, { row: BOOTSTRAP });
@@ -904,24 +930,30 @@ class Rows {
   }
 
   get isFull() {
-    // One row must be left for what comes behind the row in work.
+    // One row must stay free for the row after the current one.
     return this._at >= this._columns.nRows - 1 || this.closedSteps >= MAX_STEPS || this._noteBytes > MAX_NOTE_BYTES;
   }
 
-  /** The closed rows; the row in work becomes the first of the next block. @returns {Block | null} */
+  /** Returns the closed rows; the current row becomes the first of the next block. @returns {Block | null} */
   take() {
     if (!this.closedSteps) return null;
     const at = this._at;
-    let [nRows, notes, carried] = [at, this._notes, /** @type {Note[]} */ ([])];
-    const inWork = this._state === EMPTY ? null : this._copied(at, at + 1);
-    if (inWork && this._note) {
+    let nRows = at;
+    let notes = this._notes;
+    let carried = /** @type {Note[]} */ ([]);
+    const current = this._state === EMPTY ? null : this._copied(at, at + 1);
+    if (current && this._note) {
       if (at === this._episodeRow) {
-        // Nothing of this episode is closed yet: it belongs to the next block as a whole.
-        if (this._state === OPEN) [notes, carried] = [notes.slice(0, -1), [{ ...notes[notes.length - 1], row: 0 }]];
+        // No step of this episode is closed yet: all of it belongs to the next block.
+        if (this._state === OPEN) {
+          carried = [{ ...notes[notes.length - 1], row: 0 }];
+          notes = notes.slice(0, -1);
+        }
       } else {
         this._pad(at);
         this._put(at, { row: BOOTSTRAP });
-        [nRows, carried] = [at + 1, [{ ...this._note, row: 0 }]];
+        nRows = at + 1;
+        carried = [{ ...this._note, row: 0 }];
       }
     }
     /** @type {Block} */
@@ -936,16 +968,11 @@ class Rows {
     }
     for (const { data } of Object.values(this._data))
       data.fill(/** @type {never} */ (data instanceof BigInt64Array || data instanceof BigUint64Array ? 0n : 0));
-    for (const [name, column] of Object.entries(inWork ?? {}))
+    for (const [name, column] of Object.entries(current ?? {}))
       this._data[name].data.set(/** @type {any} */ (column.data));
-    [this._notes, this._used, this._noteBytes, this._at, this._episodeRow, this.closedSteps] = [
-      carried,
-      new Set(),
-      0,
-      0,
-      0,
-      0,
-    ];
+    this._notes = carried;
+    this._used = new Set();
+    this._noteBytes = this._at = this._episodeRow = this.closedSteps = 0;
     return block;
   }
 
@@ -959,19 +986,20 @@ class Rows {
     );
   }
 
-  /** @param {number} at @param {any} obs @param {any} legal */
-  _look(at, obs, legal) {
+  /** @param {number} at @param {any} obs @param {any} actionMask */
+  _writeObs(at, obs, actionMask) {
     if (!this._note) throw new Refused("bad_order", "no episode is running");
     for (const part of this._columns.obs)
-      written(part, partOf(part, obs), { bounds: false, as: this._data[part.name].data, at });
-    this._mark(at, legal);
+      writeValue(part, partOf(part, obs), { bounds: false, as: this._data[part.name].data, at });
+    this._writeMask(at, actionMask);
   }
 
-  /** @param {number} at @param {any} legal */
-  _mark(at, legal) {
-    const [column, mask] = [this._data.legal, this._columns.mask(legal)];
+  /** @param {number} at @param {any} actionMask */
+  _writeMask(at, actionMask) {
+    const column = this._data.action_mask;
+    const mask = this._columns.mask(actionMask);
     if (mask && !column)
-      throw new Refused("bad_columns", "a legal mask was given; connect with hasLegal: true to record it");
+      throw new Refused("bad_columns", "an action mask was passed; connect with hasActionMask: true to record it");
     const n = this._columns.discrete?.n ?? 0;
     if (column) /** @type {Uint8Array} */ (column.data).set(mask ?? new Uint8Array(n).fill(1), at * n);
   }
@@ -981,11 +1009,12 @@ class Rows {
     for (const [name, value] of Object.entries(values)) this._data[name].data[at] = /** @type {never} */ (value);
   }
 
-  /** Make a row carry no decision; its observation and mask stay. @param {number} at */
+  /** Clears a row's decision; its observation and mask stay. @param {number} at */
   _pad(at) {
     for (const [name, { shape, data }] of Object.entries(this._data)) {
-      if (name === "legal" || name === "obs" || name.startsWith("obs.")) continue;
-      const [size, isBig] = [product(shape), data instanceof BigInt64Array || data instanceof BigUint64Array];
+      if (name === "action_mask" || name === "obs" || name.startsWith("obs.")) continue;
+      const size = product(shape);
+      const isBig = data instanceof BigInt64Array || data instanceof BigUint64Array;
       data.fill(/** @type {never} */ (isBig ? 0n : 0), at * size, (at + 1) * size);
     }
   }
@@ -1002,33 +1031,35 @@ class Rows {
   /** @param {number} at @param {Note} note */
   _leave(at, note) {
     this._notes.push({ ...note, row: /** @type {Note} */ (this._notes.pop()).row });
-    this._noteBytes += 2 * canonicalJson(noteJson(note)).length;
-    [this._state, this._at, this._note] = [EMPTY, at, null];
+    this._noteBytes += 2 * canonicalJson(noteFields(note)).length;
+    this._state = EMPTY;
+    this._at = at;
+    this._note = null;
   }
 }
 
-/** The reader's own rules, so that nothing is recorded that could not be read back. @param {Note} note */
+/** Applies the reader's rules, so that everything recorded can be read back. @param {Note} note */
 function checkNote(note) {
   const { seat, match = "", model = "", opponents = [], result = "", seed = 0 } = note;
-  const isCount = (/** @type {unknown} */ one, /** @type {number} */ below) =>
-    typeof one === "bigint"
-      ? one >= 0n && one < 2n ** 64n
-      : Number.isSafeInteger(one) && Number(one) >= 0 && Number(one) < below;
-  const isText = (/** @type {unknown} */ one, /** @type {number} */ most) =>
-    typeof one === "string" && one.length <= most;
-  const isFine =
+  const isCount = (/** @type {unknown} */ value, /** @type {number} */ below) =>
+    typeof value === "bigint"
+      ? value >= 0n && value < 2n ** 64n
+      : Number.isSafeInteger(value) && Number(value) >= 0 && Number(value) < below;
+  const isText = (/** @type {unknown} */ value, /** @type {number} */ maxLength) =>
+    typeof value === "string" && value.length <= maxLength;
+  const isValid =
     isCount(seat, 2 ** 32) &&
     isCount(seed, 2 ** 64) &&
     isText(match, 128) &&
     isText(model, 128) &&
     Array.isArray(opponents) &&
     opponents.length <= 64 &&
-    opponents.every((one) => isText(one, 128)) &&
+    opponents.every((opponent) => isText(opponent, 128)) &&
     (isText(result, 64) || (typeof result === "number" && Math.abs(result) < 1e300));
-  if (!isFine)
+  if (!isValid)
     throw new Refused(
       "bad_metadata",
-      `an episode has a field of the wrong type or size: ${canonicalJson(noteJson(note)).slice(0, 120)}`,
+      `an episode has a field of the wrong type or size: ${canonicalJson(noteFields(note)).slice(0, 120)}`,
     );
 }
 
@@ -1036,11 +1067,13 @@ function checkNote(note) {
 
 /** @typedef {{layer: string, [field: string]: any}} Layer */
 /** @typedef {Float32Array | Float64Array} Numbers */
-/** @typedef {(x: Numbers) => Numbers} Run what a layer computes; it may overwrite what it gave before */
+/** @typedef {(x: Numbers) => Numbers} Run a layer's computation; it may overwrite the array it returned before */
 /** @typedef {Record<string, Column>} Weights */
 
 const fround = Math.fround;
-const [ILLEGAL, LOWEST, OPEN_END] = [-1e30, -1e20, 1e30];
+const MASKED = -1e30;
+const LOWEST = -1e20;
+const OPEN_END = 1e30;
 const LOG_STD = [-20, 4];
 
 /** @type {Record<string, (x: number) => number>} */
@@ -1054,8 +1087,8 @@ const ACTIVATIONS = {
 };
 
 /**
- * What a kind of layer makes of a row of this shape, and the shape of what it gives. Sums are taken in float64 and
- * rounded once, so they lie as near to NumPy's as those of another machine.
+ * For each kind of layer: its computation for a row of this shape, and the output shape. Sums are accumulated in
+ * float64 and rounded once, so they differ from NumPy's by no more than another machine's do.
  * @type {Record<string, (layer: Layer, shape: readonly number[], weight: (name: string, shape: number[]) =>
  *   Float32Array) => [Run, number[]]>}
  */
@@ -1064,11 +1097,14 @@ const LAYERS = {
   conv: convolution,
   layer_norm(_, shape, weight) {
     const width = shape[shape.length - 1];
-    const [scale, bias, out] = [weight("scale", [width]), weight("bias", [width]), new Float32Array(product(shape))];
+    const scale = weight("scale", [width]);
+    const bias = weight("bias", [width]);
+    const out = new Float32Array(product(shape));
     /** @type {Run} */
     const run = (x) => {
       for (let from = 0; from < out.length; from += width) {
-        let [mean, spread] = [0, 0];
+        let mean = 0;
+        let spread = 0;
         for (let at = 0; at < width; at++) mean += x[from + at] / width;
         for (let at = 0; at < width; at++) spread += (x[from + at] - mean) ** 2 / width;
         const by = 1 / Math.sqrt(spread + 1e-6);
@@ -1079,10 +1115,8 @@ const LAYERS = {
     return [run, [...shape]];
   },
   observation_norm(_, shape, weight) {
-    const [mean, by] = [
-      weight("mean", [...shape]),
-      weight("var", [...shape]).map((one) => 1 / Math.sqrt(fround(one + 1e-8))),
-    ];
+    const mean = weight("mean", [...shape]);
+    const by = weight("var", [...shape]).map((variance) => 1 / Math.sqrt(fround(variance + 1e-8)));
     weight("count", []);
     return [each(product(shape), (x, at) => Math.max(-10, Math.min(10, fround(x - mean[at]) * by[at]))), [...shape]];
   },
@@ -1098,10 +1132,13 @@ const LAYERS = {
       const relu = each(hidden, ACTIVATIONS.relu);
       return (x) => last(relu(first(x)));
     };
-    const [value, advantage, out] = [branch("value", 1), branch("advantage", width), new Float32Array(width)];
+    const value = branch("value", 1);
+    const advantage = branch("advantage", width);
+    const out = new Float32Array(width);
     /** @type {Run} */
     const run = (x) => {
-      const [base, better] = [value(x)[0], advantage(x)];
+      const base = value(x)[0];
+      const better = advantage(x);
       let mean = 0;
       for (let at = 0; at < width; at++) mean += better[at] / width;
       for (let at = 0; at < width; at++) out[at] = base + better[at] - mean;
@@ -1112,7 +1149,8 @@ const LAYERS = {
   scale_image: (_, shape) => [each(product(shape), (x) => x * fround(1 / 255)), [...shape]],
   channels({ axes }, shape) {
     const kept = shape.map((_, axis) => axis).filter((axis) => !axes.includes(axis));
-    const [order, out] = [[...kept, ...axes], new Float32Array(product(shape))];
+    const order = [...kept, ...axes];
+    const out = new Float32Array(product(shape));
     const strides = shape.map((_, axis) => product(shape.slice(axis + 1)));
     const from = new Uint32Array(out.length);
     for (let at = 0; at < out.length; at++) {
@@ -1135,7 +1173,7 @@ const LAYERS = {
     const run = (x) => {
       out.fill(0);
       x.forEach(
-        (one, at) => Number.isInteger(one) && one >= start && one < start + n && (out[at * n + one - start] = 1),
+        (value, at) => Number.isInteger(value) && value >= start && value < start + n && (out[at * n + value - start] = 1),
       );
       return out;
     };
@@ -1147,18 +1185,19 @@ const LAYERS = {
   },
 };
 
-/** @param {number} size @param {(x: number, at: number) => number} one @returns {Run} */
-function each(size, one) {
+/** @param {number} size @param {(x: number, at: number) => number} compute @returns {Run} */
+function each(size, compute) {
   const out = new Float32Array(size);
   return (x) => {
-    for (let at = 0; at < size; at++) out[at] = one(x[at], at);
+    for (let at = 0; at < size; at++) out[at] = compute(x[at], at);
     return out;
   };
 }
 
 /** @param {Float32Array} kernel @param {Float32Array} bias @returns {Run} */
 function linear(kernel, bias) {
-  const [width, out] = [bias.length, new Float32Array(bias.length)];
+  const width = bias.length;
+  const out = new Float32Array(bias.length);
   const sums = new Float64Array(width);
   return (x) => {
     sums.fill(0);
@@ -1179,8 +1218,11 @@ function linear(kernel, bias) {
 function convolution({ channels, kernel: side, stride }, shape, weight) {
   const [, wide, deep] = shape;
   const [high, across] = shape.slice(0, 2).map((size) => Math.floor((size - side) / stride) + 1);
-  const [kernel, bias] = [weight("kernel", [side, side, deep, channels]), weight("bias", [channels])];
-  const [out, sums, line] = [new Float32Array(high * across * channels), new Float64Array(channels), side * deep];
+  const kernel = weight("kernel", [side, side, deep, channels]);
+  const bias = weight("bias", [channels]);
+  const out = new Float32Array(high * across * channels);
+  const sums = new Float64Array(channels);
+  const line = side * deep;
   /** @type {Run} */
   const run = (x) => {
     for (let y = 0, to = 0; y < high; y++) {
@@ -1204,13 +1246,14 @@ function convolution({ channels, kernel: side, stride }, shape, weight) {
 
 /** @typedef {{kind: string, size: number, low: (number | null)[], high: (number | null)[]}} Head */
 /**
- * @typedef {{action: any, logp: number, raw: Float32Array | null}} Choice an action as the game takes it, and what the
- *   policy knows of it
+ * @typedef {{action: any, logp: number, raw: Float32Array | null}} Choice an action in the game's form, and what the
+ *   policy records about it
  */
 /** @typedef {{action: number, name: string, value: number | null, probability: number | null}} Advice */
-/** @typedef {{legal?: ArrayLike<boolean | number> | null, deterministic?: boolean, random?: () => number}} Choosing */
+/** @typedef {ArrayLike<boolean | number> | null} ActionMask one flag per action: whether it is valid */
+/** @typedef {{actionMask?: ActionMask, deterministic?: boolean, random?: () => number}} Choosing */
 
-/** Observations to actions: a game, a network, its weights and a head. Made by `openPolicy`; it never changes. */
+/** Maps observations to actions: a game, a network, its weights and a head. Created by `openPolicy`; immutable. */
 export class Policy {
   /** @param {Record<string, string>} facts @param {Weights} weights */
   constructor(facts, weights) {
@@ -1229,7 +1272,7 @@ export class Policy {
     this._columns = new Columns(this.game);
     this._outputs = OUTPUTS[this.head.kind];
     if (!this._outputs)
-      throw new Refused("bad_policy", `head ${this.head.kind} is not known; known are ${Object.keys(OUTPUTS)}`);
+      throw new Refused("bad_policy", `head ${this.head.kind} is unknown; known heads are ${Object.keys(OUTPUTS)}`);
     const unused = new Set(Object.keys(weights));
     /**
      * @param {string} place
@@ -1241,16 +1284,16 @@ export class Policy {
       const steps = layers.map((layer, index) => {
         const make = Object.hasOwn(LAYERS, layer.layer) ? LAYERS[layer.layer] : undefined;
         if (!make)
-          throw new Refused("bad_policy", `${place} holds a layer ${layer.layer}; known are ${Object.keys(LAYERS)}`);
-        const [run, after] = make(layer, shape, (name, wanted) => {
+          throw new Refused("bad_policy", `${place} has unknown layer ${layer.layer}; known: ${Object.keys(LAYERS)}`);
+        const [run, after] = make(layer, shape, (name, expected) => {
           const column = weights[`${place}.${index}.${name}`];
           if (
             !column ||
             column.dtype !== "F32" ||
-            column.shape.join() !== wanted.join() ||
+            column.shape.join() !== expected.join() ||
             !(/** @type {Float32Array} */ (column.data).every(Number.isFinite))
           ) {
-            throw new Refused("bad_policy", `${place}.${index}.${name} is missing, not finite, or not F32[${wanted}]`);
+            throw new Refused("bad_policy", `${place}.${index}.${name} is missing, not finite, or not F32[${expected}]`);
           }
           unused.delete(`${place}.${index}.${name}`);
           return /** @type {Float32Array} */ (column.data);
@@ -1262,12 +1305,12 @@ export class Policy {
     };
     const before = this.stack > 1 ? [this.stack] : [];
     let features = 0;
-    /** What the network looks at, in its order. */
+    /** The network's inputs, in its order. */
     this.inputs = Object.keys(network.inputs)
       .sort(byCodePoint)
       .map((name) => {
         const { shape, dtype, layers } = network.inputs[name];
-        const part = this._columns.obs.find((one) => one.name === name);
+        const part = this._columns.obs.find((candidate) => candidate.name === name);
         if (!part || part.dtype !== dtype || [...before, ...part.shape].join() !== shape.join()) {
           throw new Refused("bad_policy", `input ${name} is ${dtype}[${shape}], which the game does not have`);
         }
@@ -1282,20 +1325,20 @@ export class Policy {
     for (const name of Object.keys(network.heads).sort(byCodePoint)) {
       const [steps, after] = compiled(`heads.${name}`, network.heads[name], width);
       if (this._outputs.includes(name) && after.join() !== String(this.head.size)) {
-        throw new Refused("bad_policy", `head ${name} gives [${after}]; ${this.head.kind} wants ${this.head.size}`);
+        throw new Refused("bad_policy", `head ${name} outputs [${after}]; ${this.head.kind} needs ${this.head.size}`);
       }
       this._heads[name] = steps;
     }
     const missing = this._outputs.filter((name) => !this._heads[name]);
     if (missing.length || unused.size)
-      throw new Refused("bad_policy", `outputs ${missing} are missing, weights ${[...unused]} unknown`);
+      throw new Refused("bad_policy", `outputs ${missing} are missing, weights ${[...unused]} are unknown`);
     this._features = new Float32Array(features);
-    /** What the network gives. */
+    /** The names of the network's outputs. */
     this.headNames = Object.keys(this._heads);
   }
 
   /**
-   * What every head of the network gives for an observation; with a stack, for the list of the last ones.
+   * The output of every head for an observation; a policy with a stack takes a list of the last observations.
    * @param {any} obs
    * @returns {Record<string, Float32Array>}
    */
@@ -1304,34 +1347,33 @@ export class Policy {
   }
 
   /**
-   * An action as the game takes it: a number, or the numbers of a box.
+   * The chosen action: a number, or the numbers of a box.
    * @param {any} obs
-   * @param {Choosing} [how]
+   * @param {Choosing} [options]
    */
-  act(obs, how = {}) {
-    return this.choose(this.read(this.stack > 1 ? obs : [obs]), how).action;
+  act(obs, options = {}) {
+    return this.choose(this.read(this.stack > 1 ? obs : [obs]), options).action;
   }
 
   /**
-   * The legal actions of a discrete game, best first, each with its value or its probability, whichever the policy
-   * knows.
+   * The valid actions of a discrete game, best first, each with its value or its probability, whichever the policy has.
    * @param {any} obs
-   * @param {{legal?: ArrayLike<boolean | number> | null}} [how]
+   * @param {{actionMask?: ActionMask}} [options]
    * @returns {Advice[]}
    */
-  rank(obs, { legal = null } = {}) {
+  rank(obs, { actionMask = null } = {}) {
     const { discrete } = this._columns;
     if (!discrete)
       throw new Refused("not_discrete", `${this.game.game} has no discrete actions to rank; use act instead`);
-    const mask = this._mask(legal);
+    const mask = this._mask(actionMask);
     const columns = this.read(this.stack > 1 ? obs : [obs]);
-    const scores = masked(this.forward(columns, this._outputs)[this._outputs[0]], mask);
+    const scores = maskScores(this.forward(columns, this._outputs)[this._outputs[0]], mask);
     const most = Math.max(...scores);
     const total = scores.reduce((sum, score) => sum + Math.exp(score - most), 0);
     const isValue = this._outputs[0] === "q";
     const ranked = Array.from(scores.keys())
       .filter((at) => !mask || mask[at])
-      .sort((one, other) => scores[other] - scores[one] || one - other);
+      .sort((left, right) => scores[right] - scores[left] || left - right);
     return ranked.map((at) => ({
       action: at + discrete.start,
       name: this.game.action_names[at] ?? String(at + discrete.start),
@@ -1341,19 +1383,19 @@ export class Policy {
   }
 
   /**
-   * Checked observations as the network takes them, `stack` of them one behind the other.
+   * Checks observations and converts them to network inputs, `stack` of them concatenated.
    * @param {readonly any[]} rows
    * @returns {Record<string, Numbers>}
    */
   read(rows) {
     if (rows.length !== this.stack)
-      throw new Refused("bad_shape", `${rows.length} observations were given; this policy looks at ${this.stack}`);
+      throw new Refused("bad_shape", `${rows.length} observations were passed; this policy needs ${this.stack}`);
     return Object.fromEntries(
       this.inputs.map(({ name, size, isExact }) => {
-        const part = /** @type {Part} */ (this._columns.obs.find((one) => one.name === name));
+        const part = /** @type {Part} */ (this._columns.obs.find((candidate) => candidate.name === name));
         const numbers = isExact ? new Float64Array(size) : new Float32Array(size);
         rows.forEach((row, at) => {
-          const values = written(part, partOf(part, row), { bounds: false });
+          const values = writeValue(part, partOf(part, row), { bounds: false });
           for (let index = 0; index < part.size; index++) numbers[at * part.size + index] = Number(values[index]);
         });
         return [name, numbers];
@@ -1362,7 +1404,7 @@ export class Policy {
   }
 
   /**
-   * What these heads give, as copies.
+   * The outputs of these heads, as copies.
    * @param {Record<string, Numbers>} columns
    * @param {readonly string[]} heads
    * @returns {Record<string, Float32Array>}
@@ -1380,19 +1422,21 @@ export class Policy {
   }
 
   /**
-   * The decision for what `read` gave.
+   * The decision for inputs that `read` returned.
    * @param {Record<string, Numbers>} columns
-   * @param {Choosing} how
+   * @param {Choosing} options
    * @returns {Choice}
    */
-  choose(columns, { legal = null, deterministic = true, random = Math.random }) {
-    const [mask, outputs, { discrete }] = [this._mask(legal), this.forward(columns, this._outputs), this._columns];
+  choose(columns, { actionMask = null, deterministic = true, random = Math.random }) {
+    const mask = this._mask(actionMask);
+    const outputs = this.forward(columns, this._outputs);
+    const { discrete } = this._columns;
     if (!discrete) return this._gaussian(outputs.mean, outputs.log_std, deterministic ? null : random);
-    const scores = masked(outputs[this._outputs[0]], mask);
+    const scores = maskScores(outputs[this._outputs[0]], mask);
     if (deterministic || this.head.kind !== "categorical")
-      return { action: discrete.start + largest(scores), logp: 0, raw: null };
-    // The largest of logits with Gumbel noise is a draw by their probabilities.
-    const action = largest(scores.map((score) => score - Math.log(Math.max(-Math.log(1 - random()), 1e-30))));
+      return { action: discrete.start + argmax(scores), logp: 0, raw: null };
+    // The argmax of logits plus Gumbel noise is a sample from their distribution.
+    const action = argmax(scores.map((score) => score - Math.log(Math.max(-Math.log(1 - random()), 1e-30))));
     const most = Math.max(...scores);
     const logp = scores[action] - most - Math.log(scores.reduce((sum, score) => sum + Math.exp(score - most), 0));
     return { action: discrete.start + action, logp, raw: null };
@@ -1410,26 +1454,27 @@ export class Policy {
     }
     const space = /** @type {Box} */ (this.game.action[""]);
     const numbers = space.dtype === "F64" ? new Float64Array(raw.length) : new Float32Array(raw.length);
-    raw.forEach((one, at) => {
-      const [low, high] = [this.head.low[at] ?? -Infinity, this.head.high[at] ?? Infinity];
+    raw.forEach((value, at) => {
+      const low = this.head.low[at] ?? -Infinity;
+      const high = this.head.high[at] ?? Infinity;
       const isClosed = Math.abs(low) < OPEN_END && Math.abs(high) < OPEN_END;
       const [by, middle] = isClosed ? [fround((high - low) / 2), fround((high + low) / 2)] : [1, 0];
-      const scaled = (this.head.kind === "gaussian_tanh" ? Math.tanh(one) : one) * by + middle;
+      const scaled = (this.head.kind === "gaussian_tanh" ? Math.tanh(value) : value) * by + middle;
       numbers[at] = Math.min(Math.max(scaled, low), high);
     });
     return { action: space.shape.length ? numbers : numbers[0], logp, raw };
   }
 
-  /** @param {ArrayLike<boolean | number> | null} legal */
-  _mask(legal) {
-    const mask = this._columns.mask(legal);
+  /** @param {ActionMask} actionMask */
+  _mask(actionMask) {
+    const mask = this._columns.mask(actionMask);
     if (mask && !mask.includes(1))
-      throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
+      throw new Refused("invalid_action", "actionMask allows no action; allow at least one, or end the episode");
     return mask;
   }
 }
 
-/** @type {Record<string, string[]>} what each kind of head reads */
+/** @type {Record<string, string[]>} the outputs that each kind of head reads */
 const OUTPUTS = {
   argmax: ["q"],
   epsilon_greedy: ["q"],
@@ -1439,19 +1484,18 @@ const OUTPUTS = {
 };
 
 /**
- * Outputs in which illegal actions lie below every legal one.
+ * The scores with every masked action below every valid one.
  * @param {Float32Array} scores
  * @param {Uint8Array | null} mask
  */
-const masked = (scores, mask) =>
-  mask ? scores.map((score, at) => (mask[at] ? Math.max(score, LOWEST) : ILLEGAL)) : scores;
+const maskScores = (scores, mask) =>
+  mask ? scores.map((score, at) => (mask[at] ? Math.max(score, LOWEST) : MASKED)) : scores;
 
 /** @param {Float32Array} scores */
-const largest = (scores) => scores.reduce((best, score, at) => (score > scores[best] ? at : best), 0);
+const argmax = (scores) => scores.reduce((best, score, at) => (score > scores[best] ? at : best), 0);
 
 /**
- * The policy that these bytes are; Refused unless they are exactly one. Whoever wants to know whose it is checks that
- * first.
+ * Reads a policy file; throws Refused unless the bytes are exactly one. It does not check a signature.
  * @param {Uint8Array} raw
  */
 export function openPolicy(raw) {
@@ -1461,7 +1505,7 @@ export function openPolicy(raw) {
   try {
     return new Policy(metadata, columns);
   } catch (error) {
-    throw error instanceof Refused ? error : new Refused("bad_policy", `it cannot be read: ${error}`);
+    throw error instanceof Refused ? error : new Refused("bad_policy", `the policy cannot be read: ${error}`);
   }
 }
 
@@ -1470,72 +1514,72 @@ export function openPolicy(raw) {
 const MAX_SIGNED = 256 * 1024;
 
 /**
- * What a trusted key signed; Refused when anything about it is wrong.
+ * The entry of a signed document; throws Refused unless a trusted key signed it.
  *
- * The signature is over the entry exactly as it stands in the text, so nothing has to be written as Python writes it.
+ * The signature covers the entry's exact text, so it does not have to be re-encoded as Python writes it.
  * @param {string} text
  * @param {readonly string[]} trust public keys as `ed25519:BASE64`
  * @returns {Promise<any>}
  */
 export async function checkSigned(text, trust) {
   if (text.length > MAX_SIGNED)
-    throw new Refused("too_large", `a signed document of ${text.length} letters; at most ${MAX_SIGNED} are read`);
-  const found = /^\{"entry":(\{.*\}),"key_id":"([0-9a-f]{16})","signature":"([A-Za-z0-9+/]{86}==)"\}$/s.exec(text);
-  if (!found)
+    throw new Refused("too_large", `a signed document has ${text.length} characters; the limit is ${MAX_SIGNED}`);
+  const match = /^\{"entry":(\{.*\}),"key_id":"([0-9a-f]{16})","signature":"([A-Za-z0-9+/]{86}==)"\}$/s.exec(text);
+  if (!match)
     throw new Refused("bad_entry", "a signed document has entry, key_id and signature, in this order and nothing else");
-  const [, entry, keyId, signature] = found;
+  const [, entry, keyId, signature] = match;
   const keys = trust.map(publicKey);
-  const key = keys.find((one) => sha256(one).slice(0, 16) === keyId);
-  if (!key) throw new Refused("unknown_key", `signed by ${keyId}, who is not among the ${keys.length} trusted keys`);
+  const key = keys.find((candidate) => sha256(candidate).slice(0, 16) === keyId);
+  if (!key)
+    throw new Refused("unknown_key", `signed by key ${keyId}, which is not among the ${keys.length} trusted keys`);
   const subtle = globalThis.crypto?.subtle;
   if (!subtle)
-    throw new Refused("no_crypto", "this page cannot check signatures; serve it over https, or from 127.0.0.1");
+    throw new Refused("no_crypto", "this page cannot verify signatures; serve it over https, or from 127.0.0.1");
   const raw = fromBase64(signature);
   const verifier = await subtle.importKey("raw", key, { name: "Ed25519" }, false, ["verify"]).catch((error) => {
-    throw new Refused("no_crypto", `this browser cannot check Ed25519 signatures (${error}); use a newer one`);
+    throw new Refused("no_crypto", `this browser cannot verify Ed25519 signatures (${error}); use a newer one`);
   });
-  // base64 has several texts for the same bytes; only one is ours.
-  const isFine =
+  // Several base64 texts decode to the same bytes; only the canonical one is accepted.
+  const isValid =
     toBase64(raw) === signature &&
     (await subtle.verify("Ed25519", verifier, raw, bytesOf(`understudy-entry/1\0${entry}`)));
-  if (!isFine) throw new Refused("bad_signature", `the signature of ${keyId} does not fit what was signed`);
+  if (!isValid) throw new Refused("bad_signature", `the signature of key ${keyId} does not match the document`);
   return JSON.parse(entry);
 }
 
 /** @param {string} text @returns {Bytes} */
 function publicKey(text) {
-  const found = /^ed25519:([A-Za-z0-9+/]{43}=)$/.exec(text);
-  if (!found)
+  const match = /^ed25519:([A-Za-z0-9+/]{43}=)$/.exec(text);
+  if (!match)
     throw new Refused(
       "bad_key",
-      `${String(text).slice(0, 60)} is no public key; give ed25519:BASE64, as \`understudy up\` prints it`,
+      `${String(text).slice(0, 60)} is not a public key; pass ed25519:BASE64, as \`understudy up\` prints it`,
     );
-  return fromBase64(found[1]);
+  return fromBase64(match[1]);
 }
 
 /** @typedef {{name: string, policy: Policy, manifest: any}} Bot a model that passed every check */
 
 /**
- * The bot of these facts and bytes; Refused unless they are what was signed and act as they did then.
+ * Opens a model; throws Refused unless its bytes match the manifest and reproduce its golden outputs.
  * @param {any} manifest
  * @param {Uint8Array} raw
  * @returns {Bot}
  */
-function opened(manifest, raw) {
+function openBot(manifest, raw) {
   const name = `${manifest.game}/${manifest.model_no}`;
   if (raw.length !== manifest.policy_bytes || sha256(raw) !== manifest.policy_sha256) {
-    throw new Refused("bad_hash", `the ${raw.length} bytes of ${name} are not the ones that were signed`);
+    throw new Refused("bad_hash", `the ${raw.length} bytes of ${name} do not match the signed hash`);
   }
   const policy = openPolicy(raw);
   if (policy.game.game !== manifest.game || policy.schema !== manifest.schema)
-    throw new Refused("bad_policy", `${name} holds a policy of another game`);
+    throw new Refused("bad_policy", `${name} contains a policy of another game`);
   checkGolden(policy, manifest.golden);
   return { name, policy, manifest };
 }
 
 /**
- * The platform draws golden observations with NumPy's generator from a fixed seed; this is that generator, from there
- * on.
+ * NumPy's PCG64 generator after a fixed seed: the platform draws its golden observations with it.
  */
 class Golden {
   constructor() {
@@ -1548,11 +1592,12 @@ class Golden {
   bits() {
     const all = (1n << 128n) - 1n;
     this._state = (this._state * 0x2360ed051fc65da44385df649fccf645n + 0x8aea2dee8ffd65a31d8755612f9dea65n) & all;
-    const [folded, turn] = [(this._state >> 64n) ^ (this._state & (all >> 64n)), this._state >> 122n];
+    const folded = (this._state >> 64n) ^ (this._state & (all >> 64n));
+    const turn = this._state >> 122n;
     return BigInt.asUintN(64, (folded >> turn) | (folded << (64n - turn)));
   }
 
-  /** A number from 0 to 1. */
+  /** A uniform number from 0 to 1. */
   uniform() {
     return Number(this.bits() >> 11n) / 2 ** 53;
   }
@@ -1569,16 +1614,18 @@ class Golden {
     return Number(bits & 0xffffffffn) >>> 31;
   }
 
-  /** A number from the normal distribution, by a ziggurat of 256 layers. */
+  /** A normally distributed number, by a ziggurat of 256 layers. */
   normal() {
     for (;;) {
       const bits = this.bits();
-      const [layer, whole] = [Number(bits & 255n), Number((bits >> 9n) & 0xfffffffffffffn)];
+      const layer = Number(bits & 255n);
+      const whole = Number((bits >> 9n) & 0xfffffffffffffn);
       const x = whole * ZIGGURAT.width[layer] * (bits & 256n ? -1 : 1);
       if (whole < ZIGGURAT.inside[layer]) return x;
       if (layer === 0) {
         for (;;) {
-          const [far, high] = [-Math.log1p(-this.uniform()) / ZIGGURAT.end, -Math.log1p(-this.uniform())];
+          const far = -Math.log1p(-this.uniform()) / ZIGGURAT.end;
+          const high = -Math.log1p(-this.uniform());
           if (2 * high > far * far) return (whole >>> 8) & 1 ? -(ZIGGURAT.end + far) : ZIGGURAT.end + far;
         }
       }
@@ -1589,80 +1636,90 @@ class Golden {
 }
 
 const ZIGGURAT = (() => {
-  const [end, area, layers] = [3.6541528853610088, 0.00492867323397465, 256];
-  const [width, inside, height] = [new Float64Array(layers), new Float64Array(layers), new Float64Array(layers)];
+  const end = 3.6541528853610088;
+  const area = 0.00492867323397465;
+  const layers = 256;
+  const width = new Float64Array(layers);
+  const inside = new Float64Array(layers);
+  const height = new Float64Array(layers);
   const density = (/** @type {number} */ x) => Math.exp((-x * x) / 2);
   let x = end;
-  [width[0], inside[0], height[0]] = [area / density(end) / 2 ** 52, ((end * density(end)) / area) * 2 ** 52, 1];
+  width[0] = area / density(end) / 2 ** 52;
+  inside[0] = ((end * density(end)) / area) * 2 ** 52;
+  height[0] = 1;
   [width[layers - 1], height[layers - 1]] = [end / 2 ** 52, density(end)];
   for (let layer = layers - 2; layer > 0; layer--) {
     const next = Math.sqrt(-2 * Math.log(area / x + density(x)));
     inside[layer + 1] = (next / x) * 2 ** 52;
-    [width[layer], height[layer], x] = [next / 2 ** 52, density(next), next];
+    width[layer] = next / 2 ** 52;
+    height[layer] = density(next);
+    x = next;
   }
   return { end, width, inside, height };
 })();
 
-/** @param {Policy} policy @param {any} wanted what each head gave for two observations when the model was signed */
-function checkGolden(policy, wanted) {
-  const [golden, rows] = [new Golden(), 2];
+/** @param {Policy} policy @param {any} outputs each head's outputs for two observations, from the signed manifest */
+function checkGolden(policy, outputs) {
+  const golden = new Golden();
+  const rows = 2;
   /** @type {Record<string, Numbers>[]} */
-  const given = Array.from({ length: rows }, () => ({}));
+  const inputs = Array.from({ length: rows }, () => ({}));
   for (const { name, dtype, size, isExact } of policy.inputs) {
-    for (const row of given) {
+    for (const row of inputs) {
       const draw = () =>
         isFloat(dtype) ? golden.normal() : dtype === "BOOL" ? Number(golden.uniform() < 0.5) : golden.bit();
       const drawn = Array.from({ length: size }, draw);
       row[name] = isExact ? Float64Array.from(drawn) : Float32Array.from(drawn);
     }
   }
-  given.forEach((columns, row) => {
+  inputs.forEach((columns, row) => {
     for (const [head, numbers] of Object.entries(policy.forward(columns, policy.headNames))) {
-      const expected = wanted?.[head];
+      const expected = outputs?.[head];
       const isClose =
         Array.isArray(expected) &&
         expected.length === rows &&
         expected[row].length === numbers.length &&
-        numbers.every((one, at) => Math.abs(one - expected[row][at]) <= 1e-4 + 1e-4 * Math.abs(expected[row][at]));
-      if (!isClose) throw new Refused("bad_golden", `output ${head} differs from what was signed with the model`);
+        numbers.every((value, at) => Math.abs(value - expected[row][at]) <= 1e-4 + 1e-4 * Math.abs(expected[row][at]));
+      if (!isClose)
+        throw new Refused("bad_golden", `output ${head} differs from the golden outputs in the signed manifest`);
     }
   });
 }
 
 // --- The link --------------------------------------------------------------------------------------------------------
 
-/** A request that failed as a whole; `status` is 0 where no answer came. */
+/** A request that failed as a whole; `status` is 0 when there was no response. */
 export class LinkFailed extends Error {
   /**
    * @param {string} code
    * @param {string} detail
-   * @param {{status?: number, retryAfterS?: number, isOwn?: boolean}} [more]
+   * @param {{status?: number, retryAfterS?: number, isFromGateway?: boolean}} [more]
    */
-  constructor(code, detail, { status = 0, retryAfterS = 0, isOwn = false } = {}) {
+  constructor(code, detail, { status = 0, retryAfterS = 0, isFromGateway = false } = {}) {
     super(`${code}: ${detail}`);
     this.name = "LinkFailed";
     this.code = code;
     this.detail = detail;
     this.status = status;
     this.retryAfterS = retryAfterS;
-    /** Whether a gateway said so, in its own words; a proxy or a hotel's network says nothing that is for good. */
-    this.isOwn = isOwn;
+    /** Whether a gateway sent this error. Errors from proxies and captive portals are never treated as final. */
+    this.isFromGateway = isFromGateway;
   }
 
-  /** Whether another key is needed before anything may be tried again. */
+  /** Whether retrying needs another key. */
   get needsKey() {
-    return this.isOwn && (this.status === 401 || this.status === 403);
+    return this.isFromGateway && (this.status === 401 || this.status === 403);
   }
 
   /** Whether the same request may succeed later. */
-  get mayPass() {
+  get isRetryable() {
     return this.status === 0 || this.status === 408 || this.status === 429 || this.status >= 500;
   }
 }
 
 const TIMEOUT_S = 10;
 
-/** The way to a platform's gateway. */
+/** The connection to a platform's gateway. */
 class Link {
   /** @param {{url: string, key: string, game: string, fetch: typeof globalThis.fetch}} place */
   constructor({ url, key, game, fetch }) {
@@ -1676,7 +1733,7 @@ class Link {
   }
 
   /**
-   * The status and body of a success; LinkFailed with the gateway's own words otherwise.
+   * The status and body of a successful response; throws LinkFailed with the gateway's error otherwise.
    * @param {string} method
    * @param {string} path
    * @param {{body?: Bytes | string, kind?: string, waitS?: number}} [more]
@@ -1697,38 +1754,39 @@ class Link {
         body,
         signal: stop.signal,
         cache: "no-store",
-        redirect: "error", // a gateway never sends its clients elsewhere, and steps are for nobody else
+        redirect: "error", // a gateway never redirects, and steps must not be sent to another server
       });
       raw = new Uint8Array(await answer.arrayBuffer());
     } catch (error) {
-      throw new LinkFailed("unreachable", `${this.address} gave no answer (${error}); does it run there?`);
+      throw new LinkFailed("unreachable", `${this.address} did not respond (${error}); is the gateway running there?`);
     } finally {
       clearTimeout(timer);
       this._open.delete(stop);
     }
     if (answer.status === 200 || answer.status === 204) return { status: answer.status, raw };
-    if (key !== this.key) throw new LinkFailed("old_key", "another key was given while this request was under way");
-    const said = /** @type {any} */ (jsonOf(raw))?.error;
-    const isOwn = typeof said?.code === "string";
-    const [code, detail] = isOwn
-      ? [said.code, said.detail]
-      : [`status_${answer.status}`, "that is no answer of a gateway; is the address right?"];
-    const retryAfterS = Number((isOwn ? said.retry_after_s : null) ?? answer.headers.get("retry-after") ?? 0) || 0;
+    if (key !== this.key) throw new LinkFailed("old_key", "the key was replaced while this request was in flight");
+    const failure = /** @type {any} */ (jsonOf(raw))?.error;
+    const isFromGateway = typeof failure?.code === "string";
+    const [code, detail] = isFromGateway
+      ? [failure.code, failure.detail]
+      : [`status_${answer.status}`, "the response is not from a gateway; is the address right?"];
+    const ownDelayS = isFromGateway ? failure.retry_after_s : null;
+    const retryAfterS = Number(ownDelayS ?? answer.headers.get("retry-after") ?? 0) || 0;
     throw new LinkFailed(
       code.slice(0, 40),
       `${String(detail).slice(0, 300)} (${this.address} answered ${answer.status})`,
-      { status: answer.status, retryAfterS, isOwn },
+      { status: answer.status, retryAfterS, isFromGateway },
     );
   }
 
-  /** Let go; whoever waits for an answer gets none. */
+  /** Closes the link; pending requests are aborted. */
   close() {
     this._isClosed = true;
     for (const stop of this._open) stop.abort();
   }
 }
 
-/** @param {Uint8Array} raw @returns {unknown} what the bytes say, or null */
+/** @param {Uint8Array} raw @returns {unknown} the parsed JSON, or null when it is not JSON */
 function jsonOf(raw) {
   try {
     return JSON.parse(new TextDecoder().decode(raw));
@@ -1737,7 +1795,7 @@ function jsonOf(raw) {
   }
 }
 
-/** Waits are random between 0 and a bound that doubles with each failure. */
+/** Exponential backoff with jitter: waits are random between 0 and a bound that doubles with each failure. */
 class Backoff {
   /** @param {Clock} clock @param {() => number} random */
   constructor(clock, random) {
@@ -1754,25 +1812,24 @@ class Backoff {
     this._failures = this._untilMs = 0;
   }
 
-  /** @param {number} retryAfterS @param {boolean} [wholly] whether all of what was sent must go again */
-  failed(retryAfterS, wholly = true) {
-    this._failures = wholly ? this._failures + 1 : 1;
+  /** @param {number} retryAfterS @param {boolean} [isWholeBatch] whether every frame of the batch must be resent */
+  failed(retryAfterS, isWholeBatch = true) {
+    this._failures = isWholeBatch ? this._failures + 1 : 1;
     const boundS = Math.min(30, 0.5 * 2 ** Math.min(this._failures - 1, 16));
     this._untilMs = this._clock.monotonic() + 1000 * Math.max(this._random() * boundS, Math.min(retryAfterS, 30));
   }
 }
 
 /**
- * @typedef {{now: () => number, monotonic: () => number}} Clock milliseconds: since 1970, and of a clock that nobody
- *   sets
+ * @typedef {{now: () => number, monotonic: () => number}} Clock milliseconds since 1970, and of a monotonic clock
  */
 /**
  * @typedef {{getItem: (key: string) => string | null, setItem: (key: string, value: string) => void, removeItem: (key:
  *   string) => void, length?: number, key?: (at: number) => string | null}} TextStorage such as localStorage
  */
 
-/** What is kept for the next start, under one place; a storage that fails loses only that. */
-class Shelf {
+/** JSON values in a storage, under one key prefix. Storage errors are ignored: only the stored values are lost. */
+class ScopedStorage {
   /** @param {TextStorage} storage @param {string} prefix */
   constructor(storage, prefix) {
     this._storage = storage;
@@ -1788,10 +1845,11 @@ class Shelf {
     }
   }
 
-  /** @param {string} name @param {unknown} value @returns {number} how many letters it takes; 0 when it is not kept */
+  /** @param {string} name @param {unknown} value @returns {number} its size in characters; 0 when it was not stored */
   write(name, value) {
     try {
-      const [key, text] = [this._prefix + name, JSON.stringify(value)];
+      const key = this._prefix + name;
+      const text = JSON.stringify(value);
       this._storage.setItem(key, text);
       return key.length + text.length;
     } catch {
@@ -1804,7 +1862,7 @@ class Shelf {
     try {
       this._storage.removeItem(this._prefix + name);
     } catch {
-      // It is read again at the next start, and sending it again changes nothing.
+      // It is read again at the next start; sending it twice changes nothing.
     }
   }
 
@@ -1822,54 +1880,54 @@ class Shelf {
 }
 
 /**
- * Remove what nobody comes back for, of whatever deployment: frames that are too old to be taken, signs of life, and
- * the policies of a game that was not played since; whom it trusts, and the numbers it has seen, stay.
+ * Removes expired values of every deployment: frames too old to be accepted, heartbeats, and the policies of games that
+ * were not played since. Pinned keys and the highest entry numbers stay.
  * @param {TextStorage} storage
  * @param {number} nowMs
  */
-function sweep(storage, nowMs) {
-  const all = new Shelf(storage, "understudy/");
+function removeExpired(storage, nowMs) {
+  const all = new ScopedStorage(storage, "understudy/");
   for (const name of all.names("")) {
     const [place, kind, owner, session] = name.split("/");
     let lastMs = nowMs;
-    if (kind === "frame" || kind === "gap") lastMs = beganMs(session ?? owner);
+    if (kind === "frame" || kind === "gap") lastMs = sessionStartMs(session ?? owner);
     else if (kind === "held") lastMs = Number(all.read(name)) || 0;
     else if (kind === "policy") lastMs = Number(all.read(`${place}/used`)) || 0;
-    if (!(nowMs - lastMs <= KEPT_MS)) all.remove(name);
+    if (!(nowMs - lastMs <= MAX_AGE_MS)) all.remove(name);
   }
 }
 
 /** @typedef {{request: (name: string, how: {ifAvailable: true}, work: (lock: unknown) => unknown) => Promise<unknown>}} Locks */
 
 /**
- * Which pages still run, so that what one of them keeps is sent by nobody else: each holds its own name, and the names
- * of those whose frames it took up. By locks where pages have them; elsewhere by a sign of life in the storage, which
- * is old once the page is gone.
+ * Tracks which pages still run, so that only one page sends the stored frames of each. A page owns its own name and the
+ * names of the pages whose frames it adopted. Uses Web Locks where available, otherwise heartbeats in the storage, which
+ * expire when a page is gone.
  */
-class Holds {
-  /** @param {{shelf: Shelf, clock: Clock, locks: Locks | null, place: string}} parts */
-  constructor({ shelf, clock, locks, place }) {
-    this._shelf = shelf;
+class OwnerLocks {
+  /** @param {{storage: ScopedStorage, clock: Clock, locks: Locks | null, place: string}} parts */
+  constructor({ storage, clock, locks, place }) {
+    this._storage = storage;
     this._clock = clock;
     this._locks = locks;
     this._place = place;
-    /** @type {Map<string, () => void>} how each name is let go */
-    this._mine = new Map();
-    /** @type {Map<string, number>} the last sign of life of each name, as it was written */
-    this._signs = new Map();
+    /** @type {Map<string, () => void>} how each name is released */
+    this._held = new Map();
+    /** @type {Map<string, number>} the last heartbeat written for each name */
+    this._heartbeats = new Map();
     this._isOver = false;
     /** @type {any} */
-    this._timer = locks ? undefined : setInterval(() => this._beat(), BEAT_MS);
+    this._timer = locks ? undefined : setInterval(() => this._heartbeat(), HEARTBEAT_MS);
     this._timer?.unref?.();
   }
 
-  /** Whether this name is held here from now on, and nobody held it before. @param {string} name */
+  /** Takes ownership of a name; false when another page owns it. @param {string} name */
   async take(name) {
-    if (this._isOver || this._mine.has(name)) return false;
+    if (this._isOver || this._held.has(name)) return false;
     if (!this._locks) {
-      if (Math.abs(this._clock.now() - (Number(this._shelf.read(`held/${name}`)) || 0)) < ALIVE_MS) return false;
-      this._mine.set(name, () => this._shelf.remove(`held/${name}`));
-      this._beat();
+      if (Math.abs(this._clock.now() - (Number(this._storage.read(`held/${name}`)) || 0)) < ALIVE_MS) return false;
+      this._held.set(name, () => this._storage.remove(`held/${name}`));
+      this._heartbeat();
       return true;
     }
     const { request } = this._locks;
@@ -1877,74 +1935,74 @@ class Holds {
       const work = (/** @type {unknown} */ lock) => {
         resolve(lock !== null && !this._isOver);
         const isOurs = lock !== null && !this._isOver;
-        return isOurs ? new Promise((done) => this._mine.set(name, () => done(null))) : null;
+        return isOurs ? new Promise((done) => this._held.set(name, () => done(null))) : null;
       };
       request.call(this._locks, `${this._place}${name}`, { ifAvailable: true }, work).catch(() => resolve(false));
     });
   }
 
-  _beat() {
+  _heartbeat() {
     const nowMs = this._clock.now();
-    for (const name of this._mine.keys()) {
-      if (!this._isMissed(name) && this._shelf.write(`held/${name}`, nowMs)) this._signs.set(name, nowMs);
+    for (const name of this._held.keys()) {
+      if (!this._isLost(name) && this._storage.write(`held/${name}`, nowMs)) this._heartbeats.set(name, nowMs);
     }
   }
 
-  /** Names that others took while this page slept for so long that they thought it gone; it holds them no more. */
-  missed() {
-    const names = [...this._signs.keys()].filter((name) => this._isMissed(name));
+  /** Releases and returns the names that other pages took over because this page slept past its heartbeat. */
+  lost() {
+    const names = [...this._heartbeats.keys()].filter((name) => this._isLost(name));
     for (const name of names) {
-      this._mine.delete(name);
-      this._signs.delete(name);
+      this._held.delete(name);
+      this._heartbeats.delete(name);
     }
     return names;
   }
 
   /** @param {string} name */
-  _isMissed(name) {
-    const atMs = this._signs.get(name);
+  _isLost(name) {
+    const atMs = this._heartbeats.get(name);
     if (atMs === undefined || Math.abs(this._clock.now() - atMs) < ALIVE_MS) return false;
-    // Where all is gone somebody emptied the storage; whoever takes a name leaves the rest.
-    return this._shelf.read(`held/${name}`) !== atMs && this._shelf.read("used") !== null;
+    // When everything is gone the storage was cleared; a page that takes over a name leaves the other values.
+    return this._storage.read(`held/${name}`) !== atMs && this._storage.read("used") !== null;
   }
 
-  /** Let others have all of it. */
+  /** Releases all names. */
   end() {
     this._isOver = true;
     clearInterval(this._timer);
-    for (const letGo of this._mine.values()) letGo();
-    this._mine.clear();
-    this._signs.clear();
+    for (const release of this._held.values()) release();
+    this._held.clear();
+    this._heartbeats.clear();
   }
 }
 
 /**
- * Which page of a browser keeps a question waiting at the gateway: one, and one that is looked at. Over HTTP/1.1 a browser
- * has six connections for a host, and questions that wait in many pages would leave none to send with.
+ * Lets one visible page of a browser at a time hold a long poll at the gateway. Over HTTP/1.1 a browser has six
+ * connections per host, and long polls of many pages would leave none to send with.
  */
-class Watch {
-  /** @param {{locks: Locks | null, name: string, isPage: boolean}} parts elsewhere than in a page anybody may wait */
+class PollLock {
+  /** @param {{locks: Locks | null, name: string, isPage: boolean}} parts outside of pages long polls are unlimited */
   constructor({ locks, name, isPage }) {
     this._locks = locks;
     this._name = name;
     this._isPage = isPage;
     /** @type {(() => void) | null} */
-    this._letGo = null;
+    this._release = null;
   }
 
-  /** Whether it is this page from now on. */
+  /** Whether this page may hold the long poll now. */
   async take() {
     if (!this._isPage) return true;
     if (globalThis.document?.visibilityState === "hidden") this.end();
-    else if (!this._letGo && this._locks) await this._request(this._locks);
-    return this._letGo !== null;
+    else if (!this._release && this._locks) await this._request(this._locks);
+    return this._release !== null;
   }
 
   /** @param {Locks} locks @returns {Promise<void>} */
   _request(locks) {
     return new Promise((resolve) => {
       const work = (/** @type {unknown} */ lock) => {
-        const held = lock === null ? null : new Promise((done) => (this._letGo = () => done(null)));
+        const held = lock === null ? null : new Promise((done) => (this._release = () => done(null)));
         resolve();
         return held;
       };
@@ -1953,64 +2011,71 @@ class Watch {
   }
 
   end() {
-    this._letGo?.();
-    this._letGo = null;
+    this._release?.();
+    this._release = null;
   }
 }
 
-/** A storage that lasts as long as the program. @returns {TextStorage} */
+/** A storage in memory. @returns {TextStorage} */
 function memoryStorage() {
   /** @type {Map<string, string>} */
-  const kept = new Map();
+  const items = new Map();
   return {
-    getItem: (key) => kept.get(key) ?? null,
-    setItem: (key, value) => void kept.set(key, value),
-    removeItem: (key) => void kept.delete(key),
+    getItem: (key) => items.get(key) ?? null,
+    setItem: (key, value) => void items.set(key, value),
+    removeItem: (key) => void items.delete(key),
   };
 }
 
 // --- The sender ------------------------------------------------------------------------------------------------------
 
-const [MAX_FRAMES, MAX_BATCH_BYTES, MAX_REPORTED] = [64, 4 * 1024 * 1024, 1024];
-const [IDLE_MS, TELL_MS, DAY_MS] = [60_000, 10_000, 86_400_000];
-/** How long what is left may lie, as the platform takes no older session; and how much, in letters as storages count. */
-const [KEPT_MS, SHELF_LETTERS] = [8 * DAY_MS, 2 * 1024 * 1024];
-/** Browsers let a page in the background do something once a minute; one that was silent for longer is gone. */
-const [BEAT_MS, ALIVE_MS] = [20_000, 150_000];
-const [ADOPT_FIRST_MS, ADOPT_CAP_MS] = [1_000, 60_000];
-const PARCEL = "application/vnd.understudy.parcel";
+const MAX_FRAMES = 64;
+const MAX_BATCH_BYTES = 4 * 1024 * 1024;
+const MAX_REPORTED = 1024;
+const IDLE_MS = 60_000;
+const REPORT_MS = 10_000;
+const DAY_MS = 86_400_000;
+/** Limits of stored frames: the age up to which the platform accepts a session, and characters of storage. */
+const MAX_AGE_MS = 8 * DAY_MS;
+const MAX_STORED_CHARS = 2 * 1024 * 1024;
+/** Browsers run background timers about once a minute; a page without a heartbeat for longer is gone. */
+const HEARTBEAT_MS = 20_000;
+const ALIVE_MS = 150_000;
+const ADOPT_FIRST_MS = 1_000;
+const ADOPT_CAP_MS = 60_000;
+const FRAMES_TYPE = "application/vnd.understudy.frames";
 
-/** The episodes that follow one another for one player and seat: their rows, and the numbers of their frames. */
+/** Consecutive episodes of one player and seat: their rows, and the numbers of their frames. */
 class Session {
   /**
-   * @param {{id: string, player: string, seat?: number, isKept?: boolean, rows: Rows | null, startedMs: number}} facts
-   *   without rows: another program's, whose frames are only sent
+   * @param {{id: string, player: string, seat?: number, isRecorded?: boolean, rows: Rows | null, startedMs: number}} facts
+   *   without rows it belongs to another program, and its frames are only sent
    */
-  constructor({ id, player, seat = 0, isKept = true, rows, startedMs }) {
+  constructor({ id, player, seat = 0, isRecorded = true, rows, startedMs }) {
     this.id = id;
     this.player = player;
     this.seat = seat;
-    /** Whether its episodes are recorded; otherwise their steps are only counted. */
-    this.isKept = isKept;
+    /** Whether its episodes are recorded; otherwise their steps are counted only. */
+    this.isRecorded = isRecorded;
     this.rows = rows;
     this._startedMs = startedMs;
     this.idleSinceMs = startedMs;
-    /** @type {WeakRef<object> | null} whoever records into it now */
+    /** @type {WeakRef<object> | null} the episode that records into it now */
     this.holder = null;
-    /** @type {Block[]} full ones that are no frames yet */
+    /** @type {Block[]} full blocks that are not encoded yet */
     this.blocks = [];
     this.nextNo = this.nSteps = this.nWaiting = 0;
-    /** @type {{numbers: number[], steps: number}} numbers that will never be sent, until a report says so */
+    /** @type {{numbers: number[], steps: number}} dropped chunk numbers that no drop report contains yet */
     this.lost = { numbers: [], steps: 0 };
-    /** @type {Map<number, number>} steps by number of the frames that are in memory only */
-    this.unkept = new Map();
-    /** No call is recorded any more. */
+    /** @type {Map<number, number>} steps by chunk number of the frames that are in memory only */
+    this.unstored = new Map();
+    /** No more calls are recorded. */
     this.hasEnded = false;
     this.isClosing = false;
-    /** A report of it was refused: no more are made. */
-    this.isMuted = false;
-    /** The shelf says what is in memory only. */
-    this.isNoted = false;
+    /** The platform rejected a report of this session: no more are sent. */
+    this.isReportRefused = false;
+    /** The storage has a record of which frames are in memory only. */
+    this.hasGapRecord = false;
   }
 
   /** @param {number} nowMs milliseconds since it began */
@@ -2018,7 +2083,7 @@ class Session {
     return Math.max(0, Math.floor(nowMs - this._startedMs));
   }
 
-  /** Cut the running episode, and let nothing more be recorded. */
+  /** Cuts the running episode and stops recording. */
   end() {
     if (this.rows?.inEpisode) this.rows.cut();
     this.hasEnded = true;
@@ -2027,19 +2092,19 @@ class Session {
 
 /**
  * @typedef {{session: Session, chunkNo: number, kind: FrameKind, nSteps: number, frame: Bytes, isTried: boolean,
- *   isDone: boolean, name: string, letters: number}} Entry a frame until its ack; `letters` is what it takes on the
- *   shelf
+ *   isDone: boolean, name: string, chars: number}} Entry a frame until its ack; `chars` is its size in the
+ *   storage
  */
 
 /**
- * Makes blocks into frames and sends them until each is acknowledged; one round after another, behind the game's back.
+ * Encodes blocks as frames and sends them until each is acknowledged, in background rounds.
  */
 class Sender {
   /**
    * @param {{link: Link, columns: Columns, client: string, clock: Clock, random: () => number, lingerMs: number,
-   *   capBytes: number, shelf: Shelf | null, holds: Holds | null}} parts
+   *   capBytes: number, storage: ScopedStorage | null, ownerLocks: OwnerLocks | null}} parts
    */
-  constructor({ link, columns, client, clock, random, lingerMs, capBytes, shelf, holds }) {
+  constructor({ link, columns, client, clock, random, lingerMs, capBytes, storage, ownerLocks }) {
     this._link = link;
     this._columns = columns;
     this._client = client;
@@ -2047,9 +2112,9 @@ class Sender {
     this._random = random;
     this._lingerMs = lingerMs;
     this._capBytes = capBytes;
-    this._shelf = shelf;
-    this._holds = holds;
-    /** Under which name what is kept here is held. */
+    this._storage = storage;
+    this._ownerLocks = ownerLocks;
+    /** The owner name of the frames stored by this page. */
     this._owner = freshOwner();
     this._adoptAtMs = 0;
     this._adoptMs = ADOPT_FIRST_MS;
@@ -2060,16 +2125,16 @@ class Sender {
     this.sessions = new Set();
     /** @type {Entry[]} in the order in which they are sent */
     this._waiting = [];
-    this._waitingBytes = this._shelvedLetters = 0;
+    this._waitingBytes = this._storedChars = 0;
     this._batchFrames = MAX_FRAMES;
     this._isRegistered = false;
     this._isBusy = false;
     this._timerMs = Infinity;
     /** @type {any} */
     this._timer = undefined;
-    this._tellAtMs = clock.monotonic() + TELL_MS;
-    this.keepShare = 1;
-    this.skippedSteps = this._toldSteps = 0;
+    this._reportAtMs = clock.monotonic() + REPORT_MS;
+    this.recordingRate = 1;
+    this.skippedSteps = this._reportedSkips = 0;
     this.counts = {
       recorded: 0,
       acked: 0,
@@ -2078,54 +2143,55 @@ class Sender {
       adopted: 0,
       failedSends: 0,
     };
-    /** Why nothing is sent until another key is given. */
+    /** Why sending stopped until another key is set; empty while it runs. */
     this.stopped = "";
     this.linkError = this.refusal = "";
     this.isClosed = false;
-    /** Is called when the platform answered what was sent. */
+    /** Called when the platform acknowledged a batch. */
     this.onAnswer = () => {};
   }
 
-  /** Whether what waits outlives this program, as far as there is room for it. */
+  /** Whether unsent frames are stored, within the limit, for the next start. */
   get isStored() {
-    return this._shelf !== null;
+    return this._storage !== null;
   }
 
-  /** Steps that wait for their ack. */
+  /** Steps that are not acknowledged yet. */
   get waitingSteps() {
-    const open = [...this.sessions].reduce((sum, one) => sum + (one.isKept ? stepsOf(one) : 0), 0);
+    const open = [...this.sessions].reduce((sum, session) => sum + (session.isRecorded ? stepsOf(session) : 0), 0);
     return (
       open + this._waiting.reduce((sum, entry) => sum + (entry.session.rows && !entry.isDone ? entry.nSteps : 0), 0)
     );
   }
 
   get recordedSteps() {
-    return this.counts.recorded + [...this.sessions].reduce((sum, one) => sum + (one.isKept ? stepsOf(one) : 0), 0);
+    const open = [...this.sessions].reduce((sum, session) => sum + (session.isRecorded ? stepsOf(session) : 0), 0);
+    return this.counts.recorded + open;
   }
 
-  get untoldSteps() {
-    const open = [...this.sessions].reduce((sum, one) => sum + (one.isKept ? 0 : stepsOf(one)), 0);
-    return this.skippedSteps + open - this._toldSteps;
+  get unreportedSkips() {
+    const open = [...this.sessions].reduce((sum, session) => sum + (session.isRecorded ? 0 : stepsOf(session)), 0);
+    return this.skippedSteps + open - this._reportedSkips;
   }
 
-  /** Tell the gateway what this game's rows look like. */
+  /** Registers this game's spec at the gateway. */
   async register() {
     await this._link.ask("PUT", "", { body: this._specJson, kind: "application/json" });
     this._isRegistered = true;
   }
 
   /** A step of this session was closed. @param {Session} session */
-  notice(session) {
+  onStepClosed(session) {
     if (session.rows?.isFull) {
       const block = session.rows.take();
-      if (block) this.hand(session, block);
+      if (block) this.enqueue(session, block);
     } else this._schedule(this._clock.monotonic() + this._lingerOf(session));
   }
 
   /** @param {Session} session @param {Block} block */
-  hand(session, block) {
+  enqueue(session, block) {
     this._queue(session, block);
-    // A game that never lets go of the thread must not fill the memory: then it makes the frames, and the cap is kept.
+    // A game that never yields its thread must not fill the memory: its own call then encodes and enforces the cap.
     if (session.blocks.length > MAX_PACKING) this.collect();
     this._schedule(0);
   }
@@ -2133,9 +2199,9 @@ class Sender {
   /** @param {Session} session @param {Block} block */
   _queue(session, block) {
     session.blocks.push(block);
-    if (!session.isKept || !globalThis.CompressionStream || !Object.values(block.columns).some(isImage)) return;
+    if (!session.isRecorded || !globalThis.CompressionStream || !Object.values(block.columns).some(isImage)) return;
     block.packing = pack(block)
-      .catch(() => {}) // then they are sent as they are
+      .catch(() => {}) // then they are sent uncompressed
       .then(() => {
         block.packing = null;
         this._schedule(0);
@@ -2148,15 +2214,15 @@ class Sender {
     clearTimeout(this._timer);
     this._timerMs = atMs;
     this._timer = setTimeout(() => this.wake(), Math.max(0, atMs - this._clock.monotonic()));
-    this._timer?.unref?.(); // a program in Node ends when it is done; it closes its games before
+    this._timer?.unref?.(); // must not keep a Node program alive
   }
 
-  /** Do a round now; while one is under way, only make frames. */
+  /** Runs a round now; while one is in progress, only encodes frames. */
   wake() {
     clearTimeout(this._timer);
     this._timerMs = Infinity;
     if (this.isClosed) return;
-    // While an answer is waited for, frames are made all the same: they are kept where the next page finds them.
+    // Frames are encoded even while a request is in flight, so that they are stored for the next page.
     if (this._isBusy) {
       this.collect();
       this._schedule(this._cutMs());
@@ -2174,23 +2240,23 @@ class Sender {
     this.collect();
     for (;;) {
       const batch = this._batch();
-      const mustTell = this.untoldSteps > 0 && this._clock.monotonic() >= this._tellAtMs && this._mayTry;
-      if (this.isClosed || !(batch.length || mustTell)) return;
+      const mustReport = this.unreportedSkips > 0 && this._clock.monotonic() >= this._reportAtMs && this._canTry;
+      if (this.isClosed || !(batch.length || mustReport)) return;
       await this._send(batch);
       this.collect();
     }
   }
 
-  get _mayTry() {
+  get _canTry() {
     return !this.stopped && this._backoff.leftMs <= 0;
   }
 
   /** @param {Session} session */
   _lingerOf(session) {
-    return session.isKept ? this._lingerMs : Math.max(this._lingerMs, TELL_MS); // steps that are only counted may lie
+    return session.isRecorded ? this._lingerMs : Math.max(this._lingerMs, REPORT_MS); // skipped steps are not urgent
   }
 
-  /** When the next rows are to be cut, or a session has been idle for long. */
+  /** When the next rows are due, or the next session becomes idle. */
   _cutMs() {
     const due = [Infinity];
     for (const session of this.sessions) {
@@ -2203,23 +2269,23 @@ class Sender {
   _dueMs() {
     const tryMs = this._clock.monotonic() + this._backoff.leftMs;
     const sendMs = this._waiting.length && !this.stopped ? tryMs : Infinity;
-    const tellMs = this.untoldSteps && !this.stopped ? Math.max(this._tellAtMs, tryMs) : Infinity;
-    return Math.min(this._cutMs(), sendMs, tellMs, this._shelf ? this._adoptAtMs : Infinity);
+    const reportMs = this.unreportedSkips && !this.stopped ? Math.max(this._reportAtMs, tryMs) : Infinity;
+    return Math.min(this._cutMs(), sendMs, reportMs, this._storage ? this._adoptAtMs : Infinity);
   }
 
   // From the game into frames.
 
   /**
-   * Make frames of what is due; of all that is closed where `isAll`; in a hurry without waiting until images are small.
-   * @param {{isAll?: boolean, inHurry?: boolean}} [how]
+   * Encodes the blocks that are due; `isAll`: all closed rows; `isUrgent`: also without waiting for compression.
+   * @param {{isAll?: boolean, isUrgent?: boolean}} [options]
    */
-  collect({ inHurry = false, isAll = inHurry } = {}) {
+  collect({ isUrgent = false, isAll = isUrgent } = {}) {
     const nowMs = this._clock.monotonic();
-    if (this._holds?.missed().includes(this._owner)) this._giveWay();
+    if (this._ownerLocks?.lost().includes(this._owner)) this._onOwnershipLost();
     for (const session of this.sessions) {
       const { rows } = session;
       if (rows && session.holder && session.holder.deref() === undefined) {
-        // The game forgot its episode without an end.
+        // The game discarded its episode without ending it.
         rows.cut();
         this.release(session);
       }
@@ -2227,13 +2293,13 @@ class Sender {
         rows && rows.closedSteps > 0 && nowMs - session._startedMs - rows.oldestMs >= this._lingerOf(session);
       const block = isAll || isDue || session.hasEnded ? rows?.take() : null;
       if (block) this._queue(session, block);
-      const { blocks } = session; // in their order
-      while (blocks.length && (inHurry || !blocks[0].packing || blocks.length > MAX_PACKING)) {
+      const { blocks } = session; // encoded in order
+      while (blocks.length && (isUrgent || !blocks[0].packing || blocks.length > MAX_PACKING)) {
         this._encode(session, /** @type {Block} */ (blocks.shift()));
       }
       if (!session.holder && nowMs - session.idleSinceMs >= IDLE_MS) session.end();
     }
-    this._keepCap();
+    this._enforceCap();
     this._reportLost();
     this._closeFinished();
   }
@@ -2246,7 +2312,7 @@ class Sender {
 
   /** @param {Session} session @param {Block} block */
   _encode(session, block) {
-    if (!session.isKept) {
+    if (!session.isRecorded) {
       this.skippedSteps += block.nSteps;
       return;
     }
@@ -2270,7 +2336,7 @@ class Sender {
     } catch (error) {
       session.nextNo = chunkNo + 1;
       this.refusal = String(error);
-      this._lose(session, chunkNo, nSteps);
+      this._drop(session, chunkNo, nSteps);
     }
   }
 
@@ -2287,72 +2353,73 @@ class Sender {
       isTried: false,
       isDone: false,
       name: `frame/${this._owner}/${session.id}/${chunkNo}`,
-      letters: 0,
+      chars: 0,
     };
     session.nextNo += 1;
-    this._shelve(entry);
-    if (this._shelf && !entry.letters) session.unkept.set(chunkNo, nSteps);
-    this._noteUnkept(session);
+    this._store(entry);
+    if (this._storage && !entry.chars) session.unstored.set(chunkNo, nSteps);
+    this._recordUnstored(session);
     this._push(entry);
   }
 
-  /** Put a frame on the shelf, unless it is full; whether it is not. @param {Entry} entry */
-  _shelve(entry) {
-    if (!this._shelf || entry.letters) return true;
+  /** Stores a frame; false when the storage limit is reached. @param {Entry} entry */
+  _store(entry) {
+    if (!this._storage || entry.chars) return true;
     const { session, nSteps, kind } = entry;
     const text = toBase64(entry.frame);
-    // A report is small, and without it nobody would know what became of the numbers in it.
-    if (kind === "data" && this._shelvedLetters + text.length > SHELF_LETTERS) return false;
-    entry.letters = this._shelf.write(entry.name, { player: session.player, nSteps, frame: text, kind });
-    this._shelvedLetters += entry.letters;
+    // Reports are small, and without them the platform could not explain the missing numbers.
+    if (kind === "data" && this._storedChars + text.length > MAX_STORED_CHARS) return false;
+    entry.chars = this._storage.write(entry.name, { player: session.player, nSteps, frame: text, kind });
+    this._storedChars += entry.chars;
     return true;
   }
 
-  /** Keep a record of what is in memory only, so that the next page can say what was lost. @param {Session} session */
-  _noteUnkept(session) {
-    const { id, player, unkept, nextNo } = session;
-    if (!session.isNoted && !unkept.size) return;
-    session.isNoted = unkept.size > 0;
-    const steps = [...unkept.values()].reduce((sum, one) => sum + one, 0);
-    const record = { player, ranges: rangesOf([...unkept.keys()]), steps, nextNo };
-    if (session.isNoted) this._shelf?.write(`gap/${this._owner}/${id}`, record);
-    else this._shelf?.remove(`gap/${this._owner}/${id}`);
+  /** Records which frames are in memory only, so that the next page can report them as lost. @param {Session} session */
+  _recordUnstored(session) {
+    const { id, player, unstored, nextNo } = session;
+    if (!session.hasGapRecord && !unstored.size) return;
+    session.hasGapRecord = unstored.size > 0;
+    const steps = [...unstored.values()].reduce((sum, count) => sum + count, 0);
+    const record = { player, ranges: rangesOf([...unstored.keys()]), steps, nextNo };
+    if (session.hasGapRecord) this._storage?.write(`gap/${this._owner}/${id}`, record);
+    else this._storage?.remove(`gap/${this._owner}/${id}`);
   }
 
   /**
-   * What is under way stays: were the page closed now, nobody would send it again. Should it have arrived, it is stored
-   * all the same, and the report says too much rather than nothing.
-   * @param {Iterable<Entry>} entries that are settled, or on the shelf: they will not be called lost
+   * Frames in flight stay in the record: if the page closes now, they are not sent again. If they did arrive they are
+   * stored anyway, and the report then names too many numbers rather than too few.
+   * @param {Iterable<Entry>} entries settled or stored entries, which are not lost
    */
-  _forgetUnkept(entries) {
-    for (const { session, chunkNo } of entries) if (session.unkept.delete(chunkNo)) this._noteUnkept(session);
+  _clearUnstored(entries) {
+    for (const { session, chunkNo } of entries) if (session.unstored.delete(chunkNo)) this._recordUnstored(session);
   }
 
   /** @param {Entry} entry */
   _push(entry) {
     entry.session.nWaiting += 1;
     this._waitingBytes += entry.frame.length;
-    // A report goes ahead of the data: without it the numbers behind a long gap would be too far ahead to be taken.
+    // A report precedes the data: without it the numbers after a long gap would be too far ahead to be accepted.
     if (entry.kind === "drop") this._waiting.unshift(entry);
     else this._waiting.push(entry);
   }
 
-  /** Take up what pages and programs could not send that are gone by now. */
+  /** Adopts the unsent frames of pages and programs that no longer run. */
   async adopt() {
-    if (!this._shelf || !this._holds || this.isClosed) return;
-    // A page that is just being left may hold its frames a moment longer, so the first looks follow soon.
+    if (!this._storage || !this._ownerLocks || this.isClosed) return;
+    // A page that is closing may own its frames a moment longer, so the first attempts follow quickly.
     this._adoptAtMs = this._clock.monotonic() + this._adoptMs;
     this._adoptMs = Math.min(2 * this._adoptMs, ADOPT_CAP_MS);
-    await this._holds.take(this._owner);
-    const names = ["frame/", "gap/", "held/"].flatMap((kind) => /** @type {Shelf} */ (this._shelf).names(kind));
+    await this._ownerLocks.take(this._owner);
+    const storage = this._storage;
+    const names = ["frame/", "gap/", "held/"].flatMap((kind) => storage.names(kind));
     for (const owner of new Set(names.map((name) => name.split("/")[1]))) {
-      if (await this._holds.take(owner)) this._takeUp(this._shelf, owner);
+      if (await this._ownerLocks.take(owner)) this._adoptFrom(storage, owner);
     }
     this._schedule(this._waiting.length ? 0 : this._adoptAtMs);
   }
 
-  /** @param {Shelf} shelf @param {string} owner */
-  _takeUp(shelf, owner) {
+  /** @param {ScopedStorage} storage @param {string} owner */
+  _adoptFrom(storage, owner) {
     const startedMs = this._clock.monotonic();
     /** @type {Entry[]} */
     const entries = [];
@@ -2363,51 +2430,53 @@ class Sender {
       sessions.set(id, session);
       return session;
     };
-    for (const name of shelf.names(`frame/${owner}/`)) {
-      const kept = shelf.read(name);
+    for (const name of storage.names(`frame/${owner}/`)) {
+      const stored = storage.read(name);
       try {
-        const frame = fromBase64(kept.frame);
-        const [session, { nSteps, kind }] = [sessionNamed(sessionOf(frame), kept.player), kept];
+        const frame = fromBase64(stored.frame);
+        const session = sessionNamed(sessionOf(frame), stored.player);
+        const { nSteps, kind } = stored;
         const chunkNo = Number(new DataView(frame.buffer).getBigUint64(32, true));
-        const letters = name.length + kept.frame.length;
-        entries.push({ session, chunkNo, kind, nSteps, frame, isTried: true, isDone: false, name, letters });
-        this._shelvedLetters += letters;
+        const chars = name.length + stored.frame.length;
+        entries.push({ session, chunkNo, kind, nSteps, frame, isTried: true, isDone: false, name, chars });
+        this._storedChars += chars;
         this.counts.adopted += nSteps;
       } catch {
-        shelf.remove(name);
+        storage.remove(name);
       }
     }
-    entries.sort((one, other) => byCodePoint(one.session.id, other.session.id) || one.chunkNo - other.chunkNo);
+    entries.sort((left, right) => byCodePoint(left.session.id, right.session.id) || left.chunkNo - right.chunkNo);
     for (const entry of entries) this._push(entry);
-    for (const name of shelf.names(`gap/${owner}/`)) {
+    for (const name of storage.names(`gap/${owner}/`)) {
       try {
-        const { player, ranges, steps, nextNo } = shelf.read(name);
+        const { player, ranges, steps, nextNo } = storage.read(name);
         const session = sessionNamed(name.split("/")[2], player);
         session.nextNo = nextNo;
         this._report(session, ranges, steps);
         this.counts.dropped += steps;
         warn("dropped", "recorded steps had to be dropped; game.stats().dropped counts them");
       } catch {
-        // It says nothing that could be told.
+        // The record is damaged; there is nothing to report.
       }
-      shelf.remove(name);
+      storage.remove(name);
     }
   }
 
   /**
-   * This page slept, and another one took it for gone: that one sends what was on the shelf, which changes nothing
-   * when it comes twice, and has reported the rest as dropped, under the next numbers. Go on behind those.
+   * This page slept and another page took over its frames: it sends the stored ones, which are deduplicated, and has
+   * reported the others as dropped, under the next chunk numbers. Continues after those numbers.
    */
-  _giveWay() {
+  _onOwnershipLost() {
     this._owner = freshOwner();
-    void this._holds?.take(this._owner);
+    void this._ownerLocks?.take(this._owner);
     for (const session of this.sessions) {
-      if (!session.isNoted) continue;
-      const { unkept } = session;
-      session.nextNo += Math.ceil(rangesOf([...unkept.keys()]).length / MAX_REPORTED);
-      session.unkept = new Map();
-      session.isNoted = false;
-      for (const entry of this._waiting.filter((one) => one.session === session && unkept.has(one.chunkNo))) {
+      if (!session.hasGapRecord) continue;
+      const { unstored } = session;
+      session.nextNo += Math.ceil(rangesOf([...unstored.keys()]).length / MAX_REPORTED);
+      session.unstored = new Map();
+      session.hasGapRecord = false;
+      const abandoned = this._waiting.filter((entry) => entry.session === session && unstored.has(entry.chunkNo));
+      for (const entry of abandoned) {
         if (entry.isDone) continue;
         this._finish(entry);
         this.counts.dropped += entry.nSteps;
@@ -2418,22 +2487,22 @@ class Sender {
     }
   }
 
-  // Dropping, and saying so.
+  // Dropping and reporting.
 
-  _keepCap() {
+  _enforceCap() {
     if (this._waitingBytes <= this._capBytes) return;
     for (const entry of this._waiting) {
       if (this._waitingBytes <= (this._capBytes * 7) / 8) break;
-      // What was handed to the link may have arrived, so calling it dropped could be wrong.
+      // A frame that was sent may have arrived, so reporting it as dropped could be wrong.
       if (entry.isTried || entry.isDone || entry.kind !== "data") continue;
       this._finish(entry);
-      this._lose(entry.session, entry.chunkNo, entry.nSteps);
+      this._drop(entry.session, entry.chunkNo, entry.nSteps);
     }
     this._waiting = this._waiting.filter((entry) => !entry.isDone);
   }
 
   /** @param {Session} session @param {number} chunkNo @param {number} nSteps */
-  _lose(session, chunkNo, nSteps) {
+  _drop(session, chunkNo, nSteps) {
     session.lost.numbers.push(chunkNo);
     session.lost.steps += nSteps;
     this.counts.dropped += nSteps;
@@ -2442,14 +2511,14 @@ class Sender {
 
   _reportLost() {
     for (const session of this.sessions) {
-      if (!session.lost.numbers.length || session.isMuted || session.isClosing) continue;
+      if (!session.lost.numbers.length || session.isReportRefused || session.isClosing) continue;
       const { numbers, steps } = session.lost;
       session.lost = { numbers: [], steps: 0 };
       this._report(session, rangesOf(numbers), steps);
     }
   }
 
-  /** Tell that these numbers never come. @param {Session} session @param {[number, number][]} ranges @param {number} steps */
+  /** Reports dropped chunk numbers. @param {Session} session @param {[number, number][]} ranges @param {number} steps */
   _report(session, ranges, steps) {
     for (let at = 0; at < ranges.length; at += MAX_REPORTED) {
       const report = { n_steps: at ? 0 : steps, ranges: ranges.slice(at, at + MAX_REPORTED) };
@@ -2460,7 +2529,7 @@ class Sender {
   _closeFinished() {
     for (const session of this.sessions) {
       if (!session.hasEnded || session.nWaiting || session.blocks.length || session.rows?.closedSteps) continue;
-      if (session.nextNo && !session.isClosing && !session.isMuted) {
+      if (session.nextNo && !session.isClosing && !session.isReportRefused) {
         session.isClosing = true;
         this._add(session, "close", bytesOf(canonicalJson({ n_chunks: session.nextNo, n_steps: session.nSteps })), 0);
       } else this.sessions.delete(session);
@@ -2470,52 +2539,50 @@ class Sender {
   // From frames through the link.
 
   _batch() {
-    if (!this._mayTry) return [];
+    if (!this._canTry) return [];
     this._waiting = this._waiting.filter((entry) => !entry.isDone);
-    let room = MAX_BATCH_BYTES;
+    let bytesLeft = MAX_BATCH_BYTES;
     const end = this._waiting.findIndex(
-      (entry, at) => at === this._batchFrames || ((room -= entry.frame.length) < 0 && at > 0),
+      (entry, at) => at === this._batchFrames || ((bytesLeft -= entry.frame.length) < 0 && at > 0),
     );
     const batch = this._waiting.slice(0, end < 0 ? this._waiting.length : end);
-    // On the shelf first: were the page closed while it is under way, nobody would know whether it arrived.
-    const full = batch.findIndex((entry, at) => !this._shelve(entry) && at > 0);
-    this._forgetUnkept(batch.filter((entry) => entry.letters));
+    // Store before sending: if the page closes during the request, the outcome would be unknown.
+    const full = batch.findIndex((entry, at) => !this._store(entry) && at > 0);
+    this._clearUnstored(batch.filter((entry) => entry.chars));
     return full < 0 ? batch : batch.slice(0, full);
   }
 
   /** @param {Entry[]} batch */
   async _send(batch) {
-    const [skipped, players] = [
-      this.untoldSteps,
-      Object.fromEntries(batch.map(({ session }) => [session.id, session.player])),
-    ];
+    const skipped = this.unreportedSkips;
+    const players = Object.fromEntries(batch.map(({ session }) => [session.id, session.player]));
     for (const entry of batch) entry.isTried = true;
-    /** @type {Entry[]} what a failure is about */
+    /** @type {Entry[]} the entries that a failure concerns */
     let sent = [];
     try {
       if (!this._isRegistered) await this.register();
       sent = batch;
-      const parcel = encodeParcel(
+      const body = encodeFrameBatch(
         batch.map((entry) => entry.frame),
         players,
         skipped,
       );
-      const { raw } = await this._link.ask("POST", "/frames", { body: parcel, kind: PARCEL });
+      const { raw } = await this._link.ask("POST", "/frames", { body, kind: FRAMES_TYPE });
       const answer = /** @type {any} */ (jsonOf(raw));
       if (
         !Array.isArray(answer?.acks) ||
         answer.acks.length !== batch.length ||
-        !(answer.keep_share >= 0 && answer.keep_share <= 1)
+        !(answer.recording_rate >= 0 && answer.recording_rate <= 1)
       ) {
-        throw new LinkFailed("strange_answer", `${this._link.address} answered what this build does not read`);
+        throw new LinkFailed("strange_answer", `${this._link.address} sent a response that this version cannot read`);
       }
-      this._toldSteps += skipped;
-      this._tellAtMs = this._clock.monotonic() + TELL_MS;
-      this.keepShare = answer.keep_share;
+      this._reportedSkips += skipped;
+      this._reportAtMs = this._clock.monotonic() + REPORT_MS;
+      this.recordingRate = answer.recording_rate;
       this._settle(batch, answer.acks);
       this.onAnswer();
     } catch (error) {
-      this._failed(sent, error instanceof LinkFailed ? error : new LinkFailed("failed", String(error)));
+      this._onFailure(sent, error instanceof LinkFailed ? error : new LinkFailed("failed", String(error)));
     }
   }
 
@@ -2524,15 +2591,21 @@ class Sender {
    * @param {{accepted: boolean, refused: string | null, retry_after_s: number, error: string}[]} acks
    */
   _settle(batch, acks) {
-    let [again, retryAfterS, why] = [0, 0, ""];
+    let again = 0;
+    let retryAfterS = 0;
+    let why = "";
     batch.forEach((entry, at) => {
       const ack = acks[at];
-      if (entry.isDone) return; // it was given up meanwhile
+      if (entry.isDone) return; // dropped in the meantime
       if (ack.accepted) {
         this.counts.acked += entry.session.rows ? entry.nSteps : 0;
         this._finish(entry);
       } else if (ack.refused) this._refuse(entry, ack.refused);
-      else [again, retryAfterS, why] = [again + 1, Math.max(retryAfterS, Number(ack.retry_after_s) || 0), ack.error];
+      else {
+        again += 1;
+        retryAfterS = Math.max(retryAfterS, Number(ack.retry_after_s) || 0);
+        why = ack.error;
+      }
     });
     this.linkError = why;
     this._batchFrames = Math.max(this._batchFrames, Math.min(2 * batch.length, MAX_FRAMES));
@@ -2542,19 +2615,19 @@ class Sender {
   }
 
   /** @param {Entry[]} batch @param {LinkFailed} failed */
-  _failed(batch, failed) {
-    this._isRegistered = false; // whoever answers next may know nothing of us: another gateway, or a new one
+  _onFailure(batch, failed) {
+    this._isRegistered = false; // the next gateway may be another one that does not know this game
     this.linkError = failed.message;
     this.counts.failedSends += 1;
     if (failed.needsKey) {
       this.stopped = failed.message;
-      warn("stopped", `recorded steps wait here and are not sent: ${failed.message}`);
+      warn("stopped", `sending stopped, recorded steps are kept: ${failed.message}`);
       return;
     }
     if ([0, 400, 408, 413].includes(failed.status) && failed.code !== "unknown_schema") {
-      // It is too much for somebody on the way, or for the way itself; or something in it will never be taken.
+      // The batch is too large for a proxy or for the connection, or one of its frames is invalid: bisect.
       if (batch.length > 1) this._batchFrames = batch.length >> 1;
-      else if (batch.length && failed.isOwn && failed.status !== 408) this._refuse(batch[0], failed.message);
+      else if (batch.length && failed.isFromGateway && failed.status !== 408) this._refuse(batch[0], failed.message);
     }
     this._backoff.failed(failed.retryAfterS);
   }
@@ -2564,9 +2637,9 @@ class Sender {
     if (entry.isDone) return;
     this.counts.refused += entry.session.rows ? entry.nSteps : 0;
     this.refusal = reason;
-    warn("refused", `the platform refused recorded steps for good: ${reason}`);
+    warn("refused", `the platform permanently rejected recorded steps: ${reason}`);
     this._finish(entry);
-    if (entry.kind !== "data") entry.session.isMuted = true;
+    if (entry.kind !== "data") entry.session.isReportRefused = true;
     else if (entry.session.rows) {
       entry.session.lost.numbers.push(entry.chunkNo);
       entry.session.lost.steps += entry.nSteps;
@@ -2578,24 +2651,24 @@ class Sender {
     entry.isDone = true;
     entry.session.nWaiting -= 1;
     this._waitingBytes -= entry.frame.length;
-    this._forgetUnkept([entry]);
-    if (entry.letters) this._shelf?.remove(entry.name);
-    this._shelvedLetters -= entry.letters;
-    entry.letters = 0;
+    this._clearUnstored([entry]);
+    if (entry.chars) this._storage?.remove(entry.name);
+    this._storedChars -= entry.chars;
+    entry.chars = 0;
   }
 
-  // Ends.
+  // Flushing and closing.
 
-  /** Whether all that is recorded by now was acknowledged, refused or dropped in time. @param {number} timeoutS */
+  /** Whether everything recorded so far was acknowledged, rejected or dropped in time. @param {number} timeoutS */
   async flush(timeoutS) {
     this.collect({ isAll: true });
     await Promise.all([...this.sessions].flatMap((session) => session.blocks.map((block) => block.packing)));
     this.collect();
-    const wanted = [...this._waiting];
-    return this._until(() => wanted.every((entry) => entry.isDone), timeoutS);
+    const entries = [...this._waiting];
+    return this._until(() => entries.every((entry) => entry.isDone), timeoutS);
   }
 
-  /** End every session and send the rest; whether all of it was acknowledged in time. @param {number} timeoutS */
+  /** Ends every session and sends the rest; whether all of it was acknowledged in time. @param {number} timeoutS */
   async finish(timeoutS) {
     for (const session of this.sessions) session.end();
     this.collect();
@@ -2607,16 +2680,16 @@ class Sender {
     return isAll;
   }
 
-  /** Send nothing more. */
+  /** Stops sending. */
   end() {
     this.isClosed = true;
     clearTimeout(this._timer);
-    this.letGo();
+    this.releaseStored();
   }
 
-  /** Whoever comes next may take up what is kept. */
-  letGo() {
-    this._holds?.end();
+  /** Lets the next page adopt the stored frames. */
+  releaseStored() {
+    this._ownerLocks?.end();
   }
 
   /** @param {() => boolean} isDone @param {number} timeoutS */
@@ -2630,7 +2703,7 @@ class Sender {
     return true;
   }
 
-  /** Try again at once: there is a new key, or the network is back. */
+  /** Retries at once, after a new key or when the network is back. */
   retry() {
     this.stopped = this.linkError = "";
     this._backoff.succeeded();
@@ -2640,11 +2713,11 @@ class Sender {
 
 const freshOwner = () => hexOf(crypto.getRandomValues(new Uint8Array(8)));
 
-/** @param {number[]} numbers @returns {[number, number][]} first and last of those that follow one another */
+/** @param {number[]} numbers @returns {[number, number][]} first and last of each consecutive run */
 function rangesOf(numbers) {
   /** @type {[number, number][]} */
   const ranges = [];
-  for (const number of numbers.sort((one, other) => one - other)) {
+  for (const number of numbers.sort((left, right) => left - right)) {
     const last = ranges.at(-1);
     if (last && last[1] === number - 1) last[1] = number;
     else ranges.push([number, number]);
@@ -2658,7 +2731,7 @@ const stepsOf = (session) =>
 
 const warned = new Set();
 
-/** Say it once. @param {string} topic @param {string} text */
+/** Warns once per topic. @param {string} topic @param {string} text */
 function warn(topic, text) {
   if (warned.has(topic)) return;
   warned.add(topic);
@@ -2667,51 +2740,54 @@ function warn(topic, text) {
 
 // --- Bots ------------------------------------------------------------------------------------------------------------
 
-const [POLL_S, MAX_CANARY, MAX_SHELVED_POLICY] = [25, 0.5, 1024 * 1024];
-/** How often an answer to the sender ends what the follower waits out. */
+const POLL_S = 25;
+const MAX_CANARY = 0.5;
+const MAX_STORED_POLICY_BYTES = 1024 * 1024;
+/** How often an ack to the sender may end the follower's backoff. */
 const NUDGE_MS = 5000;
-/** How often a page asks while another one of the same browser waits for news. */
-const GLANCE_MS = 10_000;
-const [AGAIN_FIRST_MS, AGAIN_CAP_MS] = [15_000, 600_000];
+/** How often a page polls while another page of the same browser holds the long poll. */
+const SHORT_POLL_MS = 10_000;
+const RECHECK_FIRST_MS = 15_000;
+const RECHECK_CAP_MS = 600_000;
 /** @typedef {"champion" | "canary"} Alias */
 /**
  * @typedef {{number: number, champion: string | null, champion_release: string | null, canary: string | null,
- *   canary_release: string | null, canary_share: number, trust: string[]}} Casting who plays, as signed documents
+ *   canary_release: string | null, canary_share: number, trust: string[]}} LiveModels champion and canary, signed
  */
 
 /**
- * The bots of a game: the last good ones from the shelf at once, newer ones as they come, each checked before it
- * plays.
+ * Follows the bots of a game: restores the last valid ones from the storage, then fetches newer ones; each is verified
+ * before it plays.
  */
 class Bots {
   /**
-   * @param {{link: Link, spec: Spec, clock: Clock, random: () => number, shelf: Shelf, trust: readonly string[], watch:
-   *   Watch}} parts
+   * @param {{link: Link, spec: Spec, clock: Clock, random: () => number, storage: ScopedStorage,
+   *   trust: readonly string[], pollLock: PollLock}} parts
    */
-  constructor({ link, spec, clock, random, shelf, trust, watch }) {
+  constructor({ link, spec, clock, random, storage, trust, pollLock }) {
     this._link = link;
-    this._watch = watch;
+    this._pollLock = pollLock;
     this._spec = spec;
     this._schema = schemaOf(spec);
     this._clock = clock;
     this._random = random;
-    this._shelf = shelf;
+    this._storage = storage;
     this._trust = trust;
     this._backoff = new Backoff(clock, random);
     /** @type {{champion: Bot | null, canary: Bot | null, share: number}} */
-    this._stage = { champion: null, canary: null, share: 0 };
+    this._live = { champion: null, canary: null, share: 0 };
     /**
-     * @type {Record<Alias, number>} the highest entry of each alias whose signature was right; older ones are never
-     *   obeyed
+     * @type {Record<Alias, number>} the highest entry number of each alias with a valid signature; older entries are
+     *   rejected
      */
     this._seen = { champion: 0, canary: 0 };
     this._after = this._goodNumber = 0;
-    this._againAtMs = Infinity;
-    this._againMs = AGAIN_FIRST_MS;
+    this._recheckAtMs = Infinity;
+    this._recheckMs = RECHECK_FIRST_MS;
     this._isFollowing = false;
-    /** Before then an answer that somebody else got is no reason to ask. */
+    /** Until then an ack to the sender does not trigger a poll. */
     this._nudgeAtMs = 0;
-    /** Ends the pause between two questions. */
+    /** Ends the pause between two polls. */
     this._wake = () => {};
     this.isClosed = false;
     this.refused = 0;
@@ -2721,31 +2797,31 @@ class Bots {
   }
 
   get name() {
-    return this._stage.champion?.name ?? "";
+    return this._live.champion?.name ?? "";
   }
 
   get champion() {
-    return this._stage.champion;
+    return this._live.champion;
   }
 
-  /** Who plays the episode that asks: the canary with its share, else the champion; null while there is none. */
-  cast() {
-    const { champion, canary, share } = this._stage;
+  /** Draws the bot for an episode: the canary with its share, else the champion; null while there is none. */
+  pickBot() {
+    const { champion, canary, share } = this._live;
     return canary && this._random() < share ? canary : champion;
   }
 
-  /** Bring back the last good bots; what does not pass every check again is fetched anew. */
+  /** Restores the last valid bots; one that fails a check is fetched again. */
   async load() {
-    const kept = this._shelf.read("bot");
+    const stored = this._storage.read("bot");
     try {
-      if (!kept) return;
-      this._seen = { champion: Number(kept.seen?.champion) || 0, canary: Number(kept.seen?.canary) || 0 };
-      if (!kept.casting) return;
-      const news = castingOf(kept.casting);
-      const champion = await this._restored(news.champion_release);
-      const canary = await this._restored(news.canary_release).catch(() => null);
+      if (!stored) return;
+      this._seen = { champion: Number(stored.seen?.champion) || 0, canary: Number(stored.seen?.canary) || 0 };
+      if (!stored.live_models) return;
+      const news = parseLiveModels(stored.live_models);
+      const champion = await this._restore(news.champion_release);
+      const canary = await this._restore(news.canary_release).catch(() => null);
       this._after = this._goodNumber = news.number;
-      this._show({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
+      this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
     } catch (error) {
       this._refuse(error);
       this._after = this._goodNumber = 0;
@@ -2753,20 +2829,20 @@ class Bots {
   }
 
   /**
-   * A kept bot, whose pointer was obeyed when it was kept.
+   * A stored bot, whose pointer was verified when it was stored.
    * @param {string | null} release
    * @returns {Promise<Bot | null>}
    */
-  async _restored(release) {
+  async _restore(release) {
     if (release === null) return null;
-    const manifest = await this.manifest(release, this._trusted([]));
-    const text = this._shelf.read(`policy/${manifest.policy_sha256}`);
+    const manifest = await this.manifest(release, this._trustedKeys([]));
+    const text = this._storage.read(`policy/${manifest.policy_sha256}`);
     if (typeof text !== "string")
-      throw new Refused("bad_hash", `the policy of model ${manifest.model_no} is gone; it is fetched again`);
-    return opened(manifest, fromBase64(text));
+      throw new Refused("bad_hash", `the stored policy of model ${manifest.model_no} is missing; it is fetched again`);
+    return openBot(manifest, fromBase64(text));
   }
 
-  /** Ask for news for ever. */
+  /** Polls for new bots until closed. */
   async follow() {
     if (this._isFollowing) return;
     this._isFollowing = true;
@@ -2779,57 +2855,59 @@ class Bots {
         });
       }
     }
-    this._watch.end(); // another page may wait in its place
+    this._pollLock.end(); // another page may hold the long poll now
   }
 
-  /** Ask again at once: there is a new key, or the network is back. */
+  /** Polls at once, after a new key or when the network is back. */
   retry() {
     this._backoff.succeeded();
     this._wake();
   }
 
-  /** Somebody got an answer from the platform: a failure need not be waited out. */
+  /** The sender got an ack: ends the backoff after a failure. */
   nudge() {
     const nowMs = this._clock.monotonic();
     if (!this.linkError || nowMs < this._nudgeAtMs) return;
-    this._nudgeAtMs = nowMs + NUDGE_MS; // the platform may have an answer for steps and none for this
+    this._nudgeAtMs = nowMs + NUDGE_MS; // the platform may accept steps and still fail here
     this.retry();
   }
 
-  /** Ask again, unless a failure is waited out: somebody looks at the page. */
-  look() {
+  /** Polls now that the page is visible, unless in backoff. */
+  pollNow() {
     if (this._backoff.leftMs <= 0) this._wake();
   }
 
-  /** Ask no more. */
+  /** Stops polling. */
   end() {
     this.isClosed = true;
-    this._watch.end();
+    this._pollLock.end();
     this._wake();
   }
 
-  /** Ask once, and take the news when they are good; how many milliseconds may pass before the next question. */
+  /** Polls once and adopts valid new bots; returns the milliseconds until the next poll. */
   async step() {
-    const mayWait = await this._watch.take();
+    const mayWait = await this._pollLock.take();
     const nowMs = this._clock.monotonic();
-    // After a failure one question that is answered at once: that the platform is back is news enough.
+    // After a failure the first poll does not wait: it only has to show that the platform is back.
     let waitS = mayWait && !this.linkError ? POLL_S : 0;
-    if (nowMs >= this._againAtMs) [this._after, this._againAtMs] = [this._goodNumber, Infinity];
-    else waitS = Math.min(waitS, Math.ceil((this._againAtMs - nowMs) / 1000));
+    if (nowMs >= this._recheckAtMs) {
+      this._after = this._goodNumber;
+      this._recheckAtMs = Infinity;
+    } else waitS = Math.min(waitS, Math.ceil((this._recheckAtMs - nowMs) / 1000));
     try {
       const { status, raw } = await this._link.ask("GET", `/bot?after=${this._after}&wait_s=${waitS}`, { waitS });
-      if (status !== 204) await this._take(castingOf(jsonOf(raw)));
+      if (status !== 204) await this._take(parseLiveModels(jsonOf(raw)));
       this.linkError = "";
       this._backoff.succeeded();
-      // A gateway that does not wait is not asked without end.
-      const pauseMs = mayWait ? 1000 : GLANCE_MS * (0.75 + this._random() / 2);
+      // Avoids a busy loop against a gateway that does not wait.
+      const pauseMs = mayWait ? 1000 : SHORT_POLL_MS * (0.75 + this._random() / 2);
       return status === 204 ? Math.max(0, pauseMs - (this._clock.monotonic() - nowMs)) : 0;
     } catch (error) {
       if (this.isClosed) return 0;
       const failed = error instanceof LinkFailed ? error : new LinkFailed("failed", String(error));
       this.linkError = failed.message;
       if (failed.needsKey) {
-        this._isFollowing = false; // until `useKey` begins it again
+        this._isFollowing = false; // until `useKey` restarts it
         return 0;
       }
       this._backoff.failed(failed.retryAfterS);
@@ -2838,81 +2916,84 @@ class Bots {
     }
   }
 
-  /** @param {Casting} news */
+  /** @param {LiveModels} news */
   async _take(news) {
     const fetched = async (/** @type {any} */ manifest) =>
       (await this._link.ask("GET", `/models/${manifest.model_no}/policy`, { waitS: 50 })).raw;
-    const known = [this._stage.champion, this._stage.canary];
+    const known = [this._live.champion, this._live.canary];
     let champion, trust;
     try {
-      trust = this._trusted(news.trust);
-      champion = await this._opened(news, "champion", { trust, fetched, known });
+      trust = this._trustedKeys(news.trust);
+      champion = await this._openBot(news, "champion", { trust, fetched, known });
     } catch (error) {
       if (error instanceof LinkFailed) throw error;
-      // The last good ones stay; a newer entry is waited for, and this one looked at again later.
+      // The last valid bots stay; this entry is checked again later, unless a newer one arrives.
       this._refuse(error);
-      [this._after, this._againAtMs] = [news.number, this._clock.monotonic() + this._againMs];
-      this._againMs = Math.min(2 * this._againMs, AGAIN_CAP_MS);
-      this._keepSeen();
+      this._after = news.number;
+      this._recheckAtMs = this._clock.monotonic() + this._recheckMs;
+      this._recheckMs = Math.min(2 * this._recheckMs, RECHECK_CAP_MS);
+      this._storeSeen();
       return;
     }
-    [this.refusal, this._againAtMs, this._againMs] = ["", Infinity, AGAIN_FIRST_MS];
-    // A canary may be long on its way, and the champion does not wait for it. What is kept has the number of before,
-    // so that whoever starts from it asks for these news again.
+    this.refusal = "";
+    this._recheckAtMs = Infinity;
+    this._recheckMs = RECHECK_FIRST_MS;
+    // The champion does not wait for the canary's download. The stored entry has the previous number, so that a restart
+    // from it polls for this one again.
     const plain = { ...news, canary: null, canary_release: null };
-    this._show({ champion, canary: null, share: 0 });
-    this._keep({ ...plain, number: this._goodNumber });
-    const canary = await this._opened(news, "canary", { trust, fetched, known: [champion, ...known] }).catch((error) => {
+    this._setLive({ champion, canary: null, share: 0 });
+    this._storeLive({ ...plain, number: this._goodNumber });
+    const canary = await this._openBot(news, "canary", { trust, fetched, known: [champion, ...known] }).catch((error) => {
       if (error instanceof LinkFailed) throw error;
-      this._refuse(error); // the champion plays on; a canary that cannot be checked plays nowhere
+      this._refuse(error); // the champion keeps playing; a canary that fails a check never plays
       return null;
     });
     this._after = this._goodNumber = news.number;
-    this._show({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
-    this._keep(canary ? news : plain);
-    const wanted = [champion, canary].map((bot) => `policy/${bot?.manifest.policy_sha256}`);
-    for (const name of this._shelf.names("policy/")) if (!wanted.includes(name)) this._shelf.remove(name);
+    this._setLive({ champion, canary, share: Math.min(news.canary_share, MAX_CANARY) });
+    this._storeLive(canary ? news : plain);
+    const live = [champion, canary].map((bot) => `policy/${bot?.manifest.policy_sha256}`);
+    for (const name of this._storage.names("policy/")) if (!live.includes(name)) this._storage.remove(name);
   }
 
   /**
-   * @param {Casting} news
+   * @param {LiveModels} news
    * @param {Alias} alias
    * @param {{trust: readonly string[], fetched: (manifest: any) => Promise<Uint8Array>, known: (Bot | null)[]}} how
    * @returns {Promise<Bot | null>}
    */
-  async _opened(news, alias, { trust, fetched, known }) {
+  async _openBot(news, alias, { trust, fetched, known }) {
     const signed = news[alias];
     if (signed === null) {
       if (alias === "champion" && this._seen.champion) {
-        throw new Refused("old_bot", "the platform knows of no champion, yet there was one; is it the same one?");
+        throw new Refused("old_bot", "the platform has no champion, but had one before; is it the same deployment?");
       }
       return null;
     }
     const point = await this._entry(signed, "point", trust);
     if (point.alias !== alias || !Number.isSafeInteger(point.number) || !Number.isSafeInteger(point.model_no)) {
-      throw new Refused("bad_entry", `the pointer of ${alias} is one of ${String(point.alias).slice(0, 20)}`);
+      throw new Refused("bad_entry", `the pointer of ${alias} names alias ${String(point.alias).slice(0, 20)}`);
     }
     if (point.number < this._seen[alias]) {
-      throw new Refused("old_bot", `entry ${point.number} is older than ${this._seen[alias]}, which was seen before`);
+      throw new Refused("old_bot", `entry ${point.number} is older than entry ${this._seen[alias]}, received before`);
     }
     this._seen[alias] = point.number;
     if (point.model_no === 0) return null;
     const release = news[`${alias}_release`];
-    if (release === null) throw new Refused("bad_entry", `model ${point.model_no} came without its release`);
+    if (release === null) throw new Refused("bad_entry", `model ${point.model_no} has no release document`);
     const manifest = await this.manifest(release, trust);
     if (manifest.model_no !== point.model_no) {
-      throw new Refused("bad_entry", `${alias} means model ${point.model_no}, the release is of ${manifest.model_no}`);
+      throw new Refused("bad_entry", `${alias} is model ${point.model_no}, but the release is of ${manifest.model_no}`);
     }
-    const here = known.find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
-    if (here) return here;
+    const loaded = known.find((bot) => bot && canonicalJson(bot.manifest) === canonicalJson(manifest));
+    if (loaded) return loaded;
     const raw = await fetched(manifest);
-    const bot = opened(manifest, raw);
-    if (raw.length <= MAX_SHELVED_POLICY) this._shelf.write(`policy/${manifest.policy_sha256}`, toBase64(raw));
+    const bot = openBot(manifest, raw);
+    if (raw.length <= MAX_STORED_POLICY_BYTES) this._storage.write(`policy/${manifest.policy_sha256}`, toBase64(raw));
     return bot;
   }
 
   /**
-   * The facts in a signed release, if they are of this game.
+   * The manifest in a signed release; throws Refused when it is of another game.
    * @param {string} release
    * @param {readonly string[]} trust
    */
@@ -2921,7 +3002,7 @@ class Bots {
     if (manifest?.game !== this._spec.game || manifest.schema !== this._schema) {
       throw new Refused(
         "wrong_schema",
-        `a model of ${manifest?.game} learned another version of ${this._spec.game} than this one`,
+        `the model of ${manifest?.game} was trained on another version of ${this._spec.game}`,
       );
     }
     return manifest;
@@ -2933,7 +3014,8 @@ class Bots {
     if (entry.kind !== kind || entry.journal !== `registry/${this._spec.game}`) {
       throw new Refused(
         "bad_entry",
-        `a ${String(entry.kind).slice(0, 20)} of ${String(entry.journal).slice(0, 80)} came instead`,
+        `expected a ${kind} of ${this._spec.game}, got ${String(entry.kind).slice(0, 20)} of ` +
+          `${String(entry.journal).slice(0, 80)}`,
       );
     }
     this._pin(trust);
@@ -2941,46 +3023,49 @@ class Bots {
   }
 
   /**
-   * A model by its number, checked like every other, for whoever wants to play against an older one.
+   * Fetches a model by its number and verifies it like every other.
    * @param {number} modelNo
    */
   async model(modelNo) {
     const { raw } = await this._link.ask("GET", `/models/${modelNo}`);
-    let trust = this._trusted([]);
-    if (!trust.length) trust = this._trusted(castingOf(jsonOf((await this._link.ask("GET", "/bot")).raw)).trust);
+    let trust = this._trustedKeys([]);
+    if (!trust.length) {
+      const answer = await this._link.ask("GET", "/bot");
+      trust = this._trustedKeys(parseLiveModels(jsonOf(answer.raw)).trust);
+    }
     const manifest = await this.manifest(String(/** @type {any} */ (jsonOf(raw))?.signed), trust);
     if (manifest.model_no !== modelNo)
-      throw new Refused("bad_entry", `model ${modelNo} was asked for, ${manifest.model_no} came`);
-    return opened(manifest, (await this._link.ask("GET", `/models/${modelNo}/policy`, { waitS: 50 })).raw);
+      throw new Refused("bad_entry", `requested model ${modelNo}, got ${manifest.model_no}`);
+    return openBot(manifest, (await this._link.ask("GET", `/models/${modelNo}/policy`, { waitS: 50 })).raw);
   }
 
   /**
-   * The keys to believe: those that were given, else the deployment's own as they were when one of them first signed.
-   * @param {string[]} met
+   * The trusted keys: those passed to `connect`, else those pinned when one of them first signed, else `offered`.
+   * @param {string[]} offered
    */
-  _trusted(met) {
+  _trustedKeys(offered) {
     if (this._trust.length) return this._trust;
-    const pinned = this._shelf.read("trust");
-    return Array.isArray(pinned) && pinned.length ? pinned : met;
+    const pinned = this._storage.read("trust");
+    return Array.isArray(pinned) && pinned.length ? pinned : offered;
   }
 
-  /** Believe these keys from now on: one of them signed what it should have. @param {readonly string[]} trust */
+  /** Pins these keys after one of them signed a valid entry. @param {readonly string[]} trust */
   _pin(trust) {
     if (this._trust.length) return;
     this._trust = trust;
-    this._shelf.write("trust", trust);
+    this._storage.write("trust", trust);
   }
 
-  /** @param {{champion: Bot | null, canary: Bot | null, share: number}} stage */
-  _show(stage) {
+  /** @param {{champion: Bot | null, canary: Bot | null, share: number}} live */
+  _setLive(live) {
     const before = this.name;
-    this._stage = stage;
+    this._live = live;
     if (this.name === before) return;
     for (const listener of this.listeners) {
       try {
         listener(this.name);
       } catch (error) {
-        console.error(error); // a page's own mistake must not end the following
+        console.error(error); // an error in a listener must not stop the polling
       }
     }
   }
@@ -2991,45 +3076,45 @@ class Bots {
     this.refusal = String(error instanceof Error ? error.message : error).slice(0, 300);
   }
 
-  /** @param {Casting} casting */
-  _keep(casting) {
-    const kept = this._shelf.read("bot");
-    const isOlder = (kept?.casting?.number ?? 0) > casting.number; // than what another page has put there
-    this._shelf.write("bot", { casting: isOlder ? kept.casting : casting, seen: this._seenBy(kept) });
+  /** @param {LiveModels} liveModels */
+  _storeLive(liveModels) {
+    const stored = this._storage.read("bot");
+    const isOlder = (stored?.live_models?.number ?? 0) > liveModels.number; // than what another page stored
+    this._storage.write("bot", { live_models: isOlder ? stored.live_models : liveModels, seen: this._seenBy(stored) });
   }
 
-  _keepSeen() {
-    const kept = this._shelf.read("bot");
-    this._shelf.write("bot", { casting: kept?.casting ?? null, seen: this._seenBy(kept) });
+  _storeSeen() {
+    const stored = this._storage.read("bot");
+    this._storage.write("bot", { live_models: stored?.live_models ?? null, seen: this._seenBy(stored) });
   }
 
-  /** The highest numbers seen, here or by whoever wrote what is kept. @param {any} kept @returns {Record<Alias, number>} */
-  _seenBy(kept) {
-    const most = (/** @type {Alias} */ alias) => Math.max(this._seen[alias], Number(kept?.seen?.[alias]) || 0);
-    return { champion: most("champion"), canary: most("canary") };
+  /** The highest entry numbers of this page and of the storage. @param {any} stored @returns {Record<Alias, number>} */
+  _seenBy(stored) {
+    const highest = (/** @type {Alias} */ alias) => Math.max(this._seen[alias], Number(stored?.seen?.[alias]) || 0);
+    return { champion: highest("champion"), canary: highest("canary") };
   }
 }
 
-/** @param {any} found @returns {Casting} */
-function castingOf(found) {
+/** @param {any} fields @returns {LiveModels} */
+function parseLiveModels(fields) {
   const texts = ["champion", "champion_release", "canary", "canary_release"];
-  const isFine =
-    Number.isSafeInteger(found?.number) &&
-    found.number >= 0 &&
-    texts.every((name) => (found[name] ?? null) === null || typeof found[name] === "string") &&
-    Array.isArray(found.trust ?? []) &&
-    (found.trust ?? []).every((/** @type {unknown} */ one) => typeof one === "string");
-  if (!isFine)
-    throw new LinkFailed("strange_answer", "the platform said who plays in words that this build does not read");
-  const share = found.canary_share >= 0 && found.canary_share <= 1 ? found.canary_share : 0;
-  const named = Object.fromEntries(texts.map((name) => [name, found[name] ?? null]));
-  return /** @type {Casting} */ ({ number: found.number, ...named, canary_share: share, trust: found.trust ?? [] });
+  const isValid =
+    Number.isSafeInteger(fields?.number) &&
+    fields.number >= 0 &&
+    texts.every((name) => (fields[name] ?? null) === null || typeof fields[name] === "string") &&
+    Array.isArray(fields.trust ?? []) &&
+    (fields.trust ?? []).every((/** @type {unknown} */ key) => typeof key === "string");
+  if (!isValid)
+    throw new LinkFailed("strange_answer", "the platform sent live models that this version cannot read");
+  const share = fields.canary_share >= 0 && fields.canary_share <= 1 ? fields.canary_share : 0;
+  const named = Object.fromEntries(texts.map((name) => [name, fields[name] ?? null]));
+  return /** @type {LiveModels} */ ({ number: fields.number, ...named, canary_share: share, trust: fields.trust ?? [] });
 }
 
 // --- Sessions and episodes -------------------------------------------------------------------------------------------
 
 /**
- * An action that a game allows, by chance.
+ * A random valid action.
  * @param {Columns} columns
  * @param {() => number} random
  * @param {Uint8Array | null} mask
@@ -3038,8 +3123,8 @@ function castingOf(found) {
 function randomAction(columns, random, mask) {
   const below = (/** @type {number} */ n) => Math.min(n - 1, Math.floor(random() * n));
   if (columns.discrete && mask) {
-    const legal = Array.from(mask.keys()).filter((at) => mask[at]);
-    return columns.discrete.start + legal[below(legal.length)];
+    const valid = Array.from(mask.keys()).filter((at) => mask[at]);
+    return columns.discrete.start + valid[below(valid.length)];
   }
   /** @param {Part} part */
   const drawn = ({ space, dtype, size }) => {
@@ -3069,11 +3154,11 @@ function randomAction(columns, random, mask) {
 }
 
 /**
- * @typedef {{legal?: ArrayLike<boolean | number> | null, deterministic?: boolean, otherwise?: any}} Acting
+ * @typedef {{actionMask?: ActionMask, deterministic?: boolean, otherwise?: any}} Acting
  *   `otherwise`: an action, or a function of the observation, while there is no bot
  */
 
-/** One episode of one player; a decision closes the transition before it. Made by `game.episode`. */
+/** One episode of one player; each decision closes the previous transition. Created by `game.episode`. */
 export class Episode {
   /**
    * @param {Game} game
@@ -3087,46 +3172,46 @@ export class Episode {
     this._by = by;
     /** @type {Bot | null} */
     this._bot = bot;
-    /** @type {Record<string, Numbers>[]} the last observations, where the bot looks at several */
+    /** @type {Record<string, Numbers>[]} the last observations, for a bot that needs several */
     this._last = [];
     /** @type {string | null} */
     this._over = null;
     const block = this._rows.begin(note, consent);
-    if (block) game._sender.hand(session, block);
+    if (block) game._sender.enqueue(session, block);
   }
 
-  /** Whether this episode is sent; otherwise its steps are only counted, because the platform asked for a share. */
-  get isKept() {
-    return this._session.isKept;
+  /** Whether this episode is sent; otherwise its steps are counted only, by the platform's recording rate. */
+  get isRecorded() {
+    return this._session.isRecorded;
   }
 
-  /** The bot that decides here, such as `rally/3`; empty while none does. */
+  /** The bot that decides in this episode, such as `rally/3`; empty while there is none. */
   get bot() {
     return this._bot?.name ?? "";
   }
 
   /**
-   * What the bot does, recorded as its decision; never waits. Where actions have names, it is the number.
+   * The bot's action, recorded as its decision; never waits. A named action is returned as its number.
    *
-   * While there is no bot: `otherwise`, else any legal action.
+   * While there is no bot: `otherwise`, else a random valid action.
    * @param {any} obs
-   * @param {Acting} [how]
+   * @param {Acting} [options]
    * @returns {any}
    */
-  act(obs, { legal = null, deterministic = false, otherwise } = {}) {
-    this._bot ??= this._game.cast();
+  act(obs, { actionMask = null, deterministic = false, otherwise } = {}) {
+    this._bot ??= this._game.pickBot();
     const own = this._bot ? undefined : typeof otherwise === "function" ? otherwise(obs) : otherwise;
     const { _columns: columns, _random: random } = this._game;
     try {
-      const chosen = this._chosen(obs, own, { legal, deterministic });
+      const chosen = this._choose(obs, own, { actionMask, deterministic });
       if (this._isLate("act")) return chosen.action;
       if (this._bot) this._rows.nameModel(this._bot.name);
-      this._decided(obs, chosen.action, { legal, by: chosen.by, frames: 1, extras: chosen.extras });
+      this._recordDecision(obs, chosen.action, { actionMask, by: chosen.by, frames: 1, extras: chosen.extras });
       return chosen.action;
     } catch (error) {
       if (!this._isLate("act")) this._spoil(error);
       try {
-        return randomAction(columns, random, columns.mask(legal));
+        return randomAction(columns, random, columns.mask(actionMask));
       } catch {
         return randomAction(columns, random, null);
       }
@@ -3136,43 +3221,43 @@ export class Episode {
   /**
    * @param {any} obs
    * @param {any} own
-   * @param {Acting} how
+   * @param {Acting} options
    * @returns {{action: any, by: number, extras: Extras | null}}
    */
-  _chosen(obs, own, { legal = null, deterministic = false }) {
+  _choose(obs, own, { actionMask = null, deterministic = false }) {
     const { _columns: columns, _random: random } = this._game;
     if (this._bot) {
       const { policy } = this._bot;
-      const { action, logp, raw } = policy.choose(this._seen(policy, obs), { legal, deterministic, random });
+      const { action, logp, raw } = policy.choose(this._inputs(policy, obs), { actionMask, deterministic, random });
       return { action, by: BY.bot, extras: { logp, version: policy.version, rawAction: raw } };
     }
-    const mask = columns.mask(legal);
+    const mask = columns.mask(actionMask);
     if (mask && !mask.includes(1))
-      throw new Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode");
+      throw new Refused("invalid_action", "actionMask allows no action; allow at least one, or end the episode");
     const action = own === undefined || own === null ? randomAction(columns, random, mask) : columns.numbered(own);
     return { action, by: BY.script, extras: null };
   }
 
   /** @param {Policy} policy @param {any} obs */
-  _seen(policy, obs) {
+  _inputs(policy, obs) {
     if (policy.stack === 1) return policy.read([obs]);
-    this._last.push(structuredClone(obs)); // the game may use its array again
+    this._last.push(structuredClone(obs)); // the game may reuse its array
     if (this._last.length > policy.stack) this._last.shift();
     return policy.read([...Array(policy.stack - this._last.length).fill(this._last[0]), ...this._last]);
   }
 
   /**
-   * A person (or `by`) saw `obs` and chose `action`, a number or a name; ends the transition of the decision before.
+   * Records that a person (or `by`) saw `obs` and chose `action`, a number or a name; closes the previous transition.
    * @param {any} obs
    * @param {any} action
-   * @param {{legal?: ArrayLike<boolean | number> | null, by?: Decider, frames?: number}} [how]
+   * @param {{actionMask?: ActionMask, by?: Decider, frames?: number}} [options]
    */
-  acted(obs, action, { legal = null, by = this._by, frames = 1 } = {}) {
+  acted(obs, action, { actionMask = null, by = this._by, frames = 1 } = {}) {
     if (this._isLate("acted")) return;
     try {
       if (!Object.hasOwn(BY, by))
-        throw new Refused("bad_by", `by is ${String(by).slice(0, 20)}; give one of ${Object.keys(BY)}`);
-      this._decided(obs, action, { legal, by: BY[by], frames, extras: null });
+        throw new Refused("bad_by", `by is ${String(by).slice(0, 20)}; pass one of ${Object.keys(BY)}`);
+      this._recordDecision(obs, action, { actionMask, by: BY[by], frames, extras: null });
     } catch (error) {
       this._spoil(error);
     }
@@ -3181,16 +3266,16 @@ export class Episode {
   /**
    * @param {any} obs
    * @param {any} action
-   * @param {{legal: any, by: number, frames: number, extras: Extras | null}} how
+   * @param {{actionMask: any, by: number, frames: number, extras: Extras | null}} options
    */
-  _decided(obs, action, how) {
+  _recordDecision(obs, action, options) {
     const { _sender: sender, _clock: clock, _tolerance: tolerance } = this._game;
-    this._rows.decide(obs, action, { ...how, tMs: this._session.tMs(clock.monotonic()) });
+    this._rows.decide(obs, action, { ...options, tMs: this._session.tMs(clock.monotonic()) });
     tolerance.hasDecided = true;
-    if (this._rows.closedSteps) sender.notice(this._session);
+    if (this._rows.closedSteps) sender.onStepClosed(this._session);
   }
 
-  /** Add to the reward of the last decision. @param {number} x */
+  /** Adds to the reward of the last decision. @param {number} x */
   reward(x) {
     if (this._isLate("reward")) return;
     try {
@@ -3201,21 +3286,21 @@ export class Episode {
   }
 
   /**
-   * The episode is over: the game ended it, or (`truncated`) only the watching stopped.
-   * @param {any} [obs] what was seen last; where the game ended it may be left out
-   * @param {{truncated?: boolean, result?: string | number, legal?: ArrayLike<boolean | number> | null}} [how]
+   * Ends the episode: the game ended it or, with `truncated`, only the recording stops.
+   * @param {any} [obs] the last observation; optional when the game ended the episode
+   * @param {{truncated?: boolean, result?: string | number, actionMask?: ActionMask}} [options]
    */
-  end(obs, { truncated = false, result, legal = null } = {}) {
+  end(obs, { truncated = false, result, actionMask = null } = {}) {
     if (this._isLate("end")) return;
     try {
-      this._rows.finish(obs, { truncated, result, legal, tMs: this._session.tMs(this._game._clock.monotonic()) });
+      this._rows.finish(obs, { truncated, result, actionMask, tMs: this._session.tMs(this._game._clock.monotonic()) });
       this._leave("it has ended");
     } catch (error) {
       this._spoil(error);
     }
   }
 
-  /** Stop recording here, without an end: the last decision is dropped. Does nothing after `end`. */
+  /** Stops recording without an end: the last decision is dropped. Does nothing after `end`. */
   cancel() {
     if (this._over !== null || this._session.hasEnded) return;
     this._rows.cut();
@@ -3239,7 +3324,7 @@ export class Episode {
   _isLate(call) {
     if (this._over === null && !this._session.hasEnded) return false;
     const { _tolerance: tolerance } = this._game;
-    // A spoiled episode and a closed game stay quiet: the game goes on, only the recording does not.
+    // An episode with bad input and a closed game ignore calls: the game continues, the recording does not.
     if (this._over && !this._session.hasEnded) {
       tolerance.judge(new Refused("bad_order", `${call} was called on an episode, but ${this._over}; start a new one`));
     } else tolerance.ignoredCalls += 1;
@@ -3247,7 +3332,7 @@ export class Episode {
   }
 }
 
-/** What happens to input that cannot be recorded: thrown on the first decision, later counted and warned of once. */
+/** Handles input that cannot be recorded: throws on the first decision, later counts it and warns once. */
 class Tolerance {
   /** @param {boolean} isStrict */
   constructor(isStrict) {
@@ -3259,13 +3344,13 @@ class Tolerance {
   /** @param {unknown} error */
   judge(error) {
     this.badInputs += 1;
-    const mayGoOn = this.hasDecided && !this._isStrict;
+    const isTolerated = this.hasDecided && !this._isStrict;
     this.hasDecided = true;
-    if (!mayGoOn) throw error;
+    if (!isTolerated) throw error;
     warn(
       "bad_input",
-      `an episode is no longer recorded: ${error}. Later ones are counted in game.stats().badInputs only; ` +
-        "connect with strict: true to throw each",
+      `an episode is no longer recorded: ${error}. Further errors are only counted in game.stats().badInputs; ` +
+        "connect with strict: true to throw each one",
     );
   }
 }
@@ -3273,43 +3358,43 @@ class Tolerance {
 // --- Connect ---------------------------------------------------------------------------------------------------------
 
 /**
- * What a game did so far; numbers are steps.
+ * Counters of a game; numbers are steps.
  * @typedef {object} Stats
  * @property {number} recorded
  * @property {number} acked durable on the platform
- * @property {number} waiting recorded, and not answered yet
- * @property {number} refused never taken by the platform
- * @property {number} dropped given up because too many waited, here, or where an earlier page could not keep them
- * @property {number} skipped played and not recorded, because the platform asked for a share of episodes only
- * @property {number} adopted left by an earlier page or program, and sent by this one
- * @property {number} keepShare the probability with which the next episode is recorded
+ * @property {number} waiting recorded, not acknowledged yet
+ * @property {number} refused permanently rejected by the platform
+ * @property {number} dropped discarded because too many were waiting, or because an earlier page could not store them
+ * @property {number} skipped played but not recorded, because of the platform's recording rate
+ * @property {number} adopted unsent steps of an earlier page or program, sent by this one
+ * @property {number} recordingRate the probability that the next episode is recorded
  * @property {number} failedSends
- * @property {string} stopped why nothing is sent until `useKey` is called; empty while it is
- * @property {string} lastError why the last send failed or was refused; empty while all is well
+ * @property {string} stopped why sending stopped until `useKey` is called; empty while it runs
+ * @property {string} lastError why the last send failed or was rejected; empty after a success
  * @property {string} bot
  * @property {number} refusedBots
- * @property {string} lastBotError why the newest bot is not played, or could not be fetched; the last good one stays
- * @property {string} lastFollowError why the last question for news of bots got no answer; empty while the platform
- *   answers, which a page that sends nothing can take for "connected"
+ * @property {string} lastBotError why the newest bot was rejected or could not be fetched; the last valid one stays
+ * @property {string} lastFollowError why the last poll for new bots failed; empty while the platform responds, which a
+ *   page that sends nothing can show as "connected"
  * @property {number} badInputs
  * @property {number} ignoredCalls
  * @property {number} openEpisodes
  */
 /**
- * Whose episode it is, and what is known about it.
+ * An episode's player and metadata.
  * @typedef {object} EpisodeFacts
  * @property {string} [player]
  * @property {number} [seat]
  * @property {string} [match]
- * @property {readonly string[]} [opponents] what the others are: `person`, `script`, or a model's name
+ * @property {readonly string[]} [opponents] what the opponents are: `person`, `script`, or a model's name
  * @property {number | bigint} [seed]
- * @property {string} [model] who decides, where that is a bot that the game runs itself
- * @property {Decider} [by] whose decisions `acted` records; `person` unless said
+ * @property {string} [model] the model that decides, for a bot that the game runs itself
+ * @property {Decider} [by] whose decisions `acted` records; default `person`
  * @property {Consent} [consent]
- * @property {Bot | null} [bot] who plays in `act`, as `game.cast` or `game.model` gives it; drawn by `cast` unless said
+ * @property {Bot | null} [bot] the bot for `act`, from `game.pickBot` or `game.model`; default: drawn by `pickBot`
  */
 
-/** A connected game; many episodes share it. Made by `connect`. */
+/** A connected game, shared by many episodes. Created by `connect`. */
 export class Game {
   /**
    * @param {{link: Link, sender: Sender, bots: Bots, columns: Columns, clock: Clock, random: () => number, player:
@@ -3332,25 +3417,28 @@ export class Game {
     this._free = [];
     /** @type {Promise<boolean> | null} */
     this._closing = null;
-    this._onHide = () => (globalThis.document?.visibilityState === "hidden" ? this._hurry() : this._bots.look());
-    globalThis.document?.addEventListener?.("visibilitychange", this._onHide);
+    this._onVisibility = () => {
+      if (globalThis.document?.visibilityState === "hidden") this._saveNow();
+      else this._bots.pollNow();
+    };
+    globalThis.document?.addEventListener?.("visibilitychange", this._onVisibility);
     this._onOnline = () => {
       if (!this._sender.stopped) this._sender.retry();
       this._bots.retry();
     };
     globalThis.window?.addEventListener?.("online", this._onOnline);
-    // A page that may come back from a browser's cache goes on then; one that is gone for good lets others send.
-    this._onGone = (/** @type {any} */ event) => void (event.persisted || this._leave());
-    globalThis.window?.addEventListener?.("pagehide", this._onGone);
+    // A page in the back/forward cache may resume; a page that is gone for good releases its frames to others.
+    this._onPageHide = (/** @type {any} */ event) => void (event.persisted || this._leave());
+    globalThis.window?.addEventListener?.("pagehide", this._onPageHide);
   }
 
-  /** Who plays new episodes, such as `rally/3`; empty while there is no bot. */
+  /** The champion that plays new episodes, such as `rally/3`; empty while there is none. */
   get bot() {
     return this._bots.name;
   }
 
   /**
-   * Call a function with the name of every new champion; what is returned ends that.
+   * Calls a function with the name of every new champion; returns a function that unsubscribes it.
    * @param {(name: string) => void} listener
    */
   onBot(listener) {
@@ -3359,7 +3447,7 @@ export class Game {
   }
 
   /**
-   * Whether there is a bot by then. Nothing needs this: without it, a bot plays as soon as it is there.
+   * Waits for a bot; false when the time runs out. Optional: a bot plays as soon as it is available.
    * @param {number} [timeoutS]
    */
   async waitForBot(timeoutS = 5) {
@@ -3370,18 +3458,18 @@ export class Game {
   }
 
   /**
-   * Who plays an episode that begins now: the canary with its share, else the champion; null while there is none.
+   * Draws the bot for a new episode: the canary with its share, else the champion; null while there is none.
    *
-   * An episode draws for itself at its first `act`. This is for a game that wants to know before, or that plays without
-   * recording: `bot.name`, `bot.policy.act(obs)`; given to `game.episode({ bot })` it plays there.
+   * An episode draws its own bot at its first `act`. Use this to know the bot in advance, or to play without recording:
+   * `bot.name`, `bot.policy.act(obs)`; pass it to `game.episode({ bot })` to play there.
    * @returns {Bot | null}
    */
-  cast() {
-    return this._bots.cast();
+  pickBot() {
+    return this._bots.pickBot();
   }
 
   /**
-   * A model by its number, checked like the champion; for an episode's `bot`. Throws when it cannot be had.
+   * Fetches a model by its number, verified like the champion, for an episode's `bot`. Throws when it is not available.
    * @param {number} modelNo
    * @returns {Promise<Bot>}
    */
@@ -3390,20 +3478,20 @@ export class Game {
   }
 
   /**
-   * What the champion thinks of the legal actions, best first; nothing while there is none.
+   * The valid actions as the champion ranks them, best first; empty while there is no champion.
    *
-   * A champion that looks at several observations takes this one for all of them, as at the beginning of an episode.
+   * A champion that needs several observations uses this one for all of them, as at the start of an episode.
    * @param {any} obs
-   * @param {{legal?: ArrayLike<boolean | number> | null}} [how]
+   * @param {{actionMask?: ActionMask}} [options]
    * @returns {Advice[]}
    */
-  rank(obs, how = {}) {
+  rank(obs, options = {}) {
     const policy = this._bots.champion?.policy;
-    return policy?.rank(policy.stack > 1 ? Array(policy.stack).fill(obs) : obs, how) ?? [];
+    return policy?.rank(policy.stack > 1 ? Array(policy.stack).fill(obs) : obs, options) ?? [];
   }
 
   /**
-   * Start recording an episode.
+   * Starts recording an episode.
    * @param {EpisodeFacts} [facts]
    */
   episode({
@@ -3417,27 +3505,31 @@ export class Game {
     consent = this.consent,
     bot = null,
   } = {}) {
-    if (this._closing) throw new Refused("closed", `the game ${this.spec.game} was closed; connect again to record`);
+    if (this._closing) throw new Refused("closed", `the game ${this.spec.game} is closed; connect again to record`);
     checkConsent(consent);
     checkPlayer(player);
     /** @type {Note} */
     const note = { row: 0, seat, match, opponents, seed, model: model ?? bot?.name };
     checkNote(note);
-    const session = this._acquire(player, seat, this._sender.keepShare >= 1 || this._random() < this._sender.keepShare);
+    const { recordingRate } = this._sender;
+    const session = this._acquire(player, seat, recordingRate >= 1 || this._random() < recordingRate);
     const episode = new Episode(this, session, { note, consent, by, bot });
     session.holder = new WeakRef(episode);
     return episode;
   }
 
-  /** @param {string} player @param {number} seat @param {boolean} isKept */
-  _acquire(player, seat, isKept) {
-    const isFresh = (/** @type {Session} */ one) =>
-      !one.hasEnded && Math.abs(this._clock.now() - beganMs(one.id)) < DAY_MS;
-    this._free = this._free.filter((one) => this._sender.sessions.has(one) && isFresh(one));
-    const at = this._free.findIndex((one) => one.player === player && one.seat === seat && one.isKept === isKept);
+  /** @param {string} player @param {number} seat @param {boolean} isRecorded */
+  _acquire(player, seat, isRecorded) {
+    const isFresh = (/** @type {Session} */ session) =>
+      !session.hasEnded && Math.abs(this._clock.now() - sessionStartMs(session.id)) < DAY_MS;
+    this._free = this._free.filter((session) => this._sender.sessions.has(session) && isFresh(session));
+    const at = this._free.findIndex(
+      (session) => session.player === player && session.seat === seat && session.isRecorded === isRecorded,
+    );
     if (at >= 0) return this._free.splice(at, 1)[0];
-    const [id, startedMs] = [newSession(this._clock.now()), this._clock.monotonic()];
-    const session = new Session({ id, player, seat, isKept, rows: new Rows(this._columns), startedMs });
+    const id = newSession(this._clock.now());
+    const startedMs = this._clock.monotonic();
+    const session = new Session({ id, player, seat, isRecorded, rows: new Rows(this._columns), startedMs });
     this._sender.sessions.add(session);
     return session;
   }
@@ -3446,12 +3538,12 @@ export class Game {
   _release(session) {
     this._sender.release(session);
     this._free.push(session);
-    this._sender.notice(session);
+    this._sender.onStepClosed(session);
   }
 
   /**
-   * What the next episodes may be used for. One that is open keeps the consent it began with: `cancel()` it where the
-   * answer is no, and what it recorded so far was still given before.
+   * Sets the consent of the next episodes. An open episode keeps the consent it started with: `cancel()` it when consent
+   * is withdrawn; the steps recorded so far were recorded with consent.
    * @param {Consent} consent
    */
   setConsent(consent) {
@@ -3459,7 +3551,7 @@ export class Game {
     this.consent = consent;
   }
 
-  /** Go on with another key, after the old one was refused. @param {string} key */
+  /** Continues with another key after the old one was rejected. @param {string} key */
   useKey(key) {
     this._link.key = key;
     this._sender.retry();
@@ -3469,7 +3561,8 @@ export class Game {
 
   /** @returns {Stats} */
   stats() {
-    const [sender, bots] = [this._sender, this._bots];
+    const sender = this._sender;
+    const bots = this._bots;
     const { acked, refused, dropped, adopted, failedSends } = sender.counts;
     return {
       recorded: sender.recordedSteps,
@@ -3479,8 +3572,8 @@ export class Game {
       dropped,
       adopted,
       failedSends,
-      skipped: sender.untoldSteps + sender._toldSteps,
-      keepShare: sender.keepShare,
+      skipped: sender.unreportedSkips + sender._reportedSkips,
+      recordingRate: sender.recordingRate,
       stopped: sender.stopped,
       lastError: sender.linkError || sender.refusal,
       bot: this.bot,
@@ -3494,7 +3587,7 @@ export class Game {
   }
 
   /**
-   * Wait until everything recorded so far is acknowledged (or refused or dropped); false when time ran out.
+   * Waits until everything recorded so far is acknowledged (or rejected or dropped); false when the time runs out.
    * @param {number} [timeoutS]
    * @returns {Promise<boolean>}
    */
@@ -3503,23 +3596,23 @@ export class Game {
   }
 
   /**
-   * Cut open episodes, send what can be sent in time and let go; true when all was acknowledged. What was not is warned
-   * of; it is sent by the next start as far as the storage kept it, and reported as dropped beyond that.
+   * Cuts open episodes, sends what it can within the timeout, and closes; true when all steps were acknowledged. Warns of
+   * the others; the next start sends the stored ones and reports the rest as dropped.
    * @param {number} [timeoutS]
    * @returns {Promise<boolean>}
    */
   close(timeoutS = 5) {
     this._closing ??= (async () => {
       this._bots.end();
-      globalThis.document?.removeEventListener?.("visibilitychange", this._onHide);
+      globalThis.document?.removeEventListener?.("visibilitychange", this._onVisibility);
       globalThis.window?.removeEventListener?.("online", this._onOnline);
-      globalThis.window?.removeEventListener?.("pagehide", this._onGone);
+      globalThis.window?.removeEventListener?.("pagehide", this._onPageHide);
       const isAll = await this._sender.finish(timeoutS);
       const { waitingSteps, isStored, linkError } = this._sender;
       if (!isAll && waitingSteps) {
-        const fate = isStored ? "the next start sends what the storage kept" : "there is no storage that keeps them";
-        const why = linkError || `no answer within ${timeoutS} s`;
-        warn("closed", `${waitingSteps} steps were not acknowledged before close() gave up (${why}); ${fate}`);
+        const fate = isStored ? "the next start sends the stored ones" : "without a storage they are lost";
+        const why = linkError || `no response within ${timeoutS} s`;
+        warn("closed", `${waitingSteps} steps were not acknowledged before close() timed out (${why}); ${fate}`);
       }
       this._link.close();
       return isAll;
@@ -3527,15 +3620,15 @@ export class Game {
     return this._closing;
   }
 
-  /** The page goes for good: whoever comes next takes up what it keeps. */
+  /** The page is gone for good: the next page adopts its stored frames. */
   _leave() {
-    this._hurry();
-    this._sender.letGo();
+    this._saveNow();
+    this._sender.releaseStored();
   }
 
-  /** The page may be gone soon: put everything that is closed where the next one finds it, and try to send it. */
-  _hurry() {
-    this._sender.collect({ inHurry: true });
+  /** The page may close soon: stores all closed steps for the next page, and tries to send them. */
+  _saveNow() {
+    this._sender.collect({ isUrgent: true });
     this._sender.wake();
   }
 }
@@ -3543,7 +3636,7 @@ export class Game {
 /** @param {unknown} consent */
 function checkConsent(consent) {
   if (!["granted", "denied", "unknown"].includes(String(consent))) {
-    throw new Refused("bad_consent", `consent is ${consent}; give granted, denied or unknown`);
+    throw new Refused("bad_consent", `consent is ${consent}; pass granted, denied or unknown`);
   }
 }
 
@@ -3552,7 +3645,7 @@ function checkPlayer(player) {
   if (typeof player !== "string" || !/^(?: |[^\p{C}\p{Z}])+$/u.test(player) || bytesOf(player).length > 256) {
     throw new Refused(
       "bad_player",
-      `player ${String(player).slice(0, 40)} is not allowed; give 1 to 256 bytes of printable text`,
+      `player ${String(player).slice(0, 40)} is not a valid name; pass 1 to 256 bytes of printable text`,
     );
   }
 }
@@ -3561,19 +3654,19 @@ function checkPlayer(player) {
 function checkAddress(url, isInsecure) {
   const parts = URL.canParse(url) ? new URL(url) : null;
   if (!parts || !["http:", "https:"].includes(parts.protocol) || parts.search || parts.hash || parts.username) {
-    throw new Refused("bad_url", `url ${url} is no gateway's address; give https://HOST, or http://127.0.0.1:PORT`);
+    throw new Refused("bad_url", `url ${url} is not a gateway's address; pass https://HOST, or http://127.0.0.1:PORT`);
   }
   const isNear =
     /^(localhost|127(\.\d+){3}|\[::1\])$/.test(parts.hostname) || parts.origin === globalThis.location?.origin;
   if (parts.protocol === "http:" && !isNear && !isInsecure) {
     throw new Refused(
       "bad_url",
-      `${url} would send your key in the open; use https://, or insecure: true on a network you trust`,
+      `${url} would send your key unencrypted; use https://, or insecure: true on a network you trust`,
     );
   }
 }
 
-/** The browser's own storage, where there is one and the page may use it. @returns {TextStorage | null} */
+/** The browser's localStorage; null when there is none or the page may not use it. @returns {TextStorage | null} */
 function ownStorage() {
   try {
     return globalThis.window?.localStorage ?? null;
@@ -3583,45 +3676,45 @@ function ownStorage() {
 }
 
 /**
- * How a game is connected; give `spec`, or `obs` and `actions`.
+ * Options of `connect`; pass `spec`, or `obs` and `actions`.
  * @typedef {object} Connecting
  * @property {string} url the gateway's address
  * @property {string} key
- * @property {Spec} [spec] as the platform has it
+ * @property {Spec} [spec] a complete spec, as the platform stores it
  * @property {Shape} [obs] a length, a shape, names or spaces
  * @property {Shape} [actions] a count, names or spaces
- * @property {boolean} [hasLegal] whether every step says which actions are legal
+ * @property {boolean} [hasActionMask] whether every step records which actions are valid
  * @property {number | null} [maxEpisodeSteps]
- * @property {string} [player] who plays unless an episode says; a random id that is kept in the storage
- * @property {Consent} [consent] whether what is played may be learned from; `unknown` unless said
- * @property {number} [lingerS] how long a closed step waits for others at most
- * @property {readonly string[]} [trust] public keys that may sign bots; the deployment's own, from the first meeting on
+ * @property {string} [player] the default player of episodes; by default a random id that is kept in the storage
+ * @property {Consent} [consent] whether bots may learn from the steps; default `unknown`
+ * @property {number} [lingerS] the longest time that a closed step waits to be sent with others
+ * @property {readonly string[]} [trust] public keys that may sign bots; by default the deployment's, pinned at first use
  * @property {boolean} [strict] throw on every bad input, not only on the first decision
- * @property {boolean} [insecure] allow http:// to other machines, where anybody on the way can read the key
- * @property {number} [capBytes] how much may wait unsent; beyond it the oldest is dropped, and said so
- * @property {string} [client] name and version of the game, for whoever looks at its steps later
+ * @property {boolean} [insecure] allow http:// to other machines, where the key can be read on the network
+ * @property {number} [capBytes] how many bytes may wait unsent; beyond it the oldest frames are dropped and reported
+ * @property {string} [client] name and version of the game, stored with its steps
  * @property {typeof globalThis.fetch} [fetch]
- * @property {TextStorage | null} [storage] where unsent frames and the last bot are kept; a browser's localStorage
- *   unless said. Without `length` and `key` nothing of an earlier program is found in it
+ * @property {TextStorage | null} [storage] where unsent frames and the last bot are stored; default: the browser's
+ *   localStorage. Without `length` and `key`, frames of an earlier program are not found
  * @property {() => number} [now] milliseconds since 1970
  * @property {() => number} [random] from 0 to 1
  */
 
 /**
- * A game that records to the platform at `url`. It is registered there, and its bot is followed from now on.
+ * Connects a game to the platform at `url`: registers its spec, and follows its bot from then on.
  *
- * Throws when the platform says that it will not take this game; when it cannot be reached, the game plays and records
- * all the same, and is registered later.
+ * Throws when the platform rejects the game; when it is unreachable, the game plays and records anyway, and is registered
+ * later.
  * @param {string} name
- * @param {Connecting} how
+ * @param {Connecting} options
  */
-export async function connect(name, how) {
+export async function connect(name, options) {
   const {
     url,
     key,
     obs,
     actions,
-    hasLegal = false,
+    hasActionMask = false,
     maxEpisodeSteps = null,
     consent = "unknown",
     lingerS = 1,
@@ -3634,41 +3727,43 @@ export async function connect(name, how) {
     now,
     fetch = globalThis.fetch.bind(globalThis),
     storage = ownStorage(),
-  } = how;
+  } = options;
   checkAddress(url, insecure);
   checkConsent(consent);
   if (!/^[\x21-\x7e]+$/.test(key ?? ""))
-    throw new Refused("no_key", "connect needs a key; copy it as `understudy up` printed it");
+    throw new Refused("no_key", "connect needs a key; copy the one that `understudy up` printed");
   trust.forEach(publicKey);
-  const spec = how.spec
-    ? checkedSpec(how.spec)
+  const spec = options.spec
+    ? checkedSpec(options.spec)
     : specOf(name, {
         obs: /** @type {Shape} */ (obs),
         actions: /** @type {Shape} */ (actions),
-        hasLegal,
+        hasActionMask,
         maxEpisodeSteps,
       });
   if (spec.game !== name)
-    throw new Refused("bad_spec", `connect was given the name ${name} and a spec of ${spec.game}; give one of them`);
-  const [link, columns] = [new Link({ url, key, game: spec.game, fetch }), new Columns(spec)];
+    throw new Refused("bad_spec", `connect got the name ${name} and a spec of ${spec.game}; pass the same name`);
+  const link = new Link({ url, key, game: spec.game, fetch });
+  const columns = new Columns(spec);
   /** @type {Clock} */
   const clock = { now: now ?? Date.now, monotonic: now ?? (() => performance.now()) };
-  const kept = storage ?? memoryStorage();
-  const player = how.player ?? ownPlayer(new Shelf(kept, "understudy/"));
+  const textStorage = storage ?? memoryStorage();
+  const player = options.player ?? ownPlayer(new ScopedStorage(textStorage, "understudy/"));
   checkPlayer(player);
   /** @param {string[]} facts */
   const placeOf = (...facts) => `understudy/${sha256(bytesOf(facts.join("\0"))).slice(0, 16)}/`;
-  // Not of the key: what waits belongs to the game's sessions, and another key may send it.
+  // Independent of the key: unsent frames belong to the game's sessions, and another key may send them.
   const place = placeOf(link.address, spec.game);
-  // Of the key: a deployment that was set up anew at this address has new ones, and is met anew.
-  const [shelf, botShelf] = [new Shelf(kept, place), new Shelf(kept, placeOf(link.address, spec.game, key))];
-  for (const one of [shelf, botShelf]) one.write("used", clock.now());
-  sweep(kept, clock.now());
-  // Pages that share the browser's storage share its locks; who shares another one is not known.
+  const gameStorage = new ScopedStorage(textStorage, place);
+  // Per key: a new deployment at the same address has new keys, and its signing keys are pinned separately.
+  const botStorage = new ScopedStorage(textStorage, placeOf(link.address, spec.game, key));
+  for (const scope of [gameStorage, botStorage]) scope.write("used", clock.now());
+  removeExpired(textStorage, clock.now());
+  // Pages that share localStorage share its locks; for another storage this is not known.
   const pageLocks = globalThis.navigator?.locks ?? null;
   const locks = storage && storage === ownStorage() ? pageLocks : null;
   const isPage = "document" in globalThis || "WorkerGlobalScope" in globalThis;
-  const watch = new Watch({ locks: pageLocks, name: `understudy/watch/${link.address}`, isPage });
+  const pollLock = new PollLock({ locks: pageLocks, name: `understudy/watch/${link.address}`, isPage });
   const sender = new Sender({
     link,
     columns,
@@ -3677,15 +3772,15 @@ export async function connect(name, how) {
     random,
     lingerMs: lingerS * 1000,
     capBytes,
-    shelf: storage && shelf,
-    holds: storage && new Holds({ shelf, clock, locks, place }),
+    storage: storage && gameStorage,
+    ownerLocks: storage && new OwnerLocks({ storage: gameStorage, clock, locks, place }),
   });
-  const bots = new Bots({ link, spec, clock, random, shelf: botShelf, trust, watch });
+  const bots = new Bots({ link, spec, clock, random, storage: botStorage, trust, pollLock });
   sender.onAnswer = () => bots.nudge();
   try {
     await sender.register();
   } catch (error) {
-    if (!(error instanceof LinkFailed) || !error.mayPass) {
+    if (!(error instanceof LinkFailed) || !error.isRetryable) {
       sender.end();
       throw error;
     }
@@ -3697,11 +3792,11 @@ export async function connect(name, how) {
   return new Game({ link, sender, bots, columns, clock, random, player, consent, strict });
 }
 
-/** @param {Shelf} shelf */
-function ownPlayer(shelf) {
-  const known = shelf.read("player");
+/** @param {ScopedStorage} storage */
+function ownPlayer(storage) {
+  const known = storage.read("player");
   if (typeof known === "string" && known) return known;
   const fresh = `p-${hexOf(crypto.getRandomValues(new Uint8Array(8)))}`;
-  shelf.write("player", fresh);
+  storage.write("player", fresh);
   return fresh;
 }

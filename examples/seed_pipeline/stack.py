@@ -1,8 +1,9 @@
-"""The seed's pipeline on this machine: Kinesis → ingest → Cassandra → learner → S3, and a client that plays.
+"""The seed's pipeline on this machine: Kinesis → ingest → Cassandra → learner → S3, and a client.
 
     python examples/seed_pipeline/stack.py --seconds 120 --until 150
 
-Each step is a command that you would type yourself; each server is real, on loopback, and stopped at the end.
+Each step is a command that you could also type; all servers are real, listen on loopback, and are
+stopped at the end.
 """
 
 import argparse
@@ -19,60 +20,88 @@ UNDERSTUDY = [sys.executable, "-m", "understudy.cli.main"]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", default="240", help="how long the client plays at most")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--seconds", default="240", help="stop the client after this time")
     parser.add_argument("--until", default="150", help="stop at this mean return of the bot")
-    parser.add_argument("--plot", default="returns.png", help="where the client draws its returns")
-    parser.add_argument("--ingest", default="native", choices=["native", "spark"], help="what stores the stream")
-    asked = parser.parse_args()
+    parser.add_argument("--plot", default="returns.png", help="file for the plot of the returns")
+    parser.add_argument(
+        "--ingest",
+        default="native",
+        choices=["native", "spark"],
+        help="which ingest stores the stream",
+    )
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seed-pipeline-") as folder:
         servers = Path(folder) / "servers"
         try:
-            return play(Path(folder), servers, asked)
+            return play(Path(folder), servers, args)
         finally:
             understudy("dev", "servers", "stop", "--folder", str(servers))
 
 
-def play(folder: Path, servers: Path, asked: argparse.Namespace) -> int:
-    """Start the servers and the platform, then let the client play."""
-    found = understudy("dev", "servers", "start", "kinesalite", "cassandra", "s3", "--folder", str(servers), "--json")
-    kinesis, cassandra, s3 = found["kinesalite"], found["cassandra"], found["s3"]
+def play(folder: Path, servers: Path, args: argparse.Namespace) -> int:
+    """Start the servers and the platform, then run the client."""
+    running = understudy(
+        "dev",
+        "servers",
+        "start",
+        "kinesalite",
+        "cassandra",
+        "s3",
+        "--folder",
+        str(servers),
+        "--json",
+    )
+    kinesis = running["kinesalite"]
+    cassandra = running["cassandra"]
+    s3 = running["s3"]
     name = secrets.token_hex(4)
     stream = f"kinesis://steps-{name}?region=us-east-1&{aws(kinesis)}"
     store = f"cassandra://{cassandra['address']}/seed_{name}?replication=1&credentials={cassandra['credentials_file']}"
     models = f"s3://understudy/seed-{name}?region=us-east-1&{aws(s3)}"
     understudy("stream", "init", stream, "--partitions", "2", "--json")
     understudy("store", "init", store, "--json")
-    up = ["up", "--data", str(folder / "data"), "--port", "0", "--json-ready", "--ingest", asked.ingest]
+    up = [
+        "up",
+        "--data",
+        str(folder / "data"),
+        "--port",
+        "0",
+        "--json-ready",
+        "--ingest",
+        args.ingest,
+    ]
     platform = subprocess.Popen(
-        [*UNDERSTUDY, *up, "--stream", stream, "--store", store, "--models", models], stdout=subprocess.PIPE, text=True
+        [*UNDERSTUDY, *up, "--stream", stream, "--store", store, "--models", models],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert platform.stdout is not None
         ready = json.loads(platform.stdout.readline())
-        print(f"the platform is at {ready['url']}", flush=True)
-        client = [sys.executable, str(Path(__file__).with_name("client.py")), "--plot", asked.plot]
+        print(f"the platform runs at {ready['url']}", flush=True)
+        client = [sys.executable, str(Path(__file__).with_name("client.py")), "--plot", args.plot]
         done = subprocess.run(
-            [*client, "--seconds", asked.seconds, "--until", asked.until],
+            [*client, "--seconds", args.seconds, "--until", args.until],
             env={**os.environ, "UNDERSTUDY_URL": ready["url"], "UNDERSTUDY_KEY": ready["key"]},
         )
     finally:
         platform.terminate()
         platform.wait()
     stored = understudy("data", "stats", "--data", str(folder / "data"), "--store", store, "--json")
-    print(f"{stored['steps']} steps are in Cassandra, each once")
+    print(f"{stored['steps']} steps are in Cassandra, each stored once")
     return done.returncode
 
 
 def aws(server: dict[str, Any]) -> str:
-    """How to reach a server that speaks like AWS."""
+    """Return the URL options for an AWS-compatible server."""
     return f"endpoint=http://{server['address']}&credentials={server['credentials_file']}"
 
 
-def understudy(*words: str) -> dict[str, Any]:
-    """Run a command; the JSON object it ends with, when asked for one."""
-    done = subprocess.run([*UNDERSTUDY, *words], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1]) if "--json" in words else {}
+def understudy(*arguments: str) -> dict[str, Any]:
+    """Run a command; with --json, return the JSON object that it prints last."""
+    done = subprocess.run([*UNDERSTUDY, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1]) if "--json" in arguments else {}
 
 
 if __name__ == "__main__":

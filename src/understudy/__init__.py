@@ -3,29 +3,44 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.app.runs.train import train as train
+    from understudy.client.connect import ClientConfig as ClientConfig
     from understudy.client.connect import connect as connect
-    from understudy.core import events as events
-    from understudy.core.events import Stop as Stop
+    from understudy.client.sender import SenderConfig as SenderConfig
+    from understudy.training import events as events
+    from understudy.training.events import Stop as Stop
+    from understudy.training.train import TrainOptions as TrainOptions
+    from understudy.training.train import train as train
 
     __version__: str
 
-__all__ = ["Stop", "__version__", "connect", "events", "train"]
+__all__ = [
+    "ClientConfig",
+    "SenderConfig",
+    "Stop",
+    "TrainOptions",
+    "__version__",
+    "connect",
+    "events",
+    "train",
+]
 
 _LAZY = {
-    "Stop": "understudy.core.events:Stop",
+    "ClientConfig": "understudy.client.connect:ClientConfig",
+    "SenderConfig": "understudy.client.sender:SenderConfig",
+    "Stop": "understudy.training.events:Stop",
+    "TrainOptions": "understudy.training.train:TrainOptions",
     "connect": "understudy.client.connect:connect",
-    "events": "understudy.core.events:",
-    "train": "understudy.app.runs.train:train",
+    "events": "understudy.training.events:",
+    "train": "understudy.training.train:train",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Importing stays silent and cheap: what a game needs is loaded when it is asked for.
+    # Importing stays silent and cheap: each part is loaded on first use.
     if name in _LAZY:
-        return _loaded(name)
+        return _load(name)
     if name == "__version__":
-        from importlib import metadata  # late: it takes a sixth of what importing the client may
+        from importlib import metadata  # late: a sixth of the client's import time budget
 
         try:
             return metadata.version("understudy")
@@ -34,14 +49,18 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'understudy' has no attribute {name!r}")
 
 
-def _loaded(name: str) -> Any:
+def __dir__() -> list[str]:
+    return __all__
+
+
+def _load(name: str) -> Any:
     from importlib import import_module
 
     path, _, attribute = _LAZY[name].partition(":")
     try:
         module = import_module(path)
     except ModuleNotFoundError as error:
-        if name != "train" or (error.name or "").startswith("understudy"):
+        if name not in ("train", "TrainOptions") or (error.name or "").startswith("understudy"):
             raise
         from understudy.core.errors import MissingExtra
 

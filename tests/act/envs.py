@@ -1,4 +1,4 @@
-"""Small random games for the tests of acting; all of their chance comes from the seed of the reset."""
+"""Small random games for the actor tests; all randomness comes from the seed of the reset."""
 
 from typing import Any
 
@@ -8,11 +8,14 @@ from gymnasium import spaces
 
 
 class RandomEnv(gymnasium.Env[Any, Any]):
-    """Observations and rewards depend on chance and on the action; ends terminated, truncated or both."""
+    """Random observations and rewards that depend on the action; ends in all ways."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.n_steps, self.heard = 0, 0.0
+        self.n_steps = 0
+        self.heard = 0.0
         return self.observe(), self.info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -37,7 +40,7 @@ class RandomEnv(gymnasium.Env[Any, Any]):
 
 
 class PlainEnv(RandomEnv):
-    """A vector observation and three actions, counted from 2."""
+    """A vector observation and three actions that start at 2."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(3, start=2)
@@ -49,25 +52,32 @@ class PlainEnv(RandomEnv):
 class MixedEnv(RandomEnv):
     """A nested observation and a Box action of two dimensions, in float64."""
 
-    observation_space = spaces.Dict({
-        "picture": spaces.Box(0, 255, (4, 4), np.uint8),
-        "inner": spaces.Tuple([spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(5)]),
-    })  # fmt: skip
+    observation_space = spaces.Dict(
+        {
+            "picture": spaces.Box(0, 255, (4, 4), np.uint8),
+            "inner": spaces.Tuple(
+                [spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(5)]
+            ),
+        }
+    )
     action_space = spaces.Box(-1.0, 2.0, (2, 2), np.float64)
 
     def observe(self) -> Any:
         picture = self.np_random.integers(256, size=(4, 4)).astype(np.uint8)
-        return {"picture": picture, "inner": (self.numbers(2), np.int64(self.np_random.integers(5)))}
+        return {
+            "picture": picture,
+            "inner": (self.numbers(2), np.int64(self.np_random.integers(5))),
+        }
 
 
 class MaskedEnv(RandomEnv):
-    """Some of four actions are legal at each moment; an illegal one raises."""
+    """At each step only some of four actions are valid; an invalid one raises."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(4, start=-1)
 
     def check(self, action: Any) -> None:
-        assert self.mask[action + 1], f"illegal {action} of {self.mask}"
+        assert self.mask[action + 1], f"invalid action {action} of {self.mask}"
 
     def observe(self) -> Any:
         self.mask = self.np_random.random(4) < 0.5
@@ -79,7 +89,9 @@ class MaskedEnv(RandomEnv):
 
 
 class UnseededEnv(PlainEnv):
-    """Plays another episode each time, whatever the seed."""
+    """Plays a different episode each time, whatever the seed."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         return super().reset(seed=None, options=options)

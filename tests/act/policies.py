@@ -1,21 +1,26 @@
-"""Policies with random weights, for the tests of acting."""
+"""Policies with random weights, for the actor tests."""
 
 from typing import Any
 
 import numpy as np
 
-from understudy.core.game import GameSpec
-from understudy.core.heads import head_for
-from understudy.core.network import Activation, Dense, Flatten, Input, NetworkSpec, OneHot
-from understudy.core.policy import InitialPriority, Policy
-from understudy.core.spaces import Discrete
+from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Discrete
+from understudy.nn.heads import head_for
+from understudy.nn.network import Activation, Dense, Flatten, Input, NetworkSpec, OneHot
+from understudy.nn.policy import InitialPriority, Policy
 
 
 def random_policy(
-    game: GameSpec, kind: str, *, seed: int = 0, stack: int = 1, priority: InitialPriority | None = None,
+    game: GameSpec,
+    kind: str,
+    *,
+    seed: int = 0,
+    stack: int = 1,
+    priority: InitialPriority | None = None,
     version: int = 3,
-) -> Policy:  # fmt: skip
-    """A small network of the right shape; its outputs are small enough for chance to matter."""
+) -> Policy:
+    """Return a policy with a small network; its outputs are small enough for noise to matter."""
     head = head_for(game, kind)
     network = NetworkSpec(
         {name: _input(space, stack) for name, space in game.obs_columns.items()},
@@ -23,7 +28,9 @@ def random_policy(
         {name: (Dense(head.size),) for name in head.outputs},
     )
     rng = np.random.default_rng(seed)
-    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in network.shapes().items()}
+    weights = {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in network.shapes().items()
+    }
     for name in weights:
         if name.startswith("heads."):
             weights[name] *= np.float32(0.2)

@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from understudy.act.chance import EpisodeSeeds, actor_session, episode_seeds, episode_starts, noise_rng
+from understudy.act.chance import (
+    EpisodeSeeds,
+    actor_session,
+    episode_seeds,
+    episode_starts,
+    noise_rng,
+)
 from understudy.core.names import session_time_s
 
 
@@ -11,11 +17,15 @@ def test_an_episodes_seed_needs_no_episode_before_it():
     whole = episode_seeds(starts, np.zeros(3, np.int64), n=50)
     assert whole.dtype == np.uint32
     later = episode_seeds(starts, np.array([20, 0, 44]), n=5)
-    assert later.tolist() == [whole[0, 20:25].tolist(), whole[1, :5].tolist(), whole[2, 44:49].tolist()]
+    assert later.tolist() == [
+        whole[0, 20:25].tolist(),
+        whole[1, :5].tolist(),
+        whole[2, 44:49].tolist(),
+    ]
     assert episode_starts(3, first_env=3, num_envs=1)[0] == starts[2]
 
 
-def test_seeds_hardly_ever_meet():
+def test_seeds_rarely_collide():
     starts = np.concatenate([episode_starts(root, first_env=0, num_envs=20) for root in range(5)])
     seeds = episode_seeds(starts, np.zeros(100, np.int64), n=100)
     assert len(np.unique(seeds)) > seeds.size - 5
@@ -23,10 +33,14 @@ def test_seeds_hardly_ever_meet():
     assert seeds.max() < 2**31, "seeds from 2^31 on are held out"
 
 
-def test_seeds_are_handed_out_in_order_however_far_ahead_they_are_known():
+def test_seeds_are_in_order_however_many_are_computed_ahead():
     heard: list[int] = []
-    seeds = EpisodeSeeds(7, first_env=0, num_envs=2, prepare=lambda some: heard.extend(some.tolist()))
-    wanted = episode_seeds(episode_starts(7, first_env=0, num_envs=2), np.zeros(2, np.int64), n=1200)
+    seeds = EpisodeSeeds(
+        7, first_env=0, num_envs=2, prepare=lambda some: heard.extend(some.tolist())
+    )
+    wanted = episode_seeds(
+        episode_starts(7, first_env=0, num_envs=2), np.zeros(2, np.int64), n=1200
+    )
     first = [int(seeds.take(np.array([0]))[0]) for _ in range(1100)]
     both = seeds.take(np.array([0, 1])).tolist()
     assert first == wanted[0, :1100].tolist()
@@ -38,15 +52,21 @@ def test_seeds_are_handed_out_in_order_however_far_ahead_they_are_known():
 def test_noise_differs_by_root_env_and_round_only():
     first = noise_rng(1, env=0, round_no=0).random(4).tolist()
     assert noise_rng(1, env=0, round_no=0).random(4).tolist() == first
-    for other in (noise_rng(2, env=0, round_no=0), noise_rng(1, env=1, round_no=0), noise_rng(1, env=0, round_no=1)):
+    for other in (
+        noise_rng(2, env=0, round_no=0),
+        noise_rng(1, env=1, round_no=0),
+        noise_rng(1, env=0, round_no=1),
+    ):
         assert other.random(4).tolist() != first
 
 
 def test_sessions_are_dated_and_differ_by_incarnation():
     sessions = [
         actor_session(1_700_000_000_123, root_seed=root, env=env, incarnation=incarnation)
-        for root in (1, 2) for env in (0, 1) for incarnation in (0, 1)
-    ]  # fmt: skip
+        for root in (1, 2)
+        for env in (0, 1)
+        for incarnation in (0, 1)
+    ]
     assert len(set(sessions)) == 8
     assert {session.version for session in sessions} == {7}
     assert {session_time_s(session) for session in sessions} == {1_700_000_000.123}

@@ -1,4 +1,4 @@
-"""Rally as envs: one, many and two-player forms of one game."""
+"""Rally as a single env, a vector env and a two-player env."""
 
 import warnings
 from typing import Any
@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 from understudy.act.rally import RallyEnv, RallyParallel, RallyVector
 from understudy.act.vector import game_of, make_env, make_envs
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
+from understudy.experience.game import game_spec
 from understudy.games import rally
 
 SEEDS = [3, 5, 8, 13, 21]
@@ -23,23 +23,28 @@ def test_gymnasium_accepts_it():
 
 
 @pytest.mark.parametrize("more", [{}, {"opponent": "strong", "seat": 1}])
-def test_many_side_by_side_are_the_single_ones(more: dict[str, Any]):
-    vector, singles = make_envs("rally", len(SEEDS), env_kwargs=more), [make_env("rally", more) for _ in SEEDS]
+def test_the_vector_env_equals_single_envs(more: dict[str, Any]):
+    vector = make_envs("rally", len(SEEDS), env_kwargs=more)
+    singles = [make_env("rally", more) for _ in SEEDS]
     assert isinstance(vector, RallyVector)
     obs, _ = vector.reset(seed=SEEDS)
     for at, (env, seed) in enumerate(zip(singles, SEEDS, strict=True)):
         assert env.reset(seed=seed)[0].tobytes() == obs[at].tobytes()
-    rng, is_live = np.random.default_rng(0), np.ones(len(SEEDS), bool)
+    rng = np.random.default_rng(0)
+    is_live = np.ones(len(SEEDS), bool)
     while is_live.any():
         actions = rng.integers(0, 3, len(SEEDS))
         obs, rewards, terminated, truncated, _ = vector.step(actions)
         for at in is_live.nonzero()[0].tolist():
             one = singles[at].step(int(actions[at]))
-            assert (one[0].tobytes(), one[1:4]) == (obs[at].tobytes(), (rewards[at], terminated[at], truncated[at]))
+            assert (one[0].tobytes(), one[1:4]) == (
+                obs[at].tobytes(),
+                (rewards[at], terminated[at], truncated[at]),
+            )
         is_live &= ~(terminated | truncated)
 
 
-def test_only_what_the_mask_names_is_reset():
+def test_only_the_envs_of_the_mask_are_reset():
     vector = RallyVector(3)
     vector.reset(seed=SEEDS[:3])
     after = vector.step(np.array([0, 1, 2]))[0]
@@ -57,12 +62,15 @@ def test_its_actions_have_names_in_every_form():
 
 
 def test_two_players_see_mirrored_courts_and_share_the_point():
-    env, rng = RallyParallel(), np.random.default_rng(1)
+    env = RallyParallel()
+    rng = np.random.default_rng(1)
     obs, _ = env.reset(seed=4)
     assert set(obs) == set(env.agents) == {"left", "right"}
     steps = 0
     while env.agents:
-        obs, rewards, terminated, truncated, _ = env.step({name: int(rng.integers(3)) for name in env.agents})
+        obs, rewards, terminated, truncated, _ = env.step(
+            {name: int(rng.integers(3)) for name in env.agents}
+        )
         assert rewards["left"] == -rewards["right"]
         assert obs["left"][0] == -obs["right"][0]
         steps += 1
@@ -72,17 +80,19 @@ def test_two_players_see_mirrored_courts_and_share_the_point():
     assert 5 < steps < rally.MAX_DECISIONS
 
 
-def test_what_it_cannot_play_is_said():
-    with pytest.raises(ConfigError, match="give 0"):
+def test_invalid_settings_and_unknown_games_are_rejected():
+    with pytest.raises(ConfigError, match="use 0"):
         make_envs("rally", 1, env_kwargs={"seat": 2})
     with pytest.raises(ConfigError, match="strong"):
         make_envs("rally", 1, env_kwargs={"opponent": "nobody"})
-    with pytest.raises(ConfigError, match="does not take"):
+    with pytest.raises(ConfigError, match="does not accept"):
         make_envs("rally", 1, env_kwargs={"wind": 3})
     with pytest.raises(ConfigError, match="did you mean rally"):
         make_env("raly")
     for unlike in ("nosuch", "nosuch-v0"):
-        with pytest.raises(ConfigError, match=r"known; give rally, .*CartPole-v1 or any other id of Gymnasium"):
+        with pytest.raises(
+            ConfigError, match=r"unknown; use rally, .*CartPole-v1 or any other id of Gymnasium"
+        ):
             make_env(unlike)
     for near in ("cartpole", "CartPole-v7", "cart-pole-v1"):
         with pytest.raises(ConfigError, match="did you mean CartPole-v1"):
@@ -90,8 +100,9 @@ def test_what_it_cannot_play_is_said():
 
 
 @pytest.mark.parametrize("action", [-1, 3, 7])
-def test_an_action_that_there_is_not_moves_no_paddle(action: int):
-    env, both = RallyEnv(), RallyParallel()
+def test_an_invalid_action_moves_no_paddle(action: int):
+    env = RallyEnv()
+    both = RallyParallel()
     env.reset(seed=1)
     both.reset(seed=1)
     with pytest.raises(ConfigError, match=r"2 \(down\)"):
@@ -101,13 +112,18 @@ def test_an_action_that_there_is_not_moves_no_paddle(action: int):
     assert env.court == both.court == rally.serve(1)
 
 
-def test_two_players_go_on_after_a_reset_and_not_before():
-    env, both = RallyParallel(), {"left": 1, "right": 1}
+def test_two_players_need_a_reset_before_they_step():
+    env = RallyParallel()
+    both = {"left": 1, "right": 1}
     with pytest.raises(ConfigError, match="call reset first"):
         env.step(both)
     env.reset(seed=1)
-    for actions, who in (({"left": 1}, "left"), ({}, "nobody"), (both | {"umpire": 1}, "umpire")):
-        with pytest.raises(ConfigError, match=f"{who}; give one for left and one for right"):
+    for actions, names in (
+        ({"left": 1}, "left"),
+        ({}, "no agent"),
+        (both | {"umpire": 1}, "umpire"),
+    ):
+        with pytest.raises(ConfigError, match=f"{names}; pass one for left and one for right"):
             env.step(actions)
     while env.agents:
         env.step(both)
@@ -115,7 +131,7 @@ def test_two_players_go_on_after_a_reset_and_not_before():
         env.step(both)
 
 
-def test_two_players_have_what_users_of_pettingzoo_look_for():
+def test_the_two_player_env_has_the_api_of_pettingzoo():
     env = RallyParallel(render_mode="rgb_array")
     assert (env.possible_agents, env.num_agents, env.max_num_agents) == (["left", "right"], 0, 2)
     obs, _ = env.reset(seed=np.int64(3))  # type: ignore[arg-type]
@@ -130,20 +146,23 @@ def test_two_players_have_what_users_of_pettingzoo_look_for():
 
 
 @pytest.mark.parametrize("kind", [RallyEnv, RallyParallel])
-def test_a_render_mode_that_there_is_not_is_refused(kind: Any):
-    with pytest.raises(ConfigError, match="'human'; give ansi, rgb_array or None"):
+def test_an_unknown_render_mode_is_rejected(kind: Any):
+    with pytest.raises(ConfigError, match="'human'; use ansi, rgb_array or None"):
         kind(render_mode="human")
 
 
 @pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
-def test_many_side_by_side_take_only_actions_that_there_are(game: str):
+def test_vector_envs_reject_invalid_actions(game: str):
     envs: Any = make_envs(game, 3)
     last = 2 if game == "rally" else 1
     before, _ = envs.reset(seed=[1, 2, 3])
     for wrong, said in (
-        ([0, 9, 0], "env 1 is 9; .* 0 to"), ([0, 1, -1], "env 2 is -1"), ([0, 1.7, 0], r"float64\[3\]"),
-        ([0, 1], r"int64\[2\].* 3 envs"), ([last + 1, 0, 0], f"0 to {last}"),
-    ):  # fmt: skip
+        ([0, 9, 0], "env 1 is 9; .* 0 to"),
+        ([0, 1, -1], "env 2 is -1"),
+        ([0, 1.7, 0], r"float64\[3\]"),
+        ([0, 1], r"int64\[2\].* 3 envs"),
+        ([last + 1, 0, 0], f"0 to {last}"),
+    ):
         with pytest.raises(ConfigError, match=said):
             envs.step(np.array(wrong))
     nothing = {"reset_mask": np.zeros(3, bool)}
@@ -153,10 +172,10 @@ def test_many_side_by_side_take_only_actions_that_there_are(game: str):
 
 
 @pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
-def test_what_cannot_be_reset_is_said(game: str):
+def test_invalid_resets_are_rejected(game: str):
     envs: Any = make_envs(game, 3)
     assert envs.reset(seed=np.int64(5))[0].tobytes() == envs.reset(seed=5)[0].tobytes()
-    with pytest.raises(ConfigError, match=r"reset_mask has shape \[2\]; give 3"):
+    with pytest.raises(ConfigError, match=r"reset_mask has shape \[2\]; use 3"):
         envs.reset(options={"reset_mask": np.array([True, False])})
     with pytest.raises(ConfigError, match=r"seed is 1\.5"):
         envs.reset(seed=1.5)

@@ -1,4 +1,4 @@
-"""An actor that goes on from its saved state does exactly what it would have done."""
+"""An actor that resumes from its saved state does exactly what it would have done."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from tests.act.policies import random_policy
 from understudy.act.actor import Actor
 from understudy.act.vector import game_of, make_envs
 from understudy.core.errors import ConfigError
-from understudy.core.policy import Policy
+from understudy.nn.policy import Policy
 
 
 def actor_of(make: Any, num_envs: int = 4, root_seed: int = 5) -> Actor:
@@ -26,11 +26,17 @@ def saved(actor: Actor) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("make", "kind", "stack"),
-    [(PlainEnv, "categorical", 1), (PlainEnv, "epsilon_greedy", 3), (MaskedEnv, "categorical", 1),
-     (MixedEnv, "gaussian_tanh", 1), ("CartPole-v1", "categorical", 2)],
-)  # fmt: skip
+    [
+        (PlainEnv, "categorical", 1),
+        (PlainEnv, "epsilon_greedy", 3),
+        (MaskedEnv, "categorical", 1),
+        (MixedEnv, "gaussian_tanh", 1),
+        ("CartPole-v1", "categorical", 2),
+    ],
+)
 def test_a_resumed_actor_is_bit_equal(make: Any, kind: str, stack: int):
-    whole, rounds = actor_of(make), [3, 1, 9, 2, 30, 4, 4]
+    whole = actor_of(make)
+    rounds = [3, 1, 9, 2, 30, 4, 4]
     policy = random_policy(whole.game, kind, stack=stack)
     for number, steps in enumerate(rounds):
         resumed = actor_of(make)
@@ -39,7 +45,8 @@ def test_a_resumed_actor_is_bit_equal(make: Any, kind: str, stack: int):
         got = resumed.collect(policy, steps, round_no=number, explore=0.3)
         assert got.chunks == wanted.chunks
         assert got.episodes == wanted.episodes
-        again, kept = saved(resumed), saved(whole)
+        again = saved(resumed)
+        kept = saved(whole)
         assert again[1] == kept[1]
         assert {name: rows.tobytes() for name, rows in again[0].items()} == {
             name: rows.tobytes() for name, rows in kept[0].items()
@@ -53,22 +60,22 @@ def played(make: Any, root_seed: int = 5) -> tuple[Actor, Policy]:
     return actor, policy
 
 
-def test_an_env_whose_chance_is_not_its_seeds_is_named():
+def test_an_env_with_randomness_beyond_its_seed_is_named():
     arrays, facts = saved(played(UnseededEnv)[0])
     with pytest.raises(ConfigError, match=r"env \d of UnseededEnv cannot be rebuilt from its seed"):
         actor_of(UnseededEnv).restore(arrays, facts)
 
 
-def test_a_state_that_is_not_what_happened_is_seen():
+def test_a_state_that_differs_from_the_rebuilt_one_is_rejected():
     arrays, facts = saved(played(PlainEnv)[0])
     arrays["live.obs"] = arrays["live.obs"] + np.float32(0.5)
     with pytest.raises(ConfigError, match="'obs' is"):
         actor_of(PlainEnv).restore(arrays, facts)
 
 
-def test_the_state_of_another_actor_is_refused():
+def test_the_state_of_another_actor_is_rejected():
     arrays, facts = saved(played(PlainEnv)[0])
-    with pytest.raises(ConfigError, match="give the one it was saved by"):
+    with pytest.raises(ConfigError, match="restore it in the actor that saved it"):
         actor_of(PlainEnv, root_seed=6).restore(arrays, facts)
-    with pytest.raises(ConfigError, match="give the one it was saved by"):
+    with pytest.raises(ConfigError, match="restore it in the actor that saved it"):
         actor_of(PlainEnv, num_envs=3).restore(arrays, facts)

@@ -1,4 +1,4 @@
-"""make_envs takes whatever plays a game, and says in one line what it cannot take."""
+"""make_envs accepts every form of a game, and rejects the rest with a one-line error."""
 
 import threading
 from typing import Any
@@ -10,7 +10,7 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
-from understudy.act.vector import FrameSkip, columns_of, copied, game_of, make_envs
+from understudy.act.vector import FrameSkip, copy_env, game_of, make_envs, obs_splitter
 from understudy.act.vector_envs import CartPoleVector
 from understudy.core.errors import ConfigError
 
@@ -20,9 +20,13 @@ class Halved(gymnasium.RewardWrapper[Any, Any]):
         return float(reward) / 2
 
 
-def test_cartpole_is_our_own_unless_something_is_changed():
+def test_cartpole_is_the_built_in_one_unless_it_is_customized():
     assert isinstance(make_envs("CartPole-v1", 4), CartPoleVector)
-    for changed in ({"builtin": False}, {"env_kwargs": {"sutton_barto_reward": True}}, {"wrappers": [Halved]}):
+    for changed in (
+        {"builtin": False},
+        {"env_kwargs": {"sutton_barto_reward": True}},
+        {"wrappers": [Halved]},
+    ):
         envs = make_envs("CartPole-v1", 2, **changed)
         assert isinstance(envs, SyncVectorEnv)
         assert envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED
@@ -40,35 +44,39 @@ def test_ids_functions_and_envs_all_become_envs():
     assert envs.envs[0] is not mine
 
 
-def test_a_vector_env_is_taken_as_it_is_when_it_fits():
+def test_a_suitable_vector_env_is_used_as_it_is():
     envs = CartPoleVector(3)
     assert make_envs(envs, 3) is envs
-    with pytest.raises(ConfigError, match="3 envs was given for 4"):
+    with pytest.raises(ConfigError, match="has 3 envs, but num_envs is 4"):
         make_envs(envs, 4)
     with pytest.raises(ConfigError, match="autoreset_mode=AutoresetMode"):
         make_envs(gymnasium.make_vec("CartPole-v1", 2), 2)
 
 
 @pytest.mark.parametrize("typed", ["CartPoles-v1", "cartpole-v1", "CartPol-v1", "CartPole-v9"])
-def test_an_unknown_game_names_the_nearest(typed: str):
-    with pytest.raises(ConfigError, match=r"no game .* is known; did you mean .*CartPole-v1"):
+def test_the_error_for_an_unknown_game_suggests_close_names(typed: str):
+    with pytest.raises(ConfigError, match=r"game .* is unknown; did you mean .*CartPole-v1"):
         make_envs(typed, 1)
 
 
 @pytest.mark.parametrize(
     ("game", "settings", "says"),
     [
-        ("CartPole-v1", {"num_envs": 0}, "from 1"),
-        ("CartPole-v1", {"num_envs": 1, "frame_skip": 0}, "from 1"),
-        ("CartPole-v1", {"num_envs": 1, "env_kwargs": {"wings": 2}}, "does not take"),
-        ("CartPole-v1", {"num_envs": 1, "wrappers": ["tests.act.test_vector:Nothing"]}, "module:Class"),
+        ("CartPole-v1", {"num_envs": 0}, "at least 1"),
+        ("CartPole-v1", {"num_envs": 1, "frame_skip": 0}, "at least 1"),
+        ("CartPole-v1", {"num_envs": 1, "env_kwargs": {"wings": 2}}, "does not accept"),
+        (
+            "CartPole-v1",
+            {"num_envs": 1, "wrappers": ["tests.act.test_vector:Nothing"]},
+            "module:Class",
+        ),
         ("CartPole-v1", {"num_envs": 1, "wrappers": ["nothing"]}, "module:Class"),
         ("nothing_here:Game-v0", {"num_envs": 1}, "nothing_here"),
-        (MixedEnv(), {"num_envs": 1, "env_kwargs": {"a": 1}}, "make it with them"),
-        (7, {"num_envs": 1}, "give a Gymnasium id"),
+        (MixedEnv(), {"num_envs": 1, "env_kwargs": {"a": 1}}, "create it with them"),
+        (7, {"num_envs": 1}, "use a Gymnasium id"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(game: Any, settings: Any, says: str):
+def test_invalid_arguments_are_rejected_in_one_line(game: Any, settings: Any, says: str):
     with pytest.raises(ConfigError, match=says) as caught:
         make_envs(game, **settings)
     assert "\n" not in str(caught.value)
@@ -82,9 +90,12 @@ def test_wrappers_by_import_path_and_frame_skip_are_applied():
 
 
 def test_frame_skip_stops_where_the_episode_ends():
-    env, plain = FrameSkip(gymnasium.make("CartPole-v1"), 4), gymnasium.make("CartPole-v1")
+    env = FrameSkip(gymnasium.make("CartPole-v1"), 4)
+    plain = gymnasium.make("CartPole-v1")
     env.reset(seed=5), plain.reset(seed=5)
-    total, frames, ended = 0.0, 0, False
+    total = 0.0
+    frames = 0
+    ended = False
     while not ended:
         _, reward, ended, _, _ = env.step(1)
         total += reward
@@ -95,33 +106,36 @@ def test_frame_skip_stops_where_the_episode_ends():
     assert total == frames
 
 
-def test_the_game_of_envs_says_whether_it_has_masks():
-    assert game_of(make_envs(MaskedEnv, 2)).has_legal
-    assert not game_of(make_envs("CartPole-v1", 1)).has_legal
+def test_the_spec_of_envs_tells_whether_they_have_masks():
+    assert game_of(make_envs(MaskedEnv, 2)).has_action_mask
+    assert not game_of(make_envs("CartPole-v1", 1)).has_action_mask
     assert game_of(make_envs(MixedEnv, 2)).game == "MixedEnv"
     assert game_of(make_envs(MixedEnv, 2), name="mine").game == "mine"
 
 
-def test_nested_observations_are_taken_apart_by_path():
+def test_nested_observations_are_flattened_by_path():
     envs = make_envs(MixedEnv, 3)
-    columns = columns_of(game_of(envs))(envs.reset(seed=1)[0])
+    columns = obs_splitter(game_of(envs))(envs.reset(seed=1)[0])
     assert {name: (column.shape, column.dtype.name) for name, column in columns.items()} == {
-        "obs.inner.0": ((3, 2), "float32"), "obs.inner.1": ((3,), "int64"), "obs.picture": ((3, 4, 4), "uint8"),
-    }  # fmt: skip
+        "obs.inner.0": ((3, 2), "float32"),
+        "obs.inner.1": ((3,), "int64"),
+        "obs.picture": ((3, 4, 4), "uint8"),
+    }
 
 
-# --- Copies of an env that exists: what was changed in it is kept, or the copy is refused -----------------------------
+# --- Copies of an existing env: they have its changes, or the copy is rejected --------------------
 
 
 class Held(PlainEnv):
-    """An env that holds what no copy can."""
+    """An env with an attribute that cannot be copied."""
 
     def __init__(self, pull: float = 1.0) -> None:
-        self.lock, self.pull = threading.Lock(), pull
+        self.lock = threading.Lock()
+        self.pull = pull
 
 
 class Remade(PlainEnv, EzPickle):
-    """An env that is copied by being made again."""
+    """An env that is copied by creating it again."""
 
     def __init__(self, pull: float = 1.0) -> None:
         EzPickle.__init__(self, pull)
@@ -140,44 +154,45 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     gymnasium.register("Remade-v0", entry_point="tests.act.test_vector:Remade")
 
 
-def test_what_was_changed_in_a_registered_env_is_in_its_copies_and_the_env_stays_as_it_is():
+def test_copies_of_a_registered_env_have_its_changes_and_the_env_stays_unchanged():
     env: Any = gymnasium.make("CartPole-v1")
     env.unwrapped.gravity = 99.0
-    copy: Any = copied(env)
+    copy: Any = copy_env(env)
     assert copy.unwrapped.gravity == 99.0
     assert copy.unwrapped is not env.unwrapped
     copy.unwrapped.gravity = 1.0
     assert env.unwrapped.gravity == 99.0
 
 
-def test_a_wrapper_that_no_spec_can_make_is_copied_with_its_env():
-    copy = copied(Doubled(gymnasium.make("CartPole-v1")))
+def test_a_wrapper_without_a_spec_is_copied_with_its_env():
+    copy = copy_env(Doubled(gymnasium.make("CartPole-v1")))
     assert isinstance(copy, Doubled)
-    shown, plain = copy.reset(seed=3)[0], gymnasium.make("CartPole-v1").reset(seed=3)[0]
+    shown = copy.reset(seed=3)[0]
+    plain = gymnasium.make("CartPole-v1").reset(seed=3)[0]
     assert np.array_equal(shown, plain * 2)
 
 
-def test_an_env_that_cannot_be_copied_is_made_again_where_that_gives_the_same():
-    copy: Any = copied(gymnasium.make("Held-v0", pull=3.0))
+def test_an_env_that_cannot_be_copied_is_recreated_if_the_result_is_equal():
+    copy: Any = copy_env(gymnasium.make("Held-v0", pull=3.0))
     assert copy.unwrapped.pull == 3.0
 
 
 @pytest.mark.parametrize("game", ["Held-v0", "Remade-v0"])
-def test_an_env_that_was_changed_and_cannot_be_copied_is_refused(game: str):
+def test_an_env_that_was_changed_and_cannot_be_copied_is_rejected(game: str):
     env: Any = gymnasium.make(game)
-    untouched: Any = copied(env)
+    untouched: Any = copy_env(env)
     assert untouched.unwrapped.pull == 1.0
     env.unwrapped.pull = 99.0
-    with pytest.raises(ConfigError, match="give a function that makes one"):
-        copied(env)
+    with pytest.raises(ConfigError, match="pass a function that creates one"):
+        copy_env(env)
 
 
 @pytest.mark.parametrize("env", [Held(), Doubled(Held())])
-def test_an_env_that_cannot_be_copied_and_no_spec_makes_is_refused(env: Any):
-    with pytest.raises(ConfigError, match=r"cannot pickle .*give a function that makes one"):
-        copied(env)
+def test_an_env_that_cannot_be_copied_and_has_no_spec_is_rejected(env: Any):
+    with pytest.raises(ConfigError, match=r"cannot pickle .*pass a function that creates one"):
+        copy_env(env)
 
 
-def test_a_wrapper_around_an_env_that_cannot_be_copied_is_refused():
-    with pytest.raises(ConfigError, match="give a function that makes one"):
-        copied(Doubled(gymnasium.make("Held-v0")))
+def test_a_wrapper_around_an_env_that_cannot_be_copied_is_rejected():
+    with pytest.raises(ConfigError, match="pass a function that creates one"):
+        copy_env(Doubled(gymnasium.make("Held-v0")))

@@ -1,4 +1,4 @@
-"""The bench itself: a run with tiny sizes gives every figure with its gate, and leaves nothing behind."""
+"""The benchmark itself: a tiny run reports every figure with its gate, and leaves no files."""
 
 import json
 import os
@@ -30,9 +30,18 @@ PASSED = Gate(True, "done right")
 def run(out: Path, temporary: Path, *options: str) -> dict[str, Any]:
     """One tiny run; its temporary folders must be gone afterwards."""
     temporary.mkdir()
-    command = [sys.executable, str(ROOT / "bench" / "experience.py"), "--tiny", "--out", str(out), *options]
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "experience.py"),
+        "--tiny",
+        "--out",
+        str(out),
+        *options,
+    ]
     env = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(temporary.iterdir()) == []
     found: dict[str, Any] = json.loads((out / "experience.json").read_text())
@@ -60,7 +69,7 @@ def slow(results: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_result_says_where_and_of_what_it_was_made(result):
+def test_a_result_names_its_machine_and_versions(result):
     assert result["format"] == 1
     assert result["machine"].keys() >= {"cpu", "cores", "kernel", "python", "versions"}
     assert len(result["load_average_before"]) == len(result["load_average_after"]) == 3
@@ -68,7 +77,7 @@ def test_a_result_says_where_and_of_what_it_was_made(result):
     assert result["commit"]
 
 
-def test_every_measurement_gives_findings(result):
+def test_every_measurement_has_findings(result):
     measurements = result["passes"]["native"]["measurements"]
     assert measurements.keys() == set(MEASUREMENTS)
     assert not [one["error"] for one in measurements.values() if "error" in one]
@@ -79,7 +88,10 @@ def test_every_gate_passes_and_every_goal_has_a_verdict(result):
     figures = {one["name"]: one for _, one in report.figures(result)}
     assert figures.keys() >= GOALS
     assert {figures[goal]["verdict"] for goal in GOALS} <= {"met", "missed"}
-    assert all(one["gate"]["says"] and one["low"] <= one["median"] <= one["high"] for one in figures.values())
+    assert all(
+        one["gate"]["says"] and one["low"] <= one["median"] <= one["high"]
+        for one in figures.values()
+    )
 
 
 def test_each_peer_is_measured_or_skipped_with_a_reason(result):
@@ -109,23 +121,37 @@ def test_results_name_no_folder_of_this_machine(results):
 def test_a_figure_counts_only_while_its_gate_passes():
     good = Figure(name="speed", unit="steps/s", values=[9.0, 11.0, 12.0], goal=10.0, gate=PASSED)
     assert good.verdict == "met"
-    void = Figure(name="speed", unit="steps/s", values=[99.0], goal=10.0, gate=all_of(("stored once", False)))
+    void = Figure(
+        name="speed", unit="steps/s", values=[99.0], goal=10.0, gate=all_of(("stored once", False))
+    )
     assert void.verdict == "void"
-    late = Figure(name="lag", unit="ms", values=[200.0], goal=150.0, more_is_better=False, gate=PASSED)
+    late = Figure(
+        name="lag", unit="ms", values=[200.0], goal=150.0, more_is_better=False, gate=PASSED
+    )
     assert late.verdict == "missed"
 
 
 def test_a_failed_gate_makes_the_run_unsound():
-    found = Findings(figures=[Figure(name="x", unit="s", values=[1.0], gate=all_of(("right", False)))])
+    found = Findings(
+        figures=[Figure(name="x", unit="s", values=[1.0], gate=all_of(("right", False)))]
+    )
     result = {"passes": {"native": {"measurements": {"x": found.to_json()}, "syncs_ms": {}}}}
     assert not report.is_sound(result)
 
 
 def test_a_ratio_above_one_means_that_we_are_better():
-    faster = Ratio(name="rate", peer="p", unit="steps/s", ours=[4.0, 6.0], theirs=[2.0, 2.0], gate=PASSED)
+    faster = Ratio(
+        name="rate", peer="p", unit="steps/s", ours=[4.0, 6.0], theirs=[2.0, 2.0], gate=PASSED
+    )
     cheaper = Ratio(
-        name="cost", peer="p", unit="ms", ours=[1.0], theirs=[4.0], more_is_better=False, gate=PASSED
-    )  # fmt: skip
+        name="cost",
+        peer="p",
+        unit="ms",
+        ours=[1.0],
+        theirs=[4.0],
+        more_is_better=False,
+        gate=PASSED,
+    )
     assert faster.times == [2.0, 3.0]
     assert cheaper.times == [4.0]
 

@@ -15,16 +15,20 @@ samples = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200)
 
 @given(samples)
 def test_percentiles_are_the_ones_of_a_sorted_list(sample: list[float]) -> None:
-    found, ordered = percentiles(sample), sorted(sample)
+    found = percentiles(sample)
+    ordered = sorted(sample)
 
     def nearest(q: float) -> float:
         return ordered[max(0, math.ceil(q * len(ordered) - 1e-9) - 1)]
 
-    assert found == Percentiles(len(sample), nearest(0.5), nearest(0.99), nearest(0.9999), ordered[-1])
+    assert found == Percentiles(
+        len(sample), nearest(0.5), nearest(0.99), nearest(0.9999), ordered[-1]
+    )
 
 
 def test_a_tail_shows_only_in_a_sample_that_is_large_enough() -> None:
-    few, many = np.ones(100), np.ones(20_000)
+    few = np.ones(100)
+    many = np.ones(20_000)
     few[0] = many[:3] = 9
     assert percentiles(few) == Percentiles(100, 1, 1, 9, 9)
     assert percentiles(many) == Percentiles(20_000, 1, 1, 9, 9)
@@ -33,7 +37,7 @@ def test_a_tail_shows_only_in_a_sample_that_is_large_enough() -> None:
 
 
 @given(samples)
-def test_a_rate_lies_within_its_range(sample: list[float]) -> None:
+def test_a_rate_is_within_its_range(sample: list[float]) -> None:
     found = rate(sample)
     assert found.low == min(sample)
     assert found.high == max(sample)
@@ -42,7 +46,7 @@ def test_a_rate_lies_within_its_range(sample: list[float]) -> None:
 
 
 @pytest.mark.parametrize("sample", [[], [float("nan")], [1.0, float("inf")]])
-def test_a_sample_that_says_nothing_is_refused(sample: list[float]) -> None:
+def test_an_empty_or_non_finite_sample_is_rejected(sample: list[float]) -> None:
     for figure in (percentiles, rate):
         with pytest.raises(ConfigError):
             figure(sample)

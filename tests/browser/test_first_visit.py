@@ -1,88 +1,108 @@
-"""The first visit: the welcome fits a phone, and an address that asks for what there is not is answered in words."""
+"""The first visit: the welcome fits a phone, and invalid keys and bots are reported in words."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.browser.browsers import Stage, stage, tab
+from tests.browser.browsers import PagePlatform, open_tab, run_platform
 from tests.cli.platforms import wait_for
 
 PHONES = [(390, 844), (320, 568), (568, 320)]
 CUT = """() => {
-  const inside = (inner, outer) => inner.left >= outer.left && inner.right <= outer.right && inner.top >= outer.top
-    && inner.bottom <= outer.bottom;
+  const inside = (inner, outer) => inner.left >= outer.left && inner.right <= outer.right
+    && inner.top >= outer.top && inner.bottom <= outer.bottom;
   const box = (id) => document.getElementById(id).getBoundingClientRect();
   return ["message", "detail", "start", "quietly"].filter((id) => !inside(box(id), box("stage")));
 }"""
-"""Which parts of the welcome reach over the edge of the court."""
-ROOM = """() => {
+"""Ids of the parts of the welcome that extend beyond the court."""
+SPARE_WIDTH = """() => {
   const list = document.getElementById("opponent");
   const pen = document.createElement("canvas").getContext("2d");
   pen.font = getComputedStyle(list).font;
   return list.clientWidth - pen.measureText(list.selectedOptions[0].text).width;
 }"""
-"""What a select has beyond its text, for its paddings and the arrow."""
+"""Width of the select beyond its text, for its padding and arrow."""
 
 
 @pytest.fixture(scope="module", params=["rally", "CartPole-v1"])
-def game(browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with stage(tmp_path_factory.mktemp("game"), str(request.param)) as found:
-        yield found
+def game(
+    browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PagePlatform]:
+    with run_platform(tmp_path_factory.mktemp("game"), str(request.param)) as platform:
+        yield platform
 
 
 @pytest.mark.parametrize(("width", "height"), PHONES)
-def test_the_welcome_lies_inside_the_court_and_nothing_scrolls_sideways(
-    browser: Any, game: Stage, width: int, height: int
+def test_the_welcome_fits_the_court_and_the_page_does_not_scroll_sideways(
+    browser: Any, game: PagePlatform, width: int, height: int
 ):
     phone = {"viewport": {"width": width, "height": height}, "has_touch": True, "is_mobile": True}
-    with tab(browser, game.address, **phone) as seen:
-        seen.page.wait_for_selector("#state[data-state=connected]")
-        seen.shoot(f"{game.game}-welcome-{width}")
-        assert seen.page.evaluate(CUT) == []
-        assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    with open_tab(browser, game.address, **phone) as tab:
+        tab.page.wait_for_selector("#state[data-state=connected]")
+        tab.screenshot(f"{game.game}-welcome-{width}")
+        assert tab.page.evaluate(CUT) == []
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         if height > width:
             for button in ("#start", "#quietly"):
-                assert seen.page.locator(button).bounding_box()["y"] < height, "seen without scrolling"
-        seen.page.tap("#quietly")
-        seen.page.wait_for_selector("body[data-phase=playing]")
-        seen.shoot(f"{game.game}-playing-{width}")
-        # While it is played the court has its own shape, and its stage is no higher.
-        court, around = (seen.page.locator(one).bounding_box() for one in ("#court", "#stage"))
+                assert tab.page.locator(button).bounding_box()["y"] < height, (
+                    "visible without scrolling"
+                )
+        tab.page.tap("#quietly")
+        tab.page.wait_for_selector("body[data-phase=playing]")
+        tab.screenshot(f"{game.game}-playing-{width}")
+        # During play the court keeps its aspect ratio, and its container is no higher.
+        court, around = (
+            tab.page.locator(selector).bounding_box() for selector in ("#court", "#stage")
+        )
         assert abs(court["width"] / court["height"] - (4 / 3 if game.game == "rally" else 2)) < 0.03
         assert around["height"] <= court["height"] + 3
 
 
-def test_a_key_that_is_no_good_scrolls_nothing_sideways(browser: Any, game: Stage):
+def test_the_page_does_not_scroll_sideways_with_an_invalid_key(browser: Any, game: PagePlatform):
     phone = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
-    with tab(browser, game.address[:-4] + "AAAA", **phone) as seen:
-        seen.page.wait_for_selector("#state[data-state=refused]")
-        seen.shoot(f"{game.game}-refused-320")
-        assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    with open_tab(browser, game.address[:-4] + "AAAA", **phone) as tab:
+        tab.page.wait_for_selector("#state[data-state=refused]")
+        tab.screenshot(f"{game.game}-refused-320")
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_key_that_is_no_good_is_said_and_nobody_is_asked_for_consent(browser: Any, game: Stage):
-    with tab(browser, game.address[:-4] + "AAAA", viewport={"width": 1000, "height": 700}) as seen:
-        seen.page.wait_for_selector("#state[data-state=refused]")
-        assert seen.text("#sending") == (
-            f"Nothing is recorded: this is no key of this deployment. Next: understudy play {game.game} --web --data D"
+def test_an_invalid_key_is_reported_and_consent_is_not_requested(browser: Any, game: PagePlatform):
+    with open_tab(
+        browser, game.address[:-4] + "AAAA", viewport={"width": 1000, "height": 700}
+    ) as tab:
+        tab.page.wait_for_selector("#state[data-state=refused]")
+        assert tab.text("#sending") == (
+            "Nothing is recorded: this is not a key of this deployment. Next: understudy play "
+            f"{game.game} --web --data D"
         )
-        assert (seen.text("#start"), seen.page.is_hidden("#quietly"), seen.text("#detail")) == ("Play", True, "")
-        assert seen.page.evaluate(ROOM) >= 40, "the choice is read to its end"
-        seen.page.click("#start")
-        seen.page.wait_for_selector("body[data-phase=playing]")
-        assert (seen.page.is_checked("#consent"), seen.page.is_disabled("#consent")) == (False, True)
+        assert (tab.text("#start"), tab.page.is_hidden("#quietly"), tab.text("#detail")) == (
+            "Play",
+            True,
+            "",
+        )
+        assert tab.page.evaluate(SPARE_WIDTH) >= 40, "the selected text is fully visible"
+        tab.page.click("#start")
+        tab.page.wait_for_selector("body[data-phase=playing]")
+        assert (tab.page.is_checked("#consent"), tab.page.is_disabled("#consent")) == (
+            False,
+            True,
+        )
 
 
-@pytest.mark.parametrize("asked", ["abc", "99"])
-def test_a_bot_that_there_is_not_is_said_and_stands(browser: Any, game: Stage, asked: str):
-    said = {
-        "abc": "The address asks for bot abc, which is no model's number: choose one here.",
+@pytest.mark.parametrize("bot", ["abc", "99"])
+def test_an_unknown_bot_in_the_address_is_reported_and_the_note_stays(
+    browser: Any, game: PagePlatform, bot: str
+):
+    note = {
+        "abc": "The address names bot abc, which is not a model number: choose one here.",
         "99": f"{game.game}/99 cannot play: {game.game} has no model 99.",
-    }[asked]
-    with tab(browser, f"{game.address}&bot={asked}") as seen:
-        wait_for(lambda: seen.text("#opponent-note") == said)
-        assert seen.page.locator("#opponent").input_value() == ("champion" if game.game == "rally" else "you")
-        seen.page.click("#quietly")
-        seen.page.wait_for_selector("#court[data-place]")
-        assert seen.text("#opponent-note") == said
+    }[bot]
+    with open_tab(browser, f"{game.address}&bot={bot}") as tab:
+        wait_for(lambda: tab.text("#opponent-note") == note)
+        assert tab.page.locator("#opponent").input_value() == (
+            "champion" if game.game == "rally" else "you"
+        )
+        tab.page.click("#quietly")
+        tab.page.wait_for_selector("#court[data-place]")
+        assert tab.text("#opponent-note") == note

@@ -1,9 +1,9 @@
-"""The gateway is killed in the middle of a match, under two browsers at once: play goes on, nothing acked is lost."""
+"""The gateway dies during matches in two browsers: play continues, and no acked step is lost."""
 
 from pathlib import Path
 from typing import Any
 
-from tests.browser.browsers import Player, episodes_of, look, play_on, stage, tab
+from tests.browser.browsers import Player, episodes_of, look, open_tab, play_points, run_platform
 from tests.cli.platforms import wait_for
 
 ALL_ACKED = """() => {
@@ -11,84 +11,100 @@ ALL_ACKED = """() => {
   return count("recorded") === count("acked") && count("waiting") === "0";
 }"""
 SMALL = {"viewport": {"width": 480, "height": 640}}
-"""Two courts at once must keep up with the clock."""
+"""Small enough for two courts to be drawn in real time."""
 
 
-def test_two_browsers_play_on_while_the_gateway_is_killed_and_nothing_acked_is_lost(browser: Any, tmp_path: Path):
+def test_two_browsers_keep_playing_when_the_gateway_is_killed_and_no_acked_step_is_lost(
+    browser: Any, tmp_path: Path
+):
     with (
-        stage(tmp_path) as rally,
-        tab(browser, rally.address, **SMALL) as one,
-        tab(browser, rally.address, **SMALL) as other,
+        run_platform(tmp_path) as rally,
+        open_tab(browser, rally.address, **SMALL) as first,
+        open_tab(browser, rally.address, **SMALL) as second,
     ):
-        tabs = (one, other)
-        for seen in tabs:
-            seen.page.wait_for_selector("body[data-bot='rally/1']")
-            seen.page.click("#start")
-        players = [Player(seen) for seen in tabs]
-        wait_for(lambda: look(*players) == {"playing"} and min(seen.count("acked") for seen in tabs) > 20)
-        before = [len(player.seen) for player in players]
+        tabs = (first, second)
+        for tab in tabs:
+            tab.page.wait_for_selector("body[data-bot='rally/1']")
+            tab.page.click("#start")
+        players = [Player(tab) for tab in tabs]
+        wait_for(
+            lambda: look(*players) == {"playing"} and min(tab.count("acked") for tab in tabs) > 20
+        )
+        before = [len(player.positions) for player in players]
         rally.up.kill("gateway")
-        # Nobody has to wait: both courts move on while there is no gateway, and after it is back.
+        # Both courts keep moving while the gateway is down, and after it is back.
         wait_for(lambda: look(*players) <= {"playing", "over"} and rally.up.is_back("gateway"))
-        moved = [len(player.seen) - looked for player, looked in zip(players, before, strict=True)]
+        moved = [
+            len(player.positions) - count for player, count in zip(players, before, strict=True)
+        ]
         assert min(moved) > 0, moved
-        play_on(*players, points_more=2)
-        for seen in tabs:
-            if seen.fact("phase") == "playing":
-                seen.page.keyboard.press("Escape")
-        for seen in tabs:
-            seen.page.wait_for_function(ALL_ACKED)
-            # Whoever gets acknowledgements is not offline, however long its question for bots would wait.
-            seen.page.wait_for_selector("#state[data-state=connected]", timeout=10_000)
-        acked = [seen.count("acked") for seen in tabs]
+        play_points(*players, points_more=2)
+        for tab in tabs:
+            if tab.data("phase") == "playing":
+                tab.page.keyboard.press("Escape")
+        for tab in tabs:
+            tab.page.wait_for_function(ALL_ACKED)
+            # A page that gets acknowledgements is not offline, even while its poll for bots waits.
+            tab.page.wait_for_selector("#state[data-state=connected]", timeout=10_000)
+        acked = [tab.count("acked") for tab in tabs]
         chunks = rally.chunks(steps=sum(acked))
         episodes = episodes_of(chunks)
         assert sum(episode.steps for episode in episodes) == sum(acked), "every step is stored once"
-        for seen in tabs:
-            promised = seen.promised()
-            assert len(promised) > 2
-            assert promised <= {chunk.meta.id for chunk in chunks}, "what was promised on the wire is stored"
+        for tab in tabs:
+            acked_chunks = tab.acked_chunks()
+            assert len(acked_chunks) > 2
+            assert acked_chunks <= {chunk.meta.id for chunk in chunks}, (
+                "every chunk acknowledged on the wire is stored"
+            )
         assert len({episode.match for episode in episodes}) == 2
-        for seen in tabs:
-            # What the browser itself says about a gateway that is gone; the page adds nothing.
-            assert all("ERR_" in error or "Failed to load" in error for error in seen.errors), seen.errors
+        for tab in tabs:
+            # The browser itself logs failed requests; the page logs no other errors.
+            assert all("ERR_" in error or "Failed to load" in error for error in tab.errors), (
+                tab.errors
+            )
 
 
-def test_a_gateway_that_stays_away_is_shown_and_steps_wait_for_it(browser: Any, tmp_path: Path):
-    with stage(tmp_path) as rally, tab(browser, rally.address) as seen:
-        seen.page.wait_for_selector("body[data-bot='rally/1']")
-        seen.page.click("#start")
-        player = Player(seen)
-        wait_for(lambda: player.look() == "playing" and seen.count("acked") > 0)
-        seen.page.context.set_offline(True)
-        wait_for(lambda: player.look() != "" and seen.page.get_attribute("#state", "data-state") == "offline")
-        wait_for(lambda: player.look() != "" and seen.count("waiting") > 20)
-        seen.shoot("rally-offline")
-        play_on(player)
-        seen.page.context.set_offline(False)
-        seen.page.keyboard.press("Escape")
-        seen.page.wait_for_function(ALL_ACKED)
-        seen.page.wait_for_selector("#state[data-state=connected]")
-        episodes = episodes_of(rally.chunks(steps=seen.count("acked")))
-        assert sum(episode.steps for episode in episodes) == seen.count("acked")
+def test_an_unreachable_gateway_is_shown_and_steps_wait_for_it(browser: Any, tmp_path: Path):
+    with run_platform(tmp_path) as rally, open_tab(browser, rally.address) as tab:
+        tab.page.wait_for_selector("body[data-bot='rally/1']")
+        tab.page.click("#start")
+        player = Player(tab)
+        wait_for(lambda: player.look() == "playing" and tab.count("acked") > 0)
+        tab.page.context.set_offline(True)
+        wait_for(
+            lambda: (
+                player.look() != "" and tab.page.get_attribute("#state", "data-state") == "offline"
+            )
+        )
+        wait_for(lambda: player.look() != "" and tab.count("waiting") > 20)
+        tab.screenshot("rally-offline")
+        play_points(player)
+        tab.page.context.set_offline(False)
+        tab.page.keyboard.press("Escape")
+        tab.page.wait_for_function(ALL_ACKED)
+        tab.page.wait_for_selector("#state[data-state=connected]")
+        episodes = episodes_of(rally.chunks(steps=tab.count("acked")))
+        assert sum(episode.steps for episode in episodes) == tab.count("acked")
 
 
-def test_steps_of_a_page_that_was_left_offline_are_sent_by_the_next_visit(browser: Any, tmp_path: Path):
-    with stage(tmp_path) as rally, tab(browser, rally.address) as seen:
-        seen.page.wait_for_selector("body[data-bot='rally/1']")
-        seen.page.click("#start")
-        player = Player(seen)
-        wait_for(lambda: player.look() == "playing" and seen.count("acked") > 0)
-        seen.page.context.set_offline(True)
-        play_on(player)
-        seen.page.keyboard.press("Escape")
-        wait_for(lambda: seen.page.get_attribute("#state", "data-state") == "offline")
-        seen.page.wait_for_timeout(600)  # the page shows its counts four times a second
-        recorded = seen.count("recorded")
-        assert seen.count("waiting") > 0
-        seen.page.goto("about:blank")
-        seen.page.context.set_offline(False)
-        seen.page.goto(rally.address)
+def test_steps_of_a_page_closed_while_offline_are_sent_by_the_next_visit(
+    browser: Any, tmp_path: Path
+):
+    with run_platform(tmp_path) as rally, open_tab(browser, rally.address) as tab:
+        tab.page.wait_for_selector("body[data-bot='rally/1']")
+        tab.page.click("#start")
+        player = Player(tab)
+        wait_for(lambda: player.look() == "playing" and tab.count("acked") > 0)
+        tab.page.context.set_offline(True)
+        play_points(player)
+        tab.page.keyboard.press("Escape")
+        wait_for(lambda: tab.page.get_attribute("#state", "data-state") == "offline")
+        tab.page.wait_for_timeout(600)  # the page updates its counts four times a second
+        recorded = tab.count("recorded")
+        assert tab.count("waiting") > 0
+        tab.page.goto("about:blank")
+        tab.page.context.set_offline(False)
+        tab.page.goto(rally.address)
         episodes = episodes_of(rally.chunks(steps=recorded))
         assert sum(episode.steps for episode in episodes) == recorded
         assert {by for episode in episodes if episode.seat == 0 for by in episode.by} == {"person"}

@@ -1,4 +1,4 @@
-"""A platform in processes of its own, and a client that counts what it was promised."""
+"""A platform in its own processes, and a client that counts acknowledged steps."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import urllib3
 
-from understudy.core.frame import encode_parcel
 from understudy.core.names import new_session, player_name
+from understudy.experience.frame import encode_frame_batch
 from understudy.testing.samples import cart_spec, random_session
 
 SPEC = cart_spec()
 
 
 class Up:
-    """`understudy up` on a free port; a context manager that leaves no process."""
+    """`understudy up` on a free port; a context manager that leaves no process behind."""
 
     def __init__(self, data: Path, *arguments: str, **environment: str) -> None:
         self.data = data
@@ -39,9 +39,12 @@ class Up:
         ]
         self._errors = (data.parent / f"{data.name}.err").open("w+")
         self.process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         self.ready: dict[str, Any] = json.loads(line) if line else {}
@@ -50,18 +53,18 @@ class Up:
     def errors(self) -> str:
         return Path(self._errors.name).read_text()
 
-    def standing(self, role: str) -> dict[str, Any]:
+    def status(self, role: str) -> dict[str, Any]:
         fields = json.loads((self.data / "roles" / f"{role}.json").read_text())
         assert isinstance(fields, dict)
         return fields
 
     def is_back(self, role: str) -> bool:
-        """Whether a role was restarted once and works again."""
-        found = self.standing(role)
-        return bool(found["restarts"] == 1 and found["state"] == "running")
+        """Whether a role was restarted once and is running again."""
+        status = self.status(role)
+        return bool(status["restarts"] == 1 and status["state"] == "running")
 
     def kill(self, role: str) -> int:
-        pid = int(self.standing(role)["pid"])
+        pid = int(self.status(role)["pid"])
         os.kill(pid, signal.SIGKILL)
         return pid
 
@@ -81,13 +84,15 @@ class Up:
 
 
 class Sender:
-    """Sends session after session until each chunk is acknowledged, as a client with a spool does."""
+    """Sends sessions, each chunk until it is acknowledged, like a client with a spool."""
 
     def __init__(self, url: str, key: str, *, seed: int = 0) -> None:
         self._http = urllib3.PoolManager(retries=False, timeout=10.0)
-        self._url, self._headers = f"{url}/v1/games/{SPEC.game}", {"authorization": f"Bearer {key}"}
+        self._url = f"{url}/v1/games/{SPEC.game}"
+        self._headers = {"authorization": f"Bearer {key}"}
         self._rng = np.random.default_rng(seed)
-        self.acked_steps = self.failures = 0
+        self.acked_steps = 0
+        self.failures = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -96,10 +101,12 @@ class Sender:
         assert answer.status == 200, answer.data
 
     def send_session(self) -> None:
-        chunks = random_session(SPEC, self._rng, session=new_session(time.time(), self._rng.bytes(10)))
+        chunks = random_session(
+            SPEC, self._rng, session=new_session(time.time(), self._rng.bytes(10))
+        )
         for chunk in chunks:
             frame = chunk.frame()
-            body = encode_parcel([frame], {frame.session: player_name("ada")})
+            body = encode_frame_batch([frame], {frame.session: player_name("ada")})
             while not self._post(body):
                 self.failures += 1
                 time.sleep(0.05)
@@ -107,10 +114,14 @@ class Sender:
 
     def _post(self, body: bytes) -> bool:
         try:
-            answer = self._http.request("POST", f"{self._url}/frames", body=body, headers=self._headers)
+            answer = self._http.request(
+                "POST", f"{self._url}/frames", body=body, headers=self._headers
+            )
         except urllib3.exceptions.HTTPError:
             return False
-        return answer.status == 200 and all(ack["accepted"] for ack in json.loads(answer.data)["acks"])
+        return answer.status == 200 and all(
+            ack["accepted"] for ack in json.loads(answer.data)["acks"]
+        )
 
     def sends_on(self, steps: int = 20) -> None:
         """Wait until some more steps are acknowledged."""
@@ -118,7 +129,7 @@ class Sender:
         wait_for(lambda: self.acked_steps > acked + steps)
 
     def status(self) -> int:
-        """What the gateway says to this key now."""
+        """The HTTP status that the gateway returns for this key."""
         return self._http.request("GET", self._url, headers=self._headers).status
 
     def _run(self) -> None:
@@ -150,6 +161,6 @@ def processes_of(folder: Path) -> list[int]:
             text = path.read_text()
         except OSError:
             continue
-        if str(folder) in text and "understudy.app" in text:
+        if str(folder) in text and "understudy.platform" in text:
             found.append(int(path.parent.name))
     return found

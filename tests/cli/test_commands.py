@@ -1,4 +1,4 @@
-"""The commands as a new user types them; in processes of their own where that matters."""
+"""The commands as a new user types them; in separate processes where that matters."""
 
 import json
 import os
@@ -26,7 +26,9 @@ def signals() -> Iterator[None]:
 
 def understudy(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "understudy.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
 
 
 def last_object(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
@@ -38,7 +40,9 @@ def last_object(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     data = str(tmp_path_factory.mktemp("cli") / "D")
-    done = understudy("simulate", "CartPole-v1", "--players", "3", "--seconds", "2", "--data", data, "--json")
+    done = understudy(
+        "simulate", "CartPole-v1", "--players", "3", "--seconds", "2", "--data", data, "--json"
+    )
     assert done.returncode == 0, done.stderr
     fields = last_object(done)
     assert fields["recorded_steps"] == fields["acked_steps"] == fields["stored_steps"] > 0
@@ -47,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return data
 
 
-def test_verify_proves_what_simulate_recorded(folder: str) -> None:
+def test_verify_confirms_what_simulate_recorded(folder: str) -> None:
     done = understudy("data", "verify", "--data", folder, "--json")
     assert done.returncode == 0, done.stderr
     fields = last_object(done)
@@ -57,7 +61,7 @@ def test_verify_proves_what_simulate_recorded(folder: str) -> None:
     assert {"sessions", "chunks", "ledger_chunks"} <= fields.keys()
 
 
-def test_forget_finds_nobody_without_the_key(folder: str) -> None:
+def test_forget_fails_without_the_key(folder: str) -> None:
     done = understudy("data", "forget", "nobody", "--data", folder, "--json")
     assert (done.returncode, last_object(done)["models"], last_object(done)["chunks"]) == (0, [], 0)
     (Path(folder) / "key").rename(Path(folder) / "key.away")
@@ -66,7 +70,7 @@ def test_forget_finds_nobody_without_the_key(folder: str) -> None:
     finally:
         (Path(folder) / "key.away").rename(Path(folder) / "key")
     assert done.returncode == 2, done.stderr
-    assert "has no key, so nobody can be found by name" in done.stderr
+    assert "has no key, so no player can be found by name" in done.stderr
 
 
 def test_the_data_folder_may_come_from_the_environment(folder: str) -> None:
@@ -80,13 +84,23 @@ def test_sessions_are_listed(folder: str) -> None:
     rows = last_object(understudy("data", "sessions", "--data", folder, "--json"))["sessions"]
     assert len(rows) == 3
     assert all(row["closed"] and not row["missing"] for row in rows)
-    assert last_object(understudy("data", "sessions", "--data", folder, "--game", "other", "--json"))["sessions"] == []
+    assert (
+        last_object(understudy("data", "sessions", "--data", folder, "--game", "other", "--json"))[
+            "sessions"
+        ]
+        == []
+    )
 
 
-def test_doctor_and_version_say_how_things_are(folder: str) -> None:
+def test_doctor_and_version_report_the_installation(folder: str) -> None:
     done = understudy("doctor", "--data", folder, "--json")
     assert done.returncode == 0, done.stdout
-    assert {check["name"] for check in last_object(done)["checks"]} >= {"python", "packages", "store", "spool"}
+    assert {check["name"] for check in last_object(done)["checks"]} >= {
+        "python",
+        "packages",
+        "store",
+        "spool",
+    }
     assert last_object(understudy("version", "--json"))["frame"] == 1
 
 
@@ -94,13 +108,17 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
     data = tmp_path / "D"
     shutil.copytree(folder, data)
     (data / "key").unlink()
-    done = understudy("simulate", "CartPole-v1", "--players", "1", "--seconds", "1", "--data", str(data))
+    done = understudy(
+        "simulate", "CartPole-v1", "--players", "1", "--seconds", "1", "--data", str(data)
+    )
     assert done.returncode == 3
     assert "key" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     checked = understudy("doctor", "--data", str(data), "--json")
     assert checked.returncode == 1
-    assert "key" in {check["name"] for check in last_object(checked)["checks"] if check["colour"] == "red"}
+    assert "key" in {
+        check["name"] for check in last_object(checked)["checks"] if check["colour"] == "red"
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,10 +131,13 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
         (["simulate", "CartPole-v1", "--players", "0", "--data", "unused"], "--players is 0"),
         (["simulate", "CartPole-v1", "--seconds", "-1", "--data", "unused"], "--seconds is -1"),
         (["simulate", "CartPole-v1", "--env-kwargs", "{", "--data", "unused"], "--env-kwargs"),
-        (["simulate", "CartPole-v1", "--env-kwargs", '{"nope": 1}', "--data", "unused"], "does not take"),
+        (
+            ["simulate", "CartPole-v1", "--env-kwargs", '{"nope": 1}', "--data", "unused"],
+            "does not accept",
+        ),
     ],
 )
-def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
+def test_wrong_use_is_rejected_in_one_message_and_leaves_nothing(
     arguments: list[str],
     said: str,
     tmp_path: Path,
@@ -134,19 +155,46 @@ def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     "command",
-    ["", "simulate", "ingest", "demo", "doctor", "version", "data", "data stats", "data sessions", "data verify",
-     "data forget", "data quarantine", "data quarantine list", "data quarantine replay"],
-)  # fmt: skip
-def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        "",
+        "simulate",
+        "ingest",
+        "demo",
+        "doctor",
+        "version",
+        "data",
+        "data stats",
+        "data sessions",
+        "data verify",
+        "data forget",
+        "data quarantine",
+        "data quarantine list",
+        "data quarantine replay",
+    ],
+)
+def test_every_command_has_help_with_two_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("understudy ") >= 3, shown
 
 
 def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "understudy.cli.main", "simulate", "CartPole-v1", "--seconds", "600"]
+    command = [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        "simulate",
+        "CartPole-v1",
+        "--seconds",
+        "600",
+    ]
     process = subprocess.Popen(
-        [*command, "--data", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [*command, "--data", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("ledger/*.jsonl")))
     os.killpg(process.pid, signal.SIGINT)
@@ -156,12 +204,24 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
     assert understudy("data", "verify", "--data", str(tmp_path), "--json").returncode == 0
 
 
-def test_ingest_drains_and_ends_when_asked(tmp_path: Path) -> None:
-    understudy("simulate", "CartPole-v1", "--players", "1", "--seconds", "1", "--no-ingest", "--data", str(tmp_path))
+def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
+    understudy(
+        "simulate",
+        "CartPole-v1",
+        "--players",
+        "1",
+        "--seconds",
+        "1",
+        "--no-ingest",
+        "--data",
+        str(tmp_path),
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "understudy.cli.main", "ingest", "--data", str(tmp_path), "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for(lambda: (tmp_path / "store" / "store.json").exists())
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
@@ -182,7 +242,7 @@ def processes_of(folder: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline") if Path("/proc").is_dir() else ():
         try:
-            if str(folder) in path.read_text() and "understudy.app" in path.read_text():
+            if str(folder) in path.read_text() and "understudy.platform" in path.read_text():
                 found.append(int(path.parent.name))
         except OSError:
             continue

@@ -18,7 +18,7 @@ def signals() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_config_is_made_once_shown_with_origins_and_checked(
+def test_config_is_created_once_shown_with_origins_and_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     data = str(tmp_path / "D")
@@ -44,12 +44,14 @@ def test_config_is_made_once_shown_with_origins_and_checked(
     assert "insecure" in capsys.readouterr().err
 
 
-def test_config_init_needs_a_place(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_config_init_needs_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     assert run(["config", "init"]) == 2
     assert "--config FILE" in capsys.readouterr().err
 
 
-def test_config_init_writes_where_the_environment_says(
+def test_config_init_writes_to_the_path_in_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("UNDERSTUDY_DATA", str(tmp_path / "D"))

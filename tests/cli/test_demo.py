@@ -1,4 +1,4 @@
-"""The demo as a user types it, where it does not come to play; what it shows while it runs; pictures of its output."""
+"""The demo as a user types it: errors before it starts, its live view, and its SVG output."""
 
 import io
 import re
@@ -9,20 +9,35 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from understudy.app.crowd.loop import Look, LoopConfig
-from understudy.cli.demo import check_picture, no_bot, watching_loop, write_picture
+from understudy.cli.demo import check_svg, loop_view, no_bot_error, write_svg
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError
 from understudy.games import rally
+from understudy.simulation.loop import LoopConfig, LoopProgress
 
 COURT = {"court": list(rally.serve(3)), "seat": 0, "score": [3, 5]}
-LOOK = Look(
-    elapsed_s=12.0, recorded_steps=2100, acked_steps=2000, stored_steps=1900, phase="dqn: learning", champion=2,
-    canary=3, updates=70, lag_s=0.014, points={"rally/10": (3, 4), "rally/2": (1, 4)}, view=COURT,
-)  # fmt: skip
-EARLIER = Look(
-    elapsed_s=10.0, recorded_steps=1600, acked_steps=1500, stored_steps=1400, phase="", champion=0, canary=0
-)  # fmt: skip
+LOOK = LoopProgress(
+    elapsed_s=12.0,
+    recorded_steps=2100,
+    acked_steps=2000,
+    stored_steps=1900,
+    phase="dqn: learning",
+    champion=2,
+    canary=3,
+    updates=70,
+    lag_s=0.014,
+    points={"rally/10": (3, 4), "rally/2": (1, 4)},
+    view=COURT,
+)
+EARLIER = LoopProgress(
+    elapsed_s=10.0,
+    recorded_steps=1600,
+    acked_steps=1500,
+    stored_steps=1400,
+    phase="",
+    champion=0,
+    canary=0,
+)
 ADDRESS = "http://127.0.0.1:39141/play#game=rally&key=uk_3fA9-secret_of.somebody"
 DOCS = Path(__file__).parents[2] / "docs" / "images"
 
@@ -31,16 +46,21 @@ DOCS = Path(__file__).parents[2] / "docs" / "images"
     ("wrong", "code", "said"),
     [
         (["--stream", "kinesis://x"], 2, "no AWS region"),
-        (["--stream", "nosuch://x"], 2, "is no stream"),
-        (["--models", "nosuch://x"], 2, "is no place for models"),
-        (["--game", "nosuch"], 2, "no game 'nosuch' is known"),
+        (["--stream", "nosuch://x"], 2, "is not a supported stream"),
+        (["--models", "nosuch://x"], 2, "cannot store models"),
+        (["--game", "nosuch"], 2, "game 'nosuch' is unknown"),
         (["--players", "0"], 2, "--players is 0"),
+        (["--seed", "-1"], 2, "--seed is -1; pass a number from 0"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_made(
-    wrong: list[str], code: int, said: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_bad_options_are_rejected_before_anything_is_created(
+    wrong: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
@@ -51,90 +71,129 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
     assert not (tmp_path / "kept").exists()
 
 
-def test_a_missing_package_is_named_before_anything_is_made(
+def test_a_missing_package_is_named_before_anything_is_created(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "botocore", None)
     monkeypatch.setitem(sys.modules, "botocore.session", None)
-    assert run_command(["demo", "--keep", str(tmp_path / "kept"), "--stream", "kinesis://x?region=eu-west-1"]) == 2
+    assert (
+        run_command(
+            ["demo", "--keep", str(tmp_path / "kept"), "--stream", "kinesis://x?region=eu-west-1"]
+        )
+        == 2
+    )
     out, err = capsys.readouterr()
     assert "pip install 'understudy[aws]'" in err
     assert "people play" not in out
     assert not (tmp_path / "kept").exists()
 
 
-def test_why_no_bot_came_is_said_with_what_was_asked_for() -> None:
+def test_the_error_without_a_bot_names_the_limit_and_the_next_step() -> None:
     config = LoopConfig(max_seconds=75.0)
-    assert "within 75 s of play (134 s with starting up and ending);" in no_bot(config, 134.2, None)
-    assert "give --keep DIR and look" in no_bot(config, 134.2, None)
-    kept = no_bot(config, 134.2, "K")
-    assert "--keep" not in kept
-    assert kept.endswith("`understudy status --data K`")
-    assert "so the learner was never killed" in no_bot(LoopConfig(max_seconds=5, kill="learner"), 9.0, None)
+    error = no_bot_error(config, 134.2, None)
+    assert "within 75 s of play (134 s including startup and shutdown);" in error
+    assert "give --keep DIR and inspect" in error
+    with_folder = no_bot_error(config, 134.2, "K")
+    assert "--keep" not in with_folder
+    assert with_folder.endswith("`understudy status --data K`")
+    assert "so the learner was never killed" in no_bot_error(
+        LoopConfig(max_seconds=5, kill="learner"), 9.0, None
+    )
 
 
-# --- While it runs ----------------------------------------------------------------------------------------------------
+# --- While it runs --------------------------------------------------------------------------------
 
 
-def shown(*looks: Look, width: int = 80, height: int = 24, term: str = "xterm", is_terminal: bool = True) -> str:
-    """What is written for these looks."""
+def shown(
+    *looks: LoopProgress,
+    width: int = 80,
+    height: int = 24,
+    term: str = "xterm",
+    is_terminal: bool = True,
+) -> str:
+    """The output for these looks."""
     written = io.StringIO()
     out = Console(
-        file=written, width=width, height=height, force_terminal=is_terminal, color_system=None, highlight=False,
+        file=written,
+        width=width,
+        height=height,
+        force_terminal=is_terminal,
+        color_system=None,
+        highlight=False,
         _environ={"TERM": term},
-    )  # fmt: skip
-    with watching_loop(out, LoopConfig()) as show:
+    )
+    with loop_view(out, LoopConfig()) as show:
         for look in looks:
             show(look)
     return written.getvalue()
 
 
-def test_a_usual_terminal_has_room_for_all_of_the_picture():
+def test_a_terminal_of_80_by_24_fits_the_whole_view():
     said = shown(EARLIER, LOOK)
-    for part in ("8 players", "2 000", "250/s", "14 ms", "person 3 : 5 bot", "rally/2 25%, rally/10 75%"):
+    for part in (
+        "8 players",
+        "2 000",
+        "250/s",
+        "14 ms",
+        "person 3 : 5 bot",
+        "rally/2 25%, rally/10 75%",
+    ):
         assert part in said
     assert "\n..." not in said, "cut by the terminal's end"
-    assert "0 lost, 0 twice so far, by counts" in said
+    assert "0 lost, 0 stored twice so far, by counts" in said
 
 
-def test_what_is_not_stored_after_some_seconds_is_said():
+def test_steps_not_stored_after_some_seconds_are_reported():
     late = shown(EARLIER, replace(LOOK, stored_steps=1400))
     assert "100 steps acknowledged and not yet stored" in late
-    assert "0 twice so far" not in late
-    assert "100 steps of others are stored as well" in shown(EARLIER, replace(LOOK, stored_steps=2200))
+    assert "0 stored twice so far" not in late
+    assert "100 steps of other players are stored as well" in shown(
+        EARLIER, replace(LOOK, stored_steps=2200)
+    )
 
 
-def test_a_low_terminal_goes_without_the_court():
+def test_a_low_terminal_omits_the_court():
     said = shown(EARLIER, LOOK, height=16)
     assert "by counts" in said
     assert "person 3" not in said
 
 
 @pytest.mark.parametrize(
-    "kind", [{"width": 20, "height": 5}, {"width": 60}, {"height": 8}, {"term": "dumb"}, {"is_terminal": False}]
+    "kind",
+    [
+        {"width": 20, "height": 5},
+        {"width": 60},
+        {"height": 8},
+        {"term": "dumb"},
+        {"is_terminal": False},
+    ],
 )
-def test_where_a_picture_cannot_be_drawn_there_are_lines(kind: dict[str, object]):
-    said = shown(EARLIER, LOOK, replace(LOOK, said="rally/3 is champion"), **kind)  # type: ignore[arg-type]
+def test_a_terminal_without_room_for_the_view_gets_lines(kind: dict[str, object]):
+    said = shown(EARLIER, LOOK, replace(LOOK, message="rally/3 is champion"), **kind)  # type: ignore[arg-type]
     assert "\x1b" not in said
     assert "acknowledged 1 500, stored 1 400 steps" in said
     assert " 12.0 s  rally/3 is champion\n" in said
 
 
-# --- Pictures: what is in them may be shown to anyone ----------------------------------------------------------------
+# --- SVG files: they may be published -------------------------------------------------------------
 
 
 def outside(svg: str) -> list[str]:
-    """Addresses in it that are neither the format's own name nor this machine's."""
-    found = re.findall(r"https?://[^\s\"'<>)]*", svg)
-    return [one for one in found if one != "http://www.w3.org/2000/svg" and not one.startswith("http://127.0.0.1:")]
+    """URLs in it that are neither the namespace of SVG nor on this machine."""
+    urls = re.findall(r"https?://[^\s\"'<>)]*", svg)
+    return [
+        url
+        for url in urls
+        if url != "http://www.w3.org/2000/svg" and not url.startswith("http://127.0.0.1:")
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 112, 200])
-def test_a_picture_asks_nobody_for_fonts_and_tells_no_key(width: int, tmp_path: Path) -> None:
+def test_an_svg_file_has_no_web_fonts_and_no_keys(width: int, tmp_path: Path) -> None:
     out = Console(file=io.StringIO(), record=True, width=width, highlight=False)
     out.print(f"[dim]  1.2 s[/]  play along in a browser: {ADDRESS}", soft_wrap=True)
     out.print("[bold]and[/] more")
-    write_picture(tmp_path / "p.svg", out, title="t")
+    write_svg(tmp_path / "p.svg", out, title="t")
     svg = (tmp_path / "p.svg").read_text(encoding="utf-8")
     assert outside(svg) == []
     assert "@font-face" not in svg
@@ -144,7 +203,7 @@ def test_a_picture_asks_nobody_for_fonts_and_tells_no_key(width: int, tmp_path: 
     assert "more" in svg
 
 
-def test_the_pictures_of_the_documentation_are_such() -> None:
+def test_the_svg_files_of_the_documentation_have_no_web_fonts_and_no_keys() -> None:
     pictures = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.svg")]
     assert pictures
     for svg in pictures:
@@ -152,17 +211,17 @@ def test_the_pictures_of_the_documentation_are_such() -> None:
         assert set(re.findall(r"key=([^\s<&]+)", svg)) <= {"…"}
 
 
-def test_where_no_picture_can_be_written_is_said_before_anybody_plays(
+def test_an_unwritable_svg_path_is_rejected_before_the_demo_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "kept.svg").write_text("kept")
-    check_picture(tmp_path / "kept.svg")
-    check_picture(tmp_path / "new.svg")
+    check_svg(tmp_path / "kept.svg")
+    check_svg(tmp_path / "new.svg")
     assert [path.name for path in tmp_path.iterdir()] == ["kept.svg"]
     assert (tmp_path / "kept.svg").read_text() == "kept"
     with pytest.raises(ConfigError, match="cannot be written"):
-        check_picture(tmp_path / ("x" * 300))
+        check_svg(tmp_path / ("x" * 300))
     assert run_command(["demo", "--svg", str(tmp_path / "no" / "p.svg")]) == 2
     said = capsys.readouterr()
-    assert "there is no folder" in said.err
+    assert "no does not exist; create it first" in said.err
     assert "people play" not in said.out

@@ -1,4 +1,4 @@
-"""understudy ingest: what its flags ask for holds wherever the stream and the models lie."""
+"""understudy ingest: its flags work wherever the stream and the models are."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.models.small_s3 import SmallS3, small_s3
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.cli.root import run
 from understudy.models.cloud import CloudObjects
 from understudy.models.registry import Registry
@@ -23,10 +23,17 @@ SPEC = cart_spec()
 
 @pytest.fixture
 def data(tmp_path: Path) -> DataFolder:
-    """A folder whose stream holds three chunks that came in long ago."""
-    data, clock = DataFolder(tmp_path), ManualClock()
+    """A folder whose stream contains three chunks that were received long ago."""
+    data = DataFolder(tmp_path)
+    clock = ManualClock()
     stream = FileStream(data.stream, clock=clock)
-    stream.append(list(stamped(random_session(SPEC, np.random.default_rng(2), n_chunks=3), received_s=clock.now())))
+    stream.append(
+        list(
+            stamped(
+                random_session(SPEC, np.random.default_rng(2), n_chunks=3), received_s=clock.now()
+            )
+        )
+    )
     stream.close()
     return data
 
@@ -38,7 +45,9 @@ def registered(request: pytest.FixtureRequest, data: DataFolder, monkeypatch: py
         yield
 
 
-def _register(server: SmallS3, data: DataFolder, monkeypatch: pytest.MonkeyPatch, *, is_elsewhere: bool) -> None:
+def _register(
+    server: SmallS3, data: DataFolder, monkeypatch: pytest.MonkeyPatch, *, is_elsewhere: bool
+) -> None:
     if is_elsewhere:
         monkeypatch.setenv("UNDERSTUDY_MODELS_URL", server.url)
         Registry(CloudObjects(server.url), trusted={}).register(SPEC)
@@ -58,14 +67,14 @@ def _ingested(data: DataFolder, *flags: str) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_steps_are_kept_as_long_as_was_asked_for(data: DataFolder):
+def test_steps_are_kept_for_the_requested_days(data: DataFolder):
     assert _ingested(data)[0] == 3
     assert _ingested(data, "--keep-days", "100000")[0] == 3
     assert _ingested(data, "--keep-days", "90")[0] == 0
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_stream_keeps_what_is_stored_as_long_as_was_asked_for(data: DataFolder):
+def test_the_stream_keeps_stored_frames_for_the_requested_time(data: DataFolder):
     kept = _ingested(data, "--retention", "4000000000")[1]
     assert kept > 300
     assert _ingested(data, "--retention", "0")[1] < kept
@@ -85,9 +94,12 @@ run(["ingest", "--data", sys.argv[1]])
 """
 
 
-def test_a_second_interrupt_ends_at_once_whatever_is_waited_for(tmp_path: Path):
+def test_a_second_interrupt_exits_immediately_while_draining(tmp_path: Path):
     with subprocess.Popen(
-        [sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HANGS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as command:
         assert command.stdout is not None
         assert command.stdout.readline().startswith("following ")
@@ -96,4 +108,4 @@ def test_a_second_interrupt_ends_at_once_whatever_is_waited_for(tmp_path: Path):
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=10.0)
     assert command.returncode == 130
-    assert errors == "interrupted; what is not stored yet is in the stream, for the next start\n"
+    assert errors == "interrupted; steps not stored yet are in the stream, for the next start\n"

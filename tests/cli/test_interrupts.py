@@ -1,4 +1,4 @@
-"""Ctrl-C where other people's code stands in its way."""
+"""Ctrl-C where third-party code catches it."""
 
 import contextlib
 import gc
@@ -18,14 +18,20 @@ def ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_ends_the_block_and_the_handlers_are_as_before():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], sys.unraisablehook
+def test_an_interrupt_ends_the_block_and_restores_the_handlers():
+    before = (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        sys.unraisablehook,
+    )
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGTERM)
-    assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], sys.unraisablehook) == before
+    assert (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        sys.unraisablehook,
+    ) == before
 
 
-def test_a_terminal_that_closes_interrupts_unless_it_is_ignored():
+def test_sighup_interrupts_unless_it_is_ignored():
     before = signal.getsignal(signal.SIGHUP)
     try:
         assert signal.SIGHUP in stop_signals()
@@ -38,7 +44,8 @@ def test_a_terminal_that_closes_interrupts_unless_it_is_ignored():
 
 
 def test_with_hurry_only_the_first_interrupt_is_raised():
-    hurried, cleaned = list[bool](), list[bool]()
+    hurried = list[bool]()
+    cleaned = list[bool]()
 
     def working() -> None:
         with Interrupts(hurry=lambda: hurried.append(True)):
@@ -54,7 +61,7 @@ def test_with_hurry_only_the_first_interrupt_is_raised():
     assert (hurried, cleaned) == ([True, True], [True])
 
 
-def test_an_interrupt_that_was_swallowed_comes_up_at_the_next_check():
+def test_a_swallowed_interrupt_is_raised_at_the_next_check():
     def swallowing() -> None:
         with Interrupts() as interrupts:
             interrupts.check()
@@ -67,7 +74,7 @@ def test_an_interrupt_that_was_swallowed_comes_up_at_the_next_check():
         swallowing()
 
 
-def test_an_interrupt_that_became_another_error_is_still_one():
+def test_an_interrupt_that_became_another_error_is_raised_as_an_interrupt():
     def converting() -> None:
         with Interrupts():
             try:
@@ -95,7 +102,7 @@ def test_an_interrupt_inside_the_garbage_collector_is_raised_again():
         collecting()
 
 
-def test_other_lost_errors_go_where_they_went(monkeypatch: pytest.MonkeyPatch):
+def test_other_unraisable_errors_reach_the_previous_hook(monkeypatch: pytest.MonkeyPatch):
     lost: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
 
@@ -127,7 +134,7 @@ def handlers() -> Iterator[None]:
         ("up", signal.SIGTERM, 0),
     ],
 )
-def test_being_asked_to_stop_is_not_lost_while_a_command_is_imported(
+def test_a_signal_is_not_lost_while_a_command_is_imported(
     command: str, number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "catches_all.py").write_text(

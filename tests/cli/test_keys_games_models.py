@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.app.test_deployment import GAME, a_run
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
+from tests.backends.test_deployment import GAME, a_run
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.core.door import deployment_key
 from understudy.core.errors import StorageFailed
-from understudy.core.game import game_spec
-from understudy.core.policy import decode_policy
+from understudy.experience.game import game_spec
+from understudy.experience.intake import deployment_key
 from understudy.models.registry import Registry
+from understudy.nn.policy import decode_policy
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,8 @@ class Asked:
     """Runs commands in this process with one data folder."""
 
     def __init__(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self._data, self._capsys = str(data), capsys
+        self._data = str(data)
+        self._capsys = capsys
 
     def __call__(self, line: str, *, code: int = 0) -> tuple[str, str]:
         got = run_command([*line.split(), "--data", self._data])
@@ -61,7 +62,12 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(ask: Asked, tmp_path: Path):
     keys = open_deployment(DataFolder(tmp_path / "D")).keys
     keys.follow()
     key = keys.check(made["key"])
-    assert (key.scopes, key.game, key.label, made["id"]) == (("play", "read"), "pong", "table", key.id)
+    assert (key.scopes, key.game, key.label, made["id"]) == (
+        ("play", "read"),
+        "pong",
+        "table",
+        key.id,
+    )
     secret = made["key"].split("_", 2)[2]
     kept = b"".join(path.read_bytes() for path in (tmp_path / "D").rglob("*") if path.is_file())
     assert secret.encode() not in kept
@@ -71,17 +77,19 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(ask: Asked, tmp_path: Path):
     assert key.id in ask("keys list")[0]
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(ask: Asked):
+def test_names_that_look_like_markup_are_shown_unchanged(ask: Asked):
     assert ask.json("keys create --label [/x]")["label"] == "[/x]"
     assert "[/x]" in ask("keys create --label [/x]")[0]
     assert ask("keys list")[0].count("[/x]") == 2
     ask("games add pong --obs 2 --actions 2")
     ask("ingest --until-empty")
-    assert "nothing of [/x] was found in pong" in ask("data forget [/x]")[0]
+    assert "no data of [/x] found in pong" in ask("data forget [/x]")[0]
     assert ask.json("data forget [/x]")["chunks"] == 0
 
 
-def test_a_new_key_is_printed_though_the_registry_does_not_answer(ask: Asked, monkeypatch: pytest.MonkeyPatch):
+def test_a_new_key_is_printed_even_if_the_registry_does_not_respond(
+    ask: Asked, monkeypatch: pytest.MonkeyPatch
+):
     def away(_: Registry) -> list[str]:
         raise StorageFailed("the models cannot be read")
 
@@ -89,12 +97,13 @@ def test_a_new_key_is_printed_though_the_registry_does_not_answer(ask: Asked, mo
     assert ask.json("keys create --game pong")["key"].startswith("uk_")
 
 
-def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):
-    first, second = ask.json("keys create"), ask.json("keys create")
+def test_a_key_can_be_revoked_by_a_prefix_of_its_id_or_by_the_full_key(ask: Asked):
+    first = ask.json("keys create")
+    second = ask.json("keys create")
     assert ask.json(f"keys revoke {first['id'][:10]}") == {"revoked": first["id"]}
     said, _ = ask(f"keys revoke {second['key']}")
     assert second["key"] not in said
-    assert ask.json("keys list") == {"keys": []}
+    assert ask.json("keys list") == {"keys": [], "damage": ""}
     assert "no keys yet" in ask("keys list")[0]
 
 
@@ -111,22 +120,32 @@ def test_a_key_can_be_revoked_by_its_beginning_or_by_itself(ask: Asked):
         ("keys create --requests-s 0", "above 0"),
         ("keys create --requests-s inf", "below 1000000000"),
         ("keys create --requests-s 1e300", "below 1000000000"),
-        ("games add nothing.json", "cannot be read"),
+        ("games add nothing.json", "cannot read nothing.json"),
         ("games add Nope-v1", "Nope"),
+        ("games add x --obs 2 --actions up,", "--actions is 'up,'"),
         ("models add nowhere", "is not a run"),
     ],
 )
-def test_wrong_use_is_told_in_one_message(ask: Asked, line: str, said: str):
+def test_wrong_use_is_reported_in_one_message(ask: Asked, line: str, said: str):
     _, errors = ask(line, code=2)
     assert said in errors
 
 
 @pytest.mark.parametrize(
     "line",
-    ["keys list", "keys revoke abc", "games list", "models list", "models show g/1", "models promote g/1",
-     "models rollback g"],
-)  # fmt: skip
-def test_a_folder_without_a_deployment_says_how_to_start_one(ask: Asked, tmp_path: Path, line: str):
+    [
+        "keys list",
+        "keys revoke abc",
+        "games list",
+        "models list",
+        "models show g/1",
+        "models promote g/1",
+        "models rollback g",
+    ],
+)
+def test_the_error_without_a_deployment_names_the_command_that_creates_one(
+    ask: Asked, tmp_path: Path, line: str
+):
     _, errors = ask(line, code=2)
     assert "understudy up --data" in errors
     assert not (tmp_path / "D").exists()
@@ -144,18 +163,23 @@ def test_games_are_added_from_gymnasium_or_a_file_listed_and_checked(ask: Asked,
     (tmp_path / "bad.json").write_text("{}")
     assert "spec" in ask(f"games add {tmp_path / 'bad.json'}", code=2)[1]
     (tmp_path / "bad.json").write_text("[1, 2]")
-    assert "JSON object with action" in (said := ask(f"games add {tmp_path / 'bad.json'}", code=2)[1])
+    assert "JSON object with action" in (
+        said := ask(f"games add {tmp_path / 'bad.json'}", code=2)[1]
+    )
     assert "Error" not in said
 
 
-def test_games_of_ones_own_are_added_by_their_numbers_and_names(ask: Asked):
+def test_own_games_are_added_by_sizes_and_action_names(ask: Asked):
     added = ask.json("games add my-game --obs 6 --actions up,stay,down")
     assert added["schema"] == game_spec("my-game", obs=6, actions=["up", "stay", "down"]).schema
     assert ask.json("games add other --obs 2 --actions 4")["actions"] == "4 choices"
     assert ask.json("games check my-game")["is_registered"]
     assert not ask.json("games check my-game --obs 7 --actions 3", code=1)["is_registered"]
     assert "both --obs and --actions" in ask("games add third --obs 6", code=2)[1]
-    assert "differs only in case" in ask("games add MY-game --obs 6 --actions 3", code=2)[1]
+    assert (
+        "differs from the registered game my-game only in case"
+        in ask("games add MY-game --obs 6 --actions 3", code=2)[1]
+    )
     assert "games add nobody" in ask("keys create --game nobody")[0]
     assert "not registered" not in ask("keys create --game my-game")[0]
 
@@ -174,22 +198,31 @@ def test_games_are_checked_in_the_folder_that_the_environment_names(
 
 
 def test_models_are_added_listed_shown_promoted_and_rolled_back(ask: Asked, tmp_path: Path):
-    first, second = a_run(tmp_path / "one"), a_run(tmp_path / "two", seed=1)
+    first = a_run(tmp_path / "one")
+    second = a_run(tmp_path / "two", seed=1)
     assert ask.json(f"models add {first}")["is_champion"]
     assert "models promote pong/2" in ask(f"models add {second}")[0]
-    assert "no other champion" in ask("models rollback pong", code=2)[1]
-    assert ask.json("models promote pong/2 --why better") == {"game": "pong", "champion": 2, "before": 1}
+    assert "no previous champion" in ask("models rollback pong", code=2)[1]
+    assert ask.json("models promote pong/2 --why better") == {
+        "game": "pong",
+        "champion": 2,
+        "before": 1,
+    }
     rows = ask.json("models list pong")["models"]
-    assert [(row["model"], row["aliases"]) for row in rows] == [("pong/1", []), ("pong/2", ["champion"])]
+    assert [(row["model"], row["aliases"]) for row in rows] == [
+        ("pong/1", []),
+        ("pong/2", ["champion"]),
+    ]
     shown = ask.json("models show pong/2")
     assert [one["why"] for one in shown["champion_since"]] == ["better"]
-    assert "bytes and signature fit" in ask("models show pong/1")[0]
+    assert "bytes and signature are valid" in ask("models show pong/1")[0]
     assert ask.json("models rollback pong")["champion"] == 1
     deployment_key(tmp_path / "D")
     (tmp_path / "D" / "spool").mkdir()
-    assert "keep what they learnt: pong/1, pong/2" in ask("data forget ada")[0]
+    assert "keep what they learned: pong/1, pong/2" in ask("data forget ada")[0]
     assert "does not exist" in ask("models promote pong/9", code=2)[1]
     assert "the newest are pong/1, pong/2" in ask("models show pong/9", code=2)[1]
+    assert "pinball has no models yet" in ask("models show pinball/1", code=2)[1]
 
 
 def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Path):
@@ -204,21 +237,50 @@ def test_a_damaged_model_is_neither_shown_nor_promoted(ask: Asked, tmp_path: Pat
     assert "bad_hash" in row["damage"]
     assert "(damaged)" in ask("models list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
-    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["found"]) == ("red", True)
-    assert "restore the models" in checks["models"]["found"]
+    assert (checks["models"]["colour"], "pong (champion)" in checks["models"]["result"]) == (
+        "red",
+        True,
+    )
+    assert "restore the models" in checks["models"]["result"]
+
+
+def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
+    key = ask.json("keys create")
+    ask(f"keys revoke {key['id']}")
+    ask("games add pong --obs 2 --actions up,down")
+    models = tmp_path / "D" / "models"
+    (models / "keys" / "0000000002.json").write_bytes(b"x")  # the revocation
+    listed = ask.json("keys list")
+    assert [row["id"] for row in listed["keys"]] == [key["id"]]
+    assert "1 of its entries are invalid" in listed["damage"]
+    assert "the journal of keys is damaged" in ask("keys list")[0]
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert "keys: 1 of its entries are invalid" in checks["models"]["result"]
+    (spec,) = (models / "games" / "pong").iterdir()
+    spec.write_bytes(b"x")
+    assert f"{spec.name} is damaged" in ask("games list", code=2)[1]
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):
     ask(f"models add {a_run(tmp_path / 'one')}")
     (blob,) = (tmp_path / "D" / "models" / "blobs").iterdir()
-    assert "SHA-256" in ask(f"models export pong/champion --safetensors --out {tmp_path / 'p.safetensors'}")[0]
+    assert (
+        "SHA-256"
+        in ask(f"models export pong/champion --safetensors --out {tmp_path / 'p.safetensors'}")[0]
+    )
     assert (tmp_path / "p.safetensors").read_bytes() == blob.read_bytes()
-    facts = json.loads(ask(f"models export pong/1 --json --out {tmp_path / 'p.json'}")[0].splitlines()[-1])
-    assert (facts["model"], facts["policy_sha256"]) == ("pong/1", hashlib.sha256(blob.read_bytes()).hexdigest())
+    facts = json.loads(
+        ask(f"models export pong/1 --json --out {tmp_path / 'p.json'}")[0].splitlines()[-1]
+    )
+    assert (facts["model"], facts["policy_sha256"]) == (
+        "pong/1",
+        hashlib.sha256(blob.read_bytes()).hexdigest(),
+    )
     for name in ("p.safetensors", "p.json"):
         digest, named = (tmp_path / f"{name}.sha256").read_text().split()
         assert (digest, named) == (hashlib.sha256((tmp_path / name).read_bytes()).hexdigest(), name)
-    told, policy = json.loads((tmp_path / "p.json").read_text()), decode_policy(blob.read_bytes())
+    told = json.loads((tmp_path / "p.json").read_text())
+    policy = decode_policy(blob.read_bytes())
     assert told["game"] == json.loads(policy.game.to_json())
     for name, weights in policy.weights.items():
         assert np.asarray(told["weights"][name], np.float32).tobytes() == weights.tobytes()
@@ -229,15 +291,19 @@ def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, 
     assert "is a folder" in ask(f"models export pong/1 --out {tmp_path}", code=2)[1]
 
 
-def test_an_export_that_fails_leaves_everything_as_it_was(ask: Asked, tmp_path: Path):
+def test_a_failed_export_leaves_every_file_unchanged(ask: Asked, tmp_path: Path):
     ask(f"models add {a_run(tmp_path / 'one')}")
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "p.json").write_text("old")
     (folder / "p.json.sha256").mkdir()
-    assert "p.json.sha256 is a folder" in ask(f"models export pong/1 --json --out {folder / 'p.json'}", code=2)[1]
+    assert (
+        "p.json.sha256 is a folder"
+        in ask(f"models export pong/1 --json --out {folder / 'p.json'}", code=2)[1]
+    )
     assert (folder / "p.json").read_text() == "old"
-    assert "no folder" in ask(f"models export pong/1 --out {folder / 'p.json' / 'q'}", code=2)[1]
+    errors = ask(f"models export pong/1 --out {folder / 'p.json' / 'q'}", code=2)[1]
+    assert "p.json does not exist; create it first" in errors
     assert "too long" in ask(f"models export pong/1 --out {folder / ('x' * 300)}", code=3)[1]
     assert sorted(path.name for path in folder.iterdir()) == ["p.json", "p.json.sha256"]
 
@@ -248,7 +314,10 @@ def test_an_export_replaces_no_device_and_no_link(ask: Asked, tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     for name in ("pipe", "link"):
-        assert "is a device or a pipe" in ask(f"models export pong/1 --out {tmp_path / name}", code=2)[1]
+        assert (
+            "is a device or a pipe"
+            in ask(f"models export pong/1 --out {tmp_path / name}", code=2)[1]
+        )
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
     (tmp_path / "link").unlink()
@@ -258,7 +327,7 @@ def test_an_export_replaces_no_device_and_no_link(ask: Asked, tmp_path: Path):
     assert (tmp_path / "there.safetensors.sha256").is_file()
 
 
-def test_an_export_without_room_leaves_nothing(ask: Asked, tmp_path: Path):
+def test_an_export_to_a_full_disk_leaves_nothing(ask: Asked, tmp_path: Path):
     ask(f"models add {a_run(tmp_path / 'one')}")
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -278,10 +347,26 @@ def test_an_export_without_room_leaves_nothing(ask: Asked, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "command",
-    ["keys", "keys create", "keys list", "keys revoke", "games", "games add", "games list", "games check", "models",
-     "models list", "models show", "models add", "models promote", "models rollback", "models export", "arena",
-     "arena duel"],
-)  # fmt: skip
+    [
+        "keys",
+        "keys create",
+        "keys list",
+        "keys revoke",
+        "games",
+        "games add",
+        "games list",
+        "games check",
+        "models",
+        "models list",
+        "models show",
+        "models add",
+        "models promote",
+        "models rollback",
+        "models export",
+        "arena",
+        "arena duel",
+    ],
+)
 def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]):
     assert run_command([*command.split(), "--help"]) == 0
     assert capsys.readouterr().out.count("understudy ") >= 3

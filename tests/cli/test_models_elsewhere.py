@@ -1,4 +1,4 @@
-"""Commands on a data folder whose store is its own, while its games and models are registered elsewhere."""
+"""Commands on a data folder with a local store and a remote registry of games and models."""
 
 import json
 import shutil
@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.app.test_backup import play
-from understudy.app.config import read_used
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.roles.ingest import IngestRole
+from tests.platform.test_backup import play
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.core.game import spec_from_json
+from understudy.experience.game import spec_from_json
+from understudy.platform.config import read_last_start
+from understudy.platform.ingest import IngestRole
 from understudy.stores.view import StoreView
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> DataFolder:
-    """40 steps wait in the stream, of a game that is known at the registry alone."""
-    data, url = DataFolder(tmp_path / "D"), f"file://{tmp_path / 'elsewhere'}"
+    """40 steps in the stream, of a game that only the registry knows."""
+    data = DataFolder(tmp_path / "D")
+    url = f"file://{tmp_path / 'elsewhere'}"
     play(data.root)
     registry = open_deployment(data, models=url).registry
     for path in data.games.glob("*/*.json"):
@@ -31,19 +32,23 @@ def data(tmp_path: Path) -> DataFolder:
 
 
 def play_more(data: DataFolder) -> None:
-    """40 more, by a game that leaves its spec nowhere in the folder."""
+    """Record 40 more steps, of a game whose spec is not in the folder."""
     play(data.root)
     shutil.rmtree(data.root / "models")
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, data: DataFolder, code: int = 0) -> dict[str, Any]:
+def said(
+    capsys: pytest.CaptureFixture[str], *words: str, data: DataFolder, code: int = 0
+) -> dict[str, Any]:
     capsys.readouterr()
     assert run_command([*words, "--data", str(data.root), "--json"]) == code
     fields: dict[str, Any] = json.loads(capsys.readouterr().out)
     return fields
 
 
-def test_verify_stores_what_waits_in_the_stream(data: DataFolder, capsys: pytest.CaptureFixture[str]):
+def test_verify_stores_the_steps_in_the_stream(
+    data: DataFolder, capsys: pytest.CaptureFixture[str]
+):
     found = said(capsys, "data", "verify", data=data, code=2)
     assert (found["steps"], found["quarantined_chunks"], found["parked_chunks"]) == (40, 0, 0)
 
@@ -60,7 +65,9 @@ def test_steps_are_exported(data: DataFolder, tmp_path: Path, capsys: pytest.Cap
     assert said(capsys, "data", "export", out, "--format", "parquet", data=data)["steps"] == 40
 
 
-def test_what_was_refused_without_the_registry_is_replayed(data: DataFolder, capsys: pytest.CaptureFixture[str]):
+def test_frames_rejected_without_the_registry_are_replayed(
+    data: DataFolder, capsys: pytest.CaptureFixture[str]
+):
     with IngestRole(data) as role:  # by itself it looks for games in the data folder
         role.service.drain()
     assert said(capsys, "data", "stats", data=data)["steps"] == 0
@@ -69,7 +76,9 @@ def test_what_was_refused_without_the_registry_is_replayed(data: DataFolder, cap
     assert said(capsys, "data", "stats", data=data)["steps"] == 40
 
 
-def test_a_backup_holds_the_registered_spec(data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_backup_contains_the_registered_spec(
+    data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     backup = tmp_path / "B"
     said(capsys, "data", "verify", data=data, code=2)
     play_more(data)
@@ -78,30 +87,37 @@ def test_a_backup_holds_the_registered_spec(data: DataFolder, tmp_path: Path, ca
         assert len(view.specs()) == 1
 
 
-def test_a_restored_deployment_goes_on_with_its_stream_and_store_and_with_the_restored_models(
+def test_a_restored_deployment_uses_its_old_stream_and_store_and_the_restored_models(
     data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (data.root / "understudy.toml").unlink()
-    places = {"stream.url": "kinesis://steps", "store.url": "", "models.url": f"file://{tmp_path / 'elsewhere'}"}
+    places = {
+        "stream.url": "kinesis://steps",
+        "store.url": "",
+        "models.url": f"file://{tmp_path / 'elsewhere'}",
+    }
     before = {**places, "ingest.engine": "native"}
     (data.root / "backends.json").write_text(json.dumps(before))
     shutil.rmtree(data.root / "stream")
     said(capsys, "backup", str(tmp_path / "B"), data=data)
     restored = DataFolder(tmp_path / "E")
     said(capsys, "restore", str(tmp_path / "B"), data=restored)
-    assert read_used(restored.root) == {**before, "models.url": ""}
+    assert read_last_start(restored.root) == {**before, "models.url": ""}
     assert restored.game_names() == ["pong"]
 
 
-def test_models_that_a_restored_file_names_elsewhere_are_told(
+def test_restore_reports_other_models_in_the_restored_config(
     data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     said(capsys, "backup", str(tmp_path / "B"), data=data)
     assert run_command(["restore", str(tmp_path / "B"), "--data", str(tmp_path / "E")]) == 0
-    assert f"names models elsewhere (file://{tmp_path / 'elsewhere'}), which `up` will use" in capsys.readouterr().out
+    assert (
+        f"names other models (file://{tmp_path / 'elsewhere'}), which 'understudy up' will use"
+        in capsys.readouterr().out
+    )
 
 
-def test_what_needs_no_stream_does_without_one_that_is_away(
+def test_commands_that_need_no_stream_work_while_it_is_unreachable(
     data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     said(capsys, "data", "verify", data=data, code=2)

@@ -1,4 +1,4 @@
-"""understudy play GAME --web: the address of the page with a key for that game alone, and nothing left behind."""
+"""understudy play GAME --web: prints a page URL with a key for that game only, and cleans up."""
 
 import json
 import os
@@ -17,29 +17,40 @@ import urllib3
 from tests.act.policies import random_policy
 from tests.cli.platforms import processes_of, wait_for
 from tests.serve.gateways import running
-from understudy.app.data import DataFolder
-from understudy.app.deployment import Deployment, open_deployment
-from understudy.app.play_web import (
-    answer_of,
-    await_gateway,
-    check_bot,
-    for_others,
-    is_free,
-    keep_port,
-    kept_port,
-    openable,
-    page_address,
-    play_key,
-    running_url,
-)
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import Deployment, open_deployment
 from understudy.cli.root import run as run_command
 from understudy.core.errors import ConfigError, LinkFailed, Refused
 from understudy.core.log import FileLock
-from understudy.core.manifest import Lineage
+from understudy.models.manifest import Lineage
+from understudy.platform.play_page import (
+    await_gateway,
+    browser_url,
+    check_bot,
+    is_free,
+    network_url_text,
+    page_address,
+    play_error,
+    play_key,
+    running_url,
+    save_port,
+    saved_port,
+)
 
 
 def command(data: Path, *more: str, game: str = "rally") -> list[str]:
-    return [sys.executable, "-m", "understudy.cli.main", "play", game, "--web", "--json", "--data", str(data), *more]
+    return [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        "play",
+        game,
+        "--web",
+        "--json",
+        "--data",
+        str(data),
+        *more,
+    ]
 
 
 def asked(url: str, path: str, key: str | None = None) -> Any:
@@ -53,7 +64,9 @@ def released(data: Path) -> Deployment:
     play_key(deployment, "rally")
     (spec,) = deployment.registry.specs("rally")
     epoch = deployment.registry.takeover("rally", owner="test")
-    deployment.registry.release(random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch)
+    deployment.registry.release(
+        random_policy(spec, "argmax"), Lineage(algorithm="dqn"), epoch=epoch
+    )
     return deployment
 
 
@@ -62,8 +75,10 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
     released(data)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    keep_port(DataFolder(data), port)
-    with subprocess.Popen(command(data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    save_port(DataFolder(data), port)
+    with subprocess.Popen(
+        command(data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
@@ -73,17 +88,30 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
             assert urlsplit(ready["url"]).port == port, "the browser finds what it kept"
             assert b"<canvas" in asked(ready["url"], "/play").data
             assert asked(ready["url"], "/v1/games/rally", ready["key"]).json()["schemas"]
-            assert asked(ready["url"], "/v1/games/CartPole-v1", ready["key"]).json()["error"]["code"] == "wrong_game"
-            assert asked(ready["url"], "/metrics", ready["key"]).json()["error"]["code"] == "wrong_scope"
-            again = subprocess.run(command(data, "--bot", "1"), capture_output=True, text=True, check=True, timeout=60)
+            assert (
+                asked(ready["url"], "/v1/games/CartPole-v1", ready["key"]).json()["error"]["code"]
+                == "wrong_game"
+            )
+            assert (
+                asked(ready["url"], "/metrics", ready["key"]).json()["error"]["code"]
+                == "wrong_scope"
+            )
+            again = subprocess.run(
+                command(data, "--bot", "1"), capture_output=True, text=True, check=True, timeout=60
+            )
             found = json.loads(again.stdout)
             assert (found["url"], found["key"]) == (ready["url"], ready["key"])
             assert parse_qs(urlsplit(found["page"]).fragment)["bot"] == ["1"]
-            # A key that the running gateway has never seen is not said before it takes it.
+            # A new key is not printed before the running gateway accepts it.
             (data / "play.json").unlink()
-            fresh = subprocess.run(command(data), capture_output=True, text=True, check=True, timeout=60)
+            fresh = subprocess.run(
+                command(data), capture_output=True, text=True, check=True, timeout=60
+            )
             assert json.loads(fresh.stdout)["key"] != ready["key"]
-            assert asked(ready["url"], "/v1/games/rally", json.loads(fresh.stdout)["key"]).status == 200
+            assert (
+                asked(ready["url"], "/v1/games/rally", json.loads(fresh.stdout)["key"]).status
+                == 200
+            )
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
@@ -92,11 +120,13 @@ def test_it_runs_a_platform_until_ctrl_c_and_a_second_one_finds_it(tmp_path: Pat
         asked(ready["url"], "/play")
 
 
-def test_without_a_data_folder_it_plays_in_one_of_its_own_and_nothing_is_left(tmp_path: Path):
+def test_without_a_data_folder_it_uses_a_temporary_one_and_removes_it(tmp_path: Path):
     line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web", "--json"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     environment.pop("UNDERSTUDY_DATA", None)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
@@ -106,14 +136,18 @@ def test_without_a_data_folder_it_plays_in_one_of_its_own_and_nothing_is_left(tm
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         assert process.stderr is not None
-        assert "--data D keeps both" in process.stderr.read()
+        assert "--data D keeps them" in process.stderr.read()
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("understudy-play-*")) == []
 
 
-def test_a_game_without_a_page_is_refused_with_those_that_have_one(tmp_path: Path):
+def test_a_game_without_a_page_is_rejected_with_the_list_of_pages(tmp_path: Path):
     done = subprocess.run(
-        command(tmp_path / "D", game="Acrobot-v1"), capture_output=True, text=True, check=False, timeout=60
+        command(tmp_path / "D", game="Acrobot-v1"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 2
     assert "rally and CartPole-v1" in done.stderr
@@ -121,7 +155,7 @@ def test_a_game_without_a_page_is_refused_with_those_that_have_one(tmp_path: Pat
 
 
 @pytest.mark.parametrize("game", ["rally", "CartPole-v1"])
-def test_the_key_is_kept_and_made_anew_only_when_it_was_revoked(tmp_path: Path, game: str):
+def test_the_key_is_saved_and_created_again_only_after_it_was_revoked(tmp_path: Path, game: str):
     deployment = open_deployment(DataFolder(tmp_path / "D"))
     key = play_key(deployment, game)
     facts = deployment.keys.check(key)
@@ -142,7 +176,11 @@ def test_the_key_is_kept_and_made_anew_only_when_it_was_revoked(tmp_path: Path, 
 
 def test_an_address_can_carry_any_key_and_name():
     address = page_address("http://127.0.0.1:1", "rally", key="uk_a&b=#", bot="7")
-    assert parse_qs(urlsplit(address).fragment) == {"game": ["rally"], "bot": ["7"], "key": ["uk_a&b=#"]}
+    assert parse_qs(urlsplit(address).fragment) == {
+        "game": ["rally"],
+        "bot": ["7"],
+        "key": ["uk_a&b=#"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -154,17 +192,19 @@ def test_an_address_can_carry_any_key_and_name():
         ("http://play.example:80", "http://play.example:80"),
     ],
 )
-def test_an_address_of_everywhere_is_one_that_this_machine_can_open(url: str, near: str):
-    assert openable(url) == near
+def test_the_unspecified_address_becomes_a_loopback_url(url: str, near: str):
+    assert browser_url(url) == near
     assert page_address(url, "rally", key="uk_x").startswith(f"{near}/play#")
-    assert bool(for_others(url, ("a.example",))) == (url != near)
+    assert bool(network_url_text(url, ("a.example",))) == (url != near)
 
 
-def test_sigterm_ends_it_well_also_before_it_is_ready(tmp_path: Path):
+def test_sigterm_before_it_is_ready_exits_with_0(tmp_path: Path):
     line = [sys.executable, "-m", "understudy.cli.main", "play", "rally", "--web"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     environment.pop("UNDERSTUDY_DATA", None)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         wait_for(lambda: bool(list(tmp_path.glob("understudy-play-*"))))
         process.send_signal(signal.SIGTERM)
         said, errors = process.communicate(timeout=60)
@@ -174,10 +214,12 @@ def test_sigterm_ends_it_well_also_before_it_is_ready(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("more", "code"), [((), 130), (("--web",), 0)])
-def test_only_the_page_serves_until_it_is_asked_to_stop(
+def test_sigterm_is_a_normal_end_only_with_web(
     more: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("understudy.cli.play._check_together", lambda **_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(
+        "understudy.cli.play._check_options", lambda **_: signal.raise_signal(signal.SIGTERM)
+    )
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert run_command(["play", "rally", *more]) == code
@@ -185,46 +227,51 @@ def test_only_the_page_serves_until_it_is_asked_to_stop(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_the_port_is_kept_beside_the_keys_and_left_where_it_is_taken(tmp_path: Path):
+def test_the_port_is_saved_with_the_keys(tmp_path: Path):
     deployment = open_deployment(DataFolder(tmp_path / "D"))
-    assert kept_port(deployment.data) == 0
+    assert saved_port(deployment.data) == 0
     key = play_key(deployment, "rally")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        keep_port(deployment.data, port)
+        save_port(deployment.data, port)
         assert not is_free("127.0.0.1", port)
     assert is_free("127.0.0.1", port)
-    assert (kept_port(deployment.data), play_key(deployment, "rally")) == (port, key)
+    assert (saved_port(deployment.data), play_key(deployment, "rally")) == (port, key)
     for broken in ("[1, 2", '{"port": "x", "keys": 3}', '{"port": 70000}'):
         (tmp_path / "D" / "play.json").write_text(broken)
-        assert kept_port(deployment.data) == 0
+        assert saved_port(deployment.data) == 0
         assert play_key(deployment, "rally")
 
 
-def test_only_the_standing_of_a_gateway_that_runs_is_believed(tmp_path: Path):
-    data, roles = DataFolder(tmp_path / "D"), tmp_path / "D" / "roles"
+def test_the_status_file_is_used_only_while_the_gateway_runs(tmp_path: Path):
+    data = DataFolder(tmp_path / "D")
+    roles = tmp_path / "D" / "roles"
     assert running_url(data) is None
     roles.mkdir(parents=True)
     (roles / "gateway.json").write_text(json.dumps({"report": {"url": "http://127.0.0.1:9"}}))
     assert running_url(data) is None
     lock = FileLock(roles / "gateway.lock", what="test")
     assert running_url(data) == "http://127.0.0.1:9"
-    with pytest.raises(LinkFailed, match="does not take the page's key after 0 s"):
-        await_gateway(data, "rally", key="uk_x", patience_s=0.0)
+    with pytest.raises(LinkFailed, match="does not accept the page's key after 0 s"):
+        await_gateway(data, "rally", key="uk_x", timeout_s=0.0)
     for broken in ('{"report": {}}', "[", "[]"):
         (roles / "gateway.json").write_text(broken)
         assert running_url(data) is None
     lock.close()
 
 
-def test_a_gateway_that_does_not_take_the_key_is_no_page_yet(tmp_path: Path):
+def test_a_gateway_that_rejects_the_key_has_no_page_yet(tmp_path: Path):
     with running(tmp_path) as gateway:
-        assert answer_of(gateway.url, "rally", key="uk_x").startswith("401: ")
+        assert play_error(gateway.url, "rally", key="uk_x").startswith("401: ")
 
 
 def test_a_bot_must_exist(tmp_path: Path):
     deployment = released(tmp_path / "D")
-    assert [check_bot(deployment, "rally", bot) for bot in ("champion", "1", "rally/1")] == ["champion", "1", "1"]
+    assert [check_bot(deployment, "rally", bot) for bot in ("champion", "1", "rally/1")] == [
+        "champion",
+        "1",
+        "1",
+    ]
     for bot in ("3", "worst", "CartPole-v1/1"):
         with pytest.raises(ConfigError):
             check_bot(deployment, "rally", bot)
@@ -240,7 +287,7 @@ def test_a_bot_must_exist(tmp_path: Path):
         (("--web", "--bot", "7"), "--bot is 7"),
     ],
 )
-def test_options_that_mean_nothing_together_are_refused(
+def test_options_that_cannot_be_combined_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
 ):
     assert run_command(["play", "rally", "--data", str(tmp_path / "D"), *more]) == 2
@@ -248,7 +295,7 @@ def test_options_that_mean_nothing_together_are_refused(
     assert not (tmp_path / "D").exists()
 
 
-def test_roles_without_a_gateway_are_refused(
+def test_roles_without_a_gateway_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("UNDERSTUDY_ROLES", "ingest,learner")

@@ -1,4 +1,4 @@
-"""Status: what roles left in the data folder, and what an operator is told to do."""
+"""Status: the state of roles from the data folder, and advice for the operator."""
 
 import json
 import signal
@@ -9,20 +9,25 @@ from typing import Any
 
 import pytest
 
-from tests.app.test_deployment import GAME, a_run
-from understudy.app.data import DataFolder
-from understudy.app.deployment import open_deployment
-from understudy.app.service.gatekeeper import release_run
+from tests.backends.test_deployment import GAME, a_run
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
-from understudy.cli.status import look as status
+from understudy.cli.status import platform_status as status
 from understudy.core.log import FileLock
+from understudy.release.gatekeeper import release_run
 from understudy.testing.clock import START_S, ManualClock
 
-ADVICE = "12 steps not learnt from: consent unknown; next: ask players"
+ADVICE = "12 steps are not learned from: consent unknown; next: ask players"
 LEARNT = {
-    "phase": "bc", "doing": "wait", "why": "12 of 1000 steps", "error": "", "schedule": ["from 1000 steps: bc"],
-    "consent_unknown_steps": 12, "next": ADVICE,
-}  # fmt: skip
+    "phase": "bc",
+    "doing": "wait",
+    "why": "12 of 1000 steps",
+    "error": "",
+    "schedule": ["from 1000 steps: bc"],
+    "consent_unknown_steps": 12,
+    "next": ADVICE,
+}
 
 
 @pytest.fixture
@@ -34,13 +39,20 @@ def held() -> Iterator[ExitStack]:
 
 
 def leave(data: Path, role: str, held: ExitStack | None, **more: Any) -> None:
-    """What a supervisor leaves of a role; with its lock held, as long as it lives."""
+    """Write what a supervisor writes for a role; its lock is held while the role is alive."""
     folder = data / "roles"
     folder.mkdir(parents=True, exist_ok=True)
     fields = {
-        "role": role, "state": "running", "pid": 1, "since_s": START_S, "restarts": 0, "last_error": "",
-        "at_s": START_S, "report": {}, "rates": {},
-    }  # fmt: skip
+        "role": role,
+        "state": "running",
+        "pid": 1,
+        "since_s": START_S,
+        "restarts": 0,
+        "last_error": "",
+        "at_s": START_S,
+        "report": {},
+        "rates": {},
+    }
     (folder / f"{role}.json").write_text(json.dumps(fields | more))
     lock = FileLock(folder / f"{role}.lock", what=role)
     held.enter_context(lock) if held is not None else lock.close()
@@ -64,11 +76,14 @@ def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitSta
     assert found["next"] == [f"pong: {ADVICE}"]
 
 
-def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held: ExitStack):
+def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held, state="waiting", last_error="ended with 7: no luck")
     leave(tmp_path, "ingest", None)
     found = look(tmp_path)
-    assert [(role["state"], role["alive"]) for role in found["roles"]] == [("waiting", False), ("not running", False)]
+    assert [(role["state"], role["alive"]) for role in found["roles"]] == [
+        ("waiting", False),
+        ("not running", False),
+    ]
     assert found["next"][0] == "gateway waiting: ended with 7: no luck"
     assert not found["ok"]
     leave(tmp_path, "learner", held)
@@ -77,46 +92,63 @@ def test_a_role_that_waits_fell_silent_or_ended_is_not_well(tmp_path: Path, held
     assert (silent["state"], silent["alive"], silent["rates"]) == ("silent", False, {})
 
 
-def test_a_learner_whose_store_is_away_is_not_well(tmp_path: Path, held: ExitStack):
-    leave(tmp_path, "learner", held, report={"window": {"items": 7, "error": "db:9042 does not answer; is it up?"}})
+def test_a_learner_with_an_unreachable_store_is_unhealthy(tmp_path: Path, held: ExitStack):
+    leave(
+        tmp_path,
+        "learner",
+        held,
+        report={"window": {"items": 7, "error": "db:9042 does not answer; is it up?"}},
+    )
     found = look(tmp_path)
     assert not found["ok"]
     assert (
-        found["next"][0] == "learner gets no new steps and learns from those it has: db:9042 does not answer; is it up?"
+        found["next"][0]
+        == "learner receives no new steps and learns from those it has: db:9042 does not answer; "
+        "is it up?"
     )
     leave(tmp_path / "two", "learner", held, report={"window": {"items": 7, "error": ""}})
     assert look(tmp_path / "two")["ok"]
 
 
-def test_a_gateway_that_cannot_store_is_not_well(tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]):
+def test_a_gateway_that_cannot_store_is_unhealthy(
+    tmp_path: Path, held: ExitStack, capsys: pytest.CaptureFixture[str]
+):
     leave(tmp_path, "gateway", held, report={"storage_error": ""}, at_s=4e9)
     assert look(tmp_path)["ok"]
     held.close()
-    leave(tmp_path, "gateway", held, report={"storage_error": "no room for it; free some space"}, at_s=4e9)
+    leave(
+        tmp_path,
+        "gateway",
+        held,
+        report={"storage_error": "no room for it; free some space"},
+        at_s=4e9,
+    )
     found = look(tmp_path)
     assert not found["ok"]
-    assert found["next"] == ["gateway stores nothing, clients keep their steps: no room for it; free some space"]
+    assert found["next"] == [
+        "gateway accepts nothing, clients keep their steps: no room for it; free some space"
+    ]
     assert run_command(["status", "--data", str(tmp_path)]) == 1
     assert "no room for it" in capsys.readouterr().out
 
 
-def test_a_standing_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path, held: ExitStack):
+def test_an_unreadable_role_status_is_reported_as_silent(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held)
     (tmp_path / "roles" / "gateway.json").write_text('{"role": "gat')
     assert look(tmp_path)["roles"][0]["state"] == "silent"
 
 
-def test_where_nothing_runs_one_is_told_how_to_start(
+def test_status_without_running_roles_names_the_command_that_starts_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
 ):
     assert run_command(["status", "--data", str(tmp_path / "D"), "--json"]) == 1
     fields = json.loads(capsys.readouterr().out)
     assert (fields["roles"], fields["games"], fields["steps"]) == ([], [], 0)
-    assert fields["next"][0].startswith("nothing runs here; next: understudy up")
+    assert fields["next"][0].startswith("nothing is running; next: understudy up")
     assert not (tmp_path / "D").exists()
 
 
-def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path, held: ExitStack):
+def test_a_damaged_champion_is_unhealthy_and_the_rollback_is_shown(tmp_path: Path, held: ExitStack):
     data = tmp_path / "D"
     deployment = open_deployment(DataFolder(data))
     release_run(deployment, a_run(tmp_path / "one"))
@@ -129,15 +161,18 @@ def test_a_damaged_champion_is_not_well_and_the_way_back_is_shown(tmp_path: Path
     assert "champion" in found["games"][0]["damage"]
     assert "restore the models from a backup" in found["next"][0]
     release_run(deployment, a_run(tmp_path / "two", seed=1))
-    deployment.registry.point(GAME.game, "champion", 2, why="newer")
+    deployment.registry.set_alias(GAME.game, "champion", 2, why="newer")
     assert look(data)["ok"]
     for one in (data / "models" / "blobs").iterdir():
         one.write_bytes(one.read_bytes()[:-1])
     assert f"models rollback {GAME.game}" in look(data)["next"][0]
 
 
-def test_while_models_are_away_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
-    data, keys = tmp_path / "D", tmp_path / "keys"
+def test_the_rest_is_shown_while_models_are_unreachable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
+    data = tmp_path / "D"
+    keys = tmp_path / "keys"
     open_deployment(DataFolder(data))
     keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
     place = f"s3://bots/here?endpoint=http://127.0.0.1:1&region=here&credentials={keys}"
@@ -145,17 +180,39 @@ def test_while_models_are_away_the_rest_is_shown(tmp_path: Path, capsys: pytest.
     leave(data, "learner", held, report={"games": {GAME.game: LEARNT}}, at_s=4e9)
     assert run_command(["status", "--data", str(data)]) == 1
     said = capsys.readouterr().out
-    for words in ("running", "pong: 0 steps, models unknown", "models cannot be read: ", "127.0.0.1:1"):
+    for words in (
+        "running",
+        "pong: 0 steps, models unknown",
+        "cannot read models: ",
+        "127.0.0.1:1",
+    ):
         assert words in said
 
 
-def test_people_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack):
+def test_the_text_output_shows_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: ExitStack
+):
     data = tmp_path / "D"
     release_run(open_deployment(DataFolder(data)), a_run(tmp_path / "one"))
-    leave(data, "learner", held, report={"games": {GAME.game: LEARNT}}, at_s=4e9, restarts=3, last_error="[oops]")
+    leave(
+        data,
+        "learner",
+        held,
+        report={"games": {GAME.game: LEARNT}},
+        at_s=4e9,
+        restarts=3,
+        last_error="[oops]",
+    )
     assert run_command(["status", "--data", str(data)]) == 0
     said = capsys.readouterr().out
-    for words in ("learner", "[oops]", "champion pong/1", "bc, wait: 12 of 1000 steps", "from 1000 steps: bc", ADVICE):
+    for words in (
+        "learner",
+        "[oops]",
+        "champion pong/1",
+        "bc, wait: 12 of 1000 steps",
+        "from 1000 steps: bc",
+        ADVICE,
+    ):
         assert words in said
     assert run_command(["status", "--help"]) == 0
     assert capsys.readouterr().out.count("understudy ") >= 3

@@ -14,16 +14,24 @@ import pytest
 from rich.console import Console
 
 import understudy
-from tests.app.switches import GAME, QUICK
-from understudy.app.runs.folder import RunFolder
+from tests.platform.switches import GAME, QUICK
 from understudy.cli.root import run
 from understudy.cli.train import process_age_s
-from understudy.cli.training_view import Progress, duration, fitted, line, table, watching_run
+from understudy.cli.training_view import (
+    RunProgress,
+    format_duration,
+    init_from_line,
+    progress_line,
+    progress_table,
+    run_view,
+)
 from understudy.core.errors import StorageFull
-from understudy.core.events import (
+from understudy.core.log import is_locked
+from understudy.experience.spaces import Box
+from understudy.training.events import (
     CheckpointSaved,
     Compiling,
-    Episode,
+    EpisodeEnded,
     Evaluation,
     Event,
     Guarded,
@@ -31,14 +39,22 @@ from understudy.core.events import (
     Started,
     Update,
 )
-from understudy.core.log import is_locked
-from understudy.core.spaces import Box
+from understudy.training.folder import RunFolder
 
 SETS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
 PROMISED = {
-    "solved", "return_mean", "episodes", "env_steps", "updates", "train_s", "compile_s", "startup_s", "resumed_at_step",
-    "env_class", "run",
-}  # fmt: skip
+    "solved",
+    "return_mean",
+    "episodes",
+    "env_steps",
+    "updates",
+    "train_s",
+    "compile_s",
+    "startup_s",
+    "resumed_at_step",
+    "env_class",
+    "run",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +68,9 @@ def signals() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = str(tmp_path_factory.mktemp("cli") / "R")
-    assert run(["train", GAME, "--seed", "3", "--steps", "1024", "--out", out, *SETS, "--json"]) == 0
+    assert (
+        run(["train", GAME, "--seed", "3", "--steps", "1024", "--out", out, *SETS, "--json"]) == 0
+    )
     return out
 
 
@@ -64,11 +82,21 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
     return told.out, told.err
 
 
-# --- train -----------------------------------------------------------------------------------------------------------
+# --- train ----------------------------------------------------------------------------------------
 
 
-def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    words = ["--algorithm", "dqn", "--seed", "0", "--until", "9", "--out", str(tmp_path / "R"), "--json"]
+def test_standard_output_is_json_only(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    words = [
+        "--algorithm",
+        "dqn",
+        "--seed",
+        "0",
+        "--until",
+        "9",
+        "--out",
+        str(tmp_path / "R"),
+        "--json",
+    ]
     out, err = said(capsys, "train", GAME, *words, *SETS)
     fields = json.loads(out)
     assert out.count("\n") == 1
@@ -76,18 +104,18 @@ def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str
     assert fields["solved"] is True
     assert fields["return_mean"] >= 9
     assert fields["episodes"] == 100
-    assert fields["env_class"] == "tests.app.switches:Switches"
+    assert fields["env_class"] == "tests.platform.switches:Switches"
     assert fields["startup_s"] > 0.2  # from the start of the process, which has imported JAX since
     assert "compiling" in err
     assert "return" in err
 
 
-def test_people_get_lines_a_summary_and_the_next_commands(
+def test_the_text_output_has_progress_a_summary_and_the_next_commands(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     out, err = said(capsys, "train", GAME, "--steps", "512", *SETS)
-    run_folder = "runs/tests.app.switches-Switches-v0-ppo-1"
+    run_folder = "runs/tests.platform.switches-Switches-v0-ppo-1"
     lines = out.splitlines()
     assert lines[0] == f"{GAME}, ppo, seed 0: run {run_folder}"
     assert lines[1] == "compiling ..."
@@ -95,51 +123,109 @@ def test_people_get_lines_a_summary_and_the_next_commands(
     assert f"next: understudy evaluate {run_folder} --episodes 100 --seeds 10" in lines
     assert err == ""
     out, _ = said(capsys, "train", GAME, "--steps", "256", "--until", "11", *SETS)
-    assert "run runs/tests.app.switches-Switches-v0-ppo-2" in out
+    assert "run runs/tests.platform.switches-Switches-v0-ppo-2" in out
     assert "not solved: return" in out
 
 
 def test_settings_come_from_files_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    (tmp_path / "mine.toml").write_text('algorithm = "dqn"\n[config]\nbatch = 32\n[knobs]\nlearning_rate = 1e-4\n')
+    (tmp_path / "mine.toml").write_text(
+        'algorithm = "dqn"\n[config]\nbatch = 32\n[knobs]\nlearning_rate = 1e-4\n'
+    )
     out, _ = said(
-        capsys, "train", GAME, "--config", str(tmp_path / "mine.toml"), "--set", "learning_rate={start=1e-2,end=1e-3}",
-        "--network", "8,8", "--env-kwargs", '{"presses": 3}', "--frame-skip", "2", "--wrapper",
-        "tests.app.switches:Brighter", "--eval-every", "256", "--steps", "512", "--out", str(tmp_path / "R"), *SETS,
+        capsys,
+        "train",
+        GAME,
+        "--config",
+        str(tmp_path / "mine.toml"),
+        "--set",
+        "learning_rate={start=1e-2,end=1e-3}",
+        "--network",
+        "8,8",
+        "--env-kwargs",
+        '{"presses": 3}',
+        "--frame-skip",
+        "2",
+        "--wrapper",
+        "tests.platform.switches:Brighter",
+        "--eval-every",
+        "256",
+        "--steps",
+        "512",
+        "--out",
+        str(tmp_path / "R"),
+        *SETS,
         "--json",
-    )  # fmt: skip
+    )
     assert json.loads(out)["algorithm"] == "dqn"
     assert json.loads(out)["return_mean"] <= 3
     preset = (tmp_path / "R" / "preset.toml").read_text()
-    for told in ("batch = 32", "widths = [8, 8]", "start = 0.01, end = 0.001", "eval_every = 256", "steps = 512"):
+    for told in (
+        "batch = 32",
+        "widths = [8, 8]",
+        "start = 0.01, end = 0.001",
+        "eval_every = 256",
+        "steps = 512",
+    ):
         assert told in preset
     assert (tmp_path / "R" / "curve.csv").read_text().count("\n") == 3
 
 
-def test_the_same_command_with_resume_gives_an_ended_run_as_it_is(capsys: pytest.CaptureFixture[str], trained: str):
+def test_resuming_a_finished_run_returns_its_result(
+    capsys: pytest.CaptureFixture[str], trained: str
+):
     out, _ = said(
-        capsys, "train", GAME, "--seed", "3", "--steps", "1024", "--out", trained, *SETS, "--json", "--resume"
+        capsys,
+        "train",
+        GAME,
+        "--seed",
+        "3",
+        "--steps",
+        "1024",
+        "--out",
+        trained,
+        *SETS,
+        "--json",
+        "--resume",
     )
     assert json.loads(out) == json.loads((Path(trained) / "result.json").read_text())
     out, _ = said(capsys, "train", "--resume", "--out", trained)
     assert "policy  " in out
     _, err = said(capsys, "train", GAME, "--resume", "--out", trained, "--seed", "4", code=2)
-    assert "was begun with seed 3, and 4 was given; leave it out" in err
+    assert "was started with seed 3, not 4; omit it" in err
 
 
-def test_several_seeds_make_several_runs_and_one_summary(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    out, _ = said(capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS)
+def test_several_seeds_make_several_runs_and_one_summary(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    out, _ = said(
+        capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS
+    )
     assert "0 of 2 seeds solved: IQM of returns" in out
     assert "no interval below 5 seeds" in out
     out, _ = said(
-        capsys, "train", GAME, "--seeds", "2", "--steps", "256", "--out", str(tmp_path / "S"), *SETS, "--resume",
+        capsys,
+        "train",
+        GAME,
+        "--seeds",
+        "2",
+        "--steps",
+        "256",
+        "--out",
+        str(tmp_path / "S"),
+        *SETS,
+        "--resume",
         "--json",
-    )  # fmt: skip
+    )
     fields = json.loads(out)
     assert fields.keys() >= PROMISED | {"return_iqm", "return_low", "return_high"}
-    assert [one["run"] for one in fields["runs"]] == [str(tmp_path / "S" / f"seed-{seed}") for seed in (0, 1)]
+    assert [one["run"] for one in fields["runs"]] == [
+        str(tmp_path / "S" / f"seed-{seed}") for seed in (0, 1)
+    ]
 
 
-def test_a_run_from_another_ones_policy_and_a_video(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: str):
+def test_a_run_from_another_ones_policy_and_a_video(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: str
+):
     words = ["--init-from", trained, "--steps", "256", "--video", "1", "--out", str(tmp_path / "R")]
     out, _ = said(capsys, "train", GAME, *words, *SETS)
     assert f"from {trained}: all 6 weights fit" in out
@@ -148,8 +234,14 @@ def test_a_run_from_another_ones_policy_and_a_video(capsys: pytest.CaptureFixtur
 
 def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.CaptureFixture[str]):
     out, _ = said(capsys, "train", "--list")
-    assert [name for name in ("bc", "dqn", "ppo") if f"\n{name}  " in "\n" + out] == ["bc", "dqn", "ppo"]
-    assert "n_step 3 1 to 100 steps per transition" in [" ".join(line.split()) for line in out.splitlines()]
+    assert [name for name in ("bc", "dqn", "ppo") if f"\n{name}  " in "\n" + out] == [
+        "bc",
+        "dqn",
+        "ppo",
+    ]
+    assert "n_step 3 1 to 100 steps per transition" in [
+        " ".join(line.split()) for line in out.splitlines()
+    ]
     assert "presets: " in out
     assert "double true true or false the online network" in " ".join(out.split())
     out, _ = said(capsys, "train", "--list", "--json")
@@ -171,7 +263,8 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "which game?"),
+        ([], "no game given"),
+        (["--from-store", "D"], "understudy train GAME --from-store D"),
         (["CartPole-v2"], "did you mean CartPole-v1"),
         ([GAME, "--algorithm", "ppoo"], "did you mean 'ppo'"),
         ([GAME, "--preset", "ppo-vektor"], "did you mean 'ppo-vector'"),
@@ -183,9 +276,9 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--network", "64,big"], "such as 64,64"),
         ([GAME, "--wrapper", "nowhere:Wrapper"], "cannot be imported"),
         ([GAME, "--wrapper", "json:dumps"], "check wrappers"),
-        ([GAME, "--env-kwargs", "{"], "--env-kwargs is no JSON"),
+        ([GAME, "--env-kwargs", "{"], "--env-kwargs is not valid JSON"),
         ([GAME, "--env-kwargs", "3"], "give a JSON object"),
-        ([GAME, "--env-kwargs", '{"nope": 1}'], "does not take"),
+        ([GAME, "--env-kwargs", '{"nope": 1}'], "does not accept"),
         ([GAME, "--frame-skip", "0"], "frame_skip is 0"),
         ([GAME, "--frame-skip", "x"], "is not a valid integer"),
         ([GAME, "--seed", "-1"], "seed is -1"),
@@ -195,20 +288,27 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
         ([GAME, "--until", "high"], "is not a valid float"),
         ([GAME, "--steps", "0"], "steps is 0"),
         ([GAME, "--eval-every", "-5"], "eval_every is -5"),
-        ([GAME, "--init-from", "nowhere"], "holds no policy"),
-        ([GAME, "--from-store", "nowhere"], "no store in nowhere"),
-        ([GAME, "--resume"], "which run"),
-        ([GAME, "--resume", "--seeds", "2"], "which runs are to be resumed? give their folder"),
+        ([GAME, "--init-from", "nowhere"], "has no policy"),
+        ([GAME, "--from-store", "nowhere"], "nowhere contains no store"),
+        ([GAME, "--resume"], "no run to resume was given"),
+        ([GAME, "--resume", "--seeds", "2"], "no runs to resume were given; pass their folder"),
         (["--resume", "--out", "nowhere"], "nowhere is not a run"),
         ([GAME, "--video", "-1"], "video is -1"),
         ([GAME, "--log", "paper"], "give one or more of mlflow, tensorboard, wandb"),
         ([GAME, "--lst"], "--lst"),
-        ([GAME, "--algorithm", "ppo", "--preset", "dqn-vector"], "--algorithm is for ppo, and --preset dqn-vector for"),
-        (["Pendulum-v1", "--algorithm", "dqn"], "try ppo"),
+        (
+            [GAME, "--algorithm", "ppo", "--preset", "dqn-vector"],
+            "--algorithm is for ppo, and --preset dqn-vector for",
+        ),
+        (["Pendulum-v1", "--algorithm", "dqn"], "use ppo"),
     ],
 )
-def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_wrong_use_is_rejected_in_one_message_and_leaves_nothing(
+    words: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     out, err = said(capsys, "train", *words, code=2)
@@ -218,46 +318,88 @@ def test_wrong_use_is_refused_in_one_message_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_game_without_its_renderer_and_a_log_without_its_package_are_refused_at_once(
+def test_a_missing_renderer_or_log_package_is_rejected_before_training(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     for package in ("wandb", "pygame"):
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr("understudy.app.runs.sinks.SINKS", {"wandb": ("no_such_package", None)})
-    assert "pip install 'understudy[wandb]'" in said(capsys, "train", GAME, "--log", "wandb", code=2)[1]
+    monkeypatch.setattr("understudy.training.sinks.SINKS", {"wandb": ("no_such_package", None)})
+    assert (
+        "pip install 'understudy[wandb]'"
+        in said(capsys, "train", GAME, "--log", "wandb", code=2)[1]
+    )
     assert "pygame" in said(capsys, "train", "CartPole-v1", "--video", "1", code=2)[1]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_lies_in_the_folder_of_the_call_can_be_imported(
+def test_modules_in_the_current_folder_can_be_imported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "dimmer_of_mine.py").write_text("from tests.app.switches import Brighter as Dimmer\n")
+    (tmp_path / "dimmer_of_mine.py").write_text(
+        "from tests.platform.switches import Brighter as Dimmer\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
-    said(capsys, "train", GAME, "--wrapper", "dimmer_of_mine:Dimmer", "--steps", "256", "--out", "R", *SETS)
+    said(
+        capsys,
+        "train",
+        GAME,
+        "--wrapper",
+        "dimmer_of_mine:Dimmer",
+        "--steps",
+        "256",
+        "--out",
+        "R",
+        *SETS,
+    )
     seen = RunFolder(Path("R")).policy().game.obs[""]
     assert isinstance(seen, Box)
     assert seen.high == 2.0  # the wrapper's own, twice the game's
 
 
 def test_one_update_is_called_one(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    text, _ = said(capsys, "train", GAME, "--algorithm", "ppo", "--steps", "1", "--out", str(tmp_path / "R"), *SETS)
+    text, _ = said(
+        capsys,
+        "train",
+        GAME,
+        "--algorithm",
+        "ppo",
+        "--steps",
+        "1",
+        "--out",
+        str(tmp_path / "R"),
+        *SETS,
+    )
     assert " steps and 1 update in " in text
 
 
-# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+# --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_path: Path):
+def test_ctrl_c_prints_the_resume_command_and_leaves_nothing_half_done(number: int, tmp_path: Path):
     out = tmp_path / "R"
     process = subprocess.Popen(
-        [sys.executable, "-m", "understudy.cli.main", "train", GAME, "--algorithm", "dqn", "--out", str(out),
-         "--steps", "100000000", *SETS],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "understudy.cli.main",
+            "train",
+            GAME,
+            "--algorithm",
+            "dqn",
+            "--out",
+            str(out),
+            "--steps",
+            "100000000",
+            *SETS,
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     deadline = time.monotonic() + 90
     while len(list(out.glob("checkpoints/*.safetensors"))) < 2:
         assert time.monotonic() < deadline, "no checkpoint came"
@@ -267,30 +409,33 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_done(number: int, tmp_
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"go on with: understudy train --resume --out {out}" in err
+    assert f"resume with: understudy train --resume --out {out}" in err
     assert "Traceback" not in err
     saved = max(int(path.stem) for path in out.glob("checkpoints/*.safetensors"))
-    assert f", the last checkpoint is at step {saved}; go on with" in err
+    assert f", the last checkpoint is at step {saved}; resume with" in err
     assert not is_locked(out / ".lock")
     assert not list(out.rglob("*.tmp"))
     stop = lambda event: understudy.Stop if isinstance(event, Update) else None  # noqa: E731
     assert understudy.train(out=out, resume=True, on_event=stop).result["resumed_at_step"] > 0
 
 
-def test_a_full_disk_says_how_to_go_on(
+def test_a_full_disk_prints_the_resume_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(*_: object) -> None:
         raise StorageFull("no room for a checkpoint; free some space and try again")
 
-    monkeypatch.setattr("understudy.engines.training_job.Checkpoints.save", full)
+    monkeypatch.setattr("understudy.training.training_job.Checkpoints.save", full)
     out = str(tmp_path / "R")
     _, err = said(capsys, "train", GAME, "--steps", "512", "--out", out, *SETS, code=3)
-    assert f"there is no checkpoint yet; go on with: understudy train --resume --out {out}" in err
-    assert err.splitlines()[-1] == "understudy: no room for a checkpoint; free some space and try again"
+    assert f"there is no checkpoint yet; resume with: understudy train --resume --out {out}" in err
+    assert (
+        err.splitlines()[-1]
+        == "understudy: no room for a checkpoint; free some space and try again"
+    )
 
 
-# --- evaluate --------------------------------------------------------------------------------------------------------
+# --- evaluate -------------------------------------------------------------------------------------
 
 
 def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], trained: str):
@@ -298,7 +443,9 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
     fields = json.loads(out)
     assert fields["low"] <= fields["iqm"] <= fields["high"]
     assert {"episodes": 10, "seeds": 5, "run": trained}.items() <= fields.items()
-    out, _ = said(capsys, "evaluate", trained, "--episodes", "10", "--seeds", "2", "--policy", "last")
+    out, _ = said(
+        capsys, "evaluate", trained, "--episodes", "10", "--seeds", "2", "--policy", "last"
+    )
     assert "no interval below 5 seeds" in out
     assert "20 episodes of the last policy, 2 seeds of 10 each" in out
 
@@ -307,15 +454,19 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
     ("words", "told"),
     [
         ([], "Missing argument"),
-        (["nowhere"], "no folder nowhere"),
+        (["nowhere"], "the folder nowhere does not exist"),
         (["."], "is not a run"),
         (["R", "--episodes", "0"], "episodes is 0"),
         (["R", "--seeds", "0"], "seeds is 0"),
         (["R", "--policy", "first"], "is not one of"),
     ],
 )
-def test_wrong_use_of_evaluate_is_refused(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_wrong_use_of_evaluate_is_rejected(
+    words: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     _, err = said(capsys, "evaluate", *words, code=2)
@@ -325,118 +476,172 @@ def test_wrong_use_of_evaluate_is_refused(
 @pytest.mark.parametrize(
     "words",
     [
-        ["CartPole-v1", "--set", "nope=1"], ["CartPole-v1", "--algorithm", "x"], ["CartPole-v1", "--preset", "x"],
-        ["CartPole-v1", "--network", "a"], ["CartPole-v1", "--steps", "-5"], ["CartPole-v2"], ["--list"],
+        ["CartPole-v1", "--set", "nope=1"],
+        ["CartPole-v1", "--algorithm", "x"],
+        ["CartPole-v1", "--preset", "x"],
+        ["CartPole-v1", "--network", "a"],
+        ["CartPole-v1", "--steps", "-5"],
+        ["CartPole-v2"],
+        ["--list"],
     ],
-)  # fmt: skip
-def test_what_is_wrong_and_what_there_is_are_told_without_waiting_for_jax(words: list[str], tmp_path: Path):
-    code = f"import sys; from understudy.cli.root import run; print(run(['train', *{words}]), 'jax' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+)
+def test_usage_errors_and_the_list_do_not_import_jax(words: list[str], tmp_path: Path):
+    code = (
+        f"import sys; from understudy.cli.root import run; print(run(['train', *{words}]), "
+        "'jax' in sys.modules)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
     assert out.splitlines()[-1] == ("0 False" if words == ["--list"] else "2 False")
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_help_has_examples_and_does_not_wait_for_jax(command: str):
-    code = f"import sys; from understudy.cli.root import run; run(['{command}', '--help']); print('jax' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+def test_help_has_examples_and_does_not_import_jax(command: str):
+    code = (
+        f"import sys; from understudy.cli.root import run; run(['{command}', '--help']); "
+        "print('jax' in sys.modules)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.count("understudy ") >= 3
     assert out.rstrip().endswith("False")
 
 
-# --- the view --------------------------------------------------------------------------------------------------------
+# --- the view -------------------------------------------------------------------------------------
 
 
 def events() -> list[Event]:
     return [
         Started(env_steps=0, run="R", game="g", algorithm="dqn", seed=0, steps=10_000, until=9.0),
-        Episode(env_steps=500, env=0, return_=4.0, length=10),
+        EpisodeEnded(env_steps=500, env=0, return_=4.0, length=10),
         Compiling(env_steps=500, what="update"),
-        Update(env_steps=1_000, updates=100, version=1, replay_ratio=8.0, lag_versions=0, metrics={}),
-        Update(env_steps=3_000, updates=300, version=2, replay_ratio=8.0, lag_versions=1, metrics={}),
+        Update(
+            env_steps=1_000, updates=100, version=1, replay_ratio=8.0, lag_versions=0, metrics={}
+        ),
+        Update(
+            env_steps=3_000, updates=300, version=2, replay_ratio=8.0, lag_versions=1, metrics={}
+        ),
         Evaluation(env_steps=3_000, returns=[5.0], mean=5.0, low=4.5, high=5.5, is_best=True),
     ]
 
 
 def test_progress_counts_rates_without_compiling_and_knows_what_is_left():
     now_s = iter(range(100))
-    progress = Progress(lambda: float(next(now_s)))
+    progress = RunProgress(lambda: float(next(now_s)))
     seen = []
     for event in events():
-        progress.hear(event)
+        progress.handle_event(event)
         seen.append(progress.is_compiling)
     assert seen == [False, False, True, False, False, False]
     steps_s, updates_s = progress.rates
     assert steps_s == pytest.approx(updates_s * 10)
     assert steps_s > 0
-    assert progress.left_s == pytest.approx(7_000 / steps_s)
+    assert progress.remaining_s == pytest.approx(7_000 / steps_s)
     assert progress.train_return == 4.0
-    shown = line(progress)
-    for part in ("3 000 steps", "300 updates", "return 5.0 (4.5 to 5.5)", "lag 1, replay ratio 8.0", "left at most"):
+    shown = progress_line(progress)
+    for part in (
+        "3 000 steps",
+        "300 updates",
+        "return 5.0 (4.5 to 5.5)",
+        "lag 1, replay ratio 8.0",
+        "left at most",
+    ):
         assert part in shown
 
 
 def test_a_terminal_gets_a_table_that_shows_compiling():
-    progress, out = Progress(), Console(file=io.StringIO(), force_terminal=True, width=100)
-    with watching_run(out, progress) as hear:
+    progress = RunProgress()
+    out = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with run_view(out, progress) as handle_event:
         for event in events()[:3]:
-            hear(event)
-        out.print(table(progress))
+            handle_event(event)
+        out.print(progress_table(progress))
         for event in events()[3:]:
-            hear(event)
-        hear(Guarded(env_steps=3_000, what="a chunk was refused", chunks=["s/1"]))
-        out.print(table(progress))
+            handle_event(event)
+        handle_event(Guarded(env_steps=3_000, what="a chunk was refused", chunks=["s/1"]))
+        out.print(progress_table(progress))
     shown = out.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("compiling ...", "3 000 of 10 000", "5.0 (4.5 to 5.5)", "goal 9", "lag 1", "time left", "guarded"):
+    for part in (
+        "compiling ...",
+        "3 000 of 10 000",
+        "5.0 (4.5 to 5.5)",
+        "goal 9",
+        "lag 1",
+        "time left",
+        "guarded",
+    ):
         assert part in shown
 
 
 def test_lines_are_few():
     out = Console(file=io.StringIO(), width=80)
-    with watching_run(out, Progress()) as hear:
+    with run_view(out, RunProgress()) as handle_event:
         for event in [*events(), CheckpointSaved(env_steps=3_000, path="p"), *events()[1:2] * 50]:
-            hear(event)
+            handle_event(event)
     assert 3 <= out.file.getvalue().count("\n") <= 5  # type: ignore[attr-defined]
 
 
 def test_guards_of_a_kind_are_shown_a_few_times_and_then_counted():
     out = Console(file=io.StringIO(), width=200)
-    refused = [Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"]) for step in range(100)]
-    with watching_run(out, Progress()) as hear:
-        for event in [*events(), *refused, Guarded(env_steps=3_000, what="weights of step 9 restored"), events()[-1]]:
-            hear(event)
+    refused = [
+        Guarded(env_steps=step, what=f"a chunk was refused: {step}", chunks=["s/1"])
+        for step in range(100)
+    ]
+    with run_view(out, RunProgress()) as handle_event:
+        for event in [
+            *events(),
+            *refused,
+            Guarded(env_steps=3_000, what="weights of step 9 restored"),
+            events()[-1],
+        ]:
+            handle_event(event)
     told = out.file.getvalue()  # type: ignore[attr-defined]
     assert told.count("a chunk was refused") == 3
-    assert told.count(" R/guarded.csv has them all") == 1
+    assert told.count(" R/guarded.csv lists them all") == 1
     assert told.count("weights of step 9 restored") == 1
     assert "guarded 101 times" in told.splitlines()[-1]
 
 
 def test_a_run_from_a_store_is_counted_in_updates_alone():
     started = Started(
-        env_steps=64, run="R", game="g", algorithm="bc", seed=0, steps=10_000, until=None, is_from_store=True
+        env_steps=64,
+        run="R",
+        game="g",
+        algorithm="bc",
+        seed=0,
+        steps=10_000,
+        until=None,
+        is_from_store=True,
     )
-    progress, out = Progress(), Console(file=io.StringIO(), width=200)
-    with watching_run(out, progress) as hear:
+    progress = RunProgress()
+    out = Console(file=io.StringIO(), width=200)
+    with run_view(out, progress) as handle_event:
         for event in [started, *events()[2:]]:
-            hear(event)
-    out.print(table(progress))
+            handle_event(event)
+    out.print(progress_table(progress))
     told = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "goes on at update 64" in told
+    assert "resumed at update 64" in told
     assert "3 000 of 10 000" in told
     assert "step" not in told
 
 
-def test_what_fitted_of_another_run_is_one_line():
+def test_weights_from_another_run_are_summarised_in_one_line():
     names = [f"trunk.{number}.kernel" for number in range(9)]
-    assert fitted(InitFrom(run="S", fit=names, new=[])) == "from S: all 9 weights fit"
-    some = fitted(InitFrom(run="S", fit=names[:7], new=names[7:]))
+    assert init_from_line(InitFrom(run="S", fit=names, new=[])) == "from S: all 9 weights fit"
+    some = init_from_line(InitFrom(run="S", fit=names[:7], new=names[7:]))
     assert some == "from S: 7 of 9 weights fit; new: trunk.7.kernel, trunk.8.kernel"
-    assert fitted(InitFrom(run="S", fit=[], new=names)).endswith("trunk.5.kernel and 3 more")
+    assert init_from_line(InitFrom(run="S", fit=[], new=names)).endswith(
+        "trunk.5.kernel and 3 more"
+    )
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")])
-def test_durations_are_for_people(seconds: float | None, text: str):
-    assert duration(seconds) == text
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "?"), (0.4, "0 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")]
+)
+def test_durations_are_readable(seconds: float | None, text: str):
+    assert format_duration(seconds) == text
 
 
 def test_a_processs_age_counts_from_its_real_start(monkeypatch: pytest.MonkeyPatch):

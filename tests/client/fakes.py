@@ -1,4 +1,4 @@
-"""What the client tests share: a clock that stands still, a link in memory, and a walk over what it received."""
+"""Shared by the client tests: a fake clock, a link in memory, and a reader of what it received."""
 
 import itertools
 import random
@@ -14,19 +14,20 @@ import numpy as np
 
 from understudy.client import ClientConfig, Game, connect
 from understudy.client.sender import SenderConfig
-from understudy.core.chunk import Chunk, RowKind, chunk_of
 from understudy.core.errors import LinkFailed
-from understudy.core.frame import Frame, FrameKind, read_close, read_drop
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Casting, Link
+from understudy.experience.chunk import Chunk, RowKind, chunk_of
+from understudy.experience.frame import Frame, FrameKind, read_close, read_drop
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Link, LiveModels
 
 
 class FakeClock:
-    """Moves only when told; waiting costs nothing."""
+    """Advances only by `advance`; waiting returns at once."""
 
     def __init__(self, now_s: float = 1_800_000_000.0) -> None:
-        self.now_s, self.up_s = now_s, 1000.0
+        self.now_s = now_s
+        self.up_s = 1000.0
 
     def now(self) -> float:
         return self.now_s
@@ -43,7 +44,7 @@ class FakeClock:
 
 
 class MemoryLink:
-    """Keeps what arrives, in order; `plan` answers the next sends (an error is raised after or before delivery)."""
+    """Stores the frames that it receives, in order; its attributes make the next sends fail."""
 
     address = "memory"
 
@@ -57,9 +58,9 @@ class MemoryLink:
         self.refuses: Any = None
         self.retry_after_s: float | None = None
         self.is_closed = False
-        self.keep_share = 1.0
+        self.recording_rate = 1.0
         self.skipped_steps = self.n_polls = 0
-        self.casting: Casting | None = None
+        self.live_models: LiveModels | None = None
         self.policies: dict[int, bytes] = {}
 
     def register(self, spec: GameSpec) -> None:
@@ -68,7 +69,11 @@ class MemoryLink:
         self.specs.append(spec)
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         self.n_sends += 1
         assert len(frames) + skipped_steps > 0
@@ -82,15 +87,19 @@ class MemoryLink:
         self.players |= players
         if self.loses_answers:
             self.loses_answers -= 1
-            raise TimeoutError("the answer got lost")
+            raise TimeoutError("the response got lost")
         self.skipped_steps += skipped_steps
         return [Ack(False, refused="not_today") if no else Ack(True) for no in refused]
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         self.n_polls += 1
         if self.is_down:
             raise LinkFailed("unreachable", "down")
-        return self.casting if self.casting is not None and self.casting.number > after else None
+        return (
+            self.live_models
+            if self.live_models is not None and self.live_models.number > after
+            else None
+        )
 
     def policy(self, model_no: int) -> bytes:
         return self.policies[model_no]
@@ -99,17 +108,17 @@ class MemoryLink:
         self.is_closed = True
 
     def by_session(self) -> dict[uuid.UUID, dict[int, Frame]]:
-        """Frames by session and number; the same number twice must be the same bytes."""
-        found: dict[uuid.UUID, dict[int, Frame]] = defaultdict(dict)
+        """Return frames by session and number; a repeated number must have the same bytes."""
+        by_session: dict[uuid.UUID, dict[int, Frame]] = defaultdict(dict)
         for frame in self.frames:
-            known = found[frame.session].setdefault(frame.chunk_no, frame)
+            known = by_session[frame.session].setdefault(frame.chunk_no, frame)
             assert known.encode() == frame.encode()
-        return found
+        return by_session
 
 
 @dataclass(frozen=True)
 class Transition:
-    """(s, a, r, s', terminated, truncated) as bytes and numbers, so that equality is bit by bit."""
+    """(s, a, r, s', terminated, truncated) as bytes and numbers, so that equality is bitwise."""
 
     obs: tuple[bytes, ...]
     action: tuple[bytes, ...]
@@ -124,7 +133,7 @@ def as_bytes(arrays: Mapping[str, Any]) -> tuple[bytes, ...]:
 
 
 def walk(chunk: Chunk, *, padded_final: bool = False) -> Iterator[tuple[bool, Transition]]:
-    """Each step of a chunk as (starts an episode, transition)."""
+    """Yield each step of a chunk as (starts an episode, transition)."""
     columns = chunk.columns
     obs = {name: column for name, column in columns.items() if name.split(".")[0] == "obs"}
     action = {name: column for name, column in columns.items() if name.split(".")[0] == "action"}
@@ -136,7 +145,9 @@ def walk(chunk: Chunk, *, padded_final: bool = False) -> Iterator[tuple[bool, Tr
                 as_bytes({name: column[at] for name, column in obs.items()}),
                 as_bytes({name: column[at] for name, column in action.items()}),
                 float(columns["reward"][at]),
-                None if is_padded else as_bytes({name: column[at + 1] for name, column in obs.items()}),
+                None
+                if is_padded
+                else as_bytes({name: column[at + 1] for name, column in obs.items()}),
                 bool(columns["terminated"][at]),
                 bool(columns["truncated"][at]),
             ),
@@ -144,7 +155,7 @@ def walk(chunk: Chunk, *, padded_final: bool = False) -> Iterator[tuple[bool, Tr
 
 
 def chunks(frames: Mapping[int, Frame]) -> list[Chunk]:
-    """A session's chunks in order, checked: numbers are dense but for reported drops, steps follow one another."""
+    """Return a session's chunks in order; checks that numbers and steps have only reported gaps."""
     dropped: set[int] = set()
     for frame in frames.values():
         if frame.kind is FrameKind.DROP:
@@ -153,32 +164,46 @@ def chunks(frames: Mapping[int, Frame]) -> list[Chunk]:
         if frame.kind is FrameKind.CLOSE:
             assert read_close(frame).n_chunks == max(frames) == frame.chunk_no
     assert set(range(max(frames) + 1)) - set(frames) <= dropped
-    found = [chunk_of(frames[number]) for number in sorted(frames) if frames[number].kind is FrameKind.DATA]
-    for before, after in itertools.pairwise(found):
+    session_chunks = [
+        chunk_of(frames[number])
+        for number in sorted(frames)
+        if frames[number].kind is FrameKind.DATA
+    ]
+    for before, after in itertools.pairwise(session_chunks):
         step = before.meta.first_step + before.meta.n_steps
         numbers = set(range(before.meta.chunk_no + 1, after.meta.chunk_no))
         assert after.meta.first_step == step or (numbers & dropped and after.meta.first_step > step)
-    return found
+    return session_chunks
 
 
 def episodes(frames: Mapping[int, Frame], *, padded_final: bool = False) -> list[list[Transition]]:
-    """The transitions of a session without losses, split into episodes."""
-    found: list[list[Transition]] = []
+    """Return the transitions of a session without losses, split into episodes."""
+    split: list[list[Transition]] = []
     for chunk in chunks(frames):
         for starts, transition in walk(chunk, padded_final=padded_final):
             if starts:
-                found.append([])
-            found[-1].append(transition)
-    return found
+                split.append([])
+            split[-1].append(transition)
+    return split
 
 
 def client(link: Link, tmp_path: Path, **settings: Any) -> Game:
-    """A Game without a thread, on a fake clock, for tests that call `pump` themselves."""
+    """Return a Game without a thread, on a fake clock, for tests that call `pump`."""
     settings.setdefault("clock", FakeClock())
     seed = settings.pop("rng_seed", 0)
     settings.setdefault("sender", SenderConfig(linger_s=1.0))
-    shape = {name: settings.pop(name) for name in list(settings) if name not in ClientConfig.__dataclass_fields__}
+    shape = {
+        name: settings.pop(name)
+        for name in list(settings)
+        if name not in ClientConfig.__dataclass_fields__
+    }
     if "spec" not in shape:
         shape = {"game": "my-game", "obs": 2, "actions": 3, **shape}
-    config = ClientConfig(background=False, rng=random.Random(seed), **settings)
-    return connect(link=link, spool=tmp_path / "spool", config=config, **shape)
+    config = ClientConfig(
+        link=link,
+        spool=tmp_path / "spool",
+        background=False,
+        rng=random.Random(seed),
+        **settings,
+    )
+    return connect(config=config, **shape)

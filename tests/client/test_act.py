@@ -1,4 +1,4 @@
-"""Episode.act and Recorder.act: the bot decides, the game never waits, and what is recorded says who decided."""
+"""Episode.act and Recorder.act: the bot decides, the game never waits, the decider is stored."""
 
 from typing import Any
 
@@ -7,37 +7,37 @@ import numpy as np
 import pytest
 
 from tests.act.policies import random_policy
-from tests.client.castings import SPEC, Platform, constant_policy
 from tests.client.fakes import chunks, client
-from understudy.client import RecordingWarning
+from tests.client.platforms import SPEC, Platform, constant_policy
+from understudy.client import ClientConfig, RecordingWarning
 from understudy.client.gym import record
-from understudy.core.chunk import By
 from understudy.core.errors import Refused
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import By
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 
 OBS = np.zeros(2, np.float32)
 
 
 def recorded(game, link):
-    """Every chunk that arrived."""
+    """Return every chunk that arrived."""
     game.close()
     return [chunk for frames in link.by_session().values() for chunk in chunks(frames)]
 
 
 def playing(tmp_path, policy=None, **settings):
-    """A platform with one bot, and a game that has it."""
+    """Return a platform with one bot, and a game that loaded it."""
     platform = Platform(tmp_path)
     if policy is not None:
         platform.release(policy)
     game = client(platform.link, tmp_path, **settings)
-    game._bots.cast()
+    game._bots.pick()
     game.pump()
     return platform, game
 
 
-def test_the_bot_decides_and_what_it_knew_is_recorded(tmp_path):
+def test_the_bots_decision_is_recorded_with_its_probability_and_version(tmp_path):
     policy = random_policy(SPEC, "categorical", version=5)
     platform, game = playing(tmp_path, policy)
     ep = game.episode(player="ada")
@@ -66,7 +66,7 @@ def test_a_deterministic_decision_is_certain(tmp_path):
     assert set(chunk.columns["logp"]) == {0.0}
 
 
-def test_continuous_actions_keep_what_was_drawn_before_the_bounds(tmp_path):
+def test_continuous_actions_are_recorded_before_clipping(tmp_path):
     spec = game_spec("my-game", obs=2, actions=Box((2, 2), DTYPES["F32"], -0.01, 0.01))
     platform, game = playing(tmp_path, random_policy(spec, "gaussian_clipped"), spec=spec)
     ep = game.episode(player="ada")
@@ -78,7 +78,7 @@ def test_continuous_actions_keep_what_was_drawn_before_the_bounds(tmp_path):
     assert np.abs(chunk.columns["raw_action"]).max() > 0.01
 
 
-def test_a_stack_is_kept_for_each_episode(tmp_path):
+def test_each_episode_has_its_own_frame_stack(tmp_path):
     _, game = playing(tmp_path, random_policy(SPEC, "argmax", stack=4))
     policy = random_policy(SPEC, "argmax", stack=4)
     episodes = [(game.episode(player="ada"), policy.player()) for _ in range(2)]
@@ -113,7 +113,7 @@ def test_an_episode_of_a_person_names_no_model(tmp_path):
     assert "logp" not in chunk.columns
 
 
-def test_an_episode_keeps_its_bot_while_a_newer_one_comes(tmp_path):
+def test_an_episode_keeps_its_bot_when_a_newer_one_arrives(tmp_path):
     platform, game = playing(tmp_path, constant_policy(1))
     ep = game.episode(player="ada")
     assert ep.act(OBS) == 1
@@ -146,10 +146,10 @@ def test_the_canary_plays_whole_episodes(tmp_path):
     assert models == [f"my-game/{action}" for action in played]
 
 
-# --- Without a bot ----------------------------------------------------------------------------------------------------
+# --- Without a bot --------------------------------------------------------------------------------
 
 
-def test_without_a_bot_any_action_is_taken_and_told_as_a_scripts(tmp_path):
+def test_without_a_bot_a_random_action_is_recorded_as_a_scripts(tmp_path):
     platform, game = playing(tmp_path)
     ep = game.episode(player="ada")
     assert {ep.act(OBS) for _ in range(100)} == {0, 1, 2}
@@ -159,22 +159,22 @@ def test_without_a_bot_any_action_is_taken_and_told_as_a_scripts(tmp_path):
     assert chunk.meta.episodes[0].model is None
 
 
-def test_only_legal_actions_are_taken_with_and_without_a_bot(tmp_path):
-    spec = game_spec("my-game", obs=2, actions=3, has_legal=True)
+def test_only_valid_actions_are_taken_with_and_without_a_bot(tmp_path):
+    spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     platform, game = playing(tmp_path, spec=spec)
-    legal = [True, False, True]
+    action_mask = [True, False, True]
     ep = game.episode(player="ada")
-    assert {ep.act(OBS, legal=legal) for _ in range(100)} == {0, 2}
+    assert {ep.act(OBS, action_mask=action_mask) for _ in range(100)} == {0, 2}
     platform.release(constant_policy(1, spec))
     game._bots.step()
-    assert {ep.act(OBS, legal=legal) for _ in range(50)} <= {0, 2}
+    assert {ep.act(OBS, action_mask=action_mask) for _ in range(50)} <= {0, 2}
     assert {ep.act(OBS) for _ in range(50)} == {1}
     ep.end()
     game.close()
 
 
 @pytest.mark.parametrize("otherwise", [1, np.int64(1), "stay", lambda obs: 1, lambda obs: "stay"])
-def test_otherwise_is_an_action_or_a_function_and_comes_back_as_a_number(tmp_path, otherwise):
+def test_otherwise_is_an_action_or_a_function_and_is_returned_as_a_number(tmp_path, otherwise):
     platform, game = playing(tmp_path, actions=["up", "stay", "down"])
     ep = game.episode(player="ada")
     assert [ep.act(OBS, otherwise=otherwise) for _ in range(5)] == [1] * 5
@@ -184,14 +184,14 @@ def test_otherwise_is_an_action_or_a_function_and_comes_back_as_a_number(tmp_pat
     assert set(chunk.columns["by"].tolist()[:5]) == {By.SCRIPT}
 
 
-def test_a_bot_goes_before_otherwise_which_is_not_even_asked(tmp_path):
+def test_a_bot_takes_precedence_over_otherwise_which_is_not_called(tmp_path):
     _, game = playing(tmp_path, constant_policy(2))
     ep = game.episode(player="ada")
     assert ep.act(OBS, otherwise=lambda obs: 1 / 0) == 2
     game.close()
 
 
-def test_what_the_games_own_function_raises_is_the_games(tmp_path):
+def test_errors_of_the_games_own_function_are_raised(tmp_path):
     _, game = playing(tmp_path)
     ep = game.episode(player="ada")
     ep.act(OBS, otherwise=0)
@@ -200,25 +200,30 @@ def test_what_the_games_own_function_raises_is_the_games(tmp_path):
     game.close()
 
 
-# --- Bad input --------------------------------------------------------------------------------------------------------
+# --- Bad input ------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "shape": (([0.0] * 3,), {}),
     "nan": (([np.nan, 0.0],), {}),
     "no numbers": ((object(),), {}),
-    "mask": ((OBS,), {"legal": [True, False]}),
-    "nothing legal": ((OBS,), {"legal": [False] * 3}),
+    "mask": ((OBS,), {"action_mask": [True, False]}),
+    "nothing valid": ((OBS,), {"action_mask": [False] * 3}),
     "otherwise": ((OBS,), {"otherwise": 7}),
-    "illegal otherwise": ((OBS,), {"otherwise": 0, "legal": [False, True, True]}),
+    "invalid otherwise": ((OBS,), {"otherwise": 0, "action_mask": [False, True, True]}),
 }
 
 
 @pytest.mark.parametrize(
     ("what", "has_bot"),
-    [(what, has_bot) for what in BAD for has_bot in (False, True) if not has_bot or "otherwise" not in what],
+    [
+        (what, has_bot)
+        for what in BAD
+        for has_bot in (False, True)
+        if not has_bot or "otherwise" not in what
+    ],
 )
-def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(tmp_path, what, has_bot):
-    spec = game_spec("my-game", obs=2, actions=3, has_legal=True)
+def test_bad_input_raises_at_first_and_later_only_stops_the_recording(tmp_path, what, has_bot):
+    spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     platform, game = playing(tmp_path, constant_policy(1, spec) if has_bot else None, spec=spec)
     arguments, keywords = BAD[what]
     with pytest.raises(Refused):
@@ -226,7 +231,7 @@ def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(t
     ep = game.episode(player="ada")
     ep.act(OBS)
     ep.act(OBS)
-    with pytest.warns(RecordingWarning, match="no longer recorded"):
+    with pytest.warns(RecordingWarning, match="recording of this episode stopped"):
         assert ep.act(*arguments, **keywords) in (0, 1, 2)
     assert ep.act(OBS) in (0, 1, 2)
     assert ep.act(*arguments, **keywords) in (0, 1, 2)
@@ -238,17 +243,17 @@ def test_bad_input_raises_at_first_and_later_costs_only_the_episodes_recording(t
     assert [note.cut for note in chunk.meta.episodes] == [True, False]
 
 
-def test_a_legal_mask_picks_what_is_returned_for_bad_input(tmp_path):
-    spec = game_spec("my-game", obs=2, actions=3, has_legal=True)
+def test_the_action_returned_for_bad_input_follows_the_action_mask(tmp_path):
+    spec = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
     _, game = playing(tmp_path, constant_policy(1, spec), spec=spec)
     for _ in range(20):
         ep = game.episode(player="ada")
         ep.act(OBS)
         game._tolerance.warned = True
-        assert ep.act([np.nan, 0], legal=[False, False, True]) == 2
+        assert ep.act([np.nan, 0], action_mask=[False, False, True]) == 2
 
 
-def test_after_the_end_the_bot_still_answers_and_nothing_is_recorded(tmp_path):
+def test_after_the_end_the_bot_still_acts_and_nothing_is_recorded(tmp_path):
     platform, game = playing(tmp_path, constant_policy(2))
     ep = game.episode(player="ada")
     ep.act(OBS)
@@ -260,7 +265,7 @@ def test_after_the_end_the_bot_still_answers_and_nothing_is_recorded(tmp_path):
     assert ep.act(OBS) == 2
 
 
-# --- The Gymnasium-shaped layer ---------------------------------------------------------------------------------------
+# --- Recorders ------------------------------------------------------------------------------------
 
 
 def test_a_recorder_records_the_bots_action_when_the_env_takes_it(tmp_path):
@@ -279,13 +284,21 @@ def test_a_recorder_records_the_bots_action_when_the_env_takes_it(tmp_path):
 
 def test_a_recorded_env_plays_with_the_bot(tmp_path):
     platform = Platform(tmp_path)
-    env = record(gymnasium.make("CartPole-v1"), "cart", link=platform.link, spool=tmp_path / "spool", background=False)
+    env = record(
+        gymnasium.make("CartPole-v1"),
+        "cart",
+        config=ClientConfig(link=platform.link, spool=tmp_path / "spool", background=False),
+    )
     obs, _ = env.reset(seed=0)
     for _ in range(60):
-        obs, _, terminated, truncated, _ = env.step(env.act(obs, otherwise=lambda obs: int(obs[2] > 0)))
+        obs, _, terminated, truncated, _ = env.step(
+            env.act(obs, otherwise=lambda obs: int(obs[2] > 0))
+        )
         if terminated or truncated:
             obs, _ = env.reset()
     env.close()
     found = [chunk for frames in platform.link.by_session().values() for chunk in chunks(frames)]
     assert sum(chunk.meta.n_steps for chunk in found) >= 59
-    assert {code for chunk in found for code in chunk.columns["by"][chunk.columns["row"] == 0]} == {By.SCRIPT}
+    assert {code for chunk in found for code in chunk.columns["by"][chunk.columns["row"] == 0]} == {
+        By.SCRIPT
+    }

@@ -1,4 +1,4 @@
-"""Bots in a game: the last good one at once and offline, newer ones when every check is passed, never an older one."""
+"""Bots in a game: the last good one at once and offline, newer ones after all checks."""
 
 import dataclasses
 import json
@@ -10,37 +10,45 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.client.castings import SIGNER, SPEC, Platform, constant_policy
 from tests.client.fakes import FakeClock, MemoryLink
+from tests.client.platforms import SIGNER, SPEC, Platform, constant_policy
 from understudy.client.bot import Bots
-from understudy.client.connect import connect
+from understudy.client.connect import ClientConfig, connect
 from understudy.core.errors import ConfigError, LinkFailed
-from understudy.core.game import game_spec
 from understudy.core.signed import Signer, public_key_text
+from understudy.experience.game import game_spec
 
 OTHER = Signer(bytes(range(1, 33)))
 
 
-def bots_of(link: MemoryLink, tmp_path, *, clock=None, trust=(), seed=0, has_thread=False, spec=SPEC) -> Bots:
+def bots_of(
+    link: MemoryLink, tmp_path, *, clock=None, trust=(), seed=0, has_thread=False, spec=SPEC
+) -> Bots:
     return Bots(
-        link, spec, tmp_path / "bots", clock=clock or FakeClock(), rng=random.Random(seed), trust=trust,
+        link,
+        spec,
+        tmp_path / "bots",
+        clock=clock or FakeClock(),
+        rng=random.Random(seed),
+        trust=trust,
         has_thread=has_thread,
-    )  # fmt: skip
+    )
 
 
 def name(bots: Bots) -> str:
-    bot = bots.cast()
+    bot = bots.pick()
     return bot.manifest.name if bot else ""
 
 
 def test_a_bot_that_passes_every_check_plays(tmp_path):
-    platform, bots = Platform(tmp_path), bots_of(link := MemoryLink(), tmp_path)
+    platform = Platform(tmp_path)
+    bots = bots_of(link := MemoryLink(), tmp_path)
     platform.link = link
     assert name(bots) == ""
     assert bots.step() == 1.0  # it did not wait, so we do
     platform.release(constant_policy(2))
     bots.step()
-    bot = bots.cast()
+    bot = bots.pick()
     assert bot is not None
     assert bot.manifest.name == "my-game/1"
     assert bot.policy.act([0.0, 0.0]) == 2
@@ -52,7 +60,7 @@ def test_the_last_good_bot_plays_at_once_and_offline(tmp_path, bar: Callable[[fl
     platform.release(constant_policy(1))
     platform.release(constant_policy(2))
     before = bots_of(platform.link, tmp_path)
-    before.cast()
+    before.pick()
     before.step()
     platform.link.is_down = True
     began_s = time.process_time()
@@ -66,7 +74,7 @@ def test_the_last_good_bot_plays_at_once_and_offline(tmp_path, bar: Callable[[fl
 
 
 def changed(text: str, **facts) -> str:
-    """A signed document in which facts were changed after it was signed."""
+    """Return a signed document that was changed after it was signed."""
     document = json.loads(text)
     document["entry"].update(facts)
     return json.dumps(document)
@@ -76,30 +84,32 @@ SABOTAGES = {
     "wrong hash": lambda link: link.policies.update({2: link.policies[1]}),
     "truncated": lambda link: link.policies.update({2: link.policies[2][:-1]}),
     "not a policy": lambda link: link.policies.update({2: b"no"}),
-    "changed pointer": lambda link: _put(link, champion=changed(link.casting.champion, number=999)),
+    "changed pointer": lambda link: _put(
+        link, champion=changed(link.live_models.champion, number=999)
+    ),
     "changed release": lambda link: _put(
-        link, champion_release=changed(link.casting.champion_release, epoch=77)
+        link, champion_release=changed(link.live_models.champion_release, epoch=77)
     ),
     "release missing": lambda link: _put(link, champion_release=None),
     "pointer missing": lambda link: _put(link, champion=None),
-    "another's pointer": lambda link: _put(link, champion=link.casting.champion_release),
+    "another's pointer": lambda link: _put(link, champion=link.live_models.champion_release),
     "no document": lambda link: _put(link, champion="{"),
     "no object": lambda link: _put(link, champion="[]"),
-}  # fmt: skip
+}
 
 
 def _put(link: MemoryLink, **facts) -> None:
-    assert link.casting is not None
-    link.casting = dataclasses.replace(link.casting, **facts)
+    assert link.live_models is not None
+    link.live_models = dataclasses.replace(link.live_models, **facts)
 
 
 @pytest.mark.parametrize("how", SABOTAGES)
-def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
+def test_an_invalid_bot_is_rejected_and_the_last_good_one_stays(tmp_path, how):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     clock = FakeClock()
     bots = bots_of(platform.link, tmp_path, clock=clock)
-    bots.cast()
+    bots.pick()
     bots.step()
     platform.release(constant_policy(2))
     SABOTAGES[how](platform.link)
@@ -114,13 +124,14 @@ def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
     assert bots.last_error == ""
 
 
-def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
-    platform, clock = Platform(tmp_path), FakeClock()
+def test_a_bot_that_was_damaged_in_transit_is_checked_again(tmp_path):
+    platform = Platform(tmp_path)
+    clock = FakeClock()
     platform.release(constant_policy(1))
     good = platform.link.policies[1]
     platform.link.policies[1] = good[:100]
     bots = bots_of(platform.link, tmp_path, clock=clock)
-    bots.cast()
+    bots.pick()
     bots.step()
     bots.step()
     assert (name(bots), bots.refused_bots) == ("", 1)
@@ -130,83 +141,85 @@ def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
     assert (name(bots), bots.last_error) == ("my-game/1", "")
 
 
-def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
+def test_an_older_entry_is_rejected_and_a_rollback_is_accepted(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
-    old = platform.link.casting
+    old = platform.link.live_models
     platform.release(constant_policy(2))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     assert old is not None
-    platform.link.casting = dataclasses.replace(old, number=1000)
+    platform.link.live_models = dataclasses.replace(old, number=1000)
     bots.step()
     assert name(bots) == "my-game/2"
     assert "old_bot" in bots.last_error
     fresh = bots_of(platform.link, tmp_path)
-    fresh.cast()
+    fresh.pick()
     fresh.step()
     assert (name(fresh), "old_bot" in fresh.last_error) == ("my-game/2", True)
     platform.registry.rollback("my-game", why="test")
-    platform.tell()
+    platform.announce()
     for one in (bots, fresh):
         one._after = 0
         one.step()
         assert name(one) == "my-game/1"
 
 
-def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
+def test_the_deployments_keys_are_pinned_at_first_contact(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     stranger = Platform(tmp_path / "stranger", signer=OTHER, link=platform.link)
     for _ in range(20):
         stranger.release(constant_policy(2))
     for one in (bots, bots_of(platform.link, tmp_path)):
-        one.cast()
+        one.pick()
         one.step()
         assert name(one) == "my-game/1"
         assert "unknown_key" in one.last_error
 
 
-def test_trust_goes_before_what_the_platform_says(tmp_path):
+def test_trusted_keys_take_precedence_over_those_of_the_platform(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == ""
     assert "unknown_key" in bots.last_error
     bots = bots_of(platform.link, tmp_path, trust=[public_key_text(SIGNER.public)])
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == "my-game/1"
     assert not (tmp_path / "bots" / "trust.json").exists()
-    # What is on the disk was signed by one who is no longer trusted.
+    # The bot on disk was signed by a key that is no longer trusted.
     assert name(bots_of(platform.link, tmp_path, trust=[public_key_text(OTHER.public)])) == ""
     with pytest.raises(ConfigError, match="public key"):
-        connect("my-game", obs=2, actions=3, link=MemoryLink(), spool=tmp_path, trust=("nonsense",))
+        ClientConfig(link=MemoryLink(), spool=tmp_path, trust=("nonsense",))
 
 
 def test_a_bot_of_another_schema_does_not_play(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path, spec=game_spec("my-game", obs=3, actions=3))
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == ""
     assert "wrong_schema" in bots.last_error
 
 
 @pytest.mark.parametrize("what", ["bot.json", "trust.json", "*.safetensors"])
-@pytest.mark.parametrize("how", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], lambda raw: b"{}" + raw])
-def test_a_damaged_cache_means_fetching_again(tmp_path, what, how):
+@pytest.mark.parametrize(
+    "how", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], lambda raw: b"{}" + raw]
+)
+def test_a_bot_with_a_damaged_cache_is_fetched_again(tmp_path, what, how):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     (path,) = (tmp_path / "bots").glob(what)
     path.write_bytes(how(path.read_bytes()))
@@ -222,26 +235,26 @@ def test_a_lost_policy_is_fetched_again(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     (path,) = (tmp_path / "bots").glob("*.safetensors")
     path.unlink()
     again = bots_of(platform.link, tmp_path)
-    again.cast()
+    again.pick()
     again.step()
     assert name(again) == "my-game/1"
     assert path.exists()
 
 
-def test_a_disk_that_takes_nothing_does_not_keep_a_bot_from_playing(tmp_path):
+def test_a_bot_plays_even_if_it_cannot_be_stored(tmp_path):
     (tmp_path / "bots").write_text("a file where the folder should be")
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     assert name(bots) == "my-game/1"
-    assert "kept" in bots.last_error
+    assert "cannot be stored" in bots.last_error
 
 
 def test_the_canary_plays_its_share_of_episodes(tmp_path):
@@ -249,24 +262,24 @@ def test_the_canary_plays_its_share_of_episodes(tmp_path):
     platform.release(constant_policy(1))
     platform.release(constant_policy(2), "canary", share=0.2)
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     played = [name(bots) for _ in range(5000)]
     assert played.count("my-game/2") == pytest.approx(1000, abs=100)
     assert played.count("my-game/1") == 5000 - played.count("my-game/2")
-    platform.registry.point("my-game", "canary", 0, why="rejected")
-    platform.tell()
+    platform.registry.set_alias("my-game", "canary", 0, why="rejected")
+    platform.announce()
     bots.step()
     assert {name(bots) for _ in range(100)} == {"my-game/1"}
 
 
-def test_a_bad_canary_leaves_the_champion_alone(tmp_path):
+def test_an_invalid_canary_does_not_affect_the_champion(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     platform.release(constant_policy(2), "canary")
     platform.link.policies[2] = b"no"
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     assert {name(bots) for _ in range(200)} == {"my-game/1"}
     assert bots.refused_bots == 1
@@ -277,25 +290,25 @@ def test_a_cleared_champion_means_no_bot(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
-    platform.registry.point("my-game", "champion", 0, why="withdrawn")
-    platform.tell()
+    platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
+    platform.announce()
     bots.step()
     assert name(bots) == name(bots_of(platform.link, tmp_path)) == ""
 
 
-def test_questions_wait_longer_after_each_failure_and_no_longer_than_the_platform_says(tmp_path):
+def test_polls_back_off_after_each_failure_and_follow_retry_after(tmp_path):
     class Busy(MemoryLink):
         def bot(self, after, *, wait_s):
             raise LinkFailed("too_many", "later", retry_after_s=7.0)
 
     bots = bots_of(Busy(), tmp_path)
-    bots.cast()
+    bots.pick()
     assert 7.0 <= bots.step() <= 30.0
 
 
-def test_a_game_that_asks_before_it_sent_anything_registers_itself(tmp_path):
+def test_a_game_that_polls_before_it_sends_registers_itself(tmp_path):
     class Unregistered(MemoryLink):
         def bot(self, after, *, wait_s):
             if not self.specs:
@@ -305,7 +318,7 @@ def test_a_game_that_asks_before_it_sent_anything_registers_itself(tmp_path):
     platform = Platform(tmp_path, link=Unregistered())
     platform.release(constant_policy(1))
     bots = bots_of(platform.link, tmp_path)
-    bots.cast()
+    bots.pick()
     bots.step()
     bots.step()
     assert name(bots) == "my-game/1"
@@ -317,7 +330,8 @@ def test_no_thread_runs_before_the_first_decision_and_none_after_closing(tmp_pat
 
     platform = Platform(tmp_path)
     platform.release(constant_policy(1))
-    with connect("my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool") as game:
+    config = ClientConfig(link=platform.link, spool=tmp_path / "spool")
+    with connect("my-game", obs=2, actions=3, config=config) as game:
         ep = game.episode(player="ada")
         assert threads() == []
         ep.act([0, 0])
@@ -333,10 +347,10 @@ def test_no_thread_runs_before_the_first_decision_and_none_after_closing(tmp_pat
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_program_may_wait_for_its_bot(tmp_path, background):
+def test_a_program_can_wait_for_its_bot(tmp_path, background):
     platform = Platform(tmp_path)
-    settings = {"link": platform.link, "spool": tmp_path / "spool", "background": background}
-    game = connect("my-game", obs=2, actions=3, **settings)
+    config = ClientConfig(link=platform.link, spool=tmp_path / "spool", background=background)
+    game = connect("my-game", obs=2, actions=3, config=config)
     assert not game.wait_for_bot(0.05)
     platform.release(constant_policy(1))
     assert game.wait_for_bot(10)
@@ -348,11 +362,13 @@ def test_a_program_may_wait_for_its_bot(tmp_path, background):
 
 
 def test_games_without_threads_pump_their_bots(tmp_path):
-    platform, clock = Platform(tmp_path), FakeClock()
+    platform = Platform(tmp_path)
+    clock = FakeClock()
     platform.release(constant_policy(1))
-    game = connect(
-        "my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False, clock=clock
+    config = ClientConfig(
+        link=platform.link, spool=tmp_path / "spool", background=False, clock=clock
     )
+    game = connect("my-game", obs=2, actions=3, config=config)
     game.pump()
     assert platform.link.n_polls == 0
     with game.episode(player="ada") as ep:
@@ -368,10 +384,11 @@ def test_games_without_threads_pump_their_bots(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_plays_on_with_the_bots_it_has(tmp_path):
+def test_a_forked_child_keeps_playing_with_its_loaded_bots(tmp_path):
     platform = Platform(tmp_path)
     platform.release(constant_policy(2))
-    game = connect("my-game", obs=2, actions=3, link=platform.link, spool=tmp_path / "spool", background=False)
+    config = ClientConfig(link=platform.link, spool=tmp_path / "spool", background=False)
+    game = connect("my-game", obs=2, actions=3, config=config)
     ep = game.episode(player="ada")
     ep.act([0, 0])
     game.pump()

@@ -1,4 +1,4 @@
-"""Flushing and closing: with and without a thread, on links that answer, fail or hang."""
+"""Flushing and closing: with and without a thread, on links that respond, fail or hang."""
 
 import threading
 from importlib import import_module
@@ -6,8 +6,8 @@ from importlib import import_module
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, client
-from understudy.client import RecordingWarning, connect
-from understudy.core.frame import FrameKind
+from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
+from understudy.experience.frame import FrameKind
 
 
 def play(ep, n):
@@ -35,7 +35,7 @@ def test_without_a_thread_flush_ends_even_when_the_clock_stands_still(tmp_path):
     assert not game.close()
 
 
-def test_without_a_thread_flush_tries_again_as_long_as_its_time_lasts(tmp_path):
+def test_without_a_thread_flush_retries_until_its_timeout(tmp_path):
     class Ticking(FakeClock):
         def wait(self, event, timeout_s):
             self.advance(timeout_s)
@@ -50,7 +50,7 @@ def test_without_a_thread_flush_tries_again_as_long_as_its_time_lasts(tmp_path):
     game.close()
 
 
-def test_a_flush_without_time_spools_and_sends_nothing(tmp_path):
+def test_a_flush_with_a_timeout_of_0_only_spools(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     play(game.episode(player="anna"), 10)
@@ -60,7 +60,7 @@ def test_a_flush_without_time_spools_and_sends_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("is_down", [True, False])
-def test_a_second_close_answers_what_the_first_answered(tmp_path, is_down):
+def test_a_second_close_returns_what_the_first_returned(tmp_path, is_down):
     link = MemoryLink()
     link.is_down = is_down
     game = client(link, tmp_path)
@@ -68,16 +68,19 @@ def test_a_second_close_answers_what_the_first_answered(tmp_path, is_down):
     assert [game.close(), game.close(), game.flush()] == [not is_down] * 3
 
 
-def test_steps_that_are_left_are_told_of(tmp_path):
+def test_closing_warns_of_unsent_steps(tmp_path):
     link = MemoryLink()
     link.is_down = True
     game = client(link, tmp_path)
     play(game.episode(player="anna"), 3)
-    with pytest.warns(RecordingWarning, match="they stay spooled on this machine and are sent by the next start"):
+    with pytest.warns(
+        RecordingWarning,
+        match="they are saved on this machine and will be sent when the game starts again",
+    ):
         assert not game.close()
 
 
-def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
+def test_closing_warns_of_a_sender_that_hangs_in_its_link(tmp_path, monkeypatch):
     class Hanging(MemoryLink):
         def __init__(self):
             super().__init__()
@@ -89,11 +92,12 @@ def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
 
     monkeypatch.setattr(import_module("understudy.client.connect"), "_JOIN_S", 0.05)
     link = Hanging()
-    game = connect("my-game", obs=2, actions=3, link=link, spool=tmp_path, linger_s=0.01)
+    config = ClientConfig(link=link, spool=tmp_path, sender=SenderConfig(linger_s=0.01))
+    game = connect("my-game", obs=2, actions=3, config=config)
     ep = game.episode(player="anna")
     play(ep, 3)
     ep.end()
-    with pytest.warns(RecordingWarning, match="did not end"):
+    with pytest.warns(RecordingWarning, match="did not stop"):
         assert not game.close(timeout_s=0.05)
     assert not link.is_closed
     link.goes_on.set()
@@ -102,9 +106,9 @@ def test_a_sender_that_hangs_in_its_link_is_told_of(tmp_path, monkeypatch):
     assert not game._thread.is_alive()
 
 
-def test_two_threads_that_pump_at_once_count_an_answer_once(tmp_path):
+def test_two_threads_that_pump_at_once_count_an_ack_once(tmp_path):
     class Nested(MemoryLink):
-        """Another thread pumps while this one waits for its answer."""
+        """Another thread calls pump while this one waits for its response."""
 
         def send(self, frames, players, *, skipped_steps=0):
             if self.n_sends == 0:
@@ -123,8 +127,9 @@ def test_two_threads_that_pump_at_once_count_an_answer_once(tmp_path):
     game.close()
 
 
-def test_sessions_too_old_to_be_sent_are_shown(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_sessions_too_old_to_be_sent_are_counted(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     play(game.episode(player="anna"), 3)

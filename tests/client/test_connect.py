@@ -1,5 +1,6 @@
-"""What a game developer meets: connecting, playing in every shape of game, and doing it wrong."""
+"""The API of game developers: connecting, playing games of all kinds, and misusing it."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -14,11 +15,18 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
-from understudy.client import ClientConfig, Extras, connect
-from understudy.client.connect import Address, own_player, place_of, spool_tag, user_folder
+from understudy.client import ClientConfig, Extras, SenderConfig, connect
+from understudy.client.connect import (
+    Address,
+    default_player,
+    find_destination,
+    spool_tag,
+    user_folder,
+)
 from understudy.core.errors import Closed, ConfigError, InvalidName, Refused, SpecError
-from understudy.core.frame import FrameKind
-from understudy.core.game import game_spec
+from understudy.core.names import player_name
+from understudy.experience.frame import FrameKind
+from understudy.experience.game import game_spec
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 
@@ -27,11 +35,12 @@ def obs(i: float) -> np.ndarray:
     return np.array([i, -i], np.float32)
 
 
-# --- Games of every shape ---------------------------------------------------------------------------------------------
+# --- Games of all kinds ---------------------------------------------------------------------------
 
 
 def test_a_real_time_loop_that_decides_every_fourth_frame(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     for frame in range(120):
@@ -44,12 +53,18 @@ def test_a_real_time_loop_that_decides_every_fourth_frame(tmp_path):
     game.close()
     (frames,) = link.by_session().values()
     (steps,) = episodes(frames)
-    assert [(step.obs, step.reward) for step in steps] == [((obs(i * 4).tobytes(),), 1.0) for i in range(30)]
+    assert [(step.obs, step.reward) for step in steps] == [
+        ((obs(i * 4).tobytes(),), 1.0) for i in range(30)
+    ]
     columns = [chunk.columns for chunk in chunks(frames)]
     is_step = [column["row"] == 0 for column in columns]
-    times = np.concatenate([column["t_ms"][at] for column, at in zip(columns, is_step, strict=True)])
+    times = np.concatenate(
+        [column["t_ms"][at] for column, at in zip(columns, is_step, strict=True)]
+    )
     assert abs(np.diff(times.astype(int)) - 4000 / 60).max() <= 1
-    assert {int(n) for column, at in zip(columns, is_step, strict=True) for n in column["frames"][at]} == {4}
+    assert {
+        int(n) for column, at in zip(columns, is_step, strict=True) for n in column["frames"][at]
+    } == {4}
     assert len(columns) > 1
 
 
@@ -67,16 +82,20 @@ def test_a_turn_based_game_of_two(tmp_path):
             seats[1].reward(-1.0)
             for seat, ep in enumerate(seats):
                 ep.end(obs(99), result="won" if seat == 0 else "lost")
-    by_player = {str(link.players[session]): frames for session, frames in link.by_session().items()}
+    by_player = {
+        str(link.players[session]): frames for session, frames in link.by_session().items()
+    }
     assert set(by_player) == {"anna", "ben"}
-    anna, ben = episodes(by_player["anna"]), episodes(by_player["ben"])
+    anna = episodes(by_player["anna"])
+    ben = episodes(by_player["ben"])
     assert ([len(one) for one in anna], [len(one) for one in ben]) == ([5, 5], [4, 4])
     assert (anna[0][-1].reward, ben[0][-1].reward) == (1.0, -1.0)
     assert anna[1][1].obs == (obs(102).tobytes(),)
     notes = [note for chunk in chunks(by_player["ben"]) for note in chunk.meta.episodes]
     assert [(note.match, note.seat, note.result, note.opponents) for note in notes] == [
-        ("m0", 1, "lost", ("person",)), ("m1", 1, "lost", ("person",)),
-    ]  # fmt: skip
+        ("m0", 1, "lost", ("person",)),
+        ("m1", 1, "lost", ("person",)),
+    ]
 
 
 def test_sixteen_players_on_threads_of_one_process(tmp_path):
@@ -94,7 +113,8 @@ def test_sixteen_players_on_threads_of_one_process(tmp_path):
         except BaseException as error:
             failures.append(error)
 
-    with connect("my-game", obs=2, actions=3, link=link, spool=tmp_path, linger_s=0.02) as game:
+    config = ClientConfig(link=link, spool=tmp_path, sender=SenderConfig(linger_s=0.02))
+    with connect("my-game", obs=2, actions=3, config=config) as game:
         threads = [threading.Thread(target=one_player, args=(game, n)) for n in range(16)]
         for thread in threads:
             thread.start()
@@ -107,7 +127,9 @@ def test_sixteen_players_on_threads_of_one_process(tmp_path):
     for session, frames in link.by_session().items():
         number = int(link.players[session][1:])
         for episode, steps in enumerate(episodes(frames)):
-            expected = [(obs(number * 10_000 + episode * 1000 + at).tobytes(),) for at in range(300)]
+            expected = [
+                (obs(number * 10_000 + episode * 1000 + at).tobytes(),) for at in range(300)
+            ]
             assert [step.obs for step in steps] == expected
 
 
@@ -131,7 +153,11 @@ def test_episodes_share_a_session_unless_they_are_open_at_once(tmp_path):
             ep = game.episode(player="anna")
             ep.acted(obs(0), 0)
             ep.end(obs(1))
-        both = [game.episode(player="anna"), game.episode(player="anna"), game.episode(player="anna", seat=1)]
+        both = [
+            game.episode(player="anna"),
+            game.episode(player="anna"),
+            game.episode(player="anna", seat=1),
+        ]
         for ep in both:
             ep.acted(obs(0), 0)
             ep.end(obs(1))
@@ -147,11 +173,13 @@ def test_consent_is_kept_per_chunk(tmp_path):
             ep.end(obs(1))
     (frames,) = link.by_session().values()
     assert [(chunk.meta.consent, chunk.meta.n_steps) for chunk in chunks(frames)] == [
-        ("granted", 1), ("denied", 2), ("granted", 1),
-    ]  # fmt: skip
+        ("granted", 1),
+        ("denied", 2),
+        ("granted", 1),
+    ]
 
 
-def test_names_stand_for_actions(tmp_path):
+def test_actions_may_be_given_by_name(tmp_path):
     link = MemoryLink()
     with client(link, tmp_path, actions=["up", "stay", "down"]) as game:
         ep = game.episode(player="anna")
@@ -176,7 +204,7 @@ def test_a_players_name_is_in_no_frame(tmp_path):
     assert set(link.players.values()) == {"Anna-Maria Unmistakable"}
 
 
-def test_without_a_name_the_player_is_a_random_one_that_stays(tmp_path):
+def test_without_a_name_the_player_is_random_and_stays_the_same(tmp_path):
     link = MemoryLink()
     for _ in range(2):
         with client(link, tmp_path) as game:
@@ -184,11 +212,11 @@ def test_without_a_name_the_player_is_a_random_one_that_stays(tmp_path):
             ep.acted(obs(0), 0)
             ep.end(obs(1))
     (name,) = set(link.players.values())
-    assert name == own_player(tmp_path / "spool")
-    assert own_player(tmp_path / "elsewhere") != name
+    assert name == default_player(tmp_path / "spool")
+    assert default_player(tmp_path / "elsewhere") != name
 
 
-# --- Doing it wrong ---------------------------------------------------------------------------------------------------
+# --- Misuse ---------------------------------------------------------------------------------------
 
 HALF: Any = 1.5
 BAD = [
@@ -197,7 +225,7 @@ BAD = [
     (lambda ep: ep.acted(obs(1), 3), "not_in_space"),
     (lambda ep: ep.acted(obs(1), "up"), "not_in_space"),
     (lambda ep: ep.acted(obs(1), 0.5), "bad_dtype"),
-    (lambda ep: ep.acted(obs(1), 0, legal=[True, True, True]), "bad_columns"),
+    (lambda ep: ep.acted(obs(1), 0, action_mask=[True, True, True]), "bad_columns"),
     (lambda ep: ep.acted(obs(1), 0, by="ghost"), "bad_by"),
     (lambda ep: ep.acted("text", 0), "bad_dtype"),
     (lambda ep: ep.acted(obs(1), 0, frames="many"), "bad_input"),
@@ -218,7 +246,11 @@ def test_bad_input_raises_on_the_first_decision(tmp_path, call, reason):
 
 @pytest.mark.parametrize(
     ("call", "reason"),
-    [*BAD, (lambda ep: ep.reward(float("nan")), "not_finite"), (lambda ep: ep.reward(None), "bad_dtype")],
+    [
+        *BAD,
+        (lambda ep: ep.reward(float("nan")), "not_finite"),
+        (lambda ep: ep.reward(None), "bad_dtype"),
+    ],
 )
 def test_bad_input_later_is_counted_warned_once_and_cuts_that_episode(tmp_path, call, reason):
     link = MemoryLink()
@@ -262,14 +294,14 @@ def test_strict_always_raises_and_a_good_call_may_follow(tmp_path):
     assert [step.obs for step in episodes(frames)[0]] == [(obs(0).tobytes(),), (obs(1).tobytes(),)]
 
 
-def test_an_illegal_action_is_bad_input(tmp_path):
-    game = client(MemoryLink(), tmp_path, has_legal=True, strict=True)
+def test_an_invalid_action_is_bad_input(tmp_path):
+    game = client(MemoryLink(), tmp_path, has_action_mask=True, strict=True)
     ep = game.episode(player="anna")
-    ep.acted(obs(0), 1, legal=[False, True, False])
-    with pytest.raises(Refused, match="illegal_action"):
-        ep.acted(obs(1), 0, legal=[False, True, False])
+    ep.acted(obs(0), 1, action_mask=[False, True, False])
+    with pytest.raises(Refused, match="invalid_action"):
+        ep.acted(obs(1), 0, action_mask=[False, True, False])
     with pytest.raises(Refused, match="bad_shape"):
-        ep.acted(obs(1), 0, legal=[True, True])
+        ep.acted(obs(1), 0, action_mask=[True, True])
     game.close()
 
 
@@ -286,7 +318,7 @@ def test_calls_after_the_game_closed_are_quiet_but_counted(tmp_path):
         game.episode(player="anna")
 
 
-def test_an_episode_without_a_decision_leaves_nothing(tmp_path):
+def test_an_episode_without_a_decision_is_not_recorded(tmp_path):
     link = MemoryLink()
     with client(link, tmp_path) as game:
         game.episode(player="anna").end(obs(0))
@@ -304,23 +336,57 @@ def test_an_episode_without_a_decision_leaves_nothing(tmp_path):
         ({"game": "no/slash", "obs": 2, "actions": 2}, InvalidName, "no/slash"),
         ({"game": "x", "obs": 10**7, "actions": 2}, SpecError, "at most"),
         ({"game": "x", "obs": 2, "actions": 2, "consent": "perhaps"}, ConfigError, "granted"),
-        ({"game": "x", "obs": 2, "actions": 2, "lingr_s": 2}, ConfigError, "lingr_s"),
-        ({"game": "x", "obs": 2, "actions": 2, "kind": "ghost"}, ConfigError, "player"),
-        ({"game": "x", "obs": 2, "actions": 2, "linger_s": -1.0}, ConfigError, "above 0"),
-        ({"game": "x", "obs": 2, "actions": 2, "spool_cap_bytes": 5}, ConfigError, "65536"),
+        ({"game": "x", "obs": 2, "actions": 2, "consnt": "granted"}, TypeError, "consnt"),
         ({"game": "x", "obs": 2, "actions": 2, "data": "d"}, ConfigError, "link"),
         ({"game": "my-game", "obs": 2, "spec": SPEC}, ConfigError, "spec and obs"),
-        ({"spec": SPEC, "actions": 3, "max_episode_steps": 5}, ConfigError, "actions, max_episode_steps"),
-        ({"spec": SPEC, "has_legal": False}, ConfigError, "has_legal"),
+        (
+            {"spec": SPEC, "actions": 3, "has_action_mask": True},
+            ConfigError,
+            "actions, has_action_mask",
+        ),
+        ({"spec": SPEC, "has_action_mask": False}, ConfigError, "has_action_mask"),
         ({"game": "x", "spec": SPEC}, ConfigError, "'my-game'"),
+        ({"spec": {"game": "x"}}, ConfigError, "pass a GameSpec"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(tmp_path, arguments, error, match):
+def test_invalid_arguments_are_rejected_at_once(tmp_path, arguments, error, match):
     with pytest.raises(error, match=match):
-        connect(**arguments, link=MemoryLink(), spool=tmp_path)
+        connect(**arguments, config=ClientConfig(link=MemoryLink(), spool=tmp_path))
 
 
-def test_without_a_place_to_record_to_it_says_what_to_give(monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"lingr_s": 2}, TypeError, "lingr_s"),
+        ({"kind": "ghost"}, ConfigError, "player"),
+        ({"spool_cap_bytes": 5}, ConfigError, "65536"),
+    ],
+)
+def test_invalid_settings_are_rejected_at_once(settings, error, match):
+    with pytest.raises(error, match=match):
+        ClientConfig(**settings)
+
+
+def test_a_config_or_a_folder_of_another_type_is_rejected_at_once():
+    number: Any = 3
+    with pytest.raises(ConfigError, match="config is '3'; pass a ClientConfig"):
+        connect("x", obs=2, actions=2, data="D", config=number)
+    with pytest.raises(ConfigError, match="data='3' is not a valid folder"):
+        connect("x", obs=2, actions=2, data=number)
+    with pytest.raises(InvalidName, match="player name 3 is not allowed"):
+        player_name(number)
+
+
+def test_times_of_the_sender_must_be_above_0():
+    with pytest.raises(ConfigError, match="above 0"):
+        SenderConfig(linger_s=-1.0)
+
+
+def test_connect_has_at_most_ten_parameters():
+    assert len(inspect.signature(connect).parameters) <= 10
+
+
+def test_without_a_place_to_record_to_the_error_lists_the_options(monkeypatch):
     monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
     with pytest.raises(ConfigError, match="UNDERSTUDY_DATA"):
         connect("x", obs=2, actions=2)
@@ -328,9 +394,16 @@ def test_without_a_place_to_record_to_it_says_what_to_give(monkeypatch):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"seat": -1}, {"match": "m" * 200}, {"opponents": ["x"] * 65}, {"seed": -1}, {"consent": "maybe"}, {"player": ""}],
+    [
+        {"seat": -1},
+        {"match": "m" * 200},
+        {"opponents": ["x"] * 65},
+        {"seed": -1},
+        {"consent": "maybe"},
+        {"player": ""},
+    ],
 )
-def test_an_episode_with_impossible_notes_is_refused_and_frees_its_session(tmp_path, wrong):
+def test_an_episode_with_invalid_notes_is_rejected_and_frees_its_session(tmp_path, wrong):
     game = client(MemoryLink(), tmp_path)
     with pytest.raises((Refused, ConfigError)):
         game.episode(**{"player": "anna", **wrong})
@@ -338,15 +411,17 @@ def test_an_episode_with_impossible_notes_is_refused_and_frees_its_session(tmp_p
     game.close()
 
 
-def test_an_address_comes_from_an_argument_a_variable_or_the_file_it_names(tmp_path, monkeypatch):
+def test_an_address_is_an_argument_a_variable_or_the_content_of_a_file(tmp_path, monkeypatch):
     (tmp_path / "key").write_text("uk_file\n")
     monkeypatch.setenv("UNDERSTUDY_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("UNDERSTUDY_KEY_FILE", str(tmp_path / "key"))
-    assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_file")
+    assert find_destination(None, None, None) == Address("http://127.0.0.1:1", "uk_file")
     monkeypatch.setenv("UNDERSTUDY_KEY", "uk_variable")
-    assert place_of(None, None, None) == Address("http://127.0.0.1:1", "uk_variable")
-    assert place_of(None, "http://127.0.0.1:2", "uk_argument") == Address("http://127.0.0.1:2", "uk_argument")
-    assert place_of(tmp_path, None, None) == tmp_path
+    assert find_destination(None, None, None) == Address("http://127.0.0.1:1", "uk_variable")
+    assert find_destination(None, "http://127.0.0.1:2", "uk_argument") == Address(
+        "http://127.0.0.1:2", "uk_argument"
+    )
+    assert find_destination(tmp_path, None, None) == tmp_path
 
 
 def test_tags_differ_by_address_game_and_key():
@@ -355,28 +430,30 @@ def test_tags_differ_by_address_game_and_key():
     assert user_folder().name == "understudy"
 
 
-def test_the_config_alone_can_say_everything(tmp_path):
-    config = ClientConfig(spool=tmp_path / "here", background=False, clock=FakeClock())
-    with connect(spec=game_spec("x", obs=1, actions=2), link=MemoryLink(), config=config) as game:
+def test_settings_of_the_config_are_used(tmp_path):
+    config = ClientConfig(
+        link=MemoryLink(), spool=tmp_path / "here", background=False, clock=FakeClock()
+    )
+    with connect(spec=game_spec("x", obs=1, actions=2), config=config) as game:
         ep = game.episode(player="anna")
         ep.acted([0.0], 0)
     assert (tmp_path / "here").exists()
 
 
-def test_keywords_go_before_the_config_and_shape_the_spec(tmp_path):
-    config = ClientConfig(background=False, clock=FakeClock(), kind="player", strict=False)
-    with connect(
-        "my-game", obs=2, actions=3, has_legal=True, max_episode_steps=9, kind="actor", strict=True, linger_s=0.25,
-        link=MemoryLink(), spool=tmp_path, config=config,
-    ) as game:  # fmt: skip
-        assert (game.spec.has_legal, game.spec.max_episode_steps) == (True, 9)
-        used = game._config
-        assert (used.kind, used.strict, used.sender.linger_s, used.clock) == ("actor", True, 0.25, config.clock)
-    with connect("my-game", spec=SPEC, link=MemoryLink(), spool=tmp_path, config=config) as game:
-        assert game.spec is SPEC
+def test_a_spec_is_built_from_the_shape_or_used_as_it_is(tmp_path):
+    config = ClientConfig(
+        link=MemoryLink(), spool=tmp_path, background=False, clock=FakeClock(), kind="actor"
+    )
+    with connect("my-game", obs=2, actions=3, has_action_mask=True, config=config) as game:
+        expected = game_spec("my-game", obs=2, actions=3, has_action_mask=True)
+        assert game.spec.to_json() == expected.to_json()
+        assert game._config is config
+    spec = game_spec("my-game", obs=2, actions=3, max_episode_steps=9)
+    with connect("my-game", spec=spec, config=config) as game:
+        assert game.spec is spec
 
 
-# --- Processes --------------------------------------------------------------------------------------------------------
+# --- Processes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -385,11 +462,15 @@ def test_a_forked_child_cannot_use_its_parents_game(tmp_path):
         import os, sys
         sys.path.insert(0, ".")
         from tests.client.fakes import MemoryLink
-        from understudy.client import connect
+        from understudy.client import ClientConfig, connect
         from understudy.core.errors import Closed
 
+        def connected(link):
+            config = ClientConfig(link=link, spool=sys.argv[1])
+            return connect("my-game", obs=2, actions=3, config=config)
+
         link = MemoryLink()
-        game = connect("my-game", obs=2, actions=3, link=link, spool=sys.argv[1])
+        game = connected(link)
         ep = game.episode(player="anna")
         ep.acted([0, 0], 0)
         ep.acted([1, 0], 0)
@@ -400,7 +481,7 @@ def test_a_forked_child_cannot_use_its_parents_game(tmp_path):
                 game.episode(player="anna")
             except Closed as error:
                 assert "fork" in str(error)
-                again = connect("my-game", obs=2, actions=3, link=MemoryLink(), spool=sys.argv[1])
+                again = connected(MemoryLink())
                 other = again.episode(player="anna")
                 other.acted([0, 0], 0)
                 other.end([1, 1])
@@ -415,7 +496,10 @@ def test_a_forked_child_cannot_use_its_parents_game(tmp_path):
         print(sum(chunk.meta.n_steps for chunk in chunks(frames)))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
 
@@ -426,13 +510,15 @@ def test_leaving_the_program_closes_the_game(tmp_path):
         sys.path.insert(0, ".")
         import understudy
         from tests.client.fakes import MemoryLink
+        from understudy.client import ClientConfig
 
         class Telling(MemoryLink):
             def close(self):
                 print([int(frame.kind) for frame in self.frames])
 
         def begin():
-            game = understudy.connect("my-game", obs=2, actions=3, link=Telling(), spool=sys.argv[1])
+            config = ClientConfig(link=Telling(), spool=sys.argv[1])
+            game = understudy.connect("my-game", obs=2, actions=3, config=config)
             return game.episode(player="anna")
 
         ep = begin()
@@ -440,17 +526,24 @@ def test_leaving_the_program_closes_the_game(tmp_path):
             ep.acted([at, 0], 0)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[0, 2]"), done.stderr
 
 
 def test_importing_understudy_is_silent_and_light():
     script = (
-        "import sys, understudy; assert 'numpy' not in sys.modules; understudy.connect; understudy.__version__; "
-        "print(sorted({'gymnasium', 'jax', 'urllib3', 'cryptography', 'understudy.streams'} & set(sys.modules)))"
+        "import sys, understudy; assert 'numpy' not in sys.modules; understudy.connect; "
+        "understudy.__version__; "
+        "print(sorted({'gymnasium', 'jax', 'urllib3', 'cryptography', 'understudy.streams'} & "
+        "set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
@@ -465,7 +558,7 @@ def test_a_data_folder_is_all_a_local_game_needs(tmp_path, monkeypatch):
             ep.acted(obs(at), 0)
         ep.end(obs(10))
     stream = FileStream(tmp_path / "stream")
-    from understudy.core.frame import decode_frame
+    from understudy.experience.frame import decode_frame
 
     frames = [
         decode_frame(record.raw)
@@ -476,16 +569,22 @@ def test_a_data_folder_is_all_a_local_game_needs(tmp_path, monkeypatch):
     assert [frame.kind for frame in frames] == [FrameKind.DATA, FrameKind.CLOSE]
     assert len({frame.player for frame in frames}) == 1
     assert frames[0].player != bytes(16)
-    assert (tmp_path / "models" / "games" / "my-game" / f"{game.spec.schema}.json").read_bytes() == game.spec.to_json()
+    assert (
+        tmp_path / "models" / "games" / "my-game" / f"{game.spec.schema}.json"
+    ).read_bytes() == game.spec.to_json()
 
 
 @pytest.mark.parametrize("part", ["stream", "models"])
-def test_a_folder_whose_platform_looks_elsewhere_takes_no_steps(tmp_path: Path, part: str):
+def test_a_folder_whose_platform_reads_from_elsewhere_is_rejected(tmp_path: Path, part: str):
     used = {"stream.url": "", "store.url": "", "models.url": ""}
-    (tmp_path / "backends.json").write_text(json.dumps({**used, "store.url": "cassandra://db/games"}))
+    (tmp_path / "backends.json").write_text(
+        json.dumps({**used, "store.url": "cassandra://db/games"})
+    )
     connect("pong", obs=2, actions=2, data=tmp_path).close()
     (tmp_path / "backends.json").write_text(json.dumps({**used, f"{part}.url": "far://away"}))
-    with pytest.raises(ConfigError, match=f"has its {part} elsewhere .far://away.*record over HTTP"):
+    with pytest.raises(
+        ConfigError, match=f"has its {part} elsewhere .far://away.*record over HTTP"
+    ):
         connect("pong", obs=2, actions=2, data=tmp_path)
     (tmp_path / "backends.json").write_text("{")
     with pytest.raises(ConfigError, match=r"cannot be read .JSONDecodeError.; restore it"):

@@ -1,4 +1,4 @@
-"""The hand-off is bounded, keeps each session's order, and accounts for every block it drops."""
+"""The handoff is bounded, keeps each session in order, and reports every block it drops."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests.client.fakes import FakeClock
 from understudy.client.session import Handoff
-from understudy.core.builder import BlockPool, ChunkBuilder
-from understudy.core.chunk import EpisodeNote
-from understudy.core.game import game_spec
 from understudy.core.names import new_session
+from understudy.experience.builder import BlockPool, ChunkBuilder
+from understudy.experience.chunk import EpisodeNote
+from understudy.experience.game import game_spec
 
 SPEC = game_spec("my-game", obs=1, actions=2)
 
@@ -65,7 +65,7 @@ class Counting(FakeClock):
         return False
 
 
-def test_whoever_fills_it_gives_way_when_it_is_half_full():
+def test_put_sleeps_when_the_queue_is_half_full():
     clock = Counting()
     pool = BlockPool(SPEC)
     handoff: Handoff[str] = Handoff(pool, clock=clock, max_blocks=4)

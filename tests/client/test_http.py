@@ -1,4 +1,4 @@
-"""The link over HTTP: what a gateway says, what a game's developer is told, and that nothing is lost meanwhile."""
+"""The link over HTTP: responses of a gateway, messages to game developers, and no losses."""
 
 import json
 import socket
@@ -18,16 +18,16 @@ import pytest
 from tests.client.fakes import chunks, client
 from tests.serve.gateways import running
 from tests.serve.test_server import certificate
-from understudy.client import RecordingWarning, connect
+from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.client.connect import Address
 from understudy.client.http import HttpLink
 from understudy.core.errors import ConfigError, LinkFailed
-from understudy.core.frame import Frame, data_frame
-from understudy.core.game import game_spec
 from understudy.core.names import new_session, player_name
-from understudy.core.ports import Ack
-from understudy.serve.house import GatewayConfig
+from understudy.experience.frame import Frame, data_frame
+from understudy.experience.game import game_spec
+from understudy.ports import Ack
 from understudy.serve.server import Listen
+from understudy.serve.state import GatewayConfig
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 OBS = np.zeros(2, np.float32)
@@ -57,17 +57,20 @@ def failure(call):
 
 
 def http_client(url, key, tmp_path, **settings):
-    return connect(spec=SPEC, url=url, key=key, spool=tmp_path / "spool", linger_s=0.05, **settings)
+    sender = SenderConfig(linger_s=0.05)
+    config = ClientConfig(spool=tmp_path / "spool", sender=sender, **settings)
+    return connect(spec=SPEC, url=url, key=key, config=config)
 
 
-# --- A real gateway ---------------------------------------------------------------------------------------------------
+# --- A real gateway -------------------------------------------------------------------------------
 
 
-def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
+def test_recorded_steps_arrive_in_the_platforms_stream(tmp_path, monkeypatch):
     with running(tmp_path / "D") as gateway:
         monkeypatch.setenv("UNDERSTUDY_URL", gateway.url + "/")
         monkeypatch.setenv("UNDERSTUDY_KEY", gateway.key("play", registers=True))
-        with connect("my-game", obs=2, actions=3, spool=tmp_path / "spool") as game:
+        config = ClientConfig(spool=tmp_path / "spool")
+        with connect("my-game", obs=2, actions=3, config=config) as game:
             for who in ("ada", "bob"):
                 play(game, 600, player=who)
         assert game.stats().acked_steps == 1200
@@ -76,11 +79,13 @@ def test_what_is_played_arrives_in_the_platforms_stream(tmp_path, monkeypatch):
     by_session: dict[uuid.UUID, dict[int, Frame]] = {frame.session: {} for frame in frames}
     for frame in frames:
         by_session[frame.session][frame.chunk_no] = frame
-    assert sorted(sum(chunk.meta.n_steps for chunk in chunks(found)) for found in by_session.values()) == [600, 600]
+    assert sorted(
+        sum(chunk.meta.n_steps for chunk in chunks(found)) for found in by_session.values()
+    ) == [600, 600]
     assert len({frame.player for frame in frames}) == 2
 
 
-def test_a_revoked_key_keeps_everything_on_this_machine_and_says_so(tmp_path):
+def test_a_revoked_key_keeps_everything_on_this_machine_and_warns(tmp_path):
     with running(tmp_path / "D", GatewayConfig(keys_every_s=0.05)) as gateway:
         key = gateway.key("play", registers=True)
         game = http_client(gateway.url, key, tmp_path)
@@ -92,11 +97,15 @@ def test_a_revoked_key_keeps_everything_on_this_machine_and_says_so(tmp_path):
             warnings.simplefilter("always")
             play(game)
             until(lambda: game.stats().failed_sends > 1)
-        told = [str(one.message) for one in caught if issubclass(one.category, RecordingWarning)]
-        assert len(told) == 1
-        assert "wait on this machine" in told[0]
-        assert "revoked" in told[0]
-        assert key not in told[0]
+        messages = [
+            str(warning.message)
+            for warning in caught
+            if issubclass(warning.category, RecordingWarning)
+        ]
+        assert len(messages) == 1
+        assert "saved on this machine" in messages[0]
+        assert "revoked" in messages[0]
+        assert key not in messages[0]
         stats = game.stats()
         assert "revoked_key" in stats.last_error
         assert (stats.acked_steps, stats.refused_steps, stats.dropped_steps) == (5, 0, 0)
@@ -116,11 +125,13 @@ def test_a_game_that_is_not_registered_waits_until_it_is(tmp_path):
         game.close()
 
 
-def test_a_key_that_asks_too_often_is_patient(tmp_path):
+def test_a_client_over_its_rate_limit_waits(tmp_path):
     with running(tmp_path / "D") as gateway:
         key = gateway.key("play", registers=True, requests_s=4.0)
         link = HttpLink(Address(gateway.url, key), "my-game")
-        failed = next(failed for failed in (failure(lambda: link.register(SPEC)) for _ in range(50)) if failed)
+        failed = next(
+            failed for failed in (failure(lambda: link.register(SPEC)) for _ in range(50)) if failed
+        )
         assert failed.code == "too_many"
         assert 0 < failed.retry_after_s < 5
         link.close()
@@ -128,7 +139,8 @@ def test_a_key_that_asks_too_often_is_patient(tmp_path):
 
 def test_a_gateway_that_comes_late_gets_everything(tmp_path):
     with running(tmp_path / "D") as gateway:
-        url, key = gateway.url, gateway.key("play", registers=True)
+        url = gateway.url
+        key = gateway.key("play", registers=True)
         port = gateway.server.port
     game = http_client(url, key, tmp_path)
     play(game)
@@ -140,23 +152,27 @@ def test_a_gateway_that_comes_late_gets_everything(tmp_path):
         assert game.close()
 
 
-def test_the_share_a_gateway_asks_for_is_heard(tmp_path):
+def test_the_recording_rate_of_a_gateway_is_used(tmp_path):
     with running(tmp_path / "D", GatewayConfig(target_steps_s=1.0)) as gateway:
         game = http_client(gateway.url, gateway.key("play", registers=True), tmp_path)
         for _ in range(20):
             play(game, 100)
         assert game.flush()
-        assert game.stats().keep_share < 0.05
+        assert game.stats().recording_rate < 0.05
         for _ in range(200):
             play(game)
         assert game.stats().skipped_steps > 800
         game.close()
 
 
-def test_a_certificate_that_this_machine_does_not_know_is_no_platform(tmp_path, monkeypatch):
+def test_an_untrusted_certificate_is_rejected(tmp_path, monkeypatch):
     crt, key_file = certificate(tmp_path)
-    with running(tmp_path / "D", listen=Listen(certificate=crt, certificate_key=key_file)) as gateway:
-        place = Address(f"https://localhost:{gateway.server.port}", gateway.key("play", registers=True))
+    with running(
+        tmp_path / "D", listen=Listen(certificate=crt, certificate_key=key_file)
+    ) as gateway:
+        place = Address(
+            f"https://localhost:{gateway.server.port}", gateway.key("play", registers=True)
+        )
         link = HttpLink(place, "my-game")
         with pytest.raises(LinkFailed, match="certificate verify failed"):
             link.register(SPEC)
@@ -167,11 +183,11 @@ def test_a_certificate_that_this_machine_does_not_know_is_no_platform(tmp_path, 
         link.close()
 
 
-# --- Answers of all kinds ---------------------------------------------------------------------------------------------
+# --- Responses of all kinds -----------------------------------------------------------------------
 
 
 class Scripted:
-    """A server that answers what it is told, and keeps what it was asked."""
+    """A server with scripted responses that stores the requests."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
@@ -191,7 +207,9 @@ class Scripted:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 outer.asked.append((self.command, self.path, len(body)))
                 time.sleep(outer.pause_s)
-                status, headers, raw = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                status, headers, raw = (
+                    outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                )
                 self.send_response(status)
                 for name, value in ({"content-length": str(len(raw))} | headers).items():
                     self.send_header(name, value)
@@ -207,7 +225,9 @@ class Scripted:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def say(self, status: int, value: object = None, raw: bytes | None = None, **headers: str) -> None:
+    def say(
+        self, status: int, value: object = None, raw: bytes | None = None, **headers: str
+    ) -> None:
         self.answers.append((status, headers, json.dumps(value).encode() if raw is None else raw))
 
 
@@ -225,42 +245,68 @@ def scripted():
 
 def sent(n_frames: int = 1):
     session = new_session(time.time())
-    return [data_frame(session, at, b"body") for at in range(n_frames)], {session: player_name("ada")}
+    return [data_frame(session, at, b"body") for at in range(n_frames)], {
+        session: player_name("ada")
+    }
 
 
 ACK = {"accepted": True, "refused": None, "retry_after_s": 0.0, "error": ""}
 
 
-def test_acks_are_told_one_by_one():
+def test_each_frame_gets_its_own_ack():
     later = {"accepted": False, "refused": None, "retry_after_s": 3.0, "error": "busy"}
     never = {"accepted": False, "refused": "too_large: no", "retry_after_s": 0.0, "error": ""}
     with scripted() as server:
-        server.say(200, {"acks": [ACK, later, never], "keep_share": 0.25})
+        server.say(200, {"acks": [ACK, later, never], "recording_rate": 0.25})
         link = HttpLink(Address(server.url, KEY), "my-game")
         acks = link.send(*sent(3))
         assert acks == [Ack(True), Ack(False, None, 3.0, "busy"), Ack(False, "too_large: no")]
-        assert link.keep_share == 0.25
+        assert link.recording_rate == 0.25
         link.close()
 
 
 @pytest.mark.parametrize(
     ("status", "value", "headers", "code", "retry_after_s"),
     [
-        (401, {"error": {"code": "revoked_key", "detail": "gone", "retry_after_s": None}}, {}, "revoked_key", 0.0),
-        (429, {"error": {"code": "too_many", "detail": "slowly", "retry_after_s": 2.5}}, {}, "too_many", 2.5),
-        (503, {"error": {"code": "not_available", "detail": "disk"}}, {"retry-after": "4"}, "not_available", 4.0),
+        (
+            401,
+            {"error": {"code": "revoked_key", "detail": "gone", "retry_after_s": None}},
+            {},
+            "revoked_key",
+            0.0,
+        ),
+        (
+            429,
+            {"error": {"code": "too_many", "detail": "slowly", "retry_after_s": 2.5}},
+            {},
+            "too_many",
+            2.5,
+        ),
+        (
+            503,
+            {"error": {"code": "not_available", "detail": "disk"}},
+            {"retry-after": "4"},
+            "not_available",
+            4.0,
+        ),
         (502, "<html>", {}, "status_502", 0.0),
         (500, {"error": "?"}, {}, "status_500", 0.0),
         (301, "", {"location": "http://127.0.0.1:1/"}, "status_301", 0.0),
-        (200, {"acks": [], "keep_share": 7}, {}, "strange_answer", 0.0),
-        (200, {"acks": [{"accepted": True}], "keep_share": 1}, {}, "strange_answer", 0.0),
+        (200, {"acks": [], "recording_rate": 7}, {}, "strange_answer", 0.0),
+        (200, {"acks": [{"accepted": True}], "recording_rate": 1}, {}, "strange_answer", 0.0),
         (200, [], {}, "strange_answer", 0.0),
         (200, "x" * 1_100_000, {}, "strange_answer", 0.0),
-        (200, {"acks": [ACK], "keep_share": 1}, {"content-length": "400"}, "unreachable", 0.0),
-        (503, {"error": {"code": "x\x1b[31m" * 99, "detail": 7, "retry_after_s": "soon"}}, {}, "x [31mx [31mx", 0.0),
+        (200, {"acks": [ACK], "recording_rate": 1}, {"content-length": "400"}, "unreachable", 0.0),
+        (
+            503,
+            {"error": {"code": "x\x1b[31m" * 99, "detail": 7, "retry_after_s": "soon"}},
+            {},
+            "x [31mx [31mx",
+            0.0,
+        ),
     ],
-)  # fmt: skip
-def test_a_request_that_fails_is_told_in_words_and_tried_again(status, value, headers, code, retry_after_s):
+)
+def test_a_failed_request_is_explained_and_retried(status, value, headers, code, retry_after_s):
     with scripted() as server:
         server.say(status, value, **headers)
         link = HttpLink(Address(server.url, KEY), "my-game", timeout_s=1.0)
@@ -271,12 +317,12 @@ def test_a_request_that_fails_is_told_in_words_and_tried_again(status, value, he
         assert len(str(caught.value)) < 500
         assert str(caught.value).isprintable()
         server.answers.clear()
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         assert link.send(*sent()) == [Ack(True)]
         link.close()
 
 
-def test_what_does_not_speak_http_is_no_platform():
+def test_a_server_that_does_not_speak_http_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def talk() -> None:
@@ -291,9 +337,9 @@ def test_what_does_not_speak_http_is_no_platform():
         link.close()
 
 
-def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
+def test_a_silent_platform_times_out_and_a_closed_link_fails_at_once():
     with scripted() as server:
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         server.pause_s = 1.0
         link = HttpLink(Address(server.url, KEY), "my-game", timeout_s=0.1)
         began_s = time.monotonic()
@@ -305,9 +351,9 @@ def test_a_silent_platform_is_given_up_in_time_and_a_closed_link_at_once():
             link.send(*sent())
 
 
-def test_one_connection_is_kept_and_made_anew_when_the_platform_closed_it():
+def test_one_connection_is_reused_and_reopened_when_the_platform_closed_it():
     with scripted() as server:
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         link = HttpLink(Address(server.url, KEY), "my-game")
         for _ in range(5):
             link.send(*sent())
@@ -319,11 +365,11 @@ def test_one_connection_is_kept_and_made_anew_when_the_platform_closed_it():
         link.close()
 
 
-def test_what_is_too_large_for_somebody_on_the_way_goes_in_halves():
+def test_a_batch_too_large_for_a_proxy_is_sent_in_halves():
     with scripted() as server:
         server.say(413, raw=b"<html>413</html>")
-        server.say(200, {"acks": [ACK] * 4, "keep_share": 1.0})
-        server.say(200, {"acks": [ACK] * 4, "keep_share": 0.5})
+        server.say(200, {"acks": [ACK] * 4, "recording_rate": 1.0})
+        server.say(200, {"acks": [ACK] * 4, "recording_rate": 0.5})
         link = HttpLink(Address(server.url, KEY), "my-game")
         assert link.send(*sent(8), skipped_steps=9) == [Ack(True)] * 8
         assert len(server.asked) == 3
@@ -346,7 +392,7 @@ def test_what_is_too_large_for_somebody_on_the_way_goes_in_halves():
         {"number": 1, "trust": [1]},
     ],
 )
-def test_a_strange_bot_is_no_bot(value):
+def test_invalid_live_models_are_rejected(value):
     with scripted() as server:
         server.say(200, value)
         link = HttpLink(Address(server.url, KEY), "my-game")
@@ -355,7 +401,7 @@ def test_a_strange_bot_is_no_bot(value):
         link.close()
 
 
-def test_fields_that_a_later_gateway_adds_are_passed_over():
+def test_fields_that_a_later_gateway_adds_are_ignored():
     with scripted() as server:
         server.say(200, {"number": 3, "mood": "good", "trust": []})
         link = HttpLink(Address(server.url, KEY), "my-game")
@@ -382,83 +428,108 @@ def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_pat
             game.pump()
         assert game.stats().failed_sends == 6
         server.answers.clear()
-        server.say(200, {"acks": [ACK], "keep_share": 1.0})
+        server.say(200, {"acks": [ACK], "recording_rate": 1.0})
         clock.advance(60)
         game.pump()
         assert game.stats().acked_steps == 5
         game.close()
 
 
-# --- Addresses and keys -----------------------------------------------------------------------------------------------
+# --- Addresses and keys ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "url",
-    ["", "play.example.org", "ftp://a", "http://", "https://a:b@c", "https://a?x=1", "https://a#x", "https://a:99999",
-     "http://play.example.org", "http://127.0.0.1.evil.example", "http://192.168.0.7:8080", "https://a\n"],
-)  # fmt: skip
-def test_addresses_that_cannot_be_or_would_show_the_key_are_refused(tmp_path, url):
+    [
+        "",
+        "play.example.org",
+        "ftp://a",
+        "http://",
+        "https://a:b@c",
+        "https://a?x=1",
+        "https://a#x",
+        "https://a:99999",
+        "http://play.example.org",
+        "http://127.0.0.1.evil.example",
+        "http://192.168.0.7:8080",
+        "https://a\n",
+    ],
+)
+def test_addresses_that_are_invalid_or_would_expose_the_key_are_rejected(tmp_path, url):
     with pytest.raises(ConfigError):
-        connect(spec=SPEC, url=url, key=KEY, spool=tmp_path)
+        connect(spec=SPEC, url=url, key=KEY, config=ClientConfig(spool=tmp_path))
 
 
 @pytest.mark.parametrize(
     "url",
-    ["https://play.example.org", "https://play.example.org:8443/understudy/", "http://127.0.0.1:8080", "http://[::1]:1",
-     "http://localhost"],
-)  # fmt: skip
-def test_addresses_that_are_taken(url):
+    [
+        "https://play.example.org",
+        "https://play.example.org:8443/understudy/",
+        "http://127.0.0.1:8080",
+        "http://[::1]:1",
+        "http://localhost",
+    ],
+)
+def test_valid_addresses_are_accepted(url):
     link = HttpLink(Address(url, KEY), "my-game")
     assert link.address == url.rstrip("/")
     assert KEY not in repr(link) + repr(Address(url, KEY))
     link.close()
 
 
-def test_plain_http_to_other_machines_must_be_asked_for(tmp_path):
-    game = connect(spec=SPEC, url="http://192.0.2.1", key=KEY, spool=tmp_path, insecure=True, background=False)
+def test_plain_http_to_other_machines_needs_insecure(tmp_path):
+    config = ClientConfig(spool=tmp_path, insecure=True, background=False)
+    game = connect(spec=SPEC, url="http://192.0.2.1", key=KEY, config=config)
     game.close()
 
 
-def test_a_place_to_record_to_is_said_once(tmp_path, monkeypatch):
+def test_exactly_one_place_to_record_to_is_accepted(tmp_path, monkeypatch):
     for name in ("UNDERSTUDY_URL", "UNDERSTUDY_KEY", "UNDERSTUDY_DATA"):
         monkeypatch.delenv(name, raising=False)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"url": "https://a"}, "needs a key"),
         ({"key": KEY}, "no url"),
         ({"url": "https://a", "key": KEY, "data": "D"}, "both"),
-        ({"url": "https://a", "key": "two words"}, "letters"),
+        ({"url": "https://a", "key": "two words"}, "characters"),
         ({}, "UNDERSTUDY_URL"),
     ]
     for given, what in cases:
         with pytest.raises(ConfigError, match=what):
-            connect(spec=SPEC, spool=tmp_path, **given)
-    # What is given goes before the environment.
+            connect(spec=SPEC, config=ClientConfig(spool=tmp_path), **given)
+    # Arguments take precedence over the environment.
     monkeypatch.setenv("UNDERSTUDY_URL", "https://a.example")
     monkeypatch.setenv("UNDERSTUDY_KEY", KEY)
-    with connect(spec=SPEC, data=tmp_path / "D", background=False) as game:
+    config = ClientConfig(background=False)
+    with connect(spec=SPEC, data=tmp_path / "D", config=config) as game:
         play(game)
     assert (tmp_path / "D" / "stream").exists()
 
 
-def test_nothing_is_loaded_and_nobody_is_called_before_there_is_something_to_send(tmp_path):
+def test_nothing_is_imported_or_started_before_there_is_something_to_send(tmp_path):
     script = f"""
 import sys, threading, understudy
-game = understudy.connect("my-game", obs=2, actions=3, url="https://a.example", key="uk_x", spool={str(tmp_path)!r})
-print(threading.active_count(), sorted({{"urllib3", "cryptography", "ssl", "understudy.streams"}} & set(sys.modules)))
+from understudy.client import ClientConfig
+config = ClientConfig(spool={str(tmp_path)!r})
+game = understudy.connect(
+    "my-game", obs=2, actions=3, url="https://a.example", key="uk_x", config=config
+)
+heavy = {{"urllib3", "cryptography", "ssl", "understudy.streams"}}
+print(threading.active_count(), sorted(heavy & set(sys.modules)))
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (ran.stdout.strip(), ran.stderr) == ("1 []", "")
 
 
-def test_threads_that_ask_first_at_the_same_time_load_what_they_need_once() -> None:
-    """The sender and the bots' thread begin together; half a loaded library must not be what either of them finds."""
+def test_threads_with_simultaneous_first_requests_import_urllib3_once() -> None:
+    """The sender and the bots' thread start together; neither may see a partly imported library."""
     script = """
 import threading
 from understudy.client.http import HttpLink
 from understudy.client.connect import Address
 from understudy.core.errors import LinkFailed
 
-link, together, found = HttpLink(Address("http://127.0.0.1:9", "uk_x"), "pong"), threading.Barrier(2), []
+link = HttpLink(Address("http://127.0.0.1:9", "uk_x"), "pong")
+together, found = threading.Barrier(2), []
 
 def ask(call):
     together.wait()

@@ -1,4 +1,4 @@
-"""The link into a stream of one's own: the same door, and a full disk means later, not never."""
+"""The link into a local stream: the same intake, and a full disk delays frames without loss."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from tests.client.fakes import FakeClock, chunks, client
 from tests.streams.memory import MemoryStream
 from understudy.client import RecordingWarning
 from understudy.client.local import RETRY_AFTER_S, LocalLink
-from understudy.core.door import Door, pseudonym
 from understudy.core.errors import StorageFailed, StorageFull
-from understudy.core.frame import data_frame, decode_frame
-from understudy.core.game import game_spec, spec_from_json
 from understudy.core.names import game_name, new_session, player_name
-from understudy.core.ports import Ack
+from understudy.experience.frame import data_frame, decode_frame
+from understudy.experience.game import game_spec, spec_from_json
+from understudy.experience.intake import Intake, pseudonym
+from understudy.ports import Ack
 
 KEY = bytes(32)
 CLOCK = FakeClock()
@@ -20,7 +20,9 @@ ANNA = player_name("anna")
 
 
 def link_over(stream, tmp_path, clock=CLOCK):
-    return LocalLink(stream, door=Door(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games")
+    return LocalLink(
+        stream, intake=Intake(KEY, game_name("my-game"), clock), specs_folder=tmp_path / "games"
+    )
 
 
 def frame():
@@ -28,7 +30,7 @@ def frame():
 
 
 class Broken:
-    """A stream that answers as it is told."""
+    """A stream with scripted results."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -42,7 +44,7 @@ class Broken:
         pass
 
 
-def test_a_spec_is_written_once_where_ingest_looks(tmp_path):
+def test_a_spec_is_written_once_to_the_specs_folder(tmp_path):
     spec = game_spec("my-game", obs=2, actions=3)
     link = link_over(MemoryStream(), tmp_path)
     link.register(spec)
@@ -52,9 +54,10 @@ def test_a_spec_is_written_once_where_ingest_looks(tmp_path):
     assert spec_from_json(path.read_bytes()) == spec
 
 
-def test_what_enters_is_stamped_and_acknowledged(tmp_path):
+def test_admitted_frames_are_stamped_and_acknowledged(tmp_path):
     stream = MemoryStream()
-    good, nameless = frame(), frame()
+    good = frame()
+    nameless = frame()
     acks = link_over(stream, tmp_path).send([nameless, good], {good.session: ANNA})
     assert [ack.accepted for ack in acks] == [False, True]
     assert acks[0].refused is not None
@@ -73,20 +76,28 @@ def test_what_enters_is_stamped_and_acknowledged(tmp_path):
         (Ack(False, None, 3.0), 3.0, ""),
     ],
 )
-def test_a_stream_that_cannot_store_now_means_later_and_says_why(tmp_path, answer, retry_after_s, error):
+def test_a_stream_that_cannot_store_now_asks_for_a_retry_and_gives_the_reason(
+    tmp_path, answer, retry_after_s, error
+):
     good = frame()
     (ack,) = link_over(Broken(answer), tmp_path).send([good], {good.session: ANNA})
     assert ack == Ack(False, refused=None, retry_after_s=retry_after_s, error=error)
 
 
-@pytest.mark.parametrize("ack", [Ack(False, "too_large: no"), Ack(False), Ack(False, None, 3.0, "busy"), Ack(True)])
+@pytest.mark.parametrize(
+    "ack", [Ack(False, "too_large: no"), Ack(False), Ack(False, None, 3.0, "busy"), Ack(True)]
+)
 def test_the_ack_of_the_stream_is_the_ack_of_the_link(tmp_path, ack):
     good = frame()
     assert link_over(Broken(ack), tmp_path).send([good], {good.session: ANNA}) == [ack]
 
 
-def test_a_frame_no_stream_will_ever_take_is_not_tried_for_ever(tmp_path):
-    game = client(link_over(Broken(Ack(False, "too_large: no")), tmp_path, clock := FakeClock()), tmp_path, clock=clock)
+def test_a_frame_that_the_stream_rejects_is_not_retried_forever(tmp_path):
+    game = client(
+        link_over(Broken(Ack(False, "too_large: no")), tmp_path, clock := FakeClock()),
+        tmp_path,
+        clock=clock,
+    )
     ep = game.episode(player="anna")
     ep.acted([0, 0], 0)
     ep.end([1, 1])

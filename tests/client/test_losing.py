@@ -1,4 +1,4 @@
-"""What goes wrong between the game and its spool is counted and reported, never silent."""
+"""Losses between the game and its spool are counted and reported, never silent."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,13 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
 from understudy.client import RecordingWarning
 from understudy.client.spool import SessionSpool, Spool
-from understudy.core.builder import encode_block
-from understudy.core.frame import FrameKind, data_frame, read_close, read_drop
-from understudy.core.game import game_spec
 from understudy.core.log import FileLock
 from understudy.core.names import new_session, player_name
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.builder import encode_block
+from understudy.experience.frame import FrameKind, data_frame, read_close, read_drop
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 
@@ -23,7 +23,8 @@ def play(ep, n):
 
 
 def test_a_block_that_cannot_be_encoded_is_counted_and_reported(tmp_path, monkeypatch):
-    link, n_calls = MemoryLink(), 0
+    link = MemoryLink()
+    n_calls = 0
 
     def encode(block, **settings):
         nonlocal n_calls
@@ -52,7 +53,8 @@ def test_a_block_that_cannot_be_encoded_is_counted_and_reported(tmp_path, monkey
 
 
 def test_a_block_that_fails_half_way_loses_only_its_rest(tmp_path, monkeypatch):
-    true_write, n_calls = SessionSpool._write, 0
+    true_write = SessionSpool._write
+    n_calls = 0
 
     def write(*arguments):
         nonlocal n_calls
@@ -62,7 +64,8 @@ def test_a_block_that_fails_half_way_loses_only_its_rest(tmp_path, monkeypatch):
         true_write(*arguments)
 
     monkeypatch.setattr(SessionSpool, "_write", write)
-    link, rng = MemoryLink(), np.random.default_rng(0)
+    link = MemoryLink()
+    rng = np.random.default_rng(0)
     game = client(link, tmp_path, obs=Box((64, 64), DTYPES["U8"]))
     ep = game.episode(player="anna")
     for at in range(300):
@@ -71,19 +74,29 @@ def test_a_block_that_fails_half_way_loses_only_its_rest(tmp_path, monkeypatch):
     with pytest.warns(RecordingWarning):
         game.close()
     (frames,) = link.by_session().values()
-    assert [frames[number].kind for number in sorted(frames)] == [FrameKind.DATA, FrameKind.DROP, FrameKind.CLOSE]
-    stored, report = chunks(frames)[0].meta.n_steps, read_drop(frames[2])
+    assert [frames[number].kind for number in sorted(frames)] == [
+        FrameKind.DATA,
+        FrameKind.DROP,
+        FrameKind.CLOSE,
+    ]
+    stored = chunks(frames)[0].meta.n_steps
+    report = read_drop(frames[2])
     assert 0 < stored < 300
     assert "unforeseen" in game.stats().last_error
-    assert (report.ranges, report.n_steps, game.stats().dropped_steps) == (((1, 1),), 300 - stored, 300 - stored)
+    assert (report.ranges, report.n_steps, game.stats().dropped_steps) == (
+        ((1, 1),),
+        300 - stored,
+        300 - stored,
+    )
     assert read_close(frames[max(frames)]).n_steps == 300
 
 
-def test_an_interrupt_in_the_middle_is_accounted_too(tmp_path, monkeypatch):
+def test_an_interrupt_while_encoding_is_reported(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     play(ep, 10)
@@ -97,7 +110,7 @@ def test_an_interrupt_in_the_middle_is_accounted_too(tmp_path, monkeypatch):
     assert (game.stats().dropped_steps, game.stats().acked_steps) == (9, 1)
 
 
-def test_a_spool_folder_that_somebody_looks_at_costs_nothing(tmp_path):
+def test_a_spool_folder_locked_by_another_process_loses_nothing(tmp_path):
     session = new_session(FakeClock().now())
     spool = Spool(tmp_path)
     with FileLock(tmp_path / str(session) / ".lock", what="a look"):

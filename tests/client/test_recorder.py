@@ -1,4 +1,4 @@
-"""The Gymnasium-shaped layer: each step is closed at once, and what cannot be recorded never becomes a wrong step."""
+"""Recorders: each step is closed at once, and invalid input never becomes a wrong step."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,15 @@ def obs(i: float) -> np.ndarray:
 
 def rows(link):
     (frames,) = link.by_session().values()
-    return [[(step.obs, step.reward, step.terminated, step.truncated) for step in one] for one in episodes(frames)]
+    return [
+        [(step.obs, step.reward, step.terminated, step.truncated) for step in one]
+        for one in episodes(frames)
+    ]
 
 
-def test_a_step_is_complete_as_soon_as_it_is_told(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_a_step_is_complete_as_soon_as_it_is_recorded(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     recorder = game.recorder(player="anna")
     recorder.reset(obs(0), seed=5)
@@ -28,14 +32,16 @@ def test_a_step_is_complete_as_soon_as_it_is_told(tmp_path):
     assert rows(link) == [[((obs(0).tobytes(),), 2.0, False, False)]]
     recorder.step(2, 3.0, obs(2), True, False)
     game.close()
-    assert rows(link) == [[((obs(0).tobytes(),), 2.0, False, False), ((obs(1).tobytes(),), 3.0, True, False)]]
+    assert rows(link) == [
+        [((obs(0).tobytes(),), 2.0, False, False), ((obs(1).tobytes(),), 3.0, True, False)]
+    ]
     first, second = chunks(next(iter(link.by_session().values())))
     assert first.columns["version"].tolist() == [3, 0]
     assert "version" not in second.columns
     assert [note.seed for note in first.meta.episodes] == [5]
 
 
-def test_an_observation_buffer_may_be_used_again(tmp_path):
+def test_an_observation_buffer_may_be_reused(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     recorder = game.recorder(player="anna")
@@ -79,7 +85,10 @@ def test_bad_input_cuts_there_and_the_next_reset_records_again(tmp_path):
     [
         lambda recorder: recorder.reset(np.zeros(5)),
         lambda recorder: (recorder.reset(obs(0)), recorder.step(9, 0.0, obs(1), False, False)),
-        lambda recorder: (recorder.reset(obs(0)), recorder.step(0, float("nan"), obs(1), False, False)),
+        lambda recorder: (
+            recorder.reset(obs(0)),
+            recorder.step(0, float("nan"), obs(1), False, False),
+        ),
     ],
 )
 def test_the_first_decision_raises(tmp_path, call):
@@ -103,7 +112,7 @@ def test_steps_before_a_reset_and_after_close_are_ignored(tmp_path):
     assert link.frames == []
 
 
-def test_two_recorders_of_one_player_have_sessions_of_their_own(tmp_path):
+def test_two_recorders_of_one_player_have_separate_sessions(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     for recorder in [game.recorder(player="anna"), game.recorder(player="anna")]:

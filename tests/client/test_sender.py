@@ -1,4 +1,4 @@
-"""Retries, losses and their reports: what the platform holds in the end is exactly what was not reported as dropped."""
+"""Retries and losses: the platform ends up with exactly the steps not reported as dropped."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
-from understudy.client import RecordingWarning, SenderConfig, connect
+from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.client.sender import Losses, merge
 from understudy.core.errors import ConfigError
-from understudy.core.frame import FrameKind, read_close, read_drop
 from understudy.core.names import new_session
+from understudy.experience.frame import FrameKind, read_close, read_drop
 
 
 def obs(i: float) -> np.ndarray:
@@ -25,11 +25,14 @@ def play(ep, start, n):
 
 
 def stored_steps(link):
-    return sum(chunk.meta.n_steps for frames in link.by_session().values() for chunk in chunks(frames))
+    return sum(
+        chunk.meta.n_steps for frames in link.by_session().values() for chunk in chunks(frames)
+    )
 
 
-def test_a_pause_sends_what_is_closed_after_the_linger(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_closed_steps_are_sent_after_the_linger_in_a_pause(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     play(ep, 0, 4)
@@ -50,7 +53,8 @@ def test_a_pause_sends_what_is_closed_after_the_linger(tmp_path):
 
 
 def test_a_timeout_after_success_sends_again_and_changes_nothing(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.loses_answers = 3
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -67,7 +71,8 @@ def test_a_timeout_after_success_sends_again_and_changes_nothing(tmp_path):
 
 
 def test_retries_wait_a_random_time_that_grows_to_its_cap(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -77,7 +82,7 @@ def test_retries_wait_a_random_time_that_grows_to_its_cap(tmp_path):
     waits = []
     for _ in range(40):
         wait_s = game.pump()
-        waits.append(game._sender._backoff.left_s)
+        waits.append(game._sender._backoff.remaining_s)
         clock.advance(max(wait_s, waits[-1]))
     assert max(waits[:2]) <= 1.0
     assert 10 < max(waits) <= 30.0
@@ -89,8 +94,9 @@ def test_retries_wait_a_random_time_that_grows_to_its_cap(tmp_path):
     game.close()
 
 
-def test_the_platform_says_when_to_come_back(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_a_retry_waits_as_long_as_the_platform_requests(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     link.retry_after_s = 12.0
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -98,7 +104,7 @@ def test_the_platform_says_when_to_come_back(tmp_path):
     ep.end(obs(3))
     clock.advance(2)
     game.pump()
-    assert game._sender._backoff.left_s >= 12.0
+    assert game._sender._backoff.remaining_s >= 12.0
     clock.advance(11)
     game.pump()
     assert link.n_sends == 1
@@ -109,7 +115,7 @@ def test_the_platform_says_when_to_come_back(tmp_path):
     game.close()
 
 
-def test_a_frame_refused_for_good_is_reported_and_the_rest_goes_on(tmp_path):
+def test_a_rejected_frame_is_reported_and_the_rest_is_sent(tmp_path):
     link = MemoryLink()
     link.refuses = lambda frame: frame.kind is FrameKind.DATA and frame.chunk_no == 1
     game = client(link, tmp_path)
@@ -126,7 +132,7 @@ def test_a_frame_refused_for_good_is_reported_and_the_rest_goes_on(tmp_path):
     assert read_close(frames[max(frames)]).n_steps == 1200
 
 
-def test_a_session_whose_reports_are_refused_is_given_up(tmp_path):
+def test_a_session_whose_reports_are_rejected_is_abandoned(tmp_path):
     link = MemoryLink()
     link.refuses = lambda frame: True
     game = client(link, tmp_path)
@@ -141,7 +147,8 @@ def test_a_session_whose_reports_are_refused_is_given_up(tmp_path):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, seed):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     rng = np.random.default_rng(seed)
     game = client(link, tmp_path, clock=clock, spool_cap_bytes=128 * 1024)
     eps = [game.episode(player=f"p{n}") for n in range(3)]
@@ -157,12 +164,21 @@ def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, see
         game.pump()
     game.close()
     assert game.stats().dropped_steps > 0
-    missing, reported, stored = 0, 0, 0
+    missing = 0
+    reported = 0
+    stored = 0
     for frames in link.by_session().values():
         lost = set(range(max(frames) + 1)) - set(frames)
-        ranges = [pair for frame in frames.values() if frame.kind is FrameKind.DROP for pair in read_drop(frame).ranges]
+        ranges = [
+            pair
+            for frame in frames.values()
+            if frame.kind is FrameKind.DROP
+            for pair in read_drop(frame).ranges
+        ]
         assert lost == {number for first, last in ranges for number in range(first, last + 1)}
-        reported += sum(read_drop(frame).n_steps for frame in frames.values() if frame.kind is FrameKind.DROP)
+        reported += sum(
+            read_drop(frame).n_steps for frame in frames.values() if frame.kind is FrameKind.DROP
+        )
         stored += sum(chunk.meta.n_steps for chunk in chunks(frames))
         assert frames[max(frames)].kind is FrameKind.CLOSE
         missing += len(lost)
@@ -171,7 +187,7 @@ def test_at_the_spool_cap_the_reports_name_exactly_what_is_missing(tmp_path, see
 
 
 def outage(game, clock, turns, folder):
-    """Play while nothing can be sent; the spool must stay about as small as it was told to."""
+    """Play while nothing can be sent; the spool must stay close to its cap."""
     for at, (ep, n) in enumerate(turns):
         play(ep, at * 1000, n)
         clock.advance(1.5)
@@ -179,7 +195,7 @@ def outage(game, clock, turns, folder):
         assert sum(path.stat().st_size for path in folder.rglob("*.log")) < 128 * 1024 * 1.1
 
 
-def test_the_oldest_block_makes_room_when_nobody_empties_the_hand_off(tmp_path):
+def test_the_oldest_block_is_dropped_when_the_handoff_is_full(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     eps = [game.episode(player=f"p{n}") for n in range(2)]
@@ -198,8 +214,9 @@ def test_the_oldest_block_makes_room_when_nobody_empties_the_hand_off(tmp_path):
         assert read_close(frames[max(frames)]).n_steps == 40 * 512
 
 
-def test_a_session_without_an_episode_is_closed_and_its_folder_goes(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_a_session_without_an_episode_is_closed_and_its_folder_deleted(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     play(ep, 0, 3)
@@ -213,8 +230,9 @@ def test_a_session_without_an_episode_is_closed_and_its_folder_goes(tmp_path):
     game.close()
 
 
-def test_an_episode_the_game_forgot_is_cut(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_an_episode_that_the_game_dropped_is_cut(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
     play(ep, 0, 5)
@@ -230,8 +248,9 @@ def test_an_episode_the_game_forgot_is_cut(tmp_path):
     game.close()
 
 
-def test_a_disk_that_refuses_the_spool_costs_nothing_while_the_link_works(tmp_path, monkeypatch):
-    link, clock = MemoryLink(), FakeClock()
+def test_a_failing_disk_loses_nothing_while_the_link_works(tmp_path, monkeypatch):
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     monkeypatch.setattr("understudy.core.log._pwrite", full)
     ep = game.episode(player="anna")
@@ -247,7 +266,8 @@ def full(*_):
 
 def test_frames_beyond_the_memory_budget_are_read_back_from_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("understudy.client.sender._MEMORY_BYTES", 20_000)
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -264,7 +284,8 @@ def test_frames_beyond_the_memory_budget_are_read_back_from_disk(tmp_path, monke
 
 def test_a_real_thread_flushes_within_its_time(tmp_path):
     link = MemoryLink()
-    with connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool") as game:
+    config = ClientConfig(link=link, spool=tmp_path / "spool")
+    with connect("my-game", obs=2, actions=3, config=config) as game:
         ep = game.episode(player="anna")
         play(ep, 0, 100)
         assert game.flush(10.0)
@@ -278,10 +299,13 @@ def test_a_real_thread_flushes_within_its_time(tmp_path):
     assert stored_steps(link) == 199
 
 
-def test_a_sender_that_trips_goes_on(tmp_path, monkeypatch):
+def test_a_sender_continues_after_an_error(tmp_path, monkeypatch):
     link = MemoryLink()
-    with connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool", linger_s=0.01) as game:
-        true_step, tripped = game._sender.step, threading.Event()
+    sender = SenderConfig(linger_s=0.01)
+    config = ClientConfig(link=link, spool=tmp_path / "spool", sender=sender)
+    with connect("my-game", obs=2, actions=3, config=config) as game:
+        true_step = game._sender.step
+        tripped = threading.Event()
 
         def step():
             if not tripped.is_set():
@@ -324,8 +348,9 @@ def test_times_must_be_above_zero():
 
 
 @pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
-def test_a_drop_report_is_sent_before_the_numbers_behind_its_gap(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_a_drop_report_is_sent_before_the_numbers_after_its_gap(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock, spool_cap_bytes=64 * 1024)
     ep = game.episode(player="anna")
@@ -339,6 +364,11 @@ def test_a_drop_report_is_sent_before_the_numbers_behind_its_gap(tmp_path):
         clock.advance(31)
         game.pump()
     kinds = [frame.kind for frame in link.frames]
-    gap_end = max(last for frame in link.frames if frame.kind is FrameKind.DROP for _, last in read_drop(frame).ranges)
+    gap_end = max(
+        last
+        for frame in link.frames
+        if frame.kind is FrameKind.DROP
+        for _, last in read_drop(frame).ranges
+    )
     sent_before = link.frames[: len(kinds) - kinds[::-1].index(FrameKind.DROP)]
     assert all(frame.chunk_no < gap_end for frame in sent_before if frame.kind is FrameKind.DATA)

@@ -1,21 +1,24 @@
-"""A client that runs for weeks goes on in new sessions, since a door refuses ids from far back."""
+"""A client that runs for weeks starts new sessions, since the intake rejects old ids."""
 
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, client, episodes
-from understudy.core.door import Door
-from understudy.core.frame import Frame
 from understudy.core.names import game_name, player_name, session_time_s
-from understudy.core.session import DAY_S
+from understudy.experience.frame import Frame
+from understudy.experience.intake import Intake
+from understudy.experience.session import DAY_S
 
 
 class DoorLink(MemoryLink):
-    """Refuses what a door would refuse."""
+    """Rejects what an intake would reject."""
 
     def __init__(self, clock):
         super().__init__()
-        door, anna = Door(bytes(32), game_name("my-game"), clock), player_name("anna")
-        self.refuses = lambda frame: not isinstance(door.admit([frame], {frame.session: anna})[0], Frame)
+        intake = Intake(bytes(32), game_name("my-game"), clock)
+        anna = player_name("anna")
+        self.refuses = lambda frame: (
+            not isinstance(intake.admit([frame], {frame.session: anna})[0], Frame)
+        )
 
 
 def by_episode(game):
@@ -33,7 +36,7 @@ def by_recorder(game, recorder):
 
 @pytest.mark.parametrize("how", ["episode", "recorder"])
 @pytest.mark.parametrize("sleeps", [True, False])
-def test_whoever_plays_for_weeks_is_never_refused(tmp_path, how, sleeps):
+def test_a_client_that_plays_for_weeks_is_never_rejected(tmp_path, how, sleeps):
     clock = FakeClock()
     link = DoorLink(clock)
     game = client(link, tmp_path, clock=clock)
@@ -47,14 +50,19 @@ def test_whoever_plays_for_weeks_is_never_refused(tmp_path, how, sleeps):
         game.pump()
     assert game.stats().open_episodes == (recorder is not None)
     game.close()
-    assert (game.stats().acked_steps, game.stats().refused_steps, game.stats().ignored_calls) == (120, 0, 0)
+    assert (game.stats().acked_steps, game.stats().refused_steps, game.stats().ignored_calls) == (
+        120,
+        0,
+        0,
+    )
     found = link.by_session()
     assert len(found) > 6
     assert {len(steps) for frames in found.values() for steps in episodes(frames)} == {3}
 
 
-def test_a_recorder_in_the_middle_of_an_old_session_is_cut_at_its_reset_and_goes_on(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+def test_a_recorder_with_an_old_session_is_cut_at_its_reset_and_continues(tmp_path):
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     recorder = game.recorder(player="anna")
     recorder.reset([0, 0])
@@ -71,7 +79,8 @@ def test_a_recorder_in_the_middle_of_an_old_session_is_cut_at_its_reset_and_goes
 
 
 def test_a_clock_that_is_set_back_starts_a_new_session(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     game = client(link, tmp_path, clock=clock)
     by_episode(game)
     clock.now_s -= 400 * DAY_S

@@ -1,4 +1,4 @@
-"""What is on disk when a game dies, and what the next start makes of it."""
+"""The files that a killed game leaves, and how the next start uses them."""
 
 import os
 import signal
@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
-from understudy.client import connect
-from understudy.client.sender import send_leftovers
-from understudy.client.spool import Entry, SessionSpool, Spool, forget_spooled, read_about
+from understudy.client import ClientConfig, connect
+from understudy.client.sender import send_unsent_frames
+from understudy.client.spool import SessionSpool, Spool, SpooledFrame, forget_spooled, read_session
 from understudy.core.errors import Corrupt, Locked, SpecError
-from understudy.core.frame import (
+from understudy.core.log import FileLock, LogFile
+from understudy.core.names import new_session, player_name
+from understudy.experience.frame import (
     CloseReport,
     DropReport,
     FrameKind,
@@ -26,10 +28,8 @@ from understudy.core.frame import (
     read_close,
     read_drop,
 )
-from understudy.core.game import game_spec
-from understudy.core.log import FileLock, LogFile
-from understudy.core.names import new_session, player_name
-from understudy.core.session import SPOOL_S
+from understudy.experience.game import game_spec
+from understudy.experience.session import SPOOL_S
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 ANNA = player_name("anna")
@@ -41,11 +41,13 @@ def spool_of(folder: Path, clock: FakeClock | None = None) -> tuple[Spool, Sessi
     return spool, spool.create(session, player=ANNA, spec=SPEC)
 
 
-def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[Entry]:
-    return [one.add(data_frame(one.session, one.next_no, bytes([at]) * size), 10) for at in range(n)]
+def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[SpooledFrame]:
+    return [
+        one.add(data_frame(one.session, one.next_no, bytes([at]) * size), 10) for at in range(n)
+    ]
 
 
-def adopted(folder: Path) -> tuple[SessionSpool, list[Entry]]:
+def adopted(folder: Path) -> tuple[SessionSpool, list[SpooledFrame]]:
     ((one, entries),) = Spool(folder).adopt(FakeClock().now())
     return one, entries
 
@@ -59,7 +61,12 @@ def test_unfinished_frames_are_found_again_in_order(tmp_path):
     one.close()
     other, found = adopted(tmp_path)
     assert [entry.chunk_no for entry in found] == [2, 3, 4]
-    assert (other.next_no, other.n_steps, other.player, other.spec.schema) == (5, 50, "anna", SPEC.schema)
+    assert (other.next_no, other.n_steps, other.player, other.spec.schema) == (
+        5,
+        50,
+        "anna",
+        SPEC.schema,
+    )
     frame = other.read(found[0])
     assert frame is not None
     assert frame.body == bytes([2]) * 100
@@ -79,7 +86,7 @@ def test_a_live_session_is_left_alone(tmp_path):
     one.close()
 
 
-def test_a_torn_end_is_left_out(tmp_path):
+def test_a_torn_end_is_skipped(tmp_path):
     _, one = spool_of(tmp_path)
     fill(one, 3)
     one.close()
@@ -102,7 +109,7 @@ def test_dropped_frames_whose_report_was_spooled_are_not_sent(tmp_path):
     other.close()
 
 
-def test_frames_the_disk_refused_are_known_to_be_lost(tmp_path, monkeypatch):
+def test_frames_that_could_not_be_written_are_known_to_be_lost(tmp_path, monkeypatch):
     _, one = spool_of(tmp_path)
     fill(one, 2)
     with monkeypatch.context() as patch:
@@ -121,7 +128,7 @@ def no_room(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_what_arrived_out_of_order_is_not_taken_for_lost(tmp_path):
+def test_frames_acknowledged_out_of_order_are_not_considered_lost(tmp_path):
     spool = Spool(tmp_path, cap_bytes=64 * 1024)
     one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
     entries = fill(one, 8, size=3000)
@@ -135,7 +142,7 @@ def test_what_arrived_out_of_order_is_not_taken_for_lost(tmp_path):
     other.close()
 
 
-def test_files_go_as_soon_as_all_before_them_is_done(tmp_path):
+def test_files_are_deleted_as_soon_as_all_before_them_are_done(tmp_path):
     spool = Spool(tmp_path, cap_bytes=64 * 1024)
     one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
     entries = fill(one, 12, size=3000)
@@ -150,7 +157,7 @@ def test_files_go_as_soon_as_all_before_them_is_done(tmp_path):
     one.close()
 
 
-def test_a_close_frame_that_was_spooled_is_not_made_twice(tmp_path):
+def test_a_spooled_close_frame_is_not_created_twice(tmp_path):
     _, one = spool_of(tmp_path)
     (entry,) = fill(one, 1)
     one.done(entry, arrived=True)
@@ -174,32 +181,34 @@ def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_says_whose_session_it_holds(tmp_path):
+def test_a_session_folder_names_its_player_and_game(tmp_path):
     _, one = spool_of(tmp_path)
-    about = read_about(tmp_path / str(one.session))
+    about = read_session(tmp_path / str(one.session))
     assert (about.player, about.game, about.spec()) == ("anna", "my-game", SPEC)
     one.close()
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"[]", b'{"player":""}', b'{"player":"anna"}', b"\xff"])
-def test_a_folder_that_does_not_say_so_is_corrupt_and_skipped(tmp_path, raw):
+def test_a_session_folder_without_them_is_corrupt_and_skipped(tmp_path, raw):
     folder = tmp_path / "tag" / str(new_session(FakeClock().now()))
     folder.mkdir(parents=True)
     if raw is not None:
         (folder / "session.json").write_bytes(raw)
-    with pytest.raises(Corrupt, match="whose session"):
-        read_about(folder)
+    with pytest.raises(Corrupt, match="missing or damaged"):
+        read_session(folder)
     assert forget_spooled(tmp_path, "anna", ["my-game"]) == 0
-    assert send_leftovers(tmp_path / "tag", lambda spec: MemoryLink()) == 0
+    assert send_unsent_frames(tmp_path / "tag", lambda spec: MemoryLink()) == 0
     assert folder.exists()
 
 
 def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
-    left = [left_by(tmp_path / tag, name) for tag, name in (("a", "anna"), ("b", "anna"), ("a", "ben"))]
+    left = [
+        left_by(tmp_path / tag, name) for tag, name in (("a", "anna"), ("b", "anna"), ("a", "ben"))
+    ]
     unreadable = tmp_path / "a" / left[0].name / "session.json"
     unreadable.write_bytes(unreadable.read_bytes().replace(b"obs_names", b"of a later build"))
     with pytest.raises(SpecError):
-        read_about(left[0]).spec()
+        read_session(left[0]).spec()
     _, played = spool_of(tmp_path / "a")
     assert forget_spooled(tmp_path, "anna", ["other-game"]) == 0
     assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == 2
@@ -209,22 +218,23 @@ def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
 
 
 def left_by(folder: Path, name: str) -> Path:
-    """The folder of a session that a killed game left."""
+    """Create and return the folder of a killed game's session."""
     one = Spool(folder).create(new_session(FakeClock().now()), player=player_name(name), spec=SPEC)
     fill(one, 1)
     one.close()
     return folder / str(one.session)
 
 
-def test_what_killed_games_left_is_sent_without_a_game(tmp_path):
-    clock, link = FakeClock(), MemoryLink()
+def test_unsent_frames_of_killed_games_are_sent_without_a_game(tmp_path):
+    clock = FakeClock()
+    link = MemoryLink()
     left_by(tmp_path, "anna")
-    assert send_leftovers(tmp_path, lambda spec: link, clock=clock) == 2
+    assert send_unsent_frames(tmp_path, lambda spec: link, clock=clock) == 2
     assert [frame.kind for frame in link.frames] == [FrameKind.DATA, FrameKind.CLOSE]
     assert link.specs == [SPEC]
 
 
-def test_a_folder_that_is_being_made_is_not_touched(tmp_path):
+def test_a_folder_that_is_being_created_is_not_adopted(tmp_path):
     clock = FakeClock()
     folder = tmp_path / str(new_session(clock.now()))
     folder.mkdir()
@@ -235,15 +245,16 @@ def test_a_folder_that_is_being_made_is_not_touched(tmp_path):
     assert not folder.exists()
 
 
-def test_strangers_in_the_spool_folder_are_ignored(tmp_path):
+def test_unknown_files_in_the_spool_folder_are_ignored(tmp_path):
     spool = Spool(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    assert not spool.has_leftovers()
+    assert not spool.has_sessions()
     assert list(spool.adopt(FakeClock().now())) == []
 
 
 def test_the_next_start_sends_what_a_closed_game_could_not(tmp_path):
-    link, clock = MemoryLink(), FakeClock()
+    link = MemoryLink()
+    clock = FakeClock()
     link.is_down = True
     game = client(link, tmp_path, clock=clock)
     ep = game.episode(player="anna")
@@ -284,7 +295,7 @@ VICTIM = """
     import sys, time
     import numpy as np
     from pathlib import Path
-    from understudy.client import connect
+    from understudy.client import ClientConfig, SenderConfig, connect
 
     class Down:
         address = "memory"
@@ -292,7 +303,9 @@ VICTIM = """
         def send(self, frames, players, *, skipped_steps=0): raise ConnectionError
         def close(self): pass
 
-    game = connect("my-game", obs=2, actions=3, link=Down(), spool=sys.argv[1], linger_s=0.01)
+    sender = SenderConfig(linger_s=0.01)
+    config = ClientConfig(link=Down(), spool=sys.argv[1], sender=sender)
+    game = connect("my-game", obs=2, actions=3, config=config)
     ep = game.episode(player="anna")
     at = 0
     while True:
@@ -308,7 +321,9 @@ VICTIM = """
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is a POSIX signal")
 def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     victim = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(VICTIM), str(tmp_path / "spool")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(VICTIM), str(tmp_path / "spool")],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert victim.stdout is not None
     spooled = 0
@@ -318,9 +333,13 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     victim.wait(10)
     victim.stdout.close()
     link = MemoryLink()
-    game = connect("my-game", obs=2, actions=3, link=link, spool=tmp_path / "spool")
+    config = ClientConfig(link=link, spool=tmp_path / "spool")
+    game = connect("my-game", obs=2, actions=3, config=config)
     deadline = time.monotonic() + 30
-    while not any(frame.kind is FrameKind.CLOSE for frame in link.frames) and time.monotonic() < deadline:
+    while (
+        not any(frame.kind is FrameKind.CLOSE for frame in link.frames)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     game.close()
     (frames,) = link.by_session().values()
@@ -334,7 +353,7 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     assert not list((tmp_path / "spool").glob("*/*/*.log"))
 
 
-def test_a_loss_whose_report_found_no_room_is_found_again_by_the_next_start(tmp_path, monkeypatch):
+def test_a_loss_whose_report_could_not_be_written_is_found_by_the_next_start(tmp_path, monkeypatch):
     _, one = spool_of(tmp_path)
     fill(one, 1)
     monkeypatch.setattr(LogFile, "append", no_room)

@@ -1,4 +1,4 @@
-"""The proof that what is stored is what happened: every transition, bit for bit, however it was cut."""
+"""Every stored transition equals the played one, bit for bit, however chunks are cut."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.client.fakes import MemoryLink, Transition, as_bytes, client, episodes
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import FrameKind
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 
 def f32(*numbers: float) -> np.ndarray:
@@ -42,7 +42,14 @@ def test_a_scripted_game_is_stored_as_it_was_played(tmp_path):
     ]
     assert episodes(frames) == [
         [
-            Transition((obs.tobytes(),), (np.int32(action).tobytes(),), reward, (after.tobytes(),), ended, False)
+            Transition(
+                (obs.tobytes(),),
+                (np.int32(action).tobytes(),),
+                reward,
+                (after.tobytes(),),
+                ended,
+                False,
+            )
             for obs, action, reward, after, ended in expected
         ]
     ]
@@ -54,27 +61,33 @@ LEAVES = st.one_of(
         Box,
         st.lists(st.integers(1, 4), max_size=3).map(tuple),
         st.sampled_from(
-            [DTYPES[name] for name in ("F16", "F32", "F64", "U8", "I8", "I16", "U16", "I32", "I64", "U64")]
+            [
+                DTYPES[name]
+                for name in ("F16", "F32", "F64", "U8", "I8", "I16", "U16", "I32", "I64", "U64")
+            ]
         ),
     ),
     st.builds(Box, st.just((24, 24)), st.just(DTYPES["U8"])),
     st.builds(Discrete, st.integers(1, 9), st.integers(-3, 3)),
     st.builds(
-        lambda counts: MultiDiscrete(tuple(counts), (len(counts),)), st.lists(st.integers(1, 5), min_size=1, max_size=3)
+        lambda counts: MultiDiscrete(tuple(counts), (len(counts),)),
+        st.lists(st.integers(1, 5), min_size=1, max_size=3),
     ),
     st.builds(MultiBinary, st.just((5,))),
 )
 PARTS = st.one_of(
     LEAVES.map(lambda leaf: {"": leaf}),
-    st.dictionaries(st.sampled_from(["a", "b.c", "b.d", "0", "x-y"]), LEAVES, min_size=1, max_size=3),
+    st.dictionaries(
+        st.sampled_from(["a", "b.c", "b.d", "0", "x-y"]), LEAVES, min_size=1, max_size=3
+    ),
 )
 
 
 @st.composite
 def specs(draw: Any) -> GameSpec:
     action: Mapping[str, Space] = draw(PARTS)
-    has_legal = isinstance(action.get(""), Discrete) and draw(st.booleans())
-    return game_spec("any-game", obs=draw(PARTS), actions=action, has_legal=has_legal)
+    has_action_mask = isinstance(action.get(""), Discrete) and draw(st.booleans())
+    return game_spec("any-game", obs=draw(PARTS), actions=action, has_action_mask=has_action_mask)
 
 
 def sample(space: Space, rng: np.random.Generator) -> np.ndarray:
@@ -88,11 +101,13 @@ def sample(space: Space, rng: np.random.Generator) -> np.ndarray:
     if space.dtype.kind == "f":
         return np.asarray(rng.normal(size=space.shape)).astype(space.dtype)
     info = np.iinfo(space.dtype)
-    return np.asarray(rng.integers(info.min, info.max, space.shape, dtype=space.dtype, endpoint=True))
+    return np.asarray(
+        rng.integers(info.min, info.max, space.shape, dtype=space.dtype, endpoint=True)
+    )
 
 
 def tree(values: Mapping[str, Any]) -> Any:
-    """Values by dotted path as a game would hand them over: nested mappings, or the value itself."""
+    """Return values by dotted path as a game passes them: nested mappings, or the value itself."""
     if set(values) == {""}:
         return values[""]
     nested: dict[str, Any] = {}
@@ -108,7 +123,9 @@ def tree(values: Mapping[str, Any]) -> Any:
 PLAN = st.lists(
     st.tuples(
         st.integers(1, 12),
-        st.sampled_from(["terminated", "truncated", "both_unseen", "truncated_unseen", "cut", "result"]),
+        st.sampled_from(
+            ["terminated", "truncated", "both_unseen", "truncated_unseen", "cut", "result"]
+        ),
         st.sampled_from(["granted", "denied", "unknown"]),
     ),
     min_size=1,
@@ -118,11 +135,14 @@ PLAN = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(
-    spec=specs(), plans=st.lists(PLAN, min_size=1, max_size=3), seed=st.integers(0, 2**32 - 1),
-    cuts=st.sampled_from([0.0, 0.1, 0.5]), small=st.booleans(),
-)  # fmt: skip
+    spec=specs(),
+    plans=st.lists(PLAN, min_size=1, max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+    cuts=st.sampled_from([0.0, 0.1, 0.5]),
+    small=st.booleans(),
+)
 def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small):
-    """Random spaces, lengths and cuts; interleaved sessions; ends with and without a last observation."""
+    """Random spaces, lengths and cuts; interleaved sessions; ends with or without an obs."""
     rng = np.random.default_rng(seed)
     link = MemoryLink()
     with TemporaryDirectory() as folder:
@@ -140,36 +160,55 @@ def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small)
         assert len(found) == len(expected)
         for mine, true in zip(found, expected, strict=True):
             assert mine == [
-                one if one.next_obs is not None else Transition(
-                    one.obs, one.action, one.reward, mine[at].next_obs, one.terminated, one.truncated
+                one
+                if one.next_obs is not None
+                else Transition(
+                    one.obs,
+                    one.action,
+                    one.reward,
+                    mine[at].next_obs,
+                    one.terminated,
+                    one.truncated,
                 )
                 for at, one in enumerate(true)
-            ]  # fmt: skip
+            ]
 
 
-def play(game: Any, spec: GameSpec, plans: list[Any], rng: np.random.Generator, cuts: float) -> dict[str, list[Any]]:
-    """Play one script per player, interleaved at random; what truly happened, by player."""
+def play(
+    game: Any, spec: GameSpec, plans: list[Any], rng: np.random.Generator, cuts: float
+) -> dict[str, list[Any]]:
+    """Play one script per player, interleaved at random; returns the true transitions by player."""
     truth: dict[str, list[Any]] = {f"player {n}": [] for n in range(len(plans))}
-    scripts = [script(game, spec, f"player {n}", plan, rng, truth[f"player {n}"]) for n, plan in enumerate(plans)]
+    scripts = [
+        script(game, spec, f"player {n}", plan, rng, truth[f"player {n}"])
+        for n, plan in enumerate(plans)
+    ]
     while scripts:
         one = scripts[int(rng.integers(len(scripts)))]
         if next(one, "over") == "over":
             scripts.remove(one)
         if rng.random() < cuts:
             game._config.clock.advance(2.0)
-        # Without a thread somebody must empty the hand-off, or it would drop its oldest.
+        # Without a thread, the test must empty the handoff before it drops its oldest block.
         game.pump()
     return truth
 
 
-def script(game: Any, spec: GameSpec, player: str, plan: list[Any], rng: np.random.Generator, truth: list[Any]) -> Any:
+def script(
+    game: Any,
+    spec: GameSpec,
+    player: str,
+    plan: list[Any],
+    rng: np.random.Generator,
+    truth: list[Any],
+) -> Any:
     for n_steps, ending, consent in plan:
         ep = game.episode(player=player, consent=consent)
         obs = {path: sample(space, rng) for path, space in spec.obs.items()}
         steps: list[Transition] = []
         for at in range(n_steps):
             action = {path: sample(space, rng) for path, space in spec.action.items()}
-            ep.acted(tree(obs), tree(action), legal=mask(spec, action, rng))
+            ep.acted(tree(obs), tree(action), action_mask=mask(spec, action, rng))
             reward = float(np.float32(rng.normal()))
             ep.reward(reward)
             yield
@@ -178,11 +217,14 @@ def script(game: Any, spec: GameSpec, player: str, plan: list[Any], rng: np.rand
             terminated = last and ending in ("terminated", "both_unseen", "result")
             steps.append(
                 Transition(
-                    as_bytes(obs), as_bytes(action), reward,
+                    as_bytes(obs),
+                    as_bytes(action),
+                    reward,
                     None if last and ending == "both_unseen" else as_bytes(after),
-                    terminated, last and ending == "truncated",
+                    terminated,
+                    last and ending == "truncated",
                 )
-            )  # fmt: skip
+            )
             obs = after
         finish(ep, ending, tree(obs))
         if ending in ("truncated_unseen", "cut"):
@@ -194,11 +236,11 @@ def script(game: Any, spec: GameSpec, player: str, plan: list[Any], rng: np.rand
 
 def mask(spec: GameSpec, action: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray | None:
     discrete = spec.discrete
-    if not spec.has_legal or discrete is None:
+    if not spec.has_action_mask or discrete is None:
         return None
-    legal = rng.random(discrete.n) < 0.5
-    legal[int(action[""]) - discrete.start] = True
-    return legal
+    action_mask = rng.random(discrete.n) < 0.5
+    action_mask[int(action[""]) - discrete.start] = True
+    return action_mask
 
 
 def finish(ep: Any, ending: str, obs: Any) -> None:
@@ -218,7 +260,7 @@ def finish(ep: Any, ending: str, obs: Any) -> None:
 
 
 @pytest.mark.parametrize("ending", ["truncated_unseen", "cut"])
-def test_a_cut_episode_says_so_and_keeps_what_was_known(tmp_path, ending):
+def test_a_cut_episode_is_marked_and_keeps_its_closed_steps(tmp_path, ending):
     link = MemoryLink()
     with client(link, tmp_path) as game:
         ep = game.episode(player="anna", match="m-1")

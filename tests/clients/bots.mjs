@@ -1,73 +1,77 @@
-// Shows the client what platforms tell about their bots, good and forged, and prints who plays after each.
+// Serves live models to the client, valid and forged, and prints which bot plays after each.
 import { readFileSync } from "node:fs";
 import { checkSigned, connect } from "../../clients/js/understudy.js";
 import { storage } from "./storage.mjs";
 
-const given = JSON.parse(readFileSync(0, "utf8"));
+const request = JSON.parse(readFileSync(0, "utf8"));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** A platform that tells what it is told to tell. */
+/** A platform that serves the live models it is set to. */
 function platform() {
-  const state = { casting: null, policies: {}, isDown: false, asked: -1 };
+  const state = { liveModels: null, policies: {}, isDown: false, asked: -1 };
   const answer = (status, body) => new Response(body, { status });
   state.fetch = async (url, { method, signal }) => {
     if (state.isDown) throw new TypeError("down");
     if (method === "PUT") return answer(200, "{}");
     const policy = /\/models\/(\d+)\/policy$/.exec(url);
-    if (policy && state.policies[policy[1]] === null) throw new TypeError("it never comes");
+    if (policy && state.policies[policy[1]] === null) throw new TypeError("no response");
     if (policy) return answer(200, Buffer.from(state.policies[policy[1]] ?? "", "hex"));
     const model = /\/models\/(\d+)$/.exec(url);
     if (model) return answer(200, JSON.stringify({ model_no: Number(model[1]), signed: state.models[model[1]] }));
     const after = Number(/after=(\d+)/.exec(url)?.[1] ?? -1);
     state.asked = after;
-    while (!(state.casting && state.casting.number > after)) {
+    while (!(state.liveModels && state.liveModels.number > after)) {
       if (signal.aborted) throw new TypeError("aborted");
       await sleep(1);
-      if (state.isHasty) return answer(204, null); // it does not wait for news
+      if (state.isHasty) return answer(204, null); // it does not hold a long poll
     }
-    return answer(200, JSON.stringify(state.casting));
+    return answer(200, JSON.stringify(state.liveModels));
   };
   return state;
 }
 
 async function scenario({ steps, spec }) {
-  const [kept, told, seen] = [storage(), platform(), []];
-  let [game, names, clockMs] = [null, [], 0];
+  const stored = storage();
+  const server = platform();
+  const seen = [];
+  const names = [];
+  let game = null;
+  let clockMs = 0;
   for (const step of steps) {
     if (step.spoil)
-      for (const [key, value] of kept.kept)
-        if (key.includes(step.spoil)) kept.kept.set(key, value.slice(0, value.length / 2));
+      for (const [key, value] of stored.items)
+        if (key.includes(step.spoil)) stored.items.set(key, value.slice(0, value.length / 2));
     if (step.start) {
       await game?.close(1);
-      told.isDown = step.start.isOffline ?? false;
+      server.isDown = step.start.isOffline ?? false;
       const how = {
         url: "http://127.0.0.1:1",
         key: step.start.key ?? "uk_x",
         spec,
-        fetch: told.fetch,
-        storage: kept,
+        fetch: server.fetch,
+        storage: stored,
         trust: step.start.trust ?? [],
       };
       game = await connect(spec.game, { ...how, now: () => Date.now() + clockMs });
       game.onBot((name) => names.push(name));
     }
     if (step.otherPageSaw) {
-      const key = [...kept.kept.keys()].find((one) => one.endsWith("/bot"));
-      kept.kept.set(key, JSON.stringify({ ...JSON.parse(kept.kept.get(key)), seen: step.otherPageSaw }));
+      const key = [...stored.items.keys()].find((name) => name.endsWith("/bot"));
+      stored.items.set(key, JSON.stringify({ ...JSON.parse(stored.items.get(key)), seen: step.otherPageSaw }));
     }
     clockMs += 1000 * (step.afterS ?? 0);
-    if (step.tell) {
-      Object.assign(told, {
-        casting: step.tell,
-        policies: step.policies ?? told.policies,
-        models: step.models ?? told.models,
+    if (step.liveModels) {
+      Object.assign(server, {
+        liveModels: step.liveModels,
+        policies: step.policies ?? server.policies,
+        models: step.models ?? server.models,
       });
       const endMs = Date.now() + 60_000;
-      while (!step.wanted && told.asked < step.tell.number && Date.now() < endMs) await sleep(1);
+      while (!step.untilBot && server.asked < step.liveModels.number && Date.now() < endMs) await sleep(1);
     }
-    told.isHasty = step.isHasty ?? told.isHasty;
+    server.isHasty = step.isHasty ?? server.isHasty;
     const endMs = Date.now() + 60_000;
-    while (step.wanted && game.bot !== step.wanted && Date.now() < endMs) await sleep(5);
+    while (step.untilBot && game.bot !== step.untilBot && Date.now() < endMs) await sleep(5);
     const models = Array.from({ length: step.episodes ?? 1 }, () => {
       const episode = game.episode();
       const action = episode.act([0, 0], { otherwise: spec.action_names[0] ?? 0, deterministic: true });
@@ -75,21 +79,21 @@ async function scenario({ steps, spec }) {
       return [episode.bot, action];
     });
     const { refusedBots, lastBotError } = game.stats();
-    const one = {
+    const result = {
       bot: game.bot,
       refused: refusedBots,
       error: lastBotError,
       models,
-      cast: Array.from({ length: step.episodes ?? 1 }, () => game.cast()?.name ?? null),
-      record: [...kept.kept].find(([key]) => key.endsWith("/bot"))?.[1],
-      kept: [...kept.kept.keys()].map((key) => key.split("/").slice(2).join("/")),
+      picked: Array.from({ length: step.episodes ?? 1 }, () => game.pickBot()?.name ?? null),
+      record: [...stored.items].find(([key]) => key.endsWith("/bot"))?.[1],
+      storage: [...stored.items.keys()].map((key) => key.split("/").slice(2).join("/")),
     };
     if (step.model)
-      one.model = await game.model(step.model).then(
+      result.model = await game.model(step.model).then(
         (bot) => bot.name,
         (error) => error.code,
       );
-    seen.push(one);
+    seen.push(result);
   }
   await game?.close(1);
   return { seen, names };
@@ -100,9 +104,9 @@ const checked = async ([text, trust]) =>
     (entry) => ({ entry }),
     (error) => ({ code: error.code }),
   );
-const found = {
-  checked: await Promise.all((given.signed ?? []).map(checked)),
-  scenarios: await Promise.all((given.scenarios ?? []).map(scenario)),
+const output = {
+  checked: await Promise.all((request.signed ?? []).map(checked)),
+  scenarios: await Promise.all((request.scenarios ?? []).map(scenario)),
 };
-// To exit at once would cut off what a pipe has not taken yet.
-process.stdout.write(JSON.stringify(found), () => process.exit(0));
+// Exiting at once would lose output that the pipe has not read yet.
+process.stdout.write(JSON.stringify(output), () => process.exit(0));

@@ -1,11 +1,11 @@
-// What understudy.js writes for what Python asks for: specs, JSON, sums and the worked parcel of docs/protocol.md.
+// What understudy.js writes for Python's requests: specs, JSON, checksums and the example batch of docs/protocol.md.
 import { readFileSync } from "node:fs";
 import * as us from "../../clients/js/understudy.js";
 
-const given = JSON.parse(readFileSync(0, "utf8"));
+const requested = JSON.parse(readFileSync(0, "utf8"));
 const hex = (bytes) => Buffer.from(bytes).toString("hex");
 
-function parcel() {
+function frameBatch() {
   const spec = us.specOf("cart", { obs: 2, actions: ["left", "right"] });
   const session = "019a86a0-1000-7000-8000-0123456789ab";
   const column = (dtype, data, ...shape) => ({ dtype, shape: [3, ...shape], data });
@@ -31,7 +31,7 @@ function parcel() {
       truncated: column("BOOL", Uint8Array.of(0, 0, 0)),
     },
   );
-  return hex(us.encodeParcel([us.encodeFrame("data", session, 0, chunk)], { [session]: "ada", other: "eve" }));
+  return hex(us.encodeFrameBatch([us.encodeFrame("data", session, 0, chunk)], { [session]: "ada", other: "eve" }));
 }
 
 const refused = (work) => {
@@ -41,25 +41,25 @@ const refused = (work) => {
     return `${error.code}`;
   }
 };
-const shape = (one) => ({
-  obs: one.obs,
-  actions: one.actions,
-  hasLegal: one.has_legal,
-  maxEpisodeSteps: one.max_episode_steps,
+const shape = (entry) => ({
+  obs: entry.obs,
+  actions: entry.actions,
+  hasActionMask: entry.has_action_mask,
+  maxEpisodeSteps: entry.max_episode_steps,
 });
 console.log(
   JSON.stringify({
-    parcel: parcel(),
-    specs: (given.specs ?? []).map((one) => {
-      const spec = us.specOf(one.game, shape(one));
+    frameBatch: frameBatch(),
+    specs: (requested.specs ?? []).map((entry) => {
+      const spec = us.specOf(entry.game, shape(entry));
       return [us.specJson(spec), us.schemaOf(spec)];
     }),
-    again: (given.texts ?? []).map((text) => us.specJson(JSON.parse(text))),
-    refused: (given.refused ?? []).map((one) => refused(() => us.specJson(us.specOf(one.game, shape(one))))),
-    json: (given.values ?? []).map((value) => us.canonicalJson(value)),
-    sums: (given.raw ?? []).map((raw) => [us.crc32(Buffer.from(raw, "hex")), us.sha256(Buffer.from(raw, "hex"))]),
-    sessions: (given.sessions ?? []).map(([ms, random]) => us.newSession(ms, Buffer.from(random, "hex"))),
-    tensors: (given.tensors ?? []).map((raw) =>
+    again: (requested.texts ?? []).map((text) => us.specJson(JSON.parse(text))),
+    refused: (requested.refused ?? []).map((entry) => refused(() => us.specJson(us.specOf(entry.game, shape(entry))))),
+    json: (requested.values ?? []).map((value) => us.canonicalJson(value)),
+    sums: (requested.raw ?? []).map((raw) => [us.crc32(Buffer.from(raw, "hex")), us.sha256(Buffer.from(raw, "hex"))]),
+    sessions: (requested.sessions ?? []).map(([ms, random]) => us.newSession(ms, Buffer.from(random, "hex"))),
+    tensors: (requested.tensors ?? []).map((raw) =>
       refused(() => {
         const { columns, metadata } = us.decodeTensors(Buffer.from(raw, "hex"));
         return hex(us.encodeTensors(columns, metadata));

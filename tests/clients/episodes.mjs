@@ -1,8 +1,8 @@
-// Plays random episodes through the real client into a fetch that keeps every parcel; prints the parcels and the truth.
+// Plays random episodes through the real client into a fetch that keeps every frame batch; prints the batches and the truth.
 import { readFileSync } from "node:fs";
 import { connect } from "../../clients/js/understudy.js";
 
-const given = JSON.parse(readFileSync(0, "utf8"));
+const request = JSON.parse(readFileSync(0, "utf8"));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 function drawing(seed) {
@@ -13,9 +13,9 @@ function drawing(seed) {
   };
 }
 
-/** A gateway that takes everything, but for what goes wrong on the way there and back; `chaos` is how often. */
-function door(random, { loses = 0, chaos = 0 }) {
-  const parcels = [];
+/** A gateway that accepts everything except for injected faults; `chaos` is their probability. */
+function fakeGateway(random, { loses = 0, chaos = 0 }) {
+  const batches = [];
   const answer = (status, body) => new Response(status === 204 ? null : JSON.stringify(body), { status });
   const fetch = async (url, { method, body, signal }) => {
     if (method === "PUT") return answer(200, {});
@@ -28,31 +28,31 @@ function door(random, { loses = 0, chaos = 0 }) {
     if (fault && how === 1) return answer(503, { error: { code: "busy", detail: "later", retry_after_s: 0.01 } });
     if (fault && how === 2)
       return answer(404, { error: { code: "not_registered", detail: "who?", retry_after_s: null } });
-    parcels.push(Buffer.from(body).toString("hex"));
-    if (random() < loses || (fault && how === 3)) throw new TypeError("connection reset"); // it arrived, and nobody will know
-    if (fault && how === 4) return answer(200, { acks: [], keep_share: 1 });
+    batches.push(Buffer.from(body).toString("hex"));
+    if (random() < loses || (fault && how === 3)) throw new TypeError("connection reset"); // it arrived, but the client cannot know
+    if (fault && how === 4) return answer(200, { acks: [], recording_rate: 1 });
     const raw = Buffer.from(body);
     const acks = [];
     for (let at = 8 + raw.readUInt32LE(4); at < raw.length; at += 64 + raw.readUInt32LE(at + 8)) {
       const accepted = !(fault && how === 5 && random() < 0.5);
       acks.push({ accepted, refused: null, retry_after_s: accepted ? 0 : 0.01, error: "" });
     }
-    return answer(200, { acks, keep_share: chaos ? 0.5 + random() / 2 : 1 });
+    return answer(200, { acks, recording_rate: chaos ? 0.5 + random() / 2 : 1 });
   };
-  return { fetch, parcels };
+  return { fetch, batches };
 }
 
 async function play(plan) {
   const random = drawing(plan.seed);
   const below = (n) => Math.floor(random() * n);
-  const { fetch, parcels } = door(random, plan);
-  const { obs, actions, hasLegal = false } = plan;
+  const { fetch, batches } = fakeGateway(random, plan);
+  const { obs, actions, hasActionMask = false } = plan;
   const how = {
     url: "http://127.0.0.1:1",
     key: "uk_x",
     obs,
     actions,
-    hasLegal,
+    hasActionMask,
     fetch,
     consent: "granted",
     lingerS: plan.lingerS ?? 1,
@@ -75,52 +75,52 @@ async function play(plan) {
       number,
     }));
     for (let step = 0; step < length; step++) {
-      for (const one of open) {
-        const legal = hasLegal ? Array.from({ length: plan.n }, () => random() < 0.5) : null;
+      for (const seat of open) {
+        const actionMask = hasActionMask ? Array.from({ length: plan.n }, () => random() < 0.5) : null;
         const action = below(plan.n);
-        if (legal) legal[action] = true;
+        if (actionMask) actionMask[action] = true;
         const decision = {
           obs: look(),
           action,
-          legal,
+          actionMask,
           by: ["person", "bot", "script", "unknown"][below(4)],
           reward: 0,
         };
-        one.episode.acted(decision.obs, decision.action, { legal, by: decision.by });
-        one.steps.push(decision);
+        seat.episode.acted(decision.obs, decision.action, { actionMask, by: decision.by });
+        seat.steps.push(decision);
         for (let times = below(3); times > 0; times--) {
           const reward = Math.fround(random() - 0.5);
           decision.reward += reward;
-          one.episode.reward(reward);
+          seat.episode.reward(reward);
         }
       }
       if (random() < (plan.pauses ?? 0)) await sleep(3);
     }
-    for (const one of open) {
-      one.end = plan.ends[below(plan.ends.length)];
-      one.isKept = one.episode.isKept;
-      const legal = hasLegal ? Array(plan.n).fill(true) : null;
-      one.last = one.end === "terminated unseen" || one.end === "truncated unseen" ? null : look();
-      if (one.end === "cancelled") one.episode.cancel();
-      else if (one.end === "left") one.episode = null;
-      else one.episode.end(one.last, { truncated: one.end.startsWith("truncated"), result: "win", legal });
+    for (const seat of open) {
+      seat.end = plan.ends[below(plan.ends.length)];
+      seat.isRecorded = seat.episode.isRecorded;
+      const actionMask = hasActionMask ? Array(plan.n).fill(true) : null;
+      seat.last = seat.end === "terminated unseen" || seat.end === "truncated unseen" ? null : look();
+      if (seat.end === "cancelled") seat.episode.cancel();
+      else if (seat.end === "left") seat.episode = null;
+      else seat.episode.end(seat.last, { truncated: seat.end.startsWith("truncated"), result: "win", actionMask });
       truth.push({
-        seat: one.seat,
-        player: one.player,
-        steps: one.steps,
-        end: one.end,
-        last: one.last,
-        number: one.number,
-        isKept: one.isKept,
+        seat: seat.seat,
+        player: seat.player,
+        steps: seat.steps,
+        end: seat.end,
+        last: seat.last,
+        number: seat.number,
+        isRecorded: seat.isRecorded,
       });
     }
     if (plan.consents) game.setConsent(["granted", "denied", "unknown"][number % 3]);
     if (random() < (plan.pauses ?? 0)) await sleep(3);
   }
   const isAll = await game.close(60);
-  return { parcels, truth, isAll, stats: game.stats() };
+  return { batches, truth, isAll, stats: game.stats() };
 }
 
 const played = [];
-for (const plan of given.plans) played.push(await play(plan));
+for (const plan of request.plans) played.push(await play(plan));
 console.log(JSON.stringify(played));

@@ -1,4 +1,4 @@
-"""Node, for tests that compare the JavaScript client with Python; they are skipped by name where it is missing."""
+"""Runs scripts in Node, to compare the JavaScript client with Python; skipped without Node."""
 
 import functools
 import json
@@ -19,20 +19,32 @@ _NODE = shutil.which("node")
 def why_not() -> str:
     """Why Node cannot be used here; empty when it can."""
     if _NODE is None:
-        return "node is missing: install Node.js 20 or newer to run the tests of the JavaScript client"
+        return (
+            "node is missing: install Node.js 20 or newer to run the tests of the JavaScript client"
+        )
     major = int(
-        subprocess.run([_NODE, "--version"], capture_output=True, text=True, check=True).stdout[1:].split(".")[0]
+        subprocess.run([_NODE, "--version"], capture_output=True, text=True, check=True)
+        .stdout[1:]
+        .split(".")[0]
     )
-    return "" if major >= OLDEST else f"node {major} is too old: the JavaScript client wants {OLDEST} or newer"
+    return (
+        ""
+        if major >= OLDEST
+        else f"node {major} is too old: the JavaScript client needs {OLDEST} or newer"
+    )
 
 
 needs_node = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-def ask(script: str, given: Any = None, *, timeout_s: float = 120.0) -> Any:
-    """What a script of this folder printed as JSON for what it was given as JSON."""
+def run_script(script: str, request: Any = None, *, timeout_s: float = 120.0) -> Any:
+    """Run a script of this folder with a JSON request; returns the JSON it printed."""
     done = subprocess.run(
-        [_NODE or "node", HERE / script], input=json.dumps(given), capture_output=True, text=True, timeout=timeout_s
+        [_NODE or "node", HERE / script],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(done.stdout)

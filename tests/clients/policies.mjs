@@ -1,8 +1,8 @@
-// Runs policies that Python made over observations that Python drew; prints what each head gave and what was chosen.
+// Runs policies and observations from Python; prints the outputs of each head and the chosen actions.
 import { readFileSync } from "node:fs";
 import { decodeTensors, openPolicy } from "../../clients/js/understudy.js";
 
-const given = JSON.parse(readFileSync(0, "utf8"));
+const request = JSON.parse(readFileSync(0, "utf8"));
 
 function rowsOf(file) {
   const { columns } = decodeTensors(readFileSync(file));
@@ -10,14 +10,14 @@ function rowsOf(file) {
   return Array.from({ length: count }, (_, at) =>
     Object.fromEntries(
       Object.entries(columns).map(([name, { shape, data }]) => {
-        const size = shape.slice(1).reduce((one, other) => one * other, 1);
+        const size = shape.slice(1).reduce((size, length) => size * length, 1);
         return [name, data.slice(at * size, (at + 1) * size)];
       }),
     ),
   );
 }
 
-/** One row as a game gives it: the column itself, or parts by their path; a list of them where the policy stacks. */
+/** One row in a game's form: the column itself, or parts by their path; a list of them for a policy with a stack. */
 function seen(row, policy) {
   const stacked = Array.from({ length: policy.stack }, (_, at) => {
     const parts = Object.entries(row).map(([name, data]) => {
@@ -30,7 +30,7 @@ function seen(row, policy) {
 }
 
 const plain = (action) => (ArrayBuffer.isView(action) ? Array.from(action) : action);
-function run({ policy: file, obs, legal }) {
+function run({ policy: file, obs, actionMasks }) {
   const policy = openPolicy(readFileSync(file));
   const rows = rowsOf(obs).map((row) => seen(row, policy));
   const isDiscrete = ["argmax", "epsilon_greedy", "categorical"].includes(policy.head.kind);
@@ -39,30 +39,30 @@ function run({ policy: file, obs, legal }) {
       Object.fromEntries(Object.entries(policy.heads(row)).map(([name, head]) => [name, Array.from(head)])),
     ),
     actions: rows.map((row) => plain(policy.act(row))),
-    legal: legal ? rows.map((row, at) => policy.act(row, { legal: legal[at] })) : null,
-    ranks: isDiscrete ? rows.slice(0, 20).map((row, at) => policy.rank(row, { legal: legal?.[at] ?? null })) : null,
+    masked: actionMasks ? rows.map((row, at) => policy.act(row, { actionMask: actionMasks[at] })) : null,
+    ranks: isDiscrete ? rows.slice(0, 20).map((row, at) => policy.rank(row, { actionMask: actionMasks?.[at] ?? null })) : null,
     version: policy.version,
     schema: policy.schema,
   };
 }
 
-function drawn({ policy: file, obs, draws, legal }) {
+function drawn({ policy: file, obs, draws, actionMask }) {
   const policy = openPolicy(readFileSync(file));
-  return Array.from({ length: draws }, () => plain(policy.act(obs, { deterministic: false, legal })));
+  return Array.from({ length: draws }, () => plain(policy.act(obs, { deterministic: false, actionMask })));
 }
 
 const refused = (raw) => {
   try {
     openPolicy(Buffer.from(raw, "hex"));
-    return "taken";
+    return "accepted";
   } catch (error) {
     return error.code ?? String(error);
   }
 };
 console.log(
   JSON.stringify({
-    runs: (given.runs ?? []).map(run),
-    drawn: (given.drawn ?? []).map(drawn),
-    refused: (given.refused ?? []).map(refused),
+    runs: (request.runs ?? []).map(run),
+    drawn: (request.drawn ?? []).map(drawn),
+    refused: (request.refused ?? []).map(refused),
   }),
 );

@@ -1,10 +1,10 @@
-// Plays what Python asks for with rally.js; both must give the same numbers.
+// Runs Python's requests with rally.js; both must compute the same numbers.
 import { readFileSync } from "node:fs";
 import * as rally from "../../clients/js/rally.js";
 
-const given = JSON.parse(readFileSync(0, "utf8"));
+const request = JSON.parse(readFileSync(0, "utf8"));
 const court = ([x, y, speedX, speedY, left, right]) => ({ x, y, speedX, speedY, left, right });
-const listed = (one) => [one.x, one.y, one.speedX, one.speedY, one.left, one.right];
+const listed = (court) => [court.x, court.y, court.speedX, court.speedY, court.left, court.right];
 
 const skillOf = ([lapse, aim, reach, slack]) => ({ lapse, aim, reach, slack });
 function played({ seed, skills }) {
@@ -19,23 +19,23 @@ function played({ seed, skills }) {
   return { court: listed(now), point: 0, decisions: rally.MAX_DECISIONS };
 }
 
-const signed = (numbers) => numbers.map((one) => (Object.is(one, -0) ? "-0" : one));
+const signed = (numbers) => numbers.map((number) => (Object.is(number, -0) ? "-0" : number));
 console.log(
   JSON.stringify({
     constants: Object.fromEntries(Object.entries(rally).filter(([, value]) => typeof value !== "function")),
-    frames: (given.frames ?? []).map(([was, left, right]) => signed(listed(rally.frame(court(was), left, right)))),
-    steps: (given.steps ?? []).map(([was, left, right]) => {
+    frames: (request.frames ?? []).map(([was, left, right]) => signed(listed(rally.frame(court(was), left, right)))),
+    steps: (request.steps ?? []).map(([was, left, right]) => {
       const [now, point] = rally.step(court(was), left, right);
       return [...listed(now), point];
     }),
-    views: (given.views ?? []).map(([was, seat]) => signed(rally.seen(court(was), seat))),
-    observations: (given.views ?? []).map(([was, seat]) =>
+    views: (request.views ?? []).map(([was, seat]) => signed(rally.seen(court(was), seat))),
+    observations: (request.views ?? []).map(([was, seat]) =>
       Buffer.from(rally.observed(court(was), seat).buffer).toString("hex"),
     ),
-    serves: (given.seeds ?? []).map((seed) => listed(rally.serve(seed))),
-    mixed: (given.seeds ?? []).map((seed) => rally.mixed(seed)),
-    drawn: (given.decisions ?? []).map(([seed, decision]) => rally.drawnAt(seed, decision)),
-    scripted: (given.scripted ?? []).map(([view, skill, drawn]) => rally.scripted(view, rally.SKILLS[skill], drawn)),
-    matches: (given.matches ?? []).map(played),
+    serves: (request.seeds ?? []).map((seed) => listed(rally.serve(seed))),
+    mixed: (request.seeds ?? []).map((seed) => rally.mixed(seed)),
+    drawn: (request.decisions ?? []).map(([seed, decision]) => rally.drawnAt(seed, decision)),
+    scripted: (request.scripted ?? []).map(([view, skill, drawn]) => rally.scripted(view, rally.SKILLS[skill], drawn)),
+    matches: (request.matches ?? []).map(played),
   }),
 );

@@ -1,4 +1,4 @@
-// What the sender does when answers are late, bad or missing; each scenario prints what it saw.
+// The sender with late, bad and missing responses; each scenario prints what it observed.
 import { createServer } from "node:http";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
@@ -8,10 +8,10 @@ import { storage } from "./storage.mjs";
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const answer = (status, body) => new Response(status === 204 ? null : JSON.stringify(body), { status });
 const failure = (status, code, retry_after_s = null) =>
-  answer(status, { error: { code, detail: "told to", retry_after_s } });
+  answer(status, { error: { code, detail: "as requested", retry_after_s } });
 const ACCEPTED = { accepted: true, refused: null, retry_after_s: 0, error: "" };
 
-/** Session and number of each frame of a parcel. */
+/** Kind and number of each frame of a batch. */
 function framesOf(raw) {
   const [bytes, frames] = [Buffer.from(raw), []];
   for (let at = 8 + bytes.readUInt32LE(4); at < bytes.length; at += 64 + bytes.readUInt32LE(at + 8)) {
@@ -20,11 +20,11 @@ function framesOf(raw) {
   return frames;
 }
 
-const frameNames = (kept) => [...kept.kept.keys()].filter((key) => key.includes("/frame/"));
+const frameNames = (stored) => [...stored.items.keys()].filter((key) => key.includes("/frame/"));
 
-/** A gateway whose answer to the n-th parcel is what `reply(frames, n)` gives; null: all accepted. */
-function door(reply = () => null) {
-  const log = { parcels: [], atMs: [], puts: 0, ended: "" };
+/** A gateway whose response to the n-th batch is `reply(frames, n)`; null: all frames accepted. */
+function fakeGateway(reply = () => null) {
+  const log = { batches: [], atMs: [], puts: 0, ended: "" };
   log.fetch = async (url, { method, body, signal, headers }) => {
     if (headers.Authorization === `Bearer ${log.ended}`) return failure(401, "revoked_key");
     if (method === "PUT")
@@ -35,10 +35,10 @@ function door(reply = () => null) {
     }
     if (log.isDown) throw new TypeError("down");
     const frames = framesOf(body);
-    log.parcels.push(Buffer.from(body).toString("hex"));
+    log.batches.push(Buffer.from(body).toString("hex"));
     log.atMs.push(performance.now());
     return (
-      (await reply(frames, log.parcels.length)) ?? answer(200, { acks: frames.map(() => ACCEPTED), keep_share: 1 })
+      (await reply(frames, log.batches.length)) ?? answer(200, { acks: frames.map(() => ACCEPTED), recording_rate: 1 })
     );
   };
   return log;
@@ -69,12 +69,12 @@ function played(game, steps = 5) {
 
 async function done(game, log, more = {}) {
   const isAll = await game.close(10);
-  const { parcels, atMs, puts } = log;
+  const { batches, atMs, puts } = log;
   return {
     isAll,
     stats: game.stats(),
-    parcels,
-    frames: parcels.map((raw) => framesOf(Buffer.from(raw, "hex"))),
+    batches,
+    frames: batches.map((raw) => framesOf(Buffer.from(raw, "hex"))),
     waits: atMs.slice(1).map((ms, at) => ms - atMs[at]),
     puts,
     ...more,
@@ -82,35 +82,37 @@ async function done(game, log, more = {}) {
 }
 
 const scenarios = {
-  /** Programs that end while nobody answers: what they are told, without a storage and with one. First: it is said once. */
+  /** Programs that end while the gateway is down, without a storage and with one. Runs first: it warns only once. */
   async unsent() {
-    const [said, tell, isAll] = [[], console.warn, []];
-    console.warn = (text) => said.push(text);
-    for (const kept of [null, storage()]) {
-      const log = door();
-      const game = await opened(log, { storage: kept });
+    const warnings = [];
+    const { warn } = console;
+    const isAll = [];
+    console.warn = (text) => warnings.push(text);
+    for (const stored of [null, storage()]) {
+      const log = fakeGateway();
+      const game = await opened(log, { storage: stored });
       log.isDown = true;
       played(game);
       isAll.push([await game.flush(0.05), await game.close(0.05)]);
     }
-    console.warn = tell;
-    return { said, isAll };
+    console.warn = warn;
+    return { warnings, isAll };
   },
   async later() {
-    const log = door((_, n) => (n === 1 ? failure(503, "busy", 0.3) : null));
+    const log = fakeGateway((_, n) => (n === 1 ? failure(503, "busy", 0.3) : null));
     const game = await opened(log);
     played(game);
     await game.flush();
     return done(game, log);
   },
   async oneLater() {
-    const log = door((frames, n) =>
+    const log = fakeGateway((frames, n) =>
       n === 1
         ? answer(200, {
             acks: frames.map((_, at) =>
               at ? ACCEPTED : { ...ACCEPTED, accepted: false, error: "full", retry_after_s: 0.1 },
             ),
-            keep_share: 1,
+            recording_rate: 1,
           })
         : null,
     );
@@ -123,11 +125,11 @@ const scenarios = {
     return done(game, log);
   },
   async refused() {
-    const log = door((frames, n) =>
+    const log = fakeGateway((frames, n) =>
       n === 1
         ? answer(200, {
             acks: frames.map(() => ({ ...ACCEPTED, accepted: false, refused: "bad_rows: none of ours" })),
-            keep_share: 1,
+            recording_rate: 1,
           })
         : null,
     );
@@ -138,7 +140,7 @@ const scenarios = {
     return done(game, log);
   },
   async tooLarge() {
-    const log = door((frames) => (frames.length > 2 ? failure(413, "too_large") : null));
+    const log = fakeGateway((frames) => (frames.length > 2 ? failure(413, "too_large") : null));
     const game = await opened(log, { lingerS: 5 });
     for (let at = 0; at < 9; at++) {
       game.setConsent(at % 2 ? "granted" : "denied");
@@ -148,7 +150,7 @@ const scenarios = {
     return done(game, log);
   },
   async tooSlow() {
-    const log = door((frames) => (frames.length > 4 ? Promise.reject(new TypeError("it takes too long")) : null));
+    const log = fakeGateway((frames) => (frames.length > 4 ? Promise.reject(new TypeError("it takes too long")) : null));
     const game = await opened(log, { lingerS: 5 });
     for (let at = 0; at < 20; at++) {
       game.setConsent(at % 2 ? "granted" : "denied");
@@ -157,16 +159,16 @@ const scenarios = {
     await game.flush();
     return done(game, log);
   },
-  /** Somebody on the way answers for the gateway, with each of these in turn. */
+  /** A proxy responds instead of the gateway, with each of these in turn. */
   async inBetween() {
-    const said = [
+    const responses = [
       new Response("<html>", { status: 400 }),
       new Response("<html>", { status: 413 }),
       new Response("<html>", { status: 403 }),
       answer(400, { error: { code: 400, message: "no" } }),
-      answer(400, "bad_parcel"),
+      answer(400, "bad_frame_batch"),
     ];
-    const log = door((_, n) => said[n - 1]);
+    const log = fakeGateway((_, n) => responses[n - 1]);
     const game = await opened(log);
     played(game);
     await game.flush();
@@ -188,8 +190,8 @@ const scenarios = {
     return { reached, isAll, stats: game.stats() };
   },
   async poison() {
-    const log = door((frames) =>
-      frames.some(({ kind, chunkNo }) => kind === 0 && chunkNo === 3) ? failure(400, "bad_parcel") : null,
+    const log = fakeGateway((frames) =>
+      frames.some(({ kind, chunkNo }) => kind === 0 && chunkNo === 3) ? failure(400, "bad_frame_batch") : null,
     );
     const game = await opened(log, { lingerS: 5 });
     for (let at = 0; at < 7; at++) {
@@ -200,7 +202,7 @@ const scenarios = {
     return done(game, log);
   },
   async full() {
-    const log = door();
+    const log = fakeGateway();
     const game = await opened(log, { capBytes: 30_000 });
     log.isDown = true;
     for (let at = 0; at < 60; at++) {
@@ -213,103 +215,103 @@ const scenarios = {
     await game.flush();
     return done(game, log, { away });
   },
-  async leftovers() {
-    const [log, kept] = [door(), storage()];
-    const first = await opened(log, { storage: kept });
+  async unsentFrames() {
+    const [log, stored] = [fakeGateway(), storage()];
+    const first = await opened(log, { storage: stored });
     log.isDown = true;
     played(first, 7);
     const isAll = await first.close(0.05);
-    const left = frameNames(kept).length;
+    const left = frameNames(stored).length;
     log.isDown = false;
-    const second = await opened(log, { storage: kept });
+    const second = await opened(log, { storage: stored });
     played(second, 3);
     await second.flush();
     return done(second, log, {
       first: first.stats(),
       isFirstAll: isAll,
       left,
-      after: frameNames(kept).length,
+      after: frameNames(stored).length,
     });
   },
   async newKey() {
-    const [log, kept] = [door(), storage()];
-    const first = await opened(log, { storage: kept });
+    const [log, stored] = [fakeGateway(), storage()];
+    const first = await opened(log, { storage: stored });
     log.ended = "uk_x";
     played(first, 7);
     const isAll = await first.close(1);
     const { stopped, waiting } = first.stats();
-    const second = await opened(log, { storage: kept, key: "uk_y" });
+    const second = await opened(log, { storage: stored, key: "uk_y" });
     await second.flush();
-    return done(second, log, { isFirstAll: isAll, stopped, waiting, left: frameNames(kept).length });
+    return done(second, log, { isFirstAll: isAll, stopped, waiting, left: frameNames(stored).length });
   },
   async swept() {
-    const [log, kept, dayMs] = [door(), storage(), 86_400_000];
+    const [log, stored, dayMs] = [fakeGateway(), storage(), 86_400_000];
     const clock = { ms: Date.now() };
-    const how = (url) => ({ storage: kept, url, now: () => clock.ms, random: Math.random });
+    const how = (url) => ({ storage: stored, url, now: () => clock.ms, random: Math.random });
     for (const [at, ageDays] of [9, 7].entries()) {
       clock.ms = Date.now() - ageDays * dayMs;
       const game = await opened(log, how(`http://127.0.0.${at + 1}:1`));
       log.isDown = true;
       played(game, 3);
-      await game.flush(0); // its page is gone now, without a word
+      await game.flush(0); // its page is gone now, without closing
       game._sender.isClosed = true;
       log.isDown = false;
     }
-    const before = frameNames(kept).length;
+    const before = frameNames(stored).length;
     clock.ms = Date.now();
     const game = await opened(log, how("http://127.0.0.3:1"));
-    return done(game, log, { before, after: frameNames(kept).length });
+    return done(game, log, { before, after: frameNames(stored).length });
   },
-  async beyondTheShelf() {
-    const [log, kept] = [door(), storage()];
-    const first = await opened(log, { storage: kept, obs: 2000 });
+  async beyondTheStorage() {
+    const [log, stored] = [fakeGateway(), storage()];
+    const first = await opened(log, { storage: stored, obs: 2000 });
     log.isDown = true;
     const episode = first.episode();
     for (let at = 0; at < 400; at++) episode.acted(Array(2000).fill(at), 0);
     episode.end(Array(2000).fill(0));
     const isAll = await first.close(0.05);
-    const letters = [...kept.kept].reduce((sum, [key, value]) => sum + key.length + value.length, 0);
+    const chars = [...stored.items].reduce((sum, [key, value]) => sum + key.length + value.length, 0);
     log.isDown = false;
-    const second = await opened(log, { storage: kept, obs: 2000 });
+    const second = await opened(log, { storage: stored, obs: 2000 });
     await second.flush();
-    const keys = [...kept.kept.keys()].filter((key) => /\/(frame|gap)\//.test(key));
-    return done(second, log, { first: first.stats(), isFirstAll: isAll, letters, keys });
+    const keys = [...stored.items.keys()].filter((key) => /\/(frame|gap)\//.test(key));
+    return done(second, log, { first: first.stats(), isFirstAll: isAll, chars, keys });
   },
-  async overTheShelfAndBack() {
-    const [log, kept] = [door(), storage()];
-    const game = await opened(log, { storage: kept, obs: 2000 });
+  async overTheStorageAndBack() {
+    const [log, stored] = [fakeGateway(), storage()];
+    const game = await opened(log, { storage: stored, obs: 2000 });
     log.isDown = true;
     const episode = game.episode();
     for (let at = 0; at < 400; at++) episode.acted(Array(2000).fill(at), 0);
     episode.end(Array(2000).fill(0));
     await game.flush(0.05);
-    const gaps = () => [...kept.kept.keys()].filter((key) => key.includes("/gap/")).length;
+    const gaps = () => [...stored.items.keys()].filter((key) => key.includes("/gap/")).length;
     const away = gaps();
     log.isDown = false;
     await game.flush();
-    return done(game, log, { away, back: gaps(), left: frameNames(kept).length });
+    return done(game, log, { away, back: gaps(), left: frameNames(stored).length });
   },
-  /** A second page starts while the first one, which could not send, is still there; then the first one is gone. */
+  /** A second page starts while the first one, which could not send, still runs; then the first one is gone. */
   async twoPages() {
-    const [log, away, kept, clock] = [door(), door(), storage(), { ms: Date.now() }];
-    const how = { storage: kept, now: () => clock.ms };
+    const [log, away, stored, clock] = [fakeGateway(), fakeGateway(), storage(), { ms: Date.now() }];
+    const how = { storage: stored, now: () => clock.ms };
     const first = await opened(away, how);
     away.isDown = true;
     played(first, 7);
     await first.flush(0);
     const second = await opened(log, how);
     const held = second.stats().adopted;
-    first._sender.isClosed = true; // gone without a word
+    first._sender.isClosed = true; // gone without closing
     clock.ms += 200_000;
     second._sender.wake();
     for (let at = 0; at < 200 && !second.stats().adopted; at++) await sleep(5);
-    return done(second, log, { held, left: frameNames(kept).length });
+    return done(second, log, { held, left: frameNames(stored).length });
   },
-  /** A page without locks sleeps until another one takes it for gone, and then wakes in the middle of an episode. */
+  /** A page without locks sleeps until another one adopts its frames, and wakes in the middle of an episode. */
   async asleep() {
-    const [log, kept, clock] = [door(), storage(), { aheadMs: 0 }];
+    const [log, stored, clock] = [fakeGateway(), storage(), { aheadMs: 0 }];
     const away = { fetch: (url, how) => (away.isDown ? Promise.reject(new TypeError("down")) : log.fetch(url, how)) };
-    const how = { storage: kept, now: () => Date.now() + clock.aheadMs, obs: 2000 };
+    const how = { storage: stored, now: () => Date.now() + clock.aheadMs, obs: 2000 };
     const first = await opened(away, how);
     away.isDown = true;
     const decided = (episode, steps) => {
@@ -327,22 +329,22 @@ const scenarios = {
     const taken = second.stats();
     delete first._sender.wake;
     away.isDown = false;
-    first._sender._holds._beat(); // its timer is the first thing that runs
+    first._sender._ownerLocks._heartbeat(); // its timer runs first
     decided(open, 10);
     open.end(Array(2000).fill(0));
     const isFirstAll = await first.close(10);
-    const left = [...kept.kept.keys()].filter((key) => /\/(frame|gap)\//.test(key));
+    const left = [...stored.items.keys()].filter((key) => /\/(frame|gap)\//.test(key));
     return done(second, log, { asleepAt, taken, isFirstAll, first: first.stats(), left });
   },
-  /** A page is closed while a frame that found no room on the shelf is under way; what became of it is not known. */
+  /** A page is closed while a frame that did not fit into the storage is in flight; its outcome is unknown. */
   async underWay() {
-    const [kept, clock, seen] = [storage(), { aheadMs: 0 }, []];
-    const [lost, log] = [door(() => new Promise(() => {})), door()];
-    const full = Object.create(kept, {
+    const [stored, clock, seen] = [storage(), { aheadMs: 0 }, []];
+    const [lost, log] = [fakeGateway(() => new Promise(() => {})), fakeGateway()];
+    const full = Object.create(stored, {
       setItem: {
         value(key, value) {
           if (key.includes("/frame/")) throw new Error("QuotaExceededError");
-          kept.setItem(key, value);
+          stored.setItem(key, value);
         },
       },
     });
@@ -350,15 +352,15 @@ const scenarios = {
     const first = await opened(lost, how);
     played(first, 7);
     await first.flush(0.1);
-    seen.push(lost.parcels.length, first.stats().waiting);
-    first._sender.isClosed = true; // gone without a word
+    seen.push(lost.batches.length, first.stats().waiting);
+    first._sender.isClosed = true; // gone without closing
     clock.aheadMs += 200_000;
     const second = await opened(log, how);
     await second.flush();
-    return done(second, log, { seen, lost: lost.parcels });
+    return done(second, log, { seen, lost: lost.batches });
   },
   async twoPagesWithLocks() {
-    const [log, away, kept, locks] = [door(), door(), storage(), new Set()];
+    const [log, away, stored, locks] = [fakeGateway(), fakeGateway(), storage(), new Set()];
     const request = async (name, _, work) => {
       if (locks.has(name)) return work(null);
       locks.add(name);
@@ -366,7 +368,7 @@ const scenarios = {
     };
     const listeners = {};
     const page = {
-      localStorage: kept,
+      localStorage: stored,
       addEventListener: (name, call) => (listeners[name] = call),
       removeEventListener: () => {},
     };
@@ -376,29 +378,29 @@ const scenarios = {
     away.isDown = true;
     played(first, 7);
     await first.flush(0);
-    listeners.pagehide({ persisted: true }); // it may come back
+    listeners.pagehide({ persisted: true }); // it may be restored
     const second = await opened(log);
     const held = second.stats().adopted;
     await second.close();
-    first._onGone({ persisted: false });
+    first._onPageHide({ persisted: false });
     first._sender.isClosed = true;
     await sleep(5);
     const third = await opened(log);
     await third.flush();
     delete globalThis.window;
     delete globalThis.navigator;
-    return done(third, log, { held, left: frameNames(kept).length });
+    return done(third, log, { held, left: frameNames(stored).length });
   },
   async unregistered() {
-    const log = door((_, n) => (n === 1 ? failure(404, "not_registered") : null));
+    const log = fakeGateway((_, n) => (n === 1 ? failure(404, "not_registered") : null));
     const game = await opened(log);
     played(game);
     await game.flush();
     return done(game, log);
   },
   async strange() {
-    const log = door(
-      (_, n) => [null, answer(200, { acks: [], keep_share: 1 }), answer(200, "?"), answer(502, "<html>"), null][n],
+    const log = fakeGateway(
+      (_, n) => [null, answer(200, { acks: [], recording_rate: 1 }), answer(200, "?"), answer(502, "<html>"), null][n],
     );
     const game = await opened(log);
     played(game);
@@ -406,7 +408,7 @@ const scenarios = {
     return done(game, log);
   },
   async badInput() {
-    const log = door();
+    const log = fakeGateway();
     const game = await opened(log);
     const codes = [];
     const tried = (work) => {
@@ -428,7 +430,7 @@ const scenarios = {
       [[1, 2, 3], 0.5],
       [["a", 2, 3], 0],
       [[1, 2, 3], 0, { by: "nobody" }],
-      [[1, 2, 3], 0, { legal: [1, 1, 1, 1] }],
+      [[1, 2, 3], 0, { actionMask: [1, 1, 1, 1] }],
       [null, 0],
     ];
     for (const call of bad) {
@@ -449,14 +451,14 @@ const scenarios = {
     return done(game, log, { codes });
   },
   async edges() {
-    const log = door();
+    const log = fakeGateway();
     const whole = (dtype) => ({ space: "box", dtype, shape: [], low: null, high: null });
-    const how = { obs: { u: whole("U64"), i: whole("I64") }, actions: 4, hasLegal: true, strict: true };
+    const how = { obs: { u: whole("U64"), i: whole("I64") }, actions: 4, hasActionMask: true, strict: true };
     const game = await opened(log, how);
-    const tried = (obs, legal = null) => {
+    const tried = (obs, actionMask = null) => {
       const episode = game.episode();
       try {
-        episode.acted({ u: 0, i: 0, ...obs }, 1, { legal });
+        episode.acted({ u: 0, i: 0, ...obs }, 1, { actionMask });
         episode.end({ u: 0, i: 0 });
         return "";
       } catch (error) {
@@ -472,7 +474,7 @@ const scenarios = {
     return done(game, log, { bad, masks, good });
   },
   async online() {
-    const [listeners, log] = [{}, door()];
+    const [listeners, log] = [{}, fakeGateway()];
     const page = { addEventListener: (name, call) => (listeners[name] = call), removeEventListener: () => {} };
     globalThis.window = page;
     let asked = 0;
@@ -493,9 +495,9 @@ const scenarios = {
     delete globalThis.window;
     return done(game, log, { lastFollowError, lastError, before, after });
   },
-  /** The follower's question fails and would be asked again in half a minute; then steps are acknowledged. */
+  /** The poll for bots fails and is due again in half a minute; then steps are acknowledged. */
   async answered() {
-    const [log, asked] = [door(), []];
+    const [log, asked] = [fakeGateway(), []];
     const fetch = async (url, how) => {
       if (!url.includes("/bot")) return log.fetch(url, how);
       asked.push(url.split("&").at(-1));
@@ -510,9 +512,9 @@ const scenarios = {
     for (let at = 0; at < 600 && game.stats().lastFollowError; at++) await sleep(5);
     return done(game, log, { before, asked, lastFollowError: game.stats().lastFollowError });
   },
-  /** A page that waits for news, loses its key, gets another one, and is closed. */
+  /** A page that polls for bots, loses its key, gets another one, and is closed. */
   async watched() {
-    const [log, held] = [door(), new Set()];
+    const [log, held] = [fakeGateway(), new Set()];
     const request = async (name, _, work) => {
       if (held.has(name)) return work(null);
       held.add(name);
@@ -544,7 +546,7 @@ const scenarios = {
   async forgotten() {
     setFlagsFromString("--expose-gc");
     const gc = runInNewContext("gc");
-    const log = door();
+    const log = fakeGateway();
     const game = await opened(log);
     (() => {
       const episode = game.episode();
@@ -565,24 +567,24 @@ const scenarios = {
       addEventListener: (name, call) => (listeners[name] = call),
       removeEventListener: () => {},
     };
-    const [log, kept] = [door(), storage()];
-    const game = await opened(log, { storage: kept, lingerS: 60 });
+    const [log, stored] = [fakeGateway(), storage()];
+    const game = await opened(log, { storage: stored, lingerS: 60 });
     const episode = game.episode();
     for (let at = 0; at < 4; at++) episode.acted([at, 0, 0], 0);
-    const before = frameNames(kept).length;
+    const before = frameNames(stored).length;
     globalThis.document.visibilityState = "hidden";
     listeners.visibilitychange();
-    const after = frameNames(kept).length;
+    const after = frameNames(stored).length;
     delete globalThis.document;
     return done(game, log, { before, after });
   },
   async slow() {
-    const [kept, frames] = [storage(), () => frameNames(kept).length];
+    const [stored, frames] = [storage(), () => frameNames(stored).length];
     let answered = () => {};
-    const log = door((_, n) => (n === 1 ? new Promise((resolve) => (answered = () => resolve(null))) : null));
-    const game = await opened(log, { storage: kept });
+    const log = fakeGateway((_, n) => (n === 1 ? new Promise((resolve) => (answered = () => resolve(null))) : null));
+    const game = await opened(log, { storage: stored });
     played(game);
-    while (!log.parcels.length) await sleep(1);
+    while (!log.batches.length) await sleep(1);
     const before = frames();
     played(game);
     while (frames() === before) await sleep(1);
@@ -591,7 +593,7 @@ const scenarios = {
     return done(game, log, { before, during });
   },
   async offered() {
-    const log = door();
+    const log = fakeGateway();
     const game = await opened(log);
     const episode = game.episode({ by: "script" });
     const actions = [
@@ -603,11 +605,11 @@ const scenarios = {
     episode.end([0, 0, 0]);
     return done(game, log, { actions, player: game.player });
   },
-  /** Images are compressed behind the game's back; a page that is hidden keeps them at once, as they are. */
+  /** Images are compressed in the background; a hidden page stores them at once, uncompressed. */
   async images() {
-    const [log, kept] = [door(), storage()];
+    const [log, stored] = [fakeGateway(), storage()];
     const obs = { space: "box", dtype: "U8", shape: [84, 84], low: null, high: null };
-    const game = await opened(log, { obs, storage: kept });
+    const game = await opened(log, { obs, storage: stored });
     const play = (steps) => {
       const episode = game.episode();
       for (let at = 0; at < steps; at++) episode.acted(new Uint8Array(84 * 84).fill(at), at % 4);
@@ -615,19 +617,19 @@ const scenarios = {
     };
     play(150);
     const isFlushed = await game.flush();
-    const small = log.parcels.reduce((sum, raw) => sum + raw.length / 2, 0);
+    const small = log.batches.reduce((sum, raw) => sum + raw.length / 2, 0);
     log.isDown = true;
     play(10);
-    game._hurry();
-    const letters = frameNames(kept).map((key) => kept.kept.get(key).length);
+    game._saveNow();
+    const chars = frameNames(stored).map((key) => stored.items.get(key).length);
     log.isDown = false;
-    return done(game, log, { isFlushed, small, letters });
+    return done(game, log, { isFlushed, small, chars });
   },
   async own() {
-    const [log, kept] = [door(), storage()];
+    const [log, stored] = [fakeGateway(), storage()];
     const names = [];
     for (let at = 0; at < 2; at++) {
-      const game = await opened(log, { storage: kept, player: undefined });
+      const game = await opened(log, { storage: stored, player: undefined });
       names.push(game.player);
       await game.close();
     }
@@ -635,10 +637,10 @@ const scenarios = {
   },
 };
 
-const found = {};
-const wanted = process.argv.slice(2);
+const output = {};
+const requested = process.argv.slice(2);
 for (const [name, scenario] of Object.entries(scenarios)) {
-  if (!wanted.length || wanted.includes(name)) found[name] = await scenario();
+  if (!requested.length || requested.includes(name)) output[name] = await scenario();
 }
-// To exit at once would cut off what a pipe has not taken yet.
-process.stdout.write(JSON.stringify(found), () => process.exit(0));
+// Exiting at once would lose output that the pipe has not read yet.
+process.stdout.write(JSON.stringify(output), () => process.exit(0));

@@ -1,4 +1,4 @@
-"""A gateway in a process of its own, to be killed: `python -m tests.clients.serving FOLDER PORT`; says "ready"."""
+"""A gateway process to kill: `python -m tests.clients.serving FOLDER PORT`; prints "ready"."""
 
 import sys
 import time

@@ -1,14 +1,14 @@
-/** Something like localStorage. */
+/** An in-memory replacement for localStorage. */
 export function storage() {
-  const kept = new Map();
+  const items = new Map();
   return {
-    kept,
+    items,
     get length() {
-      return kept.size;
+      return items.size;
     },
-    key: (at) => [...kept.keys()][at] ?? null,
-    getItem: (key) => kept.get(key) ?? null,
-    setItem: (key, value) => void kept.set(key, value),
-    removeItem: (key) => void kept.delete(key),
+    key: (at) => [...items.keys()][at] ?? null,
+    getItem: (key) => items.get(key) ?? null,
+    setItem: (key, value) => void items.set(key, value),
+    removeItem: (key) => void items.delete(key),
   };
 }

@@ -1,4 +1,4 @@
-"""Bots in JavaScript: what was signed plays, every kind of forgery is refused, older numbers never come back."""
+"""Bots in JavaScript: signed ones play, forgeries are rejected, older numbers never return."""
 
 import dataclasses
 import json
@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.castings import SIGNER, Platform, constant_policy
-from tests.clients.nodes import ask, needs_node
+from tests.client.platforms import SIGNER, Platform, constant_policy
+from tests.clients.nodes import needs_node, run_script
 from tests.clients.test_policies_js import CASES, policy_of
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.heads import head_for
-from understudy.core.manifest import Lineage, make_manifest
-from understudy.core.network import Dense, Input, NetworkSpec
-from understudy.core.policy import Policy
 from understudy.core.signed import Signer, public_key_text
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box
+from understudy.models.manifest import Lineage, make_manifest
+from understudy.nn.heads import head_for
+from understudy.nn.network import Dense, Input, NetworkSpec
+from understudy.nn.policy import Policy
 
 pytestmark = needs_node
 OTHER = Signer(bytes(range(1, 33)))
@@ -26,39 +26,52 @@ SPEC = game_spec("my-game", obs=2, actions=["up", "stay", "down"])
 TRUST = [public_key_text(SIGNER.public)]
 
 
-class Told:
-    """A platform, and each of its states as a step of a scenario."""
+class Scenario:
+    """A platform whose states are the steps of a scenario."""
 
     def __init__(self, folder: Path, spec: GameSpec = SPEC, signer: Signer = SIGNER) -> None:
-        self.platform, self.spec = Platform(folder, signer), spec
+        self.platform = Platform(folder, signer)
+        self.spec = spec
 
-    def release(self, policy: Policy | int, alias: str = "champion", **facts: Any) -> dict[str, Any]:
+    def release(
+        self, policy: Policy | int, alias: str = "champion", **facts: Any
+    ) -> dict[str, Any]:
         policy = constant_policy(policy, self.spec) if isinstance(policy, int) else policy
         self.platform.release(policy, alias, **facts)
         return self.now()
 
     def now(self, **changed: Any) -> dict[str, Any]:
         link = self.platform.link
-        assert link.casting is not None
-        casting = dataclasses.asdict(link.casting) | changed
+        assert link.live_models is not None
+        live_models = dataclasses.asdict(link.live_models) | changed
         catalogue = self.platform.registry.catalogue(self.spec.game)
         models = {no: catalogue.signed[f"{self.spec.game}/{no}"].decode() for no in link.policies}
-        return {"tell": casting, "policies": {no: raw.hex() for no, raw in link.policies.items()}, "models": models}
+        return {
+            "liveModels": live_models,
+            "policies": {no: raw.hex() for no, raw in link.policies.items()},
+            "models": models,
+        }
 
 
 def played(*steps: dict[str, Any], spec: GameSpec = SPEC) -> Any:
     first: dict[str, Any] = {"start": {}} if "start" not in steps[0] else {}
-    scenario = {"spec": json.loads(spec.to_json()), "steps": [first | steps[0], *steps[1:]]}
-    return ask("bots.mjs", {"scenarios": [scenario]})["scenarios"][0]
+    request = {"spec": json.loads(spec.to_json()), "steps": [first | steps[0], *steps[1:]]}
+    return run_script("bots.mjs", {"scenarios": [request]})["scenarios"][0]
 
 
-def test_a_document_that_a_trusted_key_signed_is_opened():
-    entries: list[Any] = [{}, {"a": 1}, {"text": 'ä"\\ ,"key_id":"0123456789abcdef"', "n": [1.5, None, {"b": "}"}]}]
+def test_a_document_signed_by_a_trusted_key_is_accepted():
+    entries: list[Any] = [
+        {},
+        {"a": 1},
+        {"text": 'ä"\\ ,"key_id":"0123456789abcdef"', "n": [1.5, None, {"b": "}"}]},
+    ]
     signed = [[SIGNER.sign(entry).decode(), TRUST] for entry in entries]
-    assert ask("bots.mjs", {"signed": signed})["checked"] == [{"entry": entry} for entry in entries]
+    assert run_script("bots.mjs", {"signed": signed})["checked"] == [
+        {"entry": entry} for entry in entries
+    ]
 
 
-def test_every_kind_of_forged_document_is_refused():
+def test_every_kind_of_forged_document_is_rejected():
     text = SIGNER.sign({"kind": "point", "number": 7}).decode()
     document = json.loads(text)
     other = json.loads(OTHER.sign(document["entry"]))
@@ -66,40 +79,58 @@ def test_every_kind_of_forged_document_is_refused():
     loose = next(letter for letter in "ABCDEFGH" if letter != signature[-3])
     forged = {
         "bad_signature": [
-            text.replace('"number":7', '"number":8'), text.replace('"number":7', '"number":7 '),
+            text.replace('"number":7', '"number":8'),
+            text.replace('"number":7', '"number":7 '),
             json.dumps(document | {"signature": other["signature"]}, separators=(",", ":")),
-            text.replace(signature, signature[:-3] + loose + "=="), text.replace('"kind"', '"Kind"'),
+            text.replace(signature, signature[:-3] + loose + "=="),
+            text.replace('"kind"', '"Kind"'),
         ],
-        "unknown_key": [OTHER.sign(document["entry"]).decode(), text.replace(document["key_id"], "0" * 16)],
+        "unknown_key": [
+            OTHER.sign(document["entry"]).decode(),
+            text.replace(document["key_id"], "0" * 16),
+        ],
         "bad_entry": [
-            "", "{", "[]", json.dumps(document), text + " ", text[:-1], text.replace('{"entry":', '{"entry": '),
-            json.dumps({**document, "more": 1}, separators=(",", ":")), text.replace(signature, signature[:-2]),
+            "",
+            "{",
+            "[]",
+            json.dumps(document),
+            text + " ",
+            text[:-1],
+            text.replace('{"entry":', '{"entry": '),
+            json.dumps({**document, "more": 1}, separators=(",", ":")),
+            text.replace(signature, signature[:-2]),
             json.dumps({**document, "entry": [1]}, separators=(",", ":")),
             text.replace(document["key_id"], document["key_id"].upper() + "A"),
         ],
         "too_large": ["x" * 300_000],
-    }  # fmt: skip
-    asked = [(code, one) for code, some in forged.items() for one in some]
-    found = ask("bots.mjs", {"signed": [[one, TRUST] for _, one in asked]})["checked"]
-    assert found == [{"code": code} for code, _ in asked]
-    (found,) = ask("bots.mjs", {"signed": [[text, []]]})["checked"]
+    }
+    cases = [(code, document) for code, documents in forged.items() for document in documents]
+    found = run_script("bots.mjs", {"signed": [[document, TRUST] for _, document in cases]})[
+        "checked"
+    ]
+    assert found == [{"code": code} for code, _ in cases]
+    (found,) = run_script("bots.mjs", {"signed": [[text, []]]})["checked"]
     assert found == {"code": "unknown_key"}
 
 
-def test_a_bot_that_passes_every_check_plays_and_a_newer_one_takes_its_place(tmp_path):
-    told = Told(tmp_path)
-    found = played({}, told.release(1), told.release(2))
-    assert [one["bot"] for one in found["seen"]] == ["", "my-game/1", "my-game/2"]
-    assert [one["models"] for one in found["seen"]] == [[["", 0]], [["my-game/1", 1]], [["my-game/2", 2]]]
+def test_a_bot_that_passes_every_check_plays_until_a_newer_one_replaces_it(tmp_path):
+    scenario = Scenario(tmp_path)
+    found = played({}, scenario.release(1), scenario.release(2))
+    assert [step["bot"] for step in found["seen"]] == ["", "my-game/1", "my-game/2"]
+    assert [step["models"] for step in found["seen"]] == [
+        [["", 0]],
+        [["my-game/1", 1]],
+        [["my-game/2", 2]],
+    ]
     assert found["names"] == ["my-game/1", "my-game/2"]
-    assert [(one["refused"], one["error"]) for one in found["seen"]] == [(0, "")] * 3
+    assert [(step["refused"], step["error"]) for step in found["seen"]] == [(0, "")] * 3
 
 
 def test_the_last_good_bot_plays_at_once_and_offline(tmp_path):
-    told = Told(tmp_path)
-    found = played(told.release(1), told.release(2), {"start": {"isOffline": True}})["seen"]
+    scenario = Scenario(tmp_path)
+    found = played(scenario.release(1), scenario.release(2), {"start": {"isOffline": True}})["seen"]
     assert (found[2]["bot"], found[2]["models"]) == ("my-game/2", [["my-game/2", 2]])
-    assert len([name for name in found[2]["kept"] if name.startswith("policy/")]) == 1
+    assert len([name for name in found[2]["storage"] if name.startswith("policy/")]) == 1
 
 
 def changed(text: str, **facts: Any) -> str:
@@ -108,189 +139,240 @@ def changed(text: str, **facts: Any) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def wrong_golden(told: Told) -> dict[str, Any]:
-    """A release, truly signed, whose policy does not act as it did when it was signed."""
-    now = told.now()
-    document = json.loads(now["tell"]["champion_release"])
+def wrong_golden(scenario: Scenario) -> dict[str, Any]:
+    """A correctly signed release whose golden outputs are not those of its policy."""
+    now = scenario.now()
+    document = json.loads(now["liveModels"]["champion_release"])
     golden = document["entry"]["manifest"]["golden"]
     golden["q"] = (np.array(golden["q"]) + 0.01).tolist()
-    return told.now(champion_release=SIGNER.sign(document["entry"]).decode())
+    return scenario.now(champion_release=SIGNER.sign(document["entry"]).decode())
 
 
 SABOTAGES: dict[str, Any] = {
-    "wrong hash": ("bad_hash", lambda told: told.now() | {"policies": {2: told.now()["policies"][1]}}),
-    "truncated": ("bad_hash", lambda told: told.now() | {"policies": {2: told.now()["policies"][2][:-2]}}),
-    "not a policy": ("bad_hash", lambda told: told.now() | {"policies": {2: "00"}}),
+    "wrong hash": (
+        "bad_hash",
+        lambda scenario: scenario.now() | {"policies": {2: scenario.now()["policies"][1]}},
+    ),
+    "truncated": (
+        "bad_hash",
+        lambda scenario: scenario.now() | {"policies": {2: scenario.now()["policies"][2][:-2]}},
+    ),
+    "not a policy": ("bad_hash", lambda scenario: scenario.now() | {"policies": {2: "00"}}),
     "changed pointer": (
         "bad_signature",
-        lambda told: told.now(champion=changed(told.now()["tell"]["champion"], number=999)),
+        lambda scenario: scenario.now(
+            champion=changed(scenario.now()["liveModels"]["champion"], number=999)
+        ),
     ),
     "changed release": (
         "bad_signature",
-        lambda told: told.now(champion_release=changed(told.now()["tell"]["champion_release"], epoch=77)),
+        lambda scenario: scenario.now(
+            champion_release=changed(scenario.now()["liveModels"]["champion_release"], epoch=77)
+        ),
     ),
     "another's key": (
         "unknown_key",
-        lambda told: told.now(champion=OTHER.sign(json.loads(told.now()["tell"]["champion"])["entry"]).decode()),
+        lambda scenario: scenario.now(
+            champion=OTHER.sign(
+                json.loads(scenario.now()["liveModels"]["champion"])["entry"]
+            ).decode()
+        ),
     ),
-    "release missing": ("bad_entry", lambda told: told.now(champion_release=None)),
-    "pointer missing": ("old_bot", lambda told: told.now(champion=None)),
-    "release as pointer": ("bad_entry", lambda told: told.now(champion=told.now()["tell"]["champion_release"])),
-    "no document": ("bad_entry", lambda told: told.now(champion="{")),
+    "release missing": ("bad_entry", lambda scenario: scenario.now(champion_release=None)),
+    "pointer missing": ("old_bot", lambda scenario: scenario.now(champion=None)),
+    "release as pointer": (
+        "bad_entry",
+        lambda scenario: scenario.now(champion=scenario.now()["liveModels"]["champion_release"]),
+    ),
+    "no document": ("bad_entry", lambda scenario: scenario.now(champion="{")),
     "another's golden outputs": ("bad_golden", wrong_golden),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", SABOTAGES)
-def test_a_bad_bot_is_refused_and_the_last_good_one_stays(tmp_path, how):
+def test_a_bad_bot_is_rejected_and_the_last_good_one_stays(tmp_path, how):
     code, sabotage = SABOTAGES[how]
-    told = Told(tmp_path)
-    first = told.release(1)
-    told.release(2)
-    bad = sabotage(told)
-    found = played(first, bad, {"start": {"isOffline": True}}, {"start": {}} | told.release(0))["seen"]
-    assert [one["bot"] for one in found] == ["my-game/1", "my-game/1", "my-game/1", "my-game/3"]
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    scenario.release(2)
+    bad = sabotage(scenario)
+    found = played(first, bad, {"start": {"isOffline": True}}, {"start": {}} | scenario.release(0))[
+        "seen"
+    ]
+    assert [step["bot"] for step in found] == ["my-game/1", "my-game/1", "my-game/1", "my-game/3"]
     assert found[1]["refused"] == 1
     assert found[1]["error"].startswith(code)
     assert found[3]["error"] == ""
 
 
-def test_a_bot_that_was_damaged_on_its_way_is_looked_at_again(tmp_path):
-    told = Told(tmp_path)
-    good = told.release(1)
+def test_a_bot_damaged_in_transit_is_fetched_again(tmp_path):
+    scenario = Scenario(tmp_path)
+    good = scenario.release(1)
     bad = good | {"policies": {1: "00"}}
-    found = played(bad | {"isHasty": True}, good | {"afterS": 20, "wanted": "my-game/1"})["seen"]
+    found = played(bad | {"isHasty": True}, good | {"afterS": 20, "untilBot": "my-game/1"})["seen"]
     assert (found[0]["bot"], found[0]["refused"]) == ("", 1)
     assert (found[1]["bot"], found[1]["error"]) == ("my-game/1", "")
 
 
-def test_an_older_entry_is_never_obeyed_and_a_rollback_is(tmp_path):
-    told = Told(tmp_path)
-    old = told.release(1)
-    new = told.release(2)
-    old["tell"]["number"] = 1000
-    again = {"start": {}} | old | {"tell": old["tell"] | {"number": 1001}}
-    told.platform.registry.rollback("my-game", why="test")
-    told.platform.tell()
-    back = told.now(number=1002)
+def test_an_older_entry_is_rejected_and_a_rollback_is_accepted(tmp_path):
+    scenario = Scenario(tmp_path)
+    old = scenario.release(1)
+    new = scenario.release(2)
+    old["liveModels"]["number"] = 1000
+    again = {"start": {}} | old | {"liveModels": old["liveModels"] | {"number": 1001}}
+    scenario.platform.registry.rollback("my-game", why="test")
+    scenario.platform.announce()
+    back = scenario.now(number=1002)
     found = played(new, old, again, back)["seen"]
-    assert [one["bot"] for one in found] == ["my-game/2", "my-game/2", "my-game/2", "my-game/1"]
-    assert [one["error"].partition(":")[0] for one in found] == ["", "old_bot", "old_bot", ""]
+    assert [step["bot"] for step in found] == ["my-game/2", "my-game/2", "my-game/2", "my-game/1"]
+    assert [step["error"].partition(":")[0] for step in found] == ["", "old_bot", "old_bot", ""]
 
 
-def test_the_deployment_is_pinned_when_it_is_first_met(tmp_path):
-    told, stranger = Told(tmp_path), Told(tmp_path / "stranger", signer=OTHER)
-    first = told.release(1)
+def test_the_keys_of_a_deployment_are_pinned_at_first_use(tmp_path):
+    scenario = Scenario(tmp_path)
+    stranger = Scenario(tmp_path / "stranger", signer=OTHER)
+    first = scenario.release(1)
     for _ in range(5):
         strange = stranger.release(2)
-    found = played(first, strange, {"start": {}} | strange | {"tell": strange["tell"] | {"number": 999}})["seen"]
-    assert [one["bot"] for one in found] == ["my-game/1"] * 3
+    found = played(
+        first,
+        strange,
+        {"start": {}} | strange | {"liveModels": strange["liveModels"] | {"number": 999}},
+    )["seen"]
+    assert [step["bot"] for step in found] == ["my-game/1"] * 3
     assert found[2]["error"].startswith("unknown_key")
 
 
-def test_a_deployment_that_was_set_up_anew_at_the_same_address_is_met_anew_with_its_key(tmp_path):
-    old, new = Told(tmp_path), Told(tmp_path / "new", signer=OTHER)
-    first, second = old.release(1), new.release(1)
-    found = played(first, {"start": {"key": "uk_new"}} | second, {"start": {"isOffline": True}})["seen"]
-    assert [(one["bot"], one["error"].partition(":")[0]) for one in found[:2]] == [("my-game/1", "")] * 2
+def test_a_new_deployment_at_the_same_address_is_pinned_separately_by_its_key(tmp_path):
+    old = Scenario(tmp_path)
+    new = Scenario(tmp_path / "new", signer=OTHER)
+    first = old.release(1)
+    second = new.release(1)
+    found = played(first, {"start": {"key": "uk_new"}} | second, {"start": {"isOffline": True}})[
+        "seen"
+    ]
+    assert [(step["bot"], step["error"].partition(":")[0]) for step in found[:2]] == [
+        ("my-game/1", "")
+    ] * 2
     assert found[1]["models"][0][0] == "my-game/1"
-    assert found[2]["bot"] == "my-game/1", "the old key still knows its own"
+    assert found[2]["bot"] == "my-game/1", "the old key still has its own bot"
 
 
-def test_trust_goes_before_what_the_platform_says(tmp_path):
-    told = Told(tmp_path)
-    release = told.release(1)
+def test_trusted_keys_passed_to_connect_take_precedence(tmp_path):
+    scenario = Scenario(tmp_path)
+    release = scenario.release(1)
     found = played({"start": {"trust": [public_key_text(OTHER.public)]}} | release)["seen"]
     assert (found[0]["bot"], found[0]["error"].partition(":")[0]) == ("", "unknown_key")
     assert played({"start": {"trust": TRUST}} | release)["seen"][0]["bot"] == "my-game/1"
 
 
 def test_a_bot_of_another_schema_does_not_play(tmp_path):
-    (found,) = played(Told(tmp_path).release(1), spec=game_spec("my-game", obs=2, actions=3))["seen"]
+    (found,) = played(Scenario(tmp_path).release(1), spec=game_spec("my-game", obs=2, actions=3))[
+        "seen"
+    ]
     assert (found["bot"], found["error"].partition(":")[0]) == ("", "wrong_schema")
 
 
 @pytest.mark.parametrize("what", ["/bot", "/policy/"])
 def test_a_damaged_storage_means_fetching_again(tmp_path, what):
-    release = Told(tmp_path).release(1)
-    found = played(release, {"spoil": what, "start": {"isOffline": True}}, {"start": {}} | release)["seen"]
-    assert [one["bot"] for one in found] == ["my-game/1", "", "my-game/1"]
+    release = Scenario(tmp_path).release(1)
+    found = played(release, {"spoil": what, "start": {"isOffline": True}}, {"start": {}} | release)[
+        "seen"
+    ]
+    assert [step["bot"] for step in found] == ["my-game/1", "", "my-game/1"]
 
 
 def test_the_canary_plays_its_share_of_episodes_and_a_bad_one_plays_nowhere(tmp_path):
-    told = Told(tmp_path)
-    first = told.release(1)
-    canary = told.release(2, "canary", share=0.2)
-    bad = told.release(0, "canary", share=0.2)
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    canary = scenario.release(2, "canary", share=0.2)
+    bad = scenario.release(0, "canary", share=0.2)
     bad["policies"][3] = "00"
     found = played(first, canary | {"episodes": 5000}, bad | {"episodes": 200})["seen"]
-    counts = [sum(name == "my-game/2" for name, _ in one["models"]) for one in found]
+    counts = [sum(name == "my-game/2" for name, _ in step["models"]) for step in found]
     assert counts[1] == pytest.approx(1000, abs=120)
     assert (counts[2], found[2]["bot"], found[2]["refused"]) == (0, "my-game/1", 1)
-    assert {tuple(one) for one in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
-    # Who asks before an episode begins gets the same draw.
-    assert sum(name == "my-game/2" for name in found[1]["cast"]) == pytest.approx(1000, abs=120)
-    assert [set(one["cast"]) for one in found] == [{"my-game/1"}, {"my-game/1", "my-game/2"}, {"my-game/1"}]
+    assert {tuple(model) for model in found[1]["models"]} == {("my-game/1", 1), ("my-game/2", 2)}
+    # A bot picked before an episode starts is drawn with the same probability.
+    assert sum(name == "my-game/2" for name in found[1]["picked"]) == pytest.approx(1000, abs=120)
+    assert [set(step["picked"]) for step in found] == [
+        {"my-game/1"},
+        {"my-game/1", "my-game/2"},
+        {"my-game/1"},
+    ]
 
 
-def test_while_there_is_no_bot_nobody_is_cast():
-    assert played({})["seen"][0]["cast"] == [None]
+def test_while_there_is_no_bot_none_is_picked():
+    assert played({})["seen"][0]["picked"] == [None]
 
 
-def test_a_canary_that_cannot_be_fetched_holds_up_nobody_and_plays_once_it_can(tmp_path):
-    told = Told(tmp_path)
-    told.release(1)
-    both = told.release(2, "canary", share=0.5)
-    away = both | {"policies": both["policies"] | {2: None}, "wanted": "my-game/1", "episodes": 50}
-    offline = {"start": {"isOffline": True}, "wanted": "my-game/1", "episodes": 50}
+def test_a_canary_that_cannot_be_fetched_blocks_nothing_and_plays_once_it_can(tmp_path):
+    scenario = Scenario(tmp_path)
+    scenario.release(1)
+    both = scenario.release(2, "canary", share=0.5)
+    away = both | {
+        "policies": both["policies"] | {2: None},
+        "untilBot": "my-game/1",
+        "episodes": 50,
+    }
+    offline = {"start": {"isOffline": True}, "untilBot": "my-game/1", "episodes": 50}
     found = played(away, offline, {"start": {}} | both | {"episodes": 50})["seen"]
-    assert [one["bot"] for one in found] == ["my-game/1"] * 3
-    assert [{name for name, _ in one["models"]} for one in found] == [
-        {"my-game/1"}, {"my-game/1"}, {"my-game/1", "my-game/2"},
-    ]  # fmt: skip
+    assert [step["bot"] for step in found] == ["my-game/1"] * 3
+    assert [{name for name, _ in step["models"]} for step in found] == [
+        {"my-game/1"},
+        {"my-game/1"},
+        {"my-game/1", "my-game/2"},
+    ]
 
 
 def test_keys_are_pinned_only_when_one_of_them_has_signed(tmp_path):
-    told = Told(tmp_path)
-    lie = told.release(1)
-    lie["tell"]["trust"] = [public_key_text(OTHER.public)]
-    found = played(lie, told.release(2))["seen"]
-    assert [one["error"].partition(":")[0] for one in found] == ["unknown_key", ""]
-    assert (found[1]["bot"], "trust" in found[0]["kept"], "trust" in found[1]["kept"]) == ("my-game/2", False, True)
+    scenario = Scenario(tmp_path)
+    forged = scenario.release(1)
+    forged["liveModels"]["trust"] = [public_key_text(OTHER.public)]
+    found = played(forged, scenario.release(2))["seen"]
+    assert [step["error"].partition(":")[0] for step in found] == ["unknown_key", ""]
+    assert (found[1]["bot"], "trust" in found[0]["storage"], "trust" in found[1]["storage"]) == (
+        "my-game/2",
+        False,
+        True,
+    )
 
 
 def test_a_number_that_another_page_saw_is_never_written_back(tmp_path):
-    told = Told(tmp_path)
-    found = played(told.release(1), {"otherPageSaw": {"champion": 999, "canary": 7}} | told.release(2))["seen"]
+    scenario = Scenario(tmp_path)
+    found = played(
+        scenario.release(1), {"otherPageSaw": {"champion": 999, "canary": 7}} | scenario.release(2)
+    )["seen"]
     assert found[1]["bot"] == "my-game/2"
     assert json.loads(found[1]["record"])["seen"] == {"champion": 999, "canary": 7}
 
 
 def test_a_cleared_champion_means_no_bot(tmp_path):
-    told = Told(tmp_path)
-    first = told.release(1)
-    told.platform.registry.point("my-game", "champion", 0, why="withdrawn")
-    told.platform.tell()
-    found = played(first, told.now(), {"start": {"isOffline": True}})["seen"]
-    assert [one["bot"] for one in found] == ["my-game/1", "", ""]
+    scenario = Scenario(tmp_path)
+    first = scenario.release(1)
+    scenario.platform.registry.set_alias("my-game", "champion", 0, why="withdrawn")
+    scenario.platform.announce()
+    found = played(first, scenario.now(), {"start": {"isOffline": True}})["seen"]
+    assert [step["bot"] for step in found] == ["my-game/1", "", ""]
 
 
-def test_an_older_model_can_be_asked_for_and_is_checked_too(tmp_path):
-    told = Told(tmp_path)
-    told.release(1)
-    both = told.release(2)
+def test_an_older_model_can_be_requested_and_is_verified_too(tmp_path):
+    scenario = Scenario(tmp_path)
+    scenario.release(1)
+    both = scenario.release(2)
     found = played(both | {"model": 1}, both | {"model": 2, "policies": {2: "00"}})["seen"]
-    assert [one["model"] for one in found] == ["my-game/1", "bad_hash"]
+    assert [step["model"] for step in found] == ["my-game/1", "bad_hash"]
 
 
 def test_golden_outputs_are_drawn_and_checked_alike_for_every_policy(tmp_path):
-    """Every kind of input, and one so large that all branches of the normal distribution are taken."""
+    """Every kind of input, one of them large enough for all branches of the normal distribution."""
     spec = game_spec("net", obs=Box((30_000,), DTYPES["F32"]), actions=3)
     network = NetworkSpec({"obs": Input((30_000,), DTYPES["F32"])}, (), {"q": (Dense(3),)})
     weights = {
-        name: np.random.default_rng(5).normal(size=shape).astype(np.float32) for name, shape in network.shapes().items()
+        name: np.random.default_rng(5).normal(size=shape).astype(np.float32)
+        for name, shape in network.shapes().items()
     }
-    policies = [policy_of(made, seed) for seed, made in enumerate(CASES.values())]
+    policies = [policy_of(case, seed) for seed, case in enumerate(CASES.values())]
     policies.append(Policy(spec, network, weights, head_for(spec, "argmax")))
     scenarios = []
     for policy in policies:
@@ -299,8 +381,10 @@ def test_golden_outputs_are_drawn_and_checked_alike_for_every_policy(tmp_path):
         facts = {"journal": f"registry/{policy.game.game}", "number": 1}
         point = SIGNER.sign({**facts, "kind": "point", "alias": "champion", "model_no": 1}).decode()
         release = SIGNER.sign({**facts, "kind": "release", "manifest": manifest}).decode()
-        casting = {"number": 1, "champion": point, "champion_release": release, "trust": TRUST}
-        tell = {"start": {}, "tell": casting, "policies": {1: raw.hex()}, "episodes": 0}
-        scenarios.append({"spec": json.loads(policy.game.to_json()), "steps": [tell]})
-    found = ask("bots.mjs", {"scenarios": scenarios})["scenarios"]
-    assert [(one["seen"][0]["bot"], one["seen"][0]["error"]) for one in found] == [("net/1", "")] * len(policies)
+        live_models = {"number": 1, "champion": point, "champion_release": release, "trust": TRUST}
+        step = {"start": {}, "liveModels": live_models, "policies": {1: raw.hex()}, "episodes": 0}
+        scenarios.append({"spec": json.loads(policy.game.to_json()), "steps": [step]})
+    found = run_script("bots.mjs", {"scenarios": scenarios})["scenarios"]
+    assert [(result["seen"][0]["bot"], result["seen"][0]["error"]) for result in found] == [
+        ("net/1", "")
+    ] * len(policies)

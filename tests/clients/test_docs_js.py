@@ -1,4 +1,4 @@
-"""The guide of the JavaScript client is true: its examples run as they stand, and its types hold."""
+"""The guide of the JavaScript client: its examples run unchanged, and its types check."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.nodes import CLIENT, needs_node
 from tests.serve.gateways import Running, running
-from understudy.core.game import game_spec
+from understudy.experience.game import game_spec
 from understudy.games import rally
 
 PAGE = (CLIENT.parents[1] / "docs" / "javascript.md").read_text()
@@ -19,14 +19,19 @@ RALLY = game_spec("rally", obs=list(rally.OBS_NAMES), actions=list(rally.ACTION_
 
 
 def run(gateway: Running, folder: Path, example: str) -> str:
-    """What an example prints, beside a copy of the client and with the two variables that `understudy up` prints."""
+    """The output of an example, run beside the client with the variables of `understudy up`."""
     for file in CLIENT.glob("*.js*"):
         shutil.copy(file, folder)
     (folder / "example.mjs").write_text(example)
     key = gateway.key("play", registers=True)
     environment = {**os.environ, "UNDERSTUDY_URL": gateway.url, "UNDERSTUDY_KEY": key}
     done = subprocess.run(
-        ["node", "example.mjs"], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        ["node", "example.mjs"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -34,7 +39,7 @@ def run(gateway: Running, folder: Path, example: str) -> str:
 
 
 @needs_node
-def test_the_guide_records_and_plays_as_it_says(tmp_path: Path):
+def test_the_examples_of_the_guide_record_and_play(tmp_path: Path):
     with running(tmp_path / "platform") as gateway:
         record, play = EXAMPLES
         assert run(gateway, tmp_path, record) == "60 steps are durable\n"
@@ -44,7 +49,7 @@ def test_the_guide_records_and_plays_as_it_says(tmp_path: Path):
         assert len({frame.session for frame in gateway.streamed()}) == 3
 
 
-def test_the_guide_names_only_what_there_is():
+def test_every_call_named_in_the_guide_exists():
     source = (CLIENT / "understudy.js").read_text()
     for name in set(re.findall(r"`(?:game|ep)\.(\w+)", PAGE)):
         assert re.search(rf"^  (?:async |get )?{name}\(|this\.{name} =", source, re.MULTILINE), name
@@ -56,17 +61,21 @@ def test_the_play_page_uses_nothing_private_of_the_client():
 
 
 def typescript() -> str | None:
-    """The compiler, where it is installed beside the client or for everybody."""
+    """The compiler's path, installed in clients/js or globally; None without one."""
     own = CLIENT / "node_modules" / ".bin" / "tsc"
     return str(own) if own.exists() else shutil.which("tsc")
 
 
 @pytest.mark.skipif(
     typescript() is None,
-    reason="typescript is missing: `npm install` in clients/js, or `npm install --global typescript`, brings tsc",
+    reason="typescript is missing: `npm install` in clients/js, or `npm install --global "
+    "typescript`, installs tsc",
 )
-def test_every_type_of_the_client_holds():
+def test_the_types_of_the_client_check():
     done = subprocess.run(
-        [typescript() or "tsc", "--project", str(CLIENT / "tsconfig.json")], capture_output=True, text=True, timeout=120
+        [typescript() or "tsc", "--project", str(CLIENT / "tsconfig.json")],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout

@@ -1,16 +1,16 @@
-"""Every algorithm in the house keeps the Algorithm contract."""
+"""Every built-in algorithm passes the Algorithm contract."""
 
-from understudy.core.algorithm import Algorithm
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box
+from understudy.algorithm import Algorithm
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig
 from understudy.testing.algorithm import AlgorithmContract
 from understudy.testing.samples import cart_spec
 
-MASKED = game_spec("cards", obs=5, actions=6, has_legal=True)
+MASKED = game_spec("cards", obs=5, actions=6, has_action_mask=True)
 PULL = game_spec("pull", obs=3, actions=Box((2,), DTYPES["F32"], -2.0, 1.0))
 
 
@@ -34,7 +34,9 @@ class TestPpoOfContinuousActions(AlgorithmContract):
     lane_tolerance = 1e-4
 
     def make(self) -> Algorithm:
-        return Ppo(PULL, PpoConfig(widths=(16,), rollout=8, envs=4, epochs=1, observation_norm=True))
+        return Ppo(
+            PULL, PpoConfig(widths=(16,), rollout=8, envs=4, epochs=1, observation_norm=True)
+        )
 
 
 class TestBc(AlgorithmContract):

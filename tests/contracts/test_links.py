@@ -1,4 +1,4 @@
-"""Every link in the house keeps the Link contract."""
+"""Every built-in link passes the Link contract."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,18 +11,19 @@ from tests.serve.gateways import SIGNER, TRUSTED, running
 from understudy.client.connect import Address, local_link
 from understudy.client.http import HttpLink
 from understudy.core.clock import SystemClock
-from understudy.core.manifest import Lineage
-from understudy.core.policy import Policy
-from understudy.core.ports import Link
+from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.nn.policy import Policy
+from understudy.ports import Link
 from understudy.testing import LinkContract
 
 
 class _WithRegistry(LinkContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> Iterator[None]:
-        self.data, self.seed = tmp_path, 0
+        self.data = tmp_path
+        self.seed = 0
         with ExitStack() as self.stack:
             yield
 
@@ -30,7 +31,7 @@ class _WithRegistry(LinkContract):
         registry = Registry(FolderObjects(self.data / "models"), trusted=TRUSTED, signer=SIGNER)
         epoch = registry.takeover(self.spec.game, owner="test")
         model_no = registry.release(policy, Lineage(algorithm="bc"), epoch=epoch).model_no
-        registry.point(self.spec.game, alias, model_no, why="test")
+        registry.set_alias(self.spec.game, alias, model_no, why="test")
         return model_no
 
     def random_policy(self) -> Policy:

@@ -1,4 +1,4 @@
-"""Every place for models passes the contract of Objects."""
+"""Every built-in object storage passes the Objects contract."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every stream in the house keeps the Stream contract."""
+"""The in-memory and file streams pass the Stream contract."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.streams.memory import MemoryStream
-from understudy.core.ports import Stream
+from understudy.ports import Stream
 from understudy.streams.file import FileStream
 from understudy.testing.streams import StreamContract, read_all
 

@@ -1,4 +1,4 @@
-"""JSON: one form on the way out, nothing ambiguous on the way in."""
+"""JSON: written in one canonical form, read strictly."""
 
 from typing import Any
 
@@ -10,34 +10,42 @@ from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import Refused
 
 values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=12,
 )
 
 
 @given(values)
-def test_what_is_written_is_read_back_and_written_the_same(value: Any) -> None:
+def test_a_value_is_read_back_and_written_as_the_same_bytes(value: Any) -> None:
     raw = canonical_json(value)
     assert strict_json(raw) == value
     assert strict_json(raw.decode()) == value
     assert canonical_json(strict_json(raw)) == raw
 
 
-def test_the_order_of_keys_does_not_show() -> None:
-    assert canonical_json({"b": 1, "a": [True, None, "ü"]}) == '{"a":[true,null,"ü"],"b":1}'.encode()
-    assert canonical_json({"a": [True, None, "ü"], "b": 1}) == canonical_json({"b": 1, "a": [True, None, "ü"]})
+def test_the_order_of_keys_does_not_matter() -> None:
+    assert (
+        canonical_json({"b": 1, "a": [True, None, "ü"]}) == '{"a":[true,null,"ü"],"b":1}'.encode()
+    )
+    assert canonical_json({"a": [True, None, "ü"], "b": 1}) == canonical_json(
+        {"b": 1, "a": [True, None, "ü"]}
+    )
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_none_are_not_written(number: float) -> None:
+def test_nan_and_infinity_are_not_written(number: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical_json([number])
 
 
 HOSTILE = [
     ("empty", b""),
-    ("no JSON", b"yes"),
+    ("not JSON", b"yes"),
     ("two values", b"1 2"),
     ("not UTF-8", b'"\xff"'),
     ("overlong UTF-8", b'"\xc0\xaf"'),

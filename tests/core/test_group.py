@@ -1,4 +1,4 @@
-"""Group commit: many callers, few commits, and each gets its own answer."""
+"""Group commit: many callers, few commits, and each caller receives its own result."""
 
 import threading
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from understudy.core.log import GroupCommit
 
 
 class Log:
-    """Commits that can be held up, and what they were given."""
+    """Commits that can be blocked, and the groups they received."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
@@ -31,14 +31,14 @@ def group_of(log: Log, *, most: int = 100) -> GroupCommit[int, int]:
 
 
 def submit_all(group: GroupCommit[int, int], items: Sequence[int], log: Log) -> dict[int, object]:
-    """Submit from a thread each while the first commit is held up, so that the rest wait together."""
-    found: dict[int, object] = {}
+    """Submit each item from its own thread while the first commit is blocked, so the rest wait."""
+    results: dict[int, object] = {}
 
     def submit(item: int) -> None:
         try:
-            found[item] = group.submit(item)
+            results[item] = group.submit(item)
         except ValueError as error:
-            found[item] = error
+            results[item] = error
 
     log.may_go.clear()
     threads = [threading.Thread(target=submit, args=(item,)) for item in items]
@@ -51,23 +51,23 @@ def submit_all(group: GroupCommit[int, int], items: Sequence[int], log: Log) -> 
     log.may_go.set()
     for thread in threads:
         thread.join(20.0)
-    return found
+    return results
 
 
-def test_one_caller_is_served_at_once():
+def test_a_single_caller_does_not_wait():
     log = Log()
     assert group_of(log).submit(4) == 40
     assert log.groups == [[4]]
 
 
-def test_those_who_wait_share_a_commit():
+def test_waiting_callers_share_a_commit():
     log = Log()
     items = [1, 2, 3, 4, 5, 6]
     assert submit_all(group_of(log), items, log) == {item: item * 10 for item in items}
     assert [len(group) for group in log.groups] == [1, 5]
 
 
-def test_a_commit_takes_no_more_than_it_may_but_always_one():
+def test_a_commit_is_limited_in_size_but_has_at_least_one_item():
     log = Log()
     items = [1, 40, 50, 60, 300, 20]
     assert submit_all(group_of(log, most=100), items, log) == {item: item * 10 for item in items}
@@ -75,17 +75,17 @@ def test_a_commit_takes_no_more_than_it_may_but_always_one():
     assert sorted(item for group in log.groups for item in group) == sorted(items)
 
 
-def test_a_failed_commit_fails_everybody_in_it_and_nobody_else():
+def test_a_failed_commit_fails_exactly_its_own_items():
     log = Log()
-    found = submit_all(group_of(log, most=10), [1, -2, 3, 9], log)
-    assert found[1] == 10
-    assert isinstance(found[-2], ValueError)
+    results = submit_all(group_of(log, most=10), [1, -2, 3, 9], log)
+    assert results[1] == 10
+    assert isinstance(results[-2], ValueError)
     failed = next(group for group in log.groups if -2 in group)
-    assert all(isinstance(found[item], ValueError) == (item in failed) for item in found)
+    assert all(isinstance(results[item], ValueError) == (item in failed) for item in results)
     assert group_of(log).submit(7) == 70
 
 
-def test_who_is_alone_waits_for_the_commit_that_runs_and_holds_up_the_next():
+def test_the_alone_lock_waits_for_a_running_commit_and_blocks_the_next():
     log = Log()
     group = group_of(log)
     log.may_go.clear()
@@ -119,14 +119,14 @@ def test_an_interrupt_reaches_the_caller_and_leaves_the_group_usable():
     assert group.submit(2) == 2
 
 
-def test_a_size_that_cannot_be_told_fails_its_own_caller_only():
+def test_a_failing_size_function_fails_its_own_caller_only():
     group = GroupCommit[int, int](lambda items: list(items), size=lambda item: 10 // item, most=10)
     with pytest.raises(ZeroDivisionError):
         group.submit(0)
     assert group.submit(2) == 2
 
 
-def test_results_that_do_not_match_are_an_error_not_a_mix_up():
+def test_a_wrong_number_of_results_is_an_error():
     group = GroupCommit[int, int](lambda items: [], size=lambda _: 1, most=10)
     with pytest.raises(ValueError, match="zip"):
         group.submit(1)

@@ -1,4 +1,4 @@
-"""Addresses of backends, and the files that hold their secrets."""
+"""Addresses of backends, and the files that contain their secrets."""
 
 import sys
 from pathlib import Path
@@ -17,28 +17,36 @@ from understudy.core.location import (
 )
 
 
-def test_an_address_is_taken_apart():
-    found = parse_location("cassandra://a:9042,b,[::1]:7/games?consistency=QUORUM&tls=true&ttl_s=5")
-    assert found.hosts == (("a", 9042), ("b", None), ("::1", 7))
-    assert (found.scheme, found.path) == ("cassandra", "games")
-    assert (found.text("consistency"), found.flag("tls"), found.number("ttl_s", 0)) == ("QUORUM", True, 5.0)
+def test_an_address_is_parsed():
+    url = "cassandra://a:9042,b,[::1]:7/games?consistency=QUORUM&tls=true&ttl_s=5"
+    location = parse_location(url)
+    assert location.hosts == (("a", 9042), ("b", None), ("::1", 7))
+    assert (location.scheme, location.path) == ("cassandra", "games")
+    assert location.text("consistency") == "QUORUM"
+    assert location.flag("tls") is True
+    assert location.number("ttl_s", 0) == 5.0
     assert parse_location("kinesis://steps") == Location("kinesis", (("steps", None),))
 
 
-@pytest.mark.parametrize("odd", ["plain", "a b", "a&b=c", "a#b?c", "100%41", "a+b", "Zürich/ö", "a;b'\"c", "[x]:@"])
-def test_an_address_that_was_written_is_read_back_whatever_is_in_it(odd: str):
-    one = Location(
-        "cassandra", (("a", 9042), ("b", None), ("::1", 7)), f"x/{odd}", {"credentials": f"/{odd}/c", odd: "1"}
+@pytest.mark.parametrize(
+    "odd", ["plain", "a b", "a&b=c", "a#b?c", "100%41", "a+b", "Zürich/ö", "a;b'\"c", "[x]:@"]
+)
+def test_an_address_is_read_back_with_any_characters(odd: str):
+    location = Location(
+        "cassandra",
+        (("a", 9042), ("b", None), ("::1", 7)),
+        f"x/{odd}",
+        {"credentials": f"/{odd}/c", odd: "1"},
     )
-    assert parse_location(one.url) == one
-    assert " " not in one.url
+    assert parse_location(location.url) == location
+    assert " " not in location.url
     assert Location("kinesis", (("steps", None),)).url == "kinesis://steps"
     url = "s3://bots/games?endpoint=http://127.0.0.1:9000&credentials=/srv/me/c"
     assert parse_location(url).url == url
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("nowhere", "write it as"),
         ("kafka://u:secret@h:1/t", "credentials=FILE"),
@@ -48,39 +56,47 @@ def test_an_address_that_was_written_is_read_back_whatever_is_in_it(odd: str):
         ("kafka://h/t?a", "cannot be read"),
     ],
 )
-def test_what_is_no_address_is_refused_without_its_secret(text: str, said: str):
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_a_malformed_address_is_refused_without_showing_its_secret(text: str, message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
         parse_location(text)
     assert "secret" not in str(caught.value)
 
 
-def test_options_that_do_not_fit_are_refused():
-    given = parse_location("kafka://h/t?tsl=true&linger_s=x")
+def test_invalid_options_are_refused():
+    location = parse_location("kafka://h/t?tsl=true&linger_s=x")
     with pytest.raises(ConfigError, match="did you mean tls"):
-        given.refuse_others({"tls", "linger_s"})
+        location.check_options({"tls", "linger_s"})
     with pytest.raises(ConfigError, match="linger_s"):
-        given.number("linger_s", 1.0)
+        location.number("linger_s", 1.0)
     with pytest.raises(ConfigError, match="true or false"):
         parse_location("kafka://h/t?tls=1").flag("tls")
 
 
 def test_whole_numbers_are_digits_within_their_range():
-    given = parse_location(f"kafka://h/t?a=64&b=2.5&c=-1&d=99&e=²&f={'0' * 20}99&g={'9' * 5000}&h=")
-    assert (given.whole("a", 1, most=64), given.whole("none", 7, least=5, most=9)) == (64, 7)
+    location = parse_location(
+        f"kafka://h/t?a=64&b=2.5&c=-1&d=99&e=²&f={'0' * 20}99&g={'9' * 5000}&h="
+    )
+    assert location.integer("a", 1, most=64) == 64
+    assert location.integer("none", 7, least=5, most=9) == 7
     for name in "bcdefgh":
-        with pytest.raises(ConfigError, match=f"{name} of kafka:// is .*; give a whole number from 1 to 64, such as 8"):
-            given.whole(name, 8, least=1, most=64)
+        with pytest.raises(
+            ConfigError,
+            match=f"{name} of kafka:// is .*; give a whole number from 1 to 64, such as 8",
+        ):
+            location.integer(name, 8, least=1, most=64)
 
 
 def test_credentials_come_from_a_file_and_are_not_shown(tmp_path: Path):
     path = tmp_path / "credentials.toml"
     path.write_text('username = "u"\npassword = "hush"\n')
-    found = read_credentials(path)
-    assert found == Credentials("u", "hush")
-    assert "hush" not in repr(found)
+    credentials = read_credentials(path)
+    assert credentials == Credentials("u", "hush")
+    assert "hush" not in repr(credentials)
 
 
-@pytest.mark.parametrize("content", [None, "hush =", 'password = "hush"', "username = 1\npassword = 'hush'"])
+@pytest.mark.parametrize(
+    "content", [None, "hush =", 'password = "hush"', "username = 1\npassword = 'hush'"]
+)
 def test_a_bad_credentials_file_is_named_and_not_shown(tmp_path: Path, content: str | None):
     path = tmp_path / "credentials.toml"
     if content is not None:
@@ -95,19 +111,31 @@ pytest.importorskip("botocore", reason="pip install 'understudy[aws]'")
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment without keys, whose shared files have the profiles `default`, `games`, `half`, `role`, `asks`."""
+    """An environment without keys, whose shared files have the profiles `default`, `games`,
+    `half`, `role`, `asks`."""
     (tmp_path / "credentials").write_text(
         "[default]\naws_access_key_id = shared\naws_secret_access_key = s1\n"
-        "[games]\naws_access_key_id = games\naws_secret_access_key = 100%s2\naws_session_token = t2\n"
+        "[games]\naws_access_key_id = games\naws_secret_access_key = 100%s2\naws_session_token = "
+        "t2\n"
         "[half]\naws_access_key_id = half\n"
     )
     (tmp_path / "config").write_text(
-        "[default]\nregion = eu-west-1\n[profile games]\nregion = eu-north-1\ns3 =\n  max_concurrent_requests = 20\n"
-        "[profile role]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = games\nregion = ap-south-1\n"
+        "[default]\nregion = eu-west-1\n[profile games]\nregion = eu-north-1\ns3 =\n  "
+        "max_concurrent_requests = 20\n"
+        "[profile role]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = games\nregion = "
+        "ap-south-1\n"
         "[profile empty]\nregion = eu-west-1\n"
     )
-    (tmp_path / "own").write_text("[default]\naws_access_key_id = own\naws_secret_access_key = s4\n")
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    (tmp_path / "own").write_text(
+        "[default]\naws_access_key_id = own\naws_secret_access_key = s4\n"
+    )
+    for name in (
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -122,27 +150,35 @@ def keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keys(**named: str) -> tuple[str, str, str | None]:
-    found: Any = aws_session("s3", **named).get_credentials().get_frozen_credentials()
-    return found.access_key, found.secret_key, found.token
+    frozen: Any = aws_session("s3", **named).get_credentials().get_frozen_credentials()
+    return frozen.access_key, frozen.secret_key, frozen.token
 
 
 @pytest.mark.usefixtures("keys_around")
 def test_a_named_file_is_the_only_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_PROFILE", "games")
     assert keys(credentials=str(tmp_path / "own")) == ("own", "s4", None)
-    assert keys(credentials=str(tmp_path / "credentials"), profile="games") == ("games", "100%s2", "t2")
-    with pytest.raises(ConfigError, match=r"\[games\] of credentials file .*own has no AWS keys.*aws_access_key_id"):
+    assert keys(credentials=str(tmp_path / "credentials"), profile="games") == (
+        "games",
+        "100%s2",
+        "t2",
+    )
+    with pytest.raises(
+        ConfigError, match=r"\[games\] of credentials file .*own has no AWS keys.*aws_access_key_id"
+    ):
         keys(credentials=str(tmp_path / "own"), profile="games")
 
 
 @pytest.mark.usefixtures("keys_around")
-def test_a_named_profile_goes_before_keys_in_the_environment():
+def test_a_named_profile_takes_precedence_over_keys_in_the_environment():
     assert keys(profile="games") == ("games", "100%s2", "t2")
     assert aws_session("s3", profile="games").get_config_variable("region") == "eu-north-1"
 
 
 @pytest.mark.usefixtures("keys_around")
-def test_without_either_the_environment_goes_before_the_shared_files(monkeypatch: pytest.MonkeyPatch):
+def test_without_either_the_environment_takes_precedence_over_the_shared_files(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setenv("AWS_PROFILE", "games")
     assert keys() == ("env", "env-secret", "env-token")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -150,39 +186,51 @@ def test_without_either_the_environment_goes_before_the_shared_files(monkeypatch
     assert keys() == ("games", "100%s2", "t2")
 
 
-def test_a_token_of_the_environment_is_not_used_with_the_keys_of_a_file(monkeypatch: pytest.MonkeyPatch):
+def test_a_token_of_the_environment_is_not_used_with_the_keys_of_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "env-token")
     assert keys() == ("shared", "s1", None)
 
 
-def test_a_region_comes_from_the_address_then_the_environment_then_the_profile(monkeypatch: pytest.MonkeyPatch):
+def test_a_region_comes_from_the_address_then_the_environment_then_the_profile(
+    monkeypatch: pytest.MonkeyPatch,
+):
     assert aws_session("s3").get_config_variable("region") == "eu-west-1"
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     assert aws_session("s3").get_config_variable("region") == "eu-central-1"
     assert aws_session("s3", region="us-west-2").get_config_variable("region") == "us-west-2"
 
 
-def test_where_nothing_is_named_the_machines_own_role_stays_in_the_chain(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_without_named_credentials_the_role_of_the_machine_stays_in_the_chain(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no"))
     session = aws_session("s3")
-    methods = {provider.METHOD for provider in session.get_component("credential_provider").providers}
+    methods = {
+        provider.METHOD for provider in session.get_component("credential_provider").providers
+    }
     assert {"env", "iam-role", "container-role"} <= methods
 
 
-def test_the_keys_of_a_role_are_not_asked_for_when_a_session_is_made():
+def test_the_keys_of_a_role_are_not_requested_when_a_session_is_created():
     assert aws_session("s3", profile="role").get_credentials().method == "assume-role"
 
 
 @pytest.mark.parametrize("profile", ["nobody", "half", "empty"])
 @pytest.mark.parametrize("around", [False, True])
-def test_a_named_profile_without_keys_is_refused_and_no_other_keys_are_used(request, profile: str, around: bool):
+def test_a_named_profile_without_keys_is_refused_and_no_other_keys_are_used(
+    request, profile: str, around: bool
+):
     if around:
         request.getfixturevalue("keys_around")
-    with pytest.raises(ConfigError, match=rf"profile \[{profile}\] has no AWS keys: .*; it needs aws_access_key_id"):
+    with pytest.raises(
+        ConfigError, match=rf"profile \[{profile}\] has no AWS keys: .*; it needs aws_access_key_id"
+    ):
         aws_session("s3", profile=profile)
 
 
-def test_aws_profile_that_names_nobody_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_aws_profile_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(ConfigError, match=r"config profile \(nobody\) could not be found"):
         aws_session("s3")
@@ -208,17 +256,23 @@ def test_a_key_without_its_secret_in_the_environment_is_refused(monkeypatch: pyt
     ],
 )
 @pytest.mark.usefixtures("keys_around")
-def test_a_named_file_that_holds_no_keys_is_refused_and_never_quoted(tmp_path: Path, inside: bytes | None):
+def test_a_named_file_without_keys_is_refused_and_never_quoted(
+    tmp_path: Path, inside: bytes | None
+):
     if inside is not None:
         (tmp_path / "c").write_bytes(inside)
-    with pytest.raises(ConfigError, match=r"\[default\] of credentials file \S+c has no AWS keys: ") as caught:
+    with pytest.raises(
+        ConfigError, match=r"\[default\] of credentials file \S+c has no AWS keys: "
+    ) as caught:
         aws_session("s3", credentials=str(tmp_path / "c"))
     assert "hush" not in str(caught.value)
 
 
 def test_without_the_package_the_install_command_is_in_the_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "botocore.session", None)
-    with pytest.raises(MissingExtra, match=r"s3:// needs the package boto3 .*; pip install 'understudy\[aws\]'"):
+    with pytest.raises(
+        MissingExtra, match=r"s3:// needs the package boto3 .*; pip install 'understudy\[aws\]'"
+    ):
         aws_session("s3")
 
 

@@ -1,4 +1,4 @@
-"""The lock: one process at a time, released when its holder dies."""
+"""The lock: held by one process at a time, released when its holder dies."""
 
 import signal
 import subprocess
@@ -26,17 +26,22 @@ sys.stdin.readline()
 
 def hold(path: Path) -> "subprocess.Popen[str]":
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     return holder
 
 
-def test_a_second_process_is_told_who_holds_what(tmp_path: Path) -> None:
+def test_a_second_process_fails_with_what_is_locked(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / ".lock"
     with hold(path) as holder:
-        with pytest.raises(Locked, match=r"spool is in use by another process .*\.lock.*; stop that process"):
+        with pytest.raises(
+            Locked, match=r"spool is in use by another process .*\.lock.*; stop that process"
+        ):
             FileLock(path, what="spool")
         assert is_locked(path)
         assert holder.stdin is not None
@@ -65,7 +70,7 @@ def test_one_process_cannot_take_a_lock_twice(tmp_path: Path) -> None:
         FileLock(tmp_path / ".lock", what="store")
 
 
-def test_asking_makes_no_file_and_closing_twice_is_fine(tmp_path: Path) -> None:
+def test_is_locked_creates_no_file_and_closing_twice_is_fine(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     assert not is_locked(path)
     assert not path.exists()
@@ -79,16 +84,18 @@ def test_asking_makes_no_file_and_closing_twice_is_fine(tmp_path: Path) -> None:
 def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     lock = FileLock(path, what="store")
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+    ) as child:
         lock.close()
         with FileLock(path, what="store"):
             pass
         child.kill()
 
 
-def test_patience_outlasts_somebody_who_only_looks(tmp_path: Path) -> None:
+def test_the_timeout_outlasts_a_short_probe(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    looking = FileLock(path, what="a look")
-    threading.Timer(0.05, looking.close).start()
-    with FileLock(path, what="store", patience_s=10.0):
+    probe = FileLock(path, what="a probe")
+    threading.Timer(0.05, probe.close).start()
+    with FileLock(path, what="store", timeout_s=10.0):
         assert is_locked(path)

@@ -1,4 +1,5 @@
-"""The log: torn at any byte it gives back what came before; damage, full disks and failed syncs are told apart."""
+"""The log: torn at any byte it returns the entries before; tells damage, full disks and failed
+syncs apart."""
 
 import errno
 import os
@@ -30,7 +31,7 @@ PAYLOADS = [b"first", b"", b"ulog in the middle", bytes(range(256)), b"last"]
 
 
 def write(path: Path, payloads: list[bytes]) -> list[int]:
-    """Where each entry starts, and where the file ends."""
+    """The start of each entry, and the end of the file."""
     file = LogFile(path)
     ends = [0]
     for payload in payloads:
@@ -47,14 +48,14 @@ def payloads_of(path: Path) -> list[bytes]:
 
 
 def readable_end(reader: LogReader) -> int:
-    """Where the readable entries of a file end; Corrupt when more follow: then it is damage and no torn write."""
+    """The end of a file's readable entries; Corrupt if more follow, since that is damage."""
     end = max((entry.end for entry in reader.entries()), default=0)
     if reader.next_readable(end) is not None:
         raise Corrupt(f"damaged at byte {end}")
     return end
 
 
-def test_entries_come_back_in_order(tmp_path: Path) -> None:
+def test_entries_are_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.log"
     ends = write(path, PAYLOADS)
     assert path.stat().st_size == ends[-1] == sum(HEAD_BYTES + len(payload) for payload in PAYLOADS)
@@ -76,7 +77,7 @@ def test_parts_are_one_entry(tmp_path: Path) -> None:
     assert payloads_of(tmp_path / "a.log") == [b"hello", b""]
 
 
-def test_a_log_torn_at_any_byte_gives_the_entries_before(tmp_path: Path) -> None:
+def test_a_log_torn_at_any_byte_returns_the_entries_before(tmp_path: Path) -> None:
     ends = write(tmp_path / "a.log", PAYLOADS)
     raw = (tmp_path / "a.log").read_bytes()
     torn = tmp_path / "torn.log"
@@ -91,7 +92,7 @@ def test_a_log_torn_at_any_byte_gives_the_entries_before(tmp_path: Path) -> None
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.binary(min_size=1, max_size=40))
 def test_a_tail_of_noise_or_zeros_is_a_torn_end(length: int, noise: bytes) -> None:
-    # A power cut may leave the new size with old or zero bytes behind it.
+    # A power cut may leave the file at its new size with old or zero bytes at the end.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.log"
         ends = write(path, PAYLOADS)
@@ -125,8 +126,9 @@ def test_a_flipped_byte_in_the_last_entry_leaves_those_before(tmp_path: Path) ->
         assert readable_end(reader) == ends[-2]
 
 
-def test_a_torn_entry_that_carries_a_log_inside_is_still_a_torn_end(tmp_path: Path) -> None:
-    # A player chooses the bytes of an observation; they must not be able to make a torn write look like damage.
+def test_a_torn_entry_that_contains_a_log_is_still_a_torn_end(tmp_path: Path) -> None:
+    # Players control the bytes of an observation, which must not make a torn write look like
+    # damage.
     write(tmp_path / "inner.log", [b"inner"])
     inner = (tmp_path / "inner.log").read_bytes()
     ends = write(tmp_path / "outer.log", [b"first", b"xx" + inner + b"yy"])
@@ -154,15 +156,21 @@ def test_a_file_is_never_appended_to_by_a_second_writer(tmp_path: Path) -> None:
 
 def test_each_entry_is_synced_before_it_is_acknowledged(tmp_path: Path) -> None:
     synced: list[int] = []
-    file = LogFile(tmp_path / "a.log", sync=lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    assert [file.append([b"x" * n]).end for n in (3, 5)] == synced == [HEAD_BYTES + 3, 2 * HEAD_BYTES + 8]
+    file = LogFile(
+        tmp_path / "a.log", sync=lambda descriptor: synced.append(os.fstat(descriptor).st_size)
+    )
+    assert (
+        [file.append([b"x" * n]).end for n in (3, 5)]
+        == synced
+        == [HEAD_BYTES + 3, 2 * HEAD_BYTES + 8]
+    )
     file.close()
     file.close()
     with pytest.raises(Closed):
         file.append([b"x"])
 
 
-def test_a_closed_reader_says_so(tmp_path: Path) -> None:
+def test_a_closed_reader_raises_closed(tmp_path: Path) -> None:
     write(tmp_path / "a.log", [b"x"])
     reader = LogReader(tmp_path / "a.log")
     reader.close()
@@ -173,7 +181,9 @@ def test_a_closed_reader_says_so(tmp_path: Path) -> None:
         _ = reader.size_bytes
 
 
-def test_an_entry_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_is_too_large_to_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log, "MAX_ENTRY_BYTES", 10)
     file = LogFile(tmp_path / "a.log")
     with pytest.raises(Refused) as caught:
@@ -196,7 +206,7 @@ def failing(error: int, *, times: int = 1) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_acknowledges_nothing_and_the_file_goes_on(
+def test_a_full_disk_acknowledges_nothing_and_the_file_stays_usable(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = LogFile(tmp_path / "a.log")
@@ -220,7 +230,7 @@ def test_a_full_disk_acknowledges_nothing_and_the_file_goes_on(
     assert payloads_of(tmp_path / "a.log") == [b"before", b"after"]
 
 
-def test_a_disk_found_full_at_the_sync_acknowledges_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_the_sync_acknowledges_nothing(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a.log", sync=failing(errno.ENOSPC))
     with pytest.raises(StorageFull):
         file.append([b"lost"])
@@ -228,10 +238,10 @@ def test_a_disk_found_full_at_the_sync_acknowledges_nothing(tmp_path: Path) -> N
     assert payloads_of(tmp_path / "a.log") == [b"kept"]
 
 
-def test_after_a_failed_sync_the_file_takes_nothing_more(tmp_path: Path) -> None:
+def test_after_a_failed_sync_the_file_accepts_nothing_more(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a.log", sync=failing(errno.EIO))
     with pytest.raises(StorageFailed, match="open a new file"):
-        file.append([b"nobody knows"])
+        file.append([b"unknown outcome"])
     for _ in range(2):
         with pytest.raises(StorageFailed):
             file.append([b"never written"])
@@ -239,7 +249,9 @@ def test_after_a_failed_sync_the_file_takes_nothing_more(tmp_path: Path) -> None
     assert b"never" not in (tmp_path / "a.log").read_bytes()
 
 
-def test_a_file_that_cannot_be_cut_back_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_truncated_accepts_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(descriptor: int, length: int) -> None:
         raise OSError(errno.EIO, "no")
 
@@ -254,16 +266,16 @@ def test_a_file_that_cannot_be_cut_back_takes_nothing_more(tmp_path: Path, monke
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_only_a_full_disk_asks_for_space(code: int) -> None:
-    found = storage_error(OSError(code, os.strerror(code)), "a commit")
-    assert isinstance(found, StorageFull)
-    assert f"no room for a commit: {os.strerror(code)}; free some space" in str(found)
+    error = storage_error(OSError(code, os.strerror(code)), "a commit")
+    assert isinstance(error, StorageFull)
+    assert f"no room for a commit: {os.strerror(code)}; free some space" in str(error)
 
 
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EACCES, "the right to write there, then reopen"),
-        (errno.EPERM, "the right to write there, then reopen"),
+        (errno.EACCES, "write permission there, then reopen"),
+        (errno.EPERM, "write permission there, then reopen"),
         (errno.EROFS, "mount that disk for writing, then reopen"),
         (errno.EMFILE, "ulimit -n"),
         (errno.ENFILE, "the machine's limit of open files"),
@@ -271,20 +283,20 @@ def test_only_a_full_disk_asks_for_space(code: int) -> None:
         (errno.ENOENT, "; reopen"),
     ],
 )
-def test_a_disk_that_refuses_for_another_reason_says_what_to_mend(code: int, remedy: str) -> None:
-    found = storage_error(OSError(code, os.strerror(code)), "a commit", then="reopen")
-    assert isinstance(found, StorageFailed)
-    assert not found.retry_helps
-    assert f"a commit failed: {os.strerror(code)}" in str(found)
-    assert remedy in str(found)
-    assert "space" not in str(found)
+def test_any_other_disk_error_states_what_to_fix(code: int, remedy: str) -> None:
+    error = storage_error(OSError(code, os.strerror(code)), "a commit", then="reopen")
+    assert isinstance(error, StorageFailed)
+    assert not error.retry_helps
+    assert f"a commit failed: {os.strerror(code)}" in str(error)
+    assert remedy in str(error)
+    assert "space" not in str(error)
 
 
 def test_an_error_without_a_number_is_a_failure() -> None:
     assert "odd" in str(storage_error(OSError("odd"), "a commit"))
 
 
-def test_the_file_that_refused_is_named(tmp_path: Path) -> None:
+def test_the_file_that_failed_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file") as caught:
         LogReader(tmp_path / "gone.log")
     assert f"({tmp_path / 'gone.log'})" in str(storage_error(caught.value, "a commit"))
@@ -303,16 +315,20 @@ for number in range(400):
 
 def test_another_process_reads_while_one_appends(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         promised = int(writer.stdout.readline())
-        seen, at = 0, 0
+        seen = 0
+        at = 0
         with LogReader(path) as reader:
             while seen < 400:
                 while (entry := reader.at(at)) is not None:
                     assert entry.payload == seen.to_bytes(4, "little") * (seen % 37)
-                    seen, at = seen + 1, entry.end
-                # Whatever was acknowledged can be read at once.
+                    seen = seen + 1
+                    at = entry.end
+                # Every acknowledged entry can be read at once.
                 assert at >= promised
                 line = writer.stdout.readline()
                 promised = int(line) if line else promised
@@ -339,14 +355,14 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monk
     assert [file.name for file in tmp_path.iterdir()] == ["mark"]
 
 
-def test_a_log_without_sync_promises_nothing_and_reads_the_same(tmp_path: Path) -> None:
+def test_a_log_without_sync_is_read_like_any_other(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "a.log", sync=no_sync)
     file.append([b"x"])
     file.close()
     assert payloads_of(tmp_path / "a.log") == [b"x"]
 
 
-def test_removing_what_is_gone_is_fine(tmp_path: Path) -> None:
+def test_removing_a_missing_file_is_fine(tmp_path: Path) -> None:
     write(tmp_path / "a.log", [b"x"])
     remove(tmp_path / "a.log")
     remove(tmp_path / "a.log")

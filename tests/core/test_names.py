@@ -1,4 +1,4 @@
-"""Names: what may become a path component, and what a hostile corpus does not get past."""
+"""Names: which become a path component, and a corpus of hostile ones that are refused."""
 
 import uuid
 from typing import Any
@@ -8,15 +8,78 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.core.errors import ConfigError, InvalidName
-from understudy.core.names import game_name, game_name_of_env, new_session, player_name, session_time_s
+from understudy.core.names import (
+    game_name,
+    game_name_of_env,
+    new_session,
+    player_name,
+    session_time_s,
+)
 
 HOSTILE_GAMES: list[Any] = [
-    "", ".", "..", "...", "../etc", "a/b", "a\\b", "/abs", "C:", "C:x", "a:b", "~", "~root", "-rf", "_x", ".hidden",
-    "a.", "a..", "a b", " a", "a ", "a\n", "a\r\n", "a\0b", "\0", "a\tb", "a\x1b[31m", "a%2e%2e", "a%00",
-    "$(id)", "`id`", "a;b", "a|b", "a&b", "a'b", 'a"b', "a*b", "a?b", "a<b", "a>b", "é", "\uff41", "\u0430", "a\u200b",
-    "a\u202eb", "\ud800", "😀", "x" * 64, "con", "CON", "con.txt", "Nul", "aux.a.b", "prn", "com1", "COM9.x", "lpt0",
-    None, 7, b"game", ["a"], True,
-]  # fmt: skip
+    "",
+    ".",
+    "..",
+    "...",
+    "../etc",
+    "a/b",
+    "a\\b",
+    "/abs",
+    "C:",
+    "C:x",
+    "a:b",
+    "~",
+    "~root",
+    "-rf",
+    "_x",
+    ".hidden",
+    "a.",
+    "a..",
+    "a b",
+    " a",
+    "a ",
+    "a\n",
+    "a\r\n",
+    "a\0b",
+    "\0",
+    "a\tb",
+    "a\x1b[31m",
+    "a%2e%2e",
+    "a%00",
+    "$(id)",
+    "`id`",
+    "a;b",
+    "a|b",
+    "a&b",
+    "a'b",
+    'a"b',
+    "a*b",
+    "a?b",
+    "a<b",
+    "a>b",
+    "é",
+    "\uff41",
+    "\u0430",
+    "a\u200b",
+    "a\u202eb",
+    "\ud800",
+    "😀",
+    "x" * 64,
+    "con",
+    "CON",
+    "con.txt",
+    "Nul",
+    "aux.a.b",
+    "prn",
+    "com1",
+    "COM9.x",
+    "lpt0",
+    None,
+    7,
+    b"game",
+    ["a"],
+    True,
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE_GAMES, ids=[ascii(text)[:30] for text in HOSTILE_GAMES])
@@ -28,9 +91,21 @@ def test_a_hostile_game_name_is_refused(text: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "rally", "CartPole-v1", "my-game", "2048", "a.b_c-d", "x" * 63, "console", "com10", "nulls"]
+    "text",
+    [
+        "a",
+        "rally",
+        "CartPole-v1",
+        "my-game",
+        "2048",
+        "a.b_c-d",
+        "x" * 63,
+        "console",
+        "com10",
+        "nulls",
+    ],
 )
-def test_a_plain_game_name_passes(text: str) -> None:
+def test_a_plain_game_name_is_accepted(text: str) -> None:
     assert game_name(text) == text
 
 
@@ -54,7 +129,9 @@ def test_gymnasium_ids_become_names() -> None:
         game_name_of_env("")
 
 
-@pytest.mark.parametrize("text", ["p-17", "Änne", "名前", "a b", "../../etc/passwd", "x" * 256, "😀"])
+@pytest.mark.parametrize(
+    "text", ["p-17", "Änne", "名前", "a b", "../../etc/passwd", "x" * 256, "😀"]
+)
 def test_a_player_may_have_any_printable_name(text: str) -> None:
     assert player_name(text) == text
 
@@ -62,13 +139,13 @@ def test_a_player_may_have_any_printable_name(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a\n", "\0", "\x1b[31m", "\u202e", "\ud800", "x" * 257, "é" * 129, None, 17, b"p"]
 )
-def test_a_player_name_that_could_not_be_shown_or_kept_is_refused(text: Any) -> None:
+def test_a_player_name_that_is_not_printable_or_too_long_is_refused(text: Any) -> None:
     with pytest.raises(InvalidName, match="1 to 256 bytes"):
         player_name(text)
 
 
 @given(st.integers(0, (1 << 48) - 1), st.binary(min_size=10, max_size=10))
-def test_a_session_is_a_uuid_of_version_7_that_tells_its_time(millis: int, random: bytes) -> None:
+def test_a_session_is_a_uuid_of_version_7_with_its_time(millis: int, random: bytes) -> None:
     session = new_session(millis / 1000, random)
     assert session.version == 7
     assert session.variant == uuid.RFC_4122

@@ -1,4 +1,4 @@
-"""Settings: which source wins, what a text means, and what is refused with what to give instead."""
+"""Settings: which source wins, how text is parsed, and which values are refused with a hint."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from understudy.core.settings import (
     check_value,
     from_tree,
     leaves,
-    load,
+    load_object,
     parse_text,
     resolve,
     setting,
@@ -26,14 +26,14 @@ from understudy.core.settings import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oven:
     heat: float = setting(200.0, 30, 300, "Degrees.")
-    fan: bool = setting(False, says="Moves the air.")
+    fan: bool = setting(False, description="Moves the air.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kitchen:
-    name: str = setting("ours", says="What it is called.")
-    size: str = setting("small", says="How many cook.", choices=("small", "large"))
-    hours: tuple[int, ...] = setting((9, 17), says="When it is open.")
+    name: str = setting("ours", description="What it is called.")
+    size: str = setting("small", description="How many cook.", choices=("small", "large"))
+    hours: tuple[int, ...] = setting((9, 17), description="When it is open.")
     oven: Oven = Oven()
 
 
@@ -47,13 +47,13 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
     (tmp_path / "heat").write_text("50\n")
     environ = {"UNDERSTUDY_OVEN_HEAT": "60", "UNDERSTUDY_OVEN_HEAT_FILE": str(tmp_path / "heat")}
     chain: list[tuple[float, str]] = []
-    for given in ({"oven.heat": 70.0}, {}):
-        found = resolve(Kitchen, flags=given, environ=environ, file=toml)
-        chain.append((found.config.oven.heat, found.origins["oven.heat"]))
+    for flags in ({"oven.heat": 70.0}, {}):
+        resolved = resolve(Kitchen, flags=flags, environ=environ, file=toml)
+        chain.append((resolved.config.oven.heat, resolved.origins["oven.heat"]))
     del environ["UNDERSTUDY_OVEN_HEAT"]
-    for around, file in ((environ, toml), ({}, toml), ({}, None)):
-        found = kitchen(around, file)
-        chain.append((found.config.oven.heat, found.origins["oven.heat"]))
+    for variables, file in ((environ, toml), ({}, toml), ({}, None)):
+        resolved = kitchen(variables, file)
+        chain.append((resolved.config.oven.heat, resolved.origins["oven.heat"]))
     assert chain == [
         (70.0, "flag --heat"),
         (60.0, "UNDERSTUDY_OVEN_HEAT"),
@@ -75,16 +75,24 @@ def test_a_flag_wins_over_a_variable_over_its_file_over_the_toml_over_the_defaul
         ("OVEN_HEAT", "1e2", 100.0),
     ],
 )
-def test_a_text_means_what_its_setting_is(variable: str, text: str, value: Any):
-    found = kitchen({f"UNDERSTUDY_{variable}": text}).shown()
-    assert value in [one["value"] for one in found.values() if one["origin"] != "default"]
+def test_text_is_parsed_as_the_type_of_its_setting(variable: str, text: str, value: Any):
+    shown = kitchen({f"UNDERSTUDY_{variable}": text}).masked()
+    assert value in [entry["value"] for entry in shown.values() if entry["origin"] != "default"]
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "message"),
     [
-        ("OVEN_HEAT", "hot", r"oven.heat is 'hot' \(UNDERSTUDY_OVEN_HEAT\); give a number: Degrees."),
-        ("OVEN_HEAT", "301", r"oven.heat is 301 \(UNDERSTUDY_OVEN_HEAT\); give 30 to 300: Degrees."),
+        (
+            "OVEN_HEAT",
+            "hot",
+            r"oven.heat is 'hot' \(UNDERSTUDY_OVEN_HEAT\); give a number: Degrees.",
+        ),
+        (
+            "OVEN_HEAT",
+            "301",
+            r"oven.heat is 301 \(UNDERSTUDY_OVEN_HEAT\); give 30 to 300: Degrees.",
+        ),
         ("OVEN_HEAT", "nan", "give 30 to 300"),
         ("OVEN_FAN", "perhaps", "give true or false"),
         ("HOURS", "early", r"give a list, such as \[64, 64\]"),
@@ -93,18 +101,23 @@ def test_a_text_means_what_its_setting_is(variable: str, text: str, value: Any):
         ("OVEN_HEAT_FILE", "/nowhere/heat", "names /nowhere/heat, which cannot be read"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_where_it_came_from(variable: str, text: str, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_value_is_refused_with_its_origin(variable: str, text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
         kitchen({f"UNDERSTUDY_{variable}": text})
 
 
 def test_a_tree_is_checked_like_a_file():
-    assert from_tree(Kitchen, {"hours": [1, 2], "oven": {"fan": True}}, where="x").oven == Oven(fan=True)
-    with pytest.raises(ConfigError, match=r"x sets oven.haet, which does not exist; did you mean oven.heat?"):
+    assert from_tree(Kitchen, {"hours": [1, 2], "oven": {"fan": True}}, where="x").oven == Oven(
+        fan=True
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"x sets oven.haet, but there is no such setting; did you mean oven.heat\?",
+    ):
         from_tree(Kitchen, {"oven": {"haet": 1}}, where="x")
 
 
-def test_only_what_may_move_takes_a_schedule():
+def test_only_a_setting_that_may_move_accepts_a_schedule():
     leaf = Leaf("rate", 0.1, Range(0.0, 1.0, "How fast."))
     assert check_value(leaf, {"start": 1, "end": 0}, may_move=True) == Schedule(1.0, 0.0)
     with pytest.raises(ConfigError, match="fixed for a run"):
@@ -113,18 +126,20 @@ def test_only_what_may_move_takes_a_schedule():
         check_value(leaf, Schedule(2.0, 0.0), may_move=True)
 
 
-def test_toml_gives_every_value_back():
+def test_every_value_is_restored_from_toml():
     for leaf in leaves(Kitchen):
         text = toml_text(leaf.default)
-        assert check_value(leaf, parse_text(Leaf(leaf.name, (), None), f"[{text}]")[0]) == leaf.default
+        assert (
+            check_value(leaf, parse_text(Leaf(leaf.name, (), None), f"[{text}]")[0]) == leaf.default
+        )
 
 
-def test_a_path_leads_to_what_it_names():
-    assert load("math:pi", what="number") == math.pi
+def test_a_path_is_imported():
+    assert load_object("math:pi", what="number") == math.pi
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [
         ("dqm", "no algorithm 'dqm'; did you mean 'dqn'"),
         ("alphazero", "known are dqn, ppo"),
@@ -133,7 +148,7 @@ def test_a_path_leads_to_what_it_names():
         (":Thing", "cannot be imported: .*; give module:Class"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_refused_in_one_line(path: str, says: str):
-    with pytest.raises(ConfigError, match=says) as caught:
-        load(path, what="algorithm", known=("ppo", "dqn"))
+def test_an_unknown_path_is_refused_in_one_line(path: str, message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_object(path, what="algorithm", known=("ppo", "dqn"))
     assert "\n" not in str(caught.value)

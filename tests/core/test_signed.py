@@ -1,4 +1,4 @@
-"""Signed documents: what a trusted key said, and nothing else."""
+"""Signed documents: only what a trusted key signed is accepted."""
 
 import base64
 import json
@@ -8,20 +8,28 @@ import pytest
 
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.signed import MAX_SIGNED_BYTES, Signer, key_id, open_signed, public_key_text, trusted_keys
+from understudy.core.signed import (
+    MAX_SIGNED_BYTES,
+    Signer,
+    key_id,
+    open_signed,
+    public_key_text,
+    trusted_keys,
+)
 
 SIGNER = Signer(bytes(range(32)))
 TRUSTED = {SIGNER.key_id: SIGNER.public}
 ENTRY = {"kind": "point", "model_no": 7, "why": "Größe ±1"}
 
 
-def test_a_signed_document_opens_as_what_was_signed():
+def test_a_signed_document_opens_as_the_signed_entry():
     assert open_signed(SIGNER.sign(ENTRY), TRUSTED) == ENTRY
     assert trusted_keys(public_key_text(SIGNER.public)) == TRUSTED
 
 
 def test_every_flipped_bit_is_refused():
-    raw, rng = SIGNER.sign(ENTRY), np.random.default_rng(0)
+    raw = SIGNER.sign(ENTRY)
+    rng = np.random.default_rng(0)
     last = raw.index(b'"}') * 8  # the unused bits of the last base64 character are there too
     for at in [*range(last - 32, last), *rng.integers(0, len(raw) * 8, 1000)]:
         flipped = bytearray(raw)
@@ -30,7 +38,7 @@ def test_every_flipped_bit_is_refused():
             open_signed(bytes(flipped), TRUSTED)
 
 
-def test_a_stranger_a_stripped_signature_and_a_changed_entry_are_refused():
+def test_unknown_keys_missing_signatures_and_changed_entries_are_refused():
     stranger = Signer(b"x" * 32)
     raw = json.loads(SIGNER.sign(ENTRY))
     for wrong, reason in [
@@ -50,8 +58,8 @@ def test_a_stranger_a_stripped_signature_and_a_changed_entry_are_refused():
         assert refused.value.reason == reason
 
 
-def test_a_signature_of_other_bytes_is_none_of_an_entry():
-    """The prefix keeps a signature made for another purpose from passing as an entry's."""
+def test_a_signature_without_the_prefix_is_refused():
+    """The prefix prevents a signature for another purpose from passing as an entry's."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     bare = Ed25519PrivateKey.from_private_bytes(bytes(range(32))).sign(canonical_json(ENTRY))
@@ -67,6 +75,6 @@ def test_the_private_key_is_never_shown():
 
 
 @pytest.mark.parametrize("text", ["", "ed25519:", "ed25519:AAAA", "rsa:AAAA", "ed25519:@@@"])
-def test_a_text_that_is_no_public_key_says_what_to_give(text: str):
+def test_text_that_is_not_a_public_key_is_refused_with_a_hint(text: str):
     with pytest.raises(ConfigError, match="ed25519:BASE64"):
         trusted_keys(text)

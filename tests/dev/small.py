@@ -1,4 +1,4 @@
-"""A small server with a real process and a real port, so that what is around servers is tested without big ones."""
+"""A small server with a real process and port, to test the server code without big servers."""
 
 import sys
 import urllib.request
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.dev.packages import place_of
-from understudy.dev.recipes import RECIPES, Launch, Place, Recipe
+from understudy.dev.packages import cache_folder
+from understudy.dev.recipes import RECIPES, Launch, Recipe, ServerFolder
 
 PROGRAM = """
 import http.server, os, sys
@@ -23,37 +23,46 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 
 
-def prepare(place: Place) -> None:
+def prepare(place: ServerFolder) -> None:
     (place.folder / "program.py").write_text(PROGRAM)
 
 
-def launch(place: Place, mood: str = "works") -> Launch:
-    words: list[str | Path] = [sys.executable, place.folder / "program.py", str(place.ports["client"]), mood]
+def launch(place: ServerFolder, mood: str = "works") -> Launch:
+    words: list[str | Path] = [
+        sys.executable,
+        place.folder / "program.py",
+        str(place.ports["client"]),
+        mood,
+    ]
     return Launch(words, {"SECRET": place.credentials["password"]})
 
 
-def ask(place: Place) -> None:
+def probe(place: ServerFolder) -> None:
     with urllib.request.urlopen(place.url, timeout=5.0) as answer:
         assert answer.read().decode() == place.credentials["password"]
 
 
-def welcome(place: Place) -> None:
-    ask(place)
+def initialise(place: ServerFolder) -> None:
+    probe(place)
     with (place.folder / "guests").open("a") as file:
         file.write("one\n")
 
 
-SMALL = Recipe(trouble=lambda: None, prepare=prepare, launch=launch, ask=ask, welcome=welcome)
-"""Answers with its password, which stands in its environment."""
+SMALL = Recipe(
+    problem=lambda: None, prepare=prepare, launch=launch, probe=probe, initialise=initialise
+)
+"""Responds with its password, which is in its environment."""
 BROKEN = replace(SMALL, launch=lambda place: launch(place, "breaks"))
-"""Ends before it answers."""
+"""Exits before it responds."""
 
 
-def instead_of_kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: Recipe = SMALL) -> None:
-    """From now on `kafka` is the small server, and it need not be fetched."""
+def instead_of_kafka(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: Recipe = SMALL
+) -> None:
+    """Replace `kafka` with the small server, which need not be fetched."""
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(RECIPES, "kafka", recipe)
-    place = place_of("kafka")
+    place = cache_folder("kafka")
     place.mkdir(parents=True)
     (place / "nothing").touch()
     (place / "files.json").write_text('{"nothing": [0, ""]}')

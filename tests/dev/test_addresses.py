@@ -1,11 +1,11 @@
-"""An address of a place on a server is read back as it was, whatever its folder is called."""
+"""The URL of a location on a server parses back to the same location."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.core.location import parse_location
-from understudy.dev.servers import on_aws, on_host
+from understudy.dev.servers import aws_location, host_location
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,15 @@ class Somewhere:
     credentials_file: Path = Path("/my keys & more/100%?/file")
 
 
-def test_an_address_is_read_back_whatever_the_folder_is_called():
-    store, models = (
-        on_host(Somewhere(), "cassandra", "games", replication="1"),
-        on_aws(Somewhere(), "s3", "bots", "a b"),
-    )
-    for one in (store, models):
-        assert parse_location(one.url) == one
-        assert one.options["credentials"] == "/my keys & more/100%?/file"
+def test_a_url_parses_back_whatever_characters_the_folder_has():
+    store = host_location(Somewhere(), "cassandra", "games", replication="1")
+    models = aws_location(Somewhere(), "s3", "bots", "a b")
+    for location in (store, models):
+        assert parse_location(location.url) == location
+        assert location.options["credentials"] == "/my keys & more/100%?/file"
     assert (store.hosts, store.options["replication"]) == ((("127.0.0.1", 9042),), "1")
-    assert (models.hosts, models.path, models.options["region"]) == ((("bots", None),), "a b", "here")
+    assert (models.hosts, models.path, models.options["region"]) == (
+        (("bots", None),),
+        "a b",
+        "here",
+    )

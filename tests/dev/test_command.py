@@ -1,4 +1,4 @@
-"""`understudy dev servers`: what a person or a program sees, on a small server in place of a big one."""
+"""`understudy dev servers`: its text and JSON output, with a small server as kafka."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from understudy.dev.process import identify
 from understudy.dev.servers import attach, start, stop
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 SLOW = """
 import sys
 from pathlib import Path
@@ -31,11 +31,12 @@ from dataclasses import replace
 from tests.dev.small import SMALL, instead_of_kafka
 from understudy.cli.root import run
 
-def ask(place):
+def probe(place):
     Path(sys.argv[1], "asked").touch()
     raise TimeoutError
 
-instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]), replace(SMALL, ask=ask, welcome=ask))
+recipe = replace(SMALL, probe=probe, initialise=probe)
+instead_of_kafka(pytest.MonkeyPatch(), Path(sys.argv[1]), recipe)
 sys.exit(run(["dev", "servers", "start", "kafka"]))
 """
 TOGETHER = """
@@ -52,7 +53,10 @@ sys.exit(run(sys.argv[2:]))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     instead_of_kafka(monkeypatch, tmp_path)
     yield
     run(["dev", "servers", "stop"])
@@ -78,19 +82,19 @@ def test_a_server_is_started_found_started_again_and_stopped(capsys):
     assert said(capsys, "status", "kafka") == (0, {"kafka": {"state": "stopped"}})
 
 
-def test_people_read_a_table_with_whole_paths(capsys):
+def test_the_text_output_is_a_table_with_full_paths(capsys):
     assert run(["dev", "servers", "start", "kafka"]) == 0
-    assert "runs already" not in capsys.readouterr().out
+    assert "already running" not in capsys.readouterr().out
     assert run(["dev", "servers", "start", "kafka"]) == 0
     shown = capsys.readouterr().out
-    assert "runs already" in shown
+    assert "already running" in shown
     found = attach(Path(os.environ["UNDERSTUDY_SERVERS_CACHE"]) / "running" / "kafka")
     assert found is not None
     assert str(found.credentials_file) in shown
     assert found.address in shown
 
 
-def test_one_that_died_is_shown_with_its_last_lines(capsys):
+def test_a_dead_server_is_shown_with_the_end_of_its_log(capsys):
     pid = said(capsys, "start", "kafka")[1]["kafka"]["pid"]
     os.kill(pid, signal.SIGKILL)
     gone(pid)
@@ -115,7 +119,7 @@ def test_the_next_step_names_the_folder_that_was_given(capsys, tmp_path):
     assert run(["dev", "servers", "stop", *place]) == 0
 
 
-def test_what_fails_is_told_and_holds_up_nobody(capsys, monkeypatch, tmp_path):
+def test_a_failed_start_is_reported_with_the_end_of_the_log(capsys, monkeypatch, tmp_path):
     instead_of_kafka(monkeypatch, tmp_path / "second", BROKEN)
     code, fields = said(capsys, "start", "kafka")
     assert code == 3
@@ -130,7 +134,7 @@ def test_data_stay_until_they_are_erased(capsys, tmp_path):
     assert not (tmp_path / "here" / "kafka").exists()
 
 
-def test_a_folder_that_no_server_made_is_neither_erased_nor_used(capsys, tmp_path):
+def test_a_folder_with_foreign_files_is_neither_erased_nor_used(capsys, tmp_path):
     mine = tmp_path / "here" / "kafka"
     mine.mkdir(parents=True)
     (mine / "thesis.txt").write_text("years of work")
@@ -139,7 +143,10 @@ def test_a_folder_that_no_server_made_is_neither_erased_nor_used(capsys, tmp_pat
         mode = mine.stat().st_mode
         code, fields = said(capsys, *words, "--folder", str(tmp_path / "here"))
         assert code == 3
-        assert "holds 'thesis.txt' and no server.json of ours, so kafka leaves it as it is" in fields["kafka"]["error"]
+        assert (
+            "contains 'thesis.txt' and no server.json of ours; give another folder for kafka"
+            in fields["kafka"]["error"]
+        )
         assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
         assert mine.stat().st_mode == mode
     assert (tmp_path / "here" / "s3").exists()
@@ -148,7 +155,7 @@ def test_a_folder_that_no_server_made_is_neither_erased_nor_used(capsys, tmp_pat
     assert (mine / "thesis.txt").exists()
 
 
-def test_what_a_start_that_failed_has_left_can_be_erased(capsys, monkeypatch, tmp_path):
+def test_the_files_of_a_failed_start_can_be_erased(capsys, monkeypatch, tmp_path):
     instead_of_kafka(monkeypatch, tmp_path / "second", BROKEN)
     place = ["--folder", str(tmp_path / "here")]
     assert said(capsys, "start", "kafka", *place)[0] == 3
@@ -157,7 +164,7 @@ def test_what_a_start_that_failed_has_left_can_be_erased(capsys, monkeypatch, tm
     assert not (tmp_path / "here" / "kafka").exists()
 
 
-def test_stop_makes_no_folder(capsys, tmp_path):
+def test_stop_creates_no_folder(capsys, tmp_path):
     assert said(capsys, "stop", "--erase", "--folder", str(tmp_path / "nowhere"))[0] == 0
     assert not (tmp_path / "nowhere").exists()
 
@@ -172,28 +179,34 @@ def test_stop_waits_for_a_start_and_ends_what_it_started(tmp_path):
         stopping.join(0.3)
         assert stopping.is_alive()
         assert server.is_alive
-    stopping.join(PATIENCE_S)
+    stopping.join(TIMEOUT_S)
     assert not server.is_alive
 
 
-def test_a_port_that_others_took_meanwhile_is_named(capsys):
+def test_a_port_that_is_now_in_use_is_reported(capsys):
     address = said(capsys, "start", "kafka")[1]["kafka"]["address"]
     said(capsys, "stop", "kafka")
     with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
         assert run(["dev", "servers", "start", "kafka"]) == 0
-    assert f"since others use its port {address.split(':')[1]}" in capsys.readouterr().out
+    assert f": port {address.split(':')[1]} is in use" in capsys.readouterr().out
 
 
-def test_two_starts_at_once_start_one(tmp_path):
-    words, place = ["dev", "servers", "start", "kafka", "--json"], ["--folder", str(tmp_path / "here")]
+def test_concurrent_starts_start_one_server(tmp_path):
+    words = ["dev", "servers", "start", "kafka", "--json"]
+    place = ["--folder", str(tmp_path / "here")]
     starters = [
         subprocess.Popen(
-            [sys.executable, "-c", TOGETHER, str(tmp_path / str(number)), *words, *place], cwd=ROOT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, "-c", TOGETHER, str(tmp_path / str(number)), *words, *place],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         for number in range(3)
-    ]  # fmt: skip
-    answers = [json.loads(one.communicate(timeout=PATIENCE_S)[0].splitlines()[-1]) for one in starters]
+    ]
+    answers = [
+        json.loads(one.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1]) for one in starters
+    ]
     assert [one.returncode for one in starters] == [0, 0, 0]
     assert answers[0] == answers[1] == answers[2]
     assert len(running(str(tmp_path / "here" / "kafka" / "program.py"))) == 1
@@ -201,7 +214,7 @@ def test_two_starts_at_once_start_one(tmp_path):
     assert running(str(tmp_path / "here" / "kafka" / "program.py")) == []
 
 
-def test_a_server_whose_credentials_were_taken_away_is_still_found_and_stopped(capsys, tmp_path):
+def test_a_server_with_missing_credentials_is_still_found_and_stopped(capsys, tmp_path):
     place = ["--folder", str(tmp_path)]
     pid = said(capsys, "start", "kafka", *place)[1]["kafka"]["pid"]
     (tmp_path / "kafka" / "credentials").write_text("=")
@@ -213,21 +226,21 @@ def test_a_server_whose_credentials_were_taken_away_is_still_found_and_stopped(c
     gone(pid)
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_the_next_step(capsys, tmp_path):
+def test_an_unwritable_folder_is_reported_with_the_next_step(capsys, tmp_path):
     (tmp_path / "file").touch()
     code, fields = said(capsys, "start", "kafka", "--folder", str(tmp_path / "file" / "here"))
     assert code == 3
-    assert "check that the path is right and may be read and written" in fields["kafka"]["error"]
+    assert "check that the path is correct, readable and writable" in fields["kafka"]["error"]
 
 
-def test_fetch_says_what_is_there_and_what_cannot_be_had(capsys, monkeypatch):
+def test_fetch_names_the_missing_tool(capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     code, fields = said(capsys, "fetch", "cassandra")
     assert code == 3
     assert "cannot be fetched: mvn is not installed; install Maven" in fields["cassandra"]["error"]
 
 
-def test_an_unknown_name_is_wrong_use(capsys):
+def test_an_unknown_name_is_a_usage_error(capsys):
     assert run(["dev", "servers", "start", "redis"]) == 2
     assert "redis" in capsys.readouterr().err
 
@@ -236,9 +249,15 @@ def test_an_unknown_name_is_wrong_use(capsys):
 def test_an_interrupted_start_leaves_nothing_behind(tmp_path, how):
     folder = tmp_path / "interrupted"
     command = [sys.executable, "-c", SLOW, str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as starter:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (folder / "asked").exists() and starter.poll() is None and time.monotonic() < deadline:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as starter:
+        deadline = time.monotonic() + TIMEOUT_S
+        while (
+            not (folder / "asked").exists()
+            and starter.poll() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         program = str(folder / "cache" / "running" / "kafka" / "program.py")
         assert running(program)
@@ -249,12 +268,14 @@ def test_an_interrupted_start_leaves_nothing_behind(tmp_path, how):
 
 
 def gone(pid: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while identify(pid) is not None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert identify(pid) is None
 
 
 def running(program: str) -> list[str]:
-    listed = subprocess.run(["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True
+    ).stdout
     return [line for line in listed.splitlines() if program in line]

@@ -1,4 +1,4 @@
-"""Starting, finding and stopping servers: what is true of all of them, shown on a small one."""
+"""Starting, finding and stopping servers, with a small server as kafka."""
 
 import socket
 import stat
@@ -14,12 +14,12 @@ from understudy.dev.process import identify
 from understudy.dev.servers import (
     SERVERS,
     attach,
-    give_up_on_versity,
+    fall_back_to_moto,
     new_credentials,
     read_credentials,
     start,
+    unavailable_reason,
     uses_moto,
-    why_not,
     write_credentials,
 )
 
@@ -30,13 +30,16 @@ def small(monkeypatch, tmp_path):
 
 
 def command_line(pid: int) -> str:
-    return subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+    ).stdout
 
 
 @pytest.mark.usefixtures("small")
-def test_a_server_is_killed_comes_back_on_the_same_port_and_stops(tmp_path):
+def test_a_killed_server_restarts_on_the_same_port_and_stops(tmp_path):
     with start("kafka", tmp_path / "k") as server:
-        first, address = server.pid, server.address
+        first = server.pid
+        address = server.address
         server.kill()
         assert identify(first) is None
         server.restart()
@@ -49,7 +52,7 @@ def test_a_server_is_killed_comes_back_on_the_same_port_and_stops(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_a_folder_brings_credentials_and_ports_along(tmp_path):
+def test_a_folder_keeps_credentials_and_ports(tmp_path):
     with start("kafka", tmp_path / "k") as server:
         before = (server.address, server.credentials)
     with start("kafka", tmp_path / "k") as server:
@@ -59,7 +62,7 @@ def test_a_folder_brings_credentials_and_ports_along(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_secrets_stand_in_one_private_file_and_on_no_command_line(tmp_path):
+def test_secrets_are_in_one_private_file_and_on_no_command_line(tmp_path):
     with start("kafka", tmp_path / "k") as server:
         password = server.credentials["password"]
         assert read_credentials(server.credentials_file) == server.credentials
@@ -71,13 +74,16 @@ def test_secrets_stand_in_one_private_file_and_on_no_command_line(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_a_second_start_in_one_folder_is_refused(tmp_path):
-    with start("kafka", tmp_path / "k"), pytest.raises(ServerFailed, match=r"runs in .* already"):
+def test_a_second_start_in_one_folder_is_rejected(tmp_path):
+    with (
+        start("kafka", tmp_path / "k"),
+        pytest.raises(ServerFailed, match=r"is already running in "),
+    ):
         start("kafka", tmp_path / "k")
 
 
 @pytest.mark.usefixtures("small")
-def test_one_that_does_not_end_is_told_and_not_forgotten(monkeypatch, tmp_path):
+def test_a_server_that_does_not_end_is_reported_and_can_be_stopped_later(monkeypatch, tmp_path):
     server = start("kafka", tmp_path / "k")
     with monkeypatch.context() as deaf:
         deaf.setattr(process, "_GONE_S", 0.1)
@@ -85,7 +91,9 @@ def test_one_that_does_not_end_is_told_and_not_forgotten(monkeypatch, tmp_path):
         for name in ("kill", "killpg"):
             deaf.setattr(f"understudy.dev.process.os.{name}", lambda pid, number: None)
         server.detach()
-        with pytest.raises(ServerFailed, match=f"kafka .pid {server.pid}. does not end; look at it with ps"):
+        with pytest.raises(
+            ServerFailed, match=f"kafka .pid {server.pid}. does not end; inspect it: ps -p"
+        ):
             server.stop()
     found = attach(tmp_path / "k")
     assert found is not None
@@ -97,15 +105,15 @@ def test_one_that_does_not_end_is_told_and_not_forgotten(monkeypatch, tmp_path):
 def test_a_taken_port_is_one_clear_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}, wanted for kafka, is taken"):
+        with pytest.raises(ConfigError, match=f"port {port} of kafka is in use"):
             start("kafka", tmp_path / "k", ports={"client": port})
     with pytest.raises(ConfigError, match="has no port 'clients'; give client"):
         start("kafka", tmp_path / "k", ports={"clients": 1})
 
 
-def test_one_that_ends_while_it_starts_is_quoted(monkeypatch, tmp_path):
+def test_the_log_of_a_server_that_exits_during_startup_is_quoted(monkeypatch, tmp_path):
     instead_of_kafka(monkeypatch, tmp_path, BROKEN)
-    with pytest.raises(ServerFailed, match=r"ended while it started(.|\n)*not enough of everything"):
+    with pytest.raises(ServerFailed, match=r"exited during startup(.|\n)*not enough of everything"):
         start("kafka", tmp_path / "k")
     assert attach(tmp_path / "k") is None
 
@@ -116,14 +124,18 @@ def test_another_process_finds_a_detached_server_and_stops_it(tmp_path):
     server.detach()
     other = attach(tmp_path / "k")
     assert other is not None
-    assert (other.pid, other.address, other.credentials) == (server.pid, server.address, server.credentials)
+    assert (other.pid, other.address, other.credentials) == (
+        server.pid,
+        server.address,
+        server.credentials,
+    )
     other.stop()
     assert not server.is_alive
     assert attach(tmp_path / "k") is None
 
 
 @pytest.mark.usefixtures("small")
-def test_a_state_file_whose_number_is_now_a_strangers_kills_nobody(tmp_path):
+def test_a_state_file_with_a_reused_pid_kills_no_other_process(tmp_path):
     server = start("kafka", tmp_path / "k")
     server.kill()
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
@@ -140,24 +152,30 @@ def test_a_state_file_whose_number_is_now_a_strangers_kills_nobody(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"name": "kafka"}', '{"name": "x", "pid": 1, "started": "", "ports": {}}']
+    "text",
+    ["", "{", "[]", '{"name": "kafka"}', '{"name": "x", "pid": 1, "started": "", "ports": {}}'],
 )
-def test_a_state_file_that_says_nothing_is_nobody(tmp_path, text):
+def test_an_unreadable_state_file_is_no_server(tmp_path, text):
     (tmp_path / "server.json").write_text(text)
     assert attach(tmp_path) is None
     assert attach(tmp_path / "nowhere") is None
 
 
-def test_every_server_tells_what_is_missing_and_the_next_step(monkeypatch, tmp_path):
+def test_every_server_reports_what_is_missing_and_the_next_step(monkeypatch, tmp_path):
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path))
     for name in SERVERS:
-        if (reason := why_not(name)) is not None:  # S3 comes by moto where there is no Go
+        if (reason := unavailable_reason(name)) is not None:  # without Go, S3 is moto
             assert name in reason
             assert len(reason.splitlines()) == 1
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    for name, tool in (("cassandra", "java"), ("kafka", "java"), ("kinesis", "node"), ("kinesalite", "node")):
-        assert f"{name}: {tool} is not installed; install" in (why_not(name) or "")
+    for name, tool in (
+        ("cassandra", "java"),
+        ("kafka", "java"),
+        ("kinesis", "node"),
+        ("kinesalite", "node"),
+    ):
+        assert f"{name}: {tool} is not installed; install" in (unavailable_reason(name) or "")
         with pytest.raises(ServerFailed, match=f"{tool} is not installed"):
             start(name, tmp_path / name)
 
@@ -168,12 +186,14 @@ def test_a_java_that_is_too_old_is_named(monkeypatch, tmp_path):
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert f"{java} is Java 11, wanted is 17" in (why_not("cassandra") or "")
-    assert f"{java} is Java 11, wanted is 17 or newer" in (why_not("kafka") or "")
+    assert f"{java} is Java 11, but Java 17 is needed" in (unavailable_reason("cassandra") or "")
+    assert f"{java} is Java 11, but Java 17 or newer is needed" in (
+        unavailable_reason("kafka") or ""
+    )
 
 
-def test_an_unknown_server_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="there is no server 'redis'; give one of cassandra, kafka"):
+def test_an_unknown_server_is_rejected_with_the_list_of_servers(tmp_path):
+    with pytest.raises(ConfigError, match="unknown server 'redis'; give one of cassandra, kafka"):
         start("redis", tmp_path)
 
 
@@ -183,14 +203,14 @@ def test_both_kinds_of_credentials_are_read_back(tmp_path):
         write_credentials(tmp_path / "c", made)
         assert read_credentials(tmp_path / "c") == made
     (tmp_path / "c").write_text("password = 1")
-    with pytest.raises(ConfigError, match="holds no credentials"):
+    with pytest.raises(ConfigError, match="contains no credentials"):
         read_credentials(tmp_path / "c")
 
 
-def test_moto_serves_s3_where_versitygw_could_not_be_built(monkeypatch, tmp_path):
+def test_s3_is_moto_if_versitygw_could_not_be_built(monkeypatch, tmp_path):
     pytest.importorskip("moto", reason="pip install 'understudy[servers]'")
     pytest.importorskip("boto3", reason="pip install 'understudy[aws]'")
     monkeypatch.setenv("UNDERSTUDY_SERVERS_CACHE", str(tmp_path))
-    assert give_up_on_versity()
+    assert fall_back_to_moto()
     assert uses_moto()
-    assert why_not("s3") is None
+    assert unavailable_reason("s3") is None

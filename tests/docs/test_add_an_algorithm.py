@@ -1,4 +1,5 @@
-"""The page on adding an algorithm is followed to the letter, and what it asks a newcomer to read is counted."""
+"""The page on adding an algorithm is followed to the letter, and what it asks a newcomer to read
+is counted."""
 
 import json
 import os
@@ -26,14 +27,20 @@ def test_the_example_is_short():
 
 
 def run(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def test_the_page_works_as_it_stands(tmp_path: Path):
-    """May take more than 20 seconds: its commands train the example from random weights until it balances."""
+    """May take more than 20 seconds: its commands train the example from random weights until it
+    balances."""
     results: dict[str, str] = {}
     for language, text in BLOCK.findall(PAGE.read_text()):
         assert language in ("python", "console")

@@ -1,4 +1,4 @@
-"""Every command and example in README and guides is run, in the order it stands there."""
+"""Runs every command and example of the README and the guides, in the order of the page."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.app.config import resolve
+from understudy.platform.config import resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/game-developer.md", "docs/rl-engineer.md", "docs/operator.md"]
@@ -27,22 +27,31 @@ def commands(text: str) -> list[str]:
 def test_examples_run_as_they_stand(page: str, tmp_path: Path) -> None:
     found = blocks(page)
     assert found, f"{page} shows no example"
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     environment.pop("UNDERSTUDY_DATA", None)
     for language, text in found:
-        if language == "sh" and page == "README.md":
-            continue  # it needs a gateway: tests/docs/test_protocol.py runs it
         if language == "toml":
             (tmp_path / "understudy.toml").write_text(text)
             resolve({"data": str(tmp_path)}, environ={}).config.check()
             (tmp_path / "understudy.toml").unlink()
             continue
-        assert language in ("python", "console"), f"{page} has a block of {language}, which nobody runs"
-        runs = [[sys.executable, "-c", text]] if language == "python" else [line.split() for line in commands(text)]
+        assert language in ("python", "console"), (
+            f"{page} has a block of {language}, which no test runs"
+        )
+        runs = (
+            [[sys.executable, "-c", text]]
+            if language == "python"
+            else [line.split() for line in commands(text)]
+        )
         for run in runs:
             if run[0] == "make":
                 continue
-            done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(
+                run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            )
             assert done.returncode == 0, f"{page}: {run}\n{done.stdout}\n{done.stderr}"
 
 
@@ -64,12 +73,20 @@ def test_first_screen_of_the_readme_is_short() -> None:
     assert len(text.split("\n## ")[0].strip().splitlines()) <= 30
 
 
-def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "figures.py"), "--check"], timeout=60)
-    assert done.returncode == 0, "run scripts/figures.py: README and bench/results differ"
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_figures_of_the_pages_are_those_of_the_result_files() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "figures.py"), "--check"], timeout=60
+    )
+    assert done.returncode == 0, "run scripts/figures.py: a page differs from bench/results"
 
 
 def test_paths_that_proofs_name_exist() -> None:
-    for page in ("README.md", "SECURITY.md"):
-        for path in re.findall(r"(tests/[\w/.]+)", (ROOT / page).read_text()):
+    for page in ("docs/claims.md", "SECURITY.md"):
+        named = re.findall(r"(tests/[\w/.]+)", (ROOT / page).read_text())
+        assert named, page
+        for path in named:
             assert (ROOT / path.rstrip(".")).exists(), f"{page} names {path}"

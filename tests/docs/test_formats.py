@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 import understudy
-from tests.app.switches import GAME, QUICK
-from understudy.app.runs.folder import CURVE, GUARDED
-from understudy.core import network, tensors
+from tests.platform.switches import GAME, QUICK
+from understudy.core import tensors
 from understudy.core.canonical import strict_json
-from understudy.core.policy import InitialPriority
+from understudy.nn import network
+from understudy.nn.policy import InitialPriority
+from understudy.training.folder import CURVE, GUARDED
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
 
@@ -18,7 +19,9 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = QUICK | {"steps": 1_024, "min_inserts": 256}
-    return understudy.train(GAME, algorithm="dqn", settings=settings, out=tmp_path_factory.mktemp("run") / "R").folder
+    return understudy.train(
+        GAME, algorithm="dqn", settings=settings, out=tmp_path_factory.mktemp("run") / "R"
+    ).folder
 
 
 def section(title: str) -> str:
@@ -34,12 +37,14 @@ def test_every_file_of_a_run_is_in_the_table(folder: Path):
 
 
 def test_metadata_of_policies_and_checkpoints_are_named(folder: Path):
-    told, (_, facts) = section("Policy"), tensors.decode((folder / "last.safetensors").read_bytes())
+    told = section("Policy")
+    (_, facts) = tensors.decode((folder / "last.safetensors").read_bytes())
     of_priority = (one.name for one in dataclasses.fields(InitialPriority))
     wanted = [*facts, facts["format"], *strict_json(facts["head"]), *of_priority]
     assert [key for key in wanted if f"`{key}`" not in told] == []
     raw = next((folder / "checkpoints").iterdir()).read_bytes()
-    told, (arrays, facts) = section("Checkpoint"), tensors.decode(raw)
+    told = section("Checkpoint")
+    (arrays, facts) = tensors.decode(raw)
     wanted = [*facts, facts["format"], *(f"{name.partition('.')[0]}." for name in arrays)]
     assert [key for key in wanted if f"`{key}`" not in told] == []
 
@@ -47,4 +52,8 @@ def test_metadata_of_policies_and_checkpoints_are_named(folder: Path):
 def test_every_kind_of_layer_and_part_of_a_network_is_named(folder: Path):
     told = section("Network")
     _, facts = tensors.decode((folder / "last.safetensors").read_bytes())
-    assert [kind for kind in (*network._KINDS, *strict_json(facts["network"])) if f"`{kind}`" not in told] == []
+    assert [
+        kind
+        for kind in (*network._KINDS, *strict_json(facts["network"]))
+        if f"`{kind}`" not in told
+    ] == []

@@ -1,4 +1,4 @@
-"""docs/protocol.md is enough to write a client: its routes, its bytes, its commands and its rules are the real ones."""
+"""docs/protocol.md is enough to write a client: its routes, bytes, commands and rules are real."""
 
 import base64
 import hashlib
@@ -17,25 +17,38 @@ import numpy as np
 import pytest
 
 from tests.serve.gateways import SIGNER, Running, running
-from understudy.core.chunk import Chunk, ChunkMeta, EpisodeNote, chunk_of
 from understudy.core.errors import InvalidName
-from understudy.core.frame import MAX_FRAME_BYTES, MAX_FRAMES_PER_SEND, Frame, decode_parcel, encode_parcel
-from understudy.core.game import game_spec, spec_from_json
 from understudy.core.names import game_name, player_name
+from understudy.experience.chunk import Chunk, ChunkMeta, EpisodeNote, chunk_of
+from understudy.experience.frame import (
+    MAX_FRAME_BYTES,
+    MAX_FRAMES_PER_SEND,
+    Frame,
+    decode_frame_batch,
+    encode_frame_batch,
+)
+from understudy.experience.game import game_spec, spec_from_json
+from understudy.models.keys import SCOPES
 from understudy.serve.api import STATUS
-from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
-from understudy.serve.wire import Columns, Promote
+from understudy.serve.wire import ChunkColumns, Promote
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SPEC = game_spec("cart", obs=2, actions=["left", "right"])
 NOT_ON_THE_WIRE = {
-    "bad_entry", "bad_policy", "bad_manifest", "bad_signature", "bad_hash", "bad_golden", "unknown_key", "gone",
-}  # fmt: skip
-"""What is refused of models, by those who read them; `gone` has nobody left to hear it."""
+    "bad_entry",
+    "bad_policy",
+    "bad_manifest",
+    "bad_signature",
+    "bad_hash",
+    "bad_golden",
+    "unknown_key",
+    "gone",
+}
+"""Codes of models, which only their readers raise; `gone` is never sent."""
 SESSION = uuid.UUID("019a86a0-1000-7000-8000-0123456789ab")
 
 
@@ -55,7 +68,7 @@ def test_every_route_is_on_the_page_with_its_scope():
     assert told == {(route.name.replace(":int", ""), route.scope or "open") for route in ROUTES}
     assert all(f"| `{scope}` |" in PAGE for scope in SCOPES)
     assert [code for code in STATUS if f"`{code}`" not in PAGE] == []
-    for word in ("columns", "player", "session", *(f for f in Columns.__struct_fields__)):
+    for word in ("columns", "player", "session", *(f for f in ChunkColumns.__struct_fields__)):
         assert f"`{word}`" in PAGE
     assert (MAX_FRAMES_PER_SEND, MAX_FRAME_BYTES) == (64, 512 * 1024)
 
@@ -63,27 +76,39 @@ def test_every_route_is_on_the_page_with_its_scope():
 def test_the_spec_and_its_schema_are_those_of_the_page():
     assert spec_from_json(block("json", '{"action":{"":').strip()) == SPEC
     assert block("json", '{"action":{"":').strip().encode() == SPEC.to_json()
-    assert block("text", "6242").strip() == SPEC.schema == hashlib.sha256(SPEC.to_json()).hexdigest()
+    assert (
+        block("text", "6238").strip() == SPEC.schema == hashlib.sha256(SPEC.to_json()).hexdigest()
+    )
 
 
 def worked_chunk(session: uuid.UUID = SESSION) -> Chunk:
     columns: dict[str, Any] = {
-        "obs": np.array([[0.5, -0.5], [0.25, 0.0], [0.0, 1.0]], np.float32), "action": np.array([1, 0, 0], np.int32),
-        "reward": np.array([1, 1, 0], np.float32), "row": np.array([0, 0, 1], np.uint8),
-        "is_first": np.array([True, False, False]), "terminated": np.array([False, True, False]),
+        "obs": np.array([[0.5, -0.5], [0.25, 0.0], [0.0, 1.0]], np.float32),
+        "action": np.array([1, 0, 0], np.int32),
+        "reward": np.array([1, 1, 0], np.float32),
+        "row": np.array([0, 0, 1], np.uint8),
+        "is_first": np.array([True, False, False]),
+        "terminated": np.array([False, True, False]),
         "truncated": np.array([False, False, False]),
-    }  # fmt: skip
+    }
     meta = ChunkMeta(
-        game=SPEC.game, schema=SPEC.schema, session=session, chunk_no=0, first_step=0, n_steps=2, consent="granted",
-        client="example/1", episodes=(EpisodeNote(row=0),),
-    )  # fmt: skip
+        game=SPEC.game,
+        schema=SPEC.schema,
+        session=session,
+        chunk_no=0,
+        first_step=0,
+        n_steps=2,
+        consent="granted",
+        client="example/1",
+        episodes=(EpisodeNote(row=0),),
+    )
     return Chunk(meta, columns).validate()
 
 
-def test_the_bytes_of_the_page_are_the_parcel_we_write():
+def test_the_bytes_of_the_page_are_the_frame_batch_we_write():
     raw = bytes.fromhex(block("text", "554e5041"))
-    assert raw == encode_parcel([worked_chunk().frame()], {SESSION: player_name("ada")})
-    (frame,) = decode_parcel(raw).frames
+    assert raw == encode_frame_batch([worked_chunk().frame()], {SESSION: player_name("ada")})
+    (frame,) = decode_frame_batch(raw).frames
     assert isinstance(frame, Frame)
     assert chunk_of(frame) == worked_chunk()
 
@@ -93,17 +118,23 @@ def test_the_bytes_can_be_read_with_what_the_page_says_alone():
     length = struct.unpack_from("<I", raw, 4)[0]
     assert (raw[:4], length, len(raw)) == (b"UNPA", 76, 976)
     assert json.loads(raw[8 : 8 + length]) == {"players": {str(SESSION): "ada"}, "skipped_steps": 0}
-    header, body = raw[84:148], raw[148:]
+    header = raw[84:148]
+    body = raw[148:]
     fields = struct.unpack("<4sBBHII16sQ16sII", header)
-    assert fields == (
-        b"UNDY", 1, 0, 0, 828, 0xC1EBFFB3, SESSION.bytes, 0, bytes(16), 0, 0x43EE5A22,
-    )  # fmt: skip
-    assert (zlib.crc32(body), zlib.crc32(header[:60])) == (0xC1EBFFB3, 0x43EE5A22)
+    assert fields == (b"UNDY", 1, 0, 0, 828, 0xEFD6750E, SESSION.bytes, 0, bytes(16), 0, 0x47AD007A)
+    assert (zlib.crc32(body), zlib.crc32(header[:60])) == (0xEFD6750E, 0x47AD007A)
     size = struct.unpack_from("<Q", body)[0]
     assert (size, 148 + 8 + size) == (760, 916)
     table = json.loads(body[8 : 8 + size])
     start, end = table["obs"]["data_offsets"]
-    assert np.frombuffer(body[8 + size :][start:end], "<f4").tolist() == [0.5, -0.5, 0.25, 0.0, 0.0, 1.0]
+    assert np.frombuffer(body[8 + size :][start:end], "<f4").tolist() == [
+        0.5,
+        -0.5,
+        0.25,
+        0.0,
+        0.0,
+        1.0,
+    ]
 
 
 def test_the_command_of_the_page_sends_the_same_chunk(gateway: Running):
@@ -112,9 +143,13 @@ def test_the_command_of_the_page_sends_the_same_chunk(gateway: Running):
     key = gateway.key("play", registers=True)
     assert gateway.ask("PUT", "/v1/games/cart", key, SPEC.to_json()).status == 200
     ran = subprocess.run(
-        ["sh", "-eu"], input=block("sh"), capture_output=True, text=True, timeout=60,
+        ["sh", "-eu"],
+        input=block("sh"),
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={"PATH": "/usr/bin:/bin", "UNDERSTUDY_URL": gateway.url, "UNDERSTUDY_KEY": key},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     answer = json.loads(ran.stdout)
     assert answer == json.loads(block("json", '{"acks"')), "and this is the answer of the page"
@@ -122,15 +157,23 @@ def test_the_command_of_the_page_sends_the_same_chunk(gateway: Running):
     assert frame.body == worked_chunk(frame.session).encode()
 
 
-def test_the_commands_of_the_readme_register_a_game_send_a_chunk_and_ask_for_a_decision(gateway: Running):
+def test_the_commands_for_other_languages_register_a_game_send_a_chunk_and_get_a_decision(
+    gateway: Running,
+):
     if shutil.which("curl") is None:
         pytest.skip("no curl on this machine")
-    (script,) = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    key, before = gateway.key("play", registers=True), len(gateway.streamed())
+    page = (ROOT / "docs" / "other-languages.md").read_text()
+    (script,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    key = gateway.key("play", registers=True)
+    before = len(gateway.streamed())
     ran = subprocess.run(
-        ["sh", "-eu"], input=script, capture_output=True, text=True, timeout=60,
+        ["sh", "-eu"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={"PATH": "/usr/bin:/bin", "UNDERSTUDY_URL": gateway.url, "UNDERSTUDY_KEY": key},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     registered, sent, acted = map(json.loads, ran.stdout.replace("}{", "}\n{").splitlines())
     assert registered == {"game": "cart", "schema": SPEC.schema}
@@ -141,9 +184,11 @@ def test_the_commands_of_the_readme_register_a_game_send_a_chunk_and_ask_for_a_d
 
 def test_every_code_of_a_refusal_is_on_the_page():
     codes = {
-        code for folder in ("core", "serve", "ingest") for path in (ROOT / "src" / "understudy" / folder).glob("*.py")
+        code
+        for folder in ("core", "experience", "nn", "models", "serve", "ingest")
+        for path in (ROOT / "src" / "understudy" / folder).glob("*.py")
         for code in re.findall(r'Refused\(\s*"(\w+)"', path.read_text())
-    }  # fmt: skip
+    }
     assert len(codes) > 40
     assert sorted(code for code in codes - NOT_ON_THE_WIRE if f"`{code}`" not in PAGE) == []
 
@@ -163,18 +208,26 @@ def test_a_signed_document_is_checked_by_slicing_its_text(gateway: Running):
         assert json.loads(entry) == facts["entry"]
         assert facts["key_id"] == hashlib.sha256(public).hexdigest()[:16]
         signed = b"understudy-entry/1\0" + entry.encode()
-        Ed25519PublicKey.from_public_bytes(public).verify(base64.b64decode(facts["signature"]), signed)
+        Ed25519PublicKey.from_public_bytes(public).verify(
+            base64.b64decode(facts["signature"]), signed
+        )
     pointer, release = (json.loads(bot[name])["entry"] for name in ("champion", "champion_release"))
     assert (pointer["kind"], pointer["alias"], release["kind"]) == ("point", "champion", "release")
     assert release["manifest"]["model_no"] == pointer["model_no"]
-    raw = gateway.ask("GET", f"/v1/games/signing/models/{pointer['model_no']}/policy", gateway.key("play")).raw
+    raw = gateway.ask(
+        "GET", f"/v1/games/signing/models/{pointer['model_no']}/policy", gateway.key("play")
+    ).raw
     assert len(raw) == release["manifest"]["policy_bytes"]
     assert hashlib.sha256(raw).hexdigest() == release["manifest"]["policy_sha256"]
 
 
 def test_what_is_open_is_on_the_page():
     opened = {route.path for route in (*ROUTES, *PAGES) if route.scope is None}
-    assert {path for path in opened if not path.startswith("/static/")} == {"/healthz", "/readyz", "/play"}
+    assert {path for path in opened if not path.startswith("/static/")} == {
+        "/healthz",
+        "/readyz",
+        "/play",
+    }
     assert all(f"`{path}`" in PAGE for path in ("/healthz", "/readyz", "/play", "/static/"))
 
 
@@ -185,15 +238,26 @@ def test_names_of_games_are_those_of_the_page(gateway: Running):
     for name in ("a" * 63, "9-lives", "con-game", "com", "x.y_z"):
         assert game_name(name) == name
     key = gateway.key("play", registers=True)
-    assert gateway.ask("PUT", "/v1/games/Cased", key, game_spec("Cased", obs=2, actions=2).to_json()).status == 200
-    assert gateway.ask("PUT", "/v1/games/cased", key, game_spec("cased", obs=2, actions=2).to_json()).status == 400
+    assert (
+        gateway.ask(
+            "PUT", "/v1/games/Cased", key, game_spec("Cased", obs=2, actions=2).to_json()
+        ).status
+        == 200
+    )
+    assert (
+        gateway.ask(
+            "PUT", "/v1/games/cased", key, game_spec("cased", obs=2, actions=2).to_json()
+        ).status
+        == 400
+    )
 
 
 def test_a_champion_is_chosen_with_the_bodies_of_the_page(gateway: Running):
     spec = gateway.register(game_spec("chosen", obs=2, actions=2))
     gateway.release(spec)
     gateway.release(spec)
-    admin, told = gateway.key("admin"), json.loads(block("json", '{"alias"'))
+    admin = gateway.key("admin")
+    told = json.loads(block("json", '{"alias"'))
     (asked,) = re.findall(r"promote` with `(\{.*?\})`", PAGE)
     fields = json.loads(asked)
     assert fields.keys() == set(Promote.__struct_fields__)

@@ -1,4 +1,4 @@
-"""docs/seeds.md lists every feature of the seed systems, and each proof it claims passes."""
+"""docs/seeds.md lists every feature of the seed systems, and each command in it passes."""
 
 import json
 import os
@@ -30,7 +30,11 @@ class Seed(NamedTuple):
 
 
 def read_table() -> list[Seed]:
-    rows = (line for line in (ROOT / "docs" / "seeds.md").read_text().splitlines() if re.match(r"\| S\d", line))
+    rows = (
+        line
+        for line in (ROOT / "docs" / "seeds.md").read_text().splitlines()
+        if re.match(r"\| S\d", line)
+    )
     return [Seed(*(cell.strip() for cell in row.strip("|").split("|"))) for row in rows]
 
 
@@ -58,10 +62,16 @@ PROVED_HERE = [seed for seed in SEEDS if seed.command and not needs_servers(seed
 
 
 def test_proofs_on_servers_are_files_of_make_test_backends():
-    named = [path for seed in SEEDS if needs_servers(seed) for path in (seed.command or "").split() if "/" in path[1:]]
+    named = [
+        path
+        for seed in SEEDS
+        if needs_servers(seed)
+        for path in (seed.command or "").split()
+        if "/" in path[1:]
+    ]
     paths = [ROOT / path for path in named if path.startswith("tests/")]
     assert paths
-    assert all(path.is_file() and path.parent.name == "backends" for path in paths)
+    assert all(path.is_file() and path.parent.name == "integration" for path in paths)
 
 
 COUNT_TESTS = """
@@ -84,12 +94,19 @@ def test_every_proof_is_made_of_tests_that_make_test_runs():
     """All of them are collected in one process: starting one for each would take minutes."""
     proofs = {seed.id: shlex.split(seed.command or "") for seed in PROVED_HERE}
     assert {words[0] for words in proofs.values()} == {".venv/bin/pytest"}
-    assert not [name for name, words in proofs.items() if "-m" in words], "those of make test, neither more nor less"
+    assert not [name for name, words in proofs.items() if "-m" in words], (
+        "those of make test, neither more nor less"
+    )
     arguments = json.dumps({name: words[1:] for name, words in proofs.items()})
     done = subprocess.run(
-        [sys.executable, "-c", COUNT_TESTS, arguments], cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", COUNT_TESTS, arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts.keys() == proofs.keys()
@@ -97,20 +114,30 @@ def test_every_proof_is_made_of_tests_that_make_test_runs():
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {INSIDE: "1"}
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {
+        INSIDE: "1"
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(INSIDE in os.environ, reason="this run is itself the proof of a seed")
 @pytest.mark.parametrize("seed", PROVED_HERE, ids=lambda seed: seed.id)
 def test_the_proof_of_a_feature_passes(seed):
-    """The command as it stands; `make test` runs the same tests, each once."""
+    """Runs the command itself; `make test` runs the same tests, each once."""
     tool, *arguments = shlex.split(seed.command)
     assert tool.startswith(".venv/bin/"), "a proof runs from a checkout after make test"
-    here = Path(sys.executable).parent / Path(tool).name  # the environment of this run, wherever it is
+    here = (
+        Path(sys.executable).parent / Path(tool).name
+    )  # the environment of this run, wherever it is
     finished = subprocess.run(
-        [here, *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [here, *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
-    said = f"{seed.command}\n{finished.stdout}\n{finished.stderr}"
-    assert finished.returncode == 0, said
-    assert re.search(r"\b[1-9]\d* passed\b", finished.stdout), said
+    output = f"{seed.command}\n{finished.stdout}\n{finished.stderr}"
+    assert finished.returncode == 0, output
+    assert re.search(r"\b[1-9]\d* passed\b", finished.stdout), output

@@ -1,4 +1,4 @@
-"""The closed loop as a user sees it: people play, a learner without a game learns, its bots get better."""
+"""The closed loop as a user sees it: people play, a learner learns from them, its bots improve."""
 
 import json
 import os
@@ -18,13 +18,16 @@ COMMAND = [sys.executable, "-m", "understudy.cli.main", "demo"]
 
 
 def run(*arguments: str, timeout_s: float = 280.0) -> tuple[int, dict[str, Any], str]:
-    done = subprocess.run([*COMMAND, *arguments, "--json"], capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(
+        [*COMMAND, *arguments, "--json"], capture_output=True, text=True, timeout=timeout_s
+    )
     lines = done.stdout.strip().splitlines()
     return done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("game", "kill"), [("rally", "learner"), pytest.param("CartPole-v1", "", marks=pytest.mark.slow)]
+    ("game", "kill"),
+    [("rally", "learner"), pytest.param("CartPole-v1", "", marks=pytest.mark.slow)],
 )
 def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     game: str, kill: str, tmp_path: Path, card: Card
@@ -35,7 +38,9 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     """
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
-    code, found, said = run("--game", game, "--check", "--seconds", "240", "--svg", str(picture), *killing)
+    code, found, said = run(
+        "--game", game, "--check", "--seconds", "240", "--svg", str(picture), *killing
+    )
     assert code == 0, said
     assert found["improved"]
     assert found["last_low"] > found["first_high"]
@@ -56,18 +61,31 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     assert "uk_" not in drawn, "a key that plays"
     card.line("closed loops that ended with a better bot", tried=1, held=1)
     card.line(
-        "steps acknowledged over HTTP", tried=found["acked_steps"], held=found["acked_steps"] - found["lost_steps"]
+        "steps acknowledged over HTTP",
+        tried=found["acked_steps"],
+        held=found["acked_steps"] - found["lost_steps"],
     )
 
 
 @pytest.mark.parametrize(
-    "signals", [[signal.SIGINT], [signal.SIGINT, signal.SIGINT], [signal.SIGHUP]], ids=["once", "twice", "hangup"]
+    "signals",
+    [
+        pytest.param([signal.SIGINT], id="once"),
+        pytest.param([signal.SIGINT, signal.SIGINT], id="twice", marks=pytest.mark.slow),
+        pytest.param([signal.SIGHUP], id="hangup", marks=pytest.mark.slow),
+    ],
 )
-def test_ctrl_c_leaves_no_process_and_no_folder(signals: list[signal.Signals], tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_no_folder(
+    signals: list[signal.Signals], tmp_path: Path
+) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [*COMMAND, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     wait_for(lambda: any(tmp_path.glob("understudy-demo-*/data/ledger/*.jsonl")), timeout_s=120)
     for number in signals:
         os.killpg(process.pid, number)
@@ -78,8 +96,10 @@ def test_ctrl_c_leaves_no_process_and_no_folder(signals: list[signal.Signals], t
     assert list(tmp_path.glob("understudy-demo-*")) == []
 
 
-@pytest.mark.parametrize("wrong", [["--players", "0"], ["--seconds", "1"], ["--game", "Nope-v0"], ["--kill", "store"]])
-def test_what_cannot_work_is_refused_at_once(wrong: list[str]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [["--players", "0"], ["--seconds", "1"], ["--game", "Nope-v0"], ["--kill", "store"]]
+)
+def test_bad_options_are_rejected_immediately(wrong: list[str]) -> None:
     code, found, said = run(*wrong, timeout_s=60)
     assert code == 2
     assert not found

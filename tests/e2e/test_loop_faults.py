@@ -1,4 +1,4 @@
-"""The closed loop under one fault after another: nothing acknowledged is lost, and nobody is left without a bot."""
+"""The closed loop under consecutive faults: no acknowledged step is lost, players keep a bot."""
 
 import contextlib
 import threading
@@ -13,30 +13,31 @@ import numpy as np
 import pytest
 
 from tests.card import Card
-from understudy.app.config import Config, GatewaySection, LearnerSection
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import Groups, PeopleSettings, Solo
-from understudy.app.data import DataFolder
-from understudy.app.deployment import models_folder, open_deployment
-from understudy.app.roles.children import Child
-from understudy.app.roles.platform import Platform
-from understudy.app.verify import verify
-from understudy.client.connect import Address, connect
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import models_folder, open_deployment
+from understudy.client.connect import Address, ClientConfig, connect
 from understudy.client.http import HttpLink
+from understudy.client.sender import SenderConfig
 from understudy.core.errors import Corrupt, Refused
-from understudy.core.frame import Frame
-from understudy.core.game import spec_from_gymnasium
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack
+from understudy.experience.frame import Frame
+from understudy.experience.game import spec_from_gymnasium
+from understudy.platform.children import Child
+from understudy.platform.config import Config, GatewaySection, LearnerSection
+from understudy.platform.platform import Platform
+from understudy.ports import Ack
+from understudy.simulation.ledger import LedgerLink
+from understudy.simulation.people import Groups, PeopleSettings, Solo
+from understudy.simulation.verify import verify
 
 ENV = "CartPole-v1"
 NAMES = [f"person-{at}" for at in range(4)]
 REVOKED_WITHIN_S = 2.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class TimedLink(HttpLink):
-    """Knows when the last parcel set out that was accepted."""
+    """Records when the last accepted frame batch was sent."""
 
     accepted_at_s = 0.0
 
@@ -51,16 +52,19 @@ class TimedLink(HttpLink):
 
 
 class Guest:
-    """A person who lets the bot play all the time, and counts each decision that no bot took."""
+    """A player who always lets the bot play, and counts each decision without a bot."""
 
     def __init__(self, data: DataFolder, spool: Path, *, url: str, key: str) -> None:
         spec = spec_from_gymnasium(gymnasium.make(ENV))
         self.link = TimedLink(Address(url, key), spec.game)
         link = LedgerLink(self.link, data.ledger)
-        self.game = connect(spec=spec, link=link, spool=spool, consent="granted", linger_s=0.1)
+        config = ClientConfig(link=link, spool=spool, sender=SenderConfig(linger_s=0.1))
+        self.game = connect(spec=spec, consent="granted", config=config)
         rng = np.random.default_rng()
         self._person = Solo(self.game, "guest", ENV, rng, bot_share=1.0, choose=self._alone)
-        self.by_bot = self.without_bot = self.gaps = 0
+        self.by_bot = 0
+        self.without_bot = 0
+        self.gaps = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._play, daemon=True)
         self._thread.start()
@@ -77,34 +81,42 @@ class Guest:
             self.by_bot += self.without_bot == before
 
     def leave(self, timeout_s: float) -> bool:
-        """Whether everything that was played is acknowledged."""
+        """Stop playing; returns whether every step is acknowledged."""
         self._stop.set()
         self._thread.join(5.0)
         return self.game.close(timeout_s=timeout_s)
 
 
 class Stage:
-    """The platform, its people and its guests; every wait looks after the roles and at everybody's bot."""
+    """The platform, its players and its guests; every wait steps the roles and checks the bots."""
 
     def __init__(self, folder: Path, platform: Platform) -> None:
-        self.data, self.platform, self._folder = platform.data, platform, folder
+        self.data = platform.data
+        self.platform = platform
+        self._folder = folder
         self.deployment = open_deployment(self.data)
         self._people: Child | None = None
         self.have_bot = False
         self.wait(lambda: platform.supervisor.is_ready, "the platform is ready")
         assert platform.url is not None
         assert platform.keys is not None
-        self.url, self.key = platform.url, platform.keys.key
+        self.url = platform.url
+        self.key = platform.keys.key
         self.guests: list[Guest] = []
         settings = PeopleSettings(
-            data=str(self.data.root), url=self.url, key=self.key, env_id=ENV, names=NAMES, rate=100.0
+            data=str(self.data.root),
+            url=self.url,
+            key=self.key,
+            env_id=ENV,
+            names=NAMES,
+            rate=100.0,
         )
         (self._people,) = Groups("people", [settings]).children
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not condition():
-            assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s, and still not: {what}"
+            assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S:.0f} s, and still not: {what}"
             self.look()
             time.sleep(0.02)
 
@@ -112,7 +124,9 @@ class Stage:
         self.platform.supervisor.step()
         if self._people is not None:
             assert self.people.exit_code is None, self.people.errors
-            assert not (self.have_bot and not self.people.latest.get("bot")), "people lost their bot"
+            assert not (self.have_bot and not self.people.latest.get("bot")), (
+                "people lost their bot"
+            )
             self.have_bot |= bool(self.people.latest.get("bot"))
 
     def guest(self, name: str, key: str) -> Guest:
@@ -129,13 +143,17 @@ class Stage:
         return int(self.people.latest.get("acked", 0))
 
     def kill(self, role: str) -> None:
-        """SIGKILL, then wait until another process does the work."""
-        standing = self.platform.supervisor.standings[role]
-        assert standing.child is not None
-        before, restarts = standing.child.pid, standing.restarts
-        standing.child.kill()
-        self.wait(lambda: standing.restarts > restarts and standing.state == "running", f"the {role} runs again")
-        assert standing.child.pid != before
+        """Kill a role with SIGKILL, then wait until it is restarted."""
+        status = self.platform.supervisor.statuses[role]
+        assert status.child is not None
+        before = status.child.pid
+        restarts = status.restarts
+        status.child.kill()
+        self.wait(
+            lambda: status.restarts > restarts and status.state == "running",
+            f"the {role} runs again",
+        )
+        assert status.child.pid != before
 
 
 @contextlib.contextmanager
@@ -145,7 +163,7 @@ def staged(folder: Path) -> Iterator[Stage]:
         gateway=GatewaySection(port=0, canary_share=0.5),
         learner=LearnerSection(first_steps=300),
     )
-    with Platform(config, tell=lambda *_: None) as platform:
+    with Platform(config, on_state_change=lambda *_: None) as platform:
         stage = Stage(folder, platform)
         try:
             yield stage
@@ -157,7 +175,7 @@ def staged(folder: Path) -> Iterator[Stage]:
 
 
 def damage(path: Path) -> bytes:
-    """Turn one bit of a file; the bytes as they were."""
+    """Flip one bit of a file; returns the original bytes."""
     good = path.read_bytes()
     middle = len(good) // 2
     path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
@@ -165,17 +183,20 @@ def damage(path: Path) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::understudy.client.session.RecordingWarning")
-def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_without_a_bot(
+def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_no_player_is_without_a_bot(
     tmp_path: Path, card: Card, bar: Callable[[float], float]
 ) -> None:
-    """Takes more than 20 seconds: one platform goes through five faults and has to learn a bot before the first."""
+    """Takes over 20 seconds: one platform learns a bot, then survives five faults."""
     with staged(tmp_path) as stage:
         deployment = stage.deployment
         key, known = deployment.keys.create(["play"], registers=True, label="revoked later")
         revoked = stage.guest("revoked", key)
         watcher = stage.guest("watcher", stage.key)
         game = revoked.game.spec.game
-        stage.wait(lambda: revoked.by_bot > 0 and watcher.by_bot > 0 and stage.have_bot, "the first bot plays")
+        stage.wait(
+            lambda: revoked.by_bot > 0 and watcher.by_bot > 0 and stage.have_bot,
+            "the first bot plays",
+        )
 
         # A model file goes bad, and the gateway that had it in memory is killed.
         first = deployment.registry.catalogue(game).models[1]
@@ -187,14 +208,18 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
         stage.kill("gateway")
         newcomer = stage.guest("newcomer", stage.key)
         stage.wait(lambda: stage.acked > acked, "people's steps are acknowledged again")
-        stage.wait(lambda: newcomer.game.stats().acked_steps > 0, "the newcomer's steps are acknowledged")
-        is_only_one = deployment.registry.catalogue(game).points_to("champion") == 1
+        stage.wait(
+            lambda: newcomer.game.stats().acked_steps > 0, "the newcomer's steps are acknowledged"
+        )
+        is_only_one = deployment.registry.catalogue(game).model_of("champion") == 1
         assert not (is_only_one and newcomer.by_bot), "a damaged model played"
 
         # A key is revoked while its client plays.
         revoked_at_s = time.monotonic()
         deployment.keys.revoke(known.id)
-        stage.wait(lambda: "revoked" in revoked.game.stats().last_error, "the revoked client is refused")
+        stage.wait(
+            lambda: "revoked" in revoked.game.stats().last_error, "the revoked client is refused"
+        )
         acked = stage.acked
 
         stage.kill("ingest")
@@ -224,7 +249,9 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
         assert stats.spooled_steps > stats.acked_steps > 0
         assert (stats.refused_frames, stats.dropped_steps) == (0, 0)
         heir = stage.guest("revoked", deployment.keys.create(["play"], registers=True)[0])
-        stage.wait(lambda: heir.game.stats().adopted_sessions > 0, "the spool is sent with the new key")
+        stage.wait(
+            lambda: heir.game.stats().adopted_sessions > 0, "the spool is sent with the new key"
+        )
 
         for guest in (watcher, again, heir):
             assert guest.leave(30.0)
@@ -235,20 +262,30 @@ def test_kills_a_damaged_model_and_a_revoked_key_lose_no_step_and_leave_nobody_w
         assert stage.people.latest["flushed"]
         assert stage.people.latest["refused_bots"] == 0
         assert stage.platform.supervisor.stop()
-        restarts = {name: one.restarts for name, one in stage.platform.supervisor.standings.items()}
+        statuses = stage.platform.supervisor.statuses
+        restarts = {name: status.restarts for name, status in statuses.items()}
 
     assert restarts == {"gateway": 1, "ingest": 1, "learner": 1}
     found = verify(DataFolder(tmp_path / "D"))
-    assert (found.lost_steps, found.lost_chunks, found.duplicate_steps, found.corrupt) == (0, 0, 0, ())
+    assert (found.lost_steps, found.lost_chunks, found.duplicate_steps, found.corrupt) == (
+        0,
+        0,
+        0,
+        (),
+    )
     assert (found.gap_chunks, found.quarantined_chunks, found.recovered_frames) == (0, 0, 0)
     assert found.exit_code == 0
     assert found.ledger_steps == found.steps >= 1_000
     card.line("killed gateway, ingest, learner; damaged model; revoked key", tried=5, held=5)
-    card.line("steps acknowledged over HTTP", tried=found.ledger_steps, held=found.ledger_steps - found.lost_steps)
+    card.line(
+        "steps acknowledged over HTTP",
+        tried=found.ledger_steps,
+        held=found.ledger_steps - found.lost_steps,
+    )
 
 
 def _updates(stage: Stage, game: str) -> int:
-    """How far the learner that runs now has come."""
-    child = stage.platform.supervisor.standings["learner"].child
+    """The updates of the running learner."""
+    child = stage.platform.supervisor.statuses["learner"].child
     games = child.latest.get("games", {}) if child is not None else {}
     return int(games.get(game, {}).get("updates", 0))

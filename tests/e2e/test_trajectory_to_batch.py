@@ -1,10 +1,12 @@
-"""From a real recorder to a learner's batch: what is drawn is what happened, bit for bit, and nothing else is.
+"""From a real recorder to a learner's batch: drawn rows equal the recorded steps, bit for bit.
 
-    recorder ─► spool ─► link ─► stream ─► ingest ─► store ─► StoreView.tail ─► FromStore ─► replay ─► batch
+    recorder ─► spool ─► link ─► stream ─► ingest ─► store
+        ─► StoreView.tail ─► FromStore ─► replay ─► batch
 
-Random games are recorded through the real client and cut into chunks at random. Some chunks are lost on the way, some
-come twice or late, while a learner follows the store. Every observation carries a unique number, its moment, by which
-a drawn transition finds its true step; what must be drawn is worked out from lists of true steps alone.
+Random games are recorded through the real client and cut into chunks at random. Some chunks are
+lost on the way, some come twice or late, while a learner follows the store. Every observation
+carries a unique number, its moment, by which a drawn transition finds its true step; what must be
+drawn is worked out from lists of true steps alone.
 """
 
 import tempfile
@@ -19,31 +21,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.streams.memory import MemoryStream
-from understudy.client.connect import Game, connect
+from understudy.algorithm import Batch, Decision, Feedback, Transitions
+from understudy.client.connect import ClientConfig, Game, connect
 from understudy.client.episode import Recorder
-from understudy.core.algorithm import Batch, Decision, Feedback, Transitions
-from understudy.core.chunk import chunk_of
-from understudy.core.frame import Frame, FrameKind
-from understudy.core.game import GameSpec, game_spec
 from understudy.core.names import PlayerName
-from understudy.core.policy import Policy
-from understudy.core.ports import Ack, Casting
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES, Array
-from understudy.engines.follower import StoreFollower
-from understudy.engines.from_store import IDLE_S, FromStore
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import Frame, FrameKind
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.ingest.service import IngestService
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import HostReplay, ReplayConfig, ReplaySource
+from understudy.nn.policy import Policy
+from understudy.ports import Ack, LiveModels
 from understudy.stores.local import LocalStore
 from understudy.testing import ManualClock
 from understudy.testing.samples import random_rows, random_space
+from understudy.training.follower import StoreFollower
+from understudy.training.from_store import IDLE_S, FromStore
 
 DISCOUNT = 0.9
 
 
-# --- playing ----------------------------------------------------------------------------------------------------------
+# --- playing --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Seen:
     """What a player saw at one moment."""
 
     x: Any
-    legal: Any
+    action_mask: Any
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Played:
 class Collected:
     """A link that keeps what it is given."""
 
-    keep_share = 1.0
+    recording_rate = 1.0
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -113,13 +115,17 @@ class Collected:
     def register(self, spec: GameSpec) -> None: ...
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         self.frames += frames
         self.players |= players
         return [Ack(True)] * len(frames)
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         return None
 
     def policy(self, model_no: int) -> bytes:
@@ -135,7 +141,7 @@ class KnownSpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return self._spec
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return True
 
 
@@ -143,15 +149,26 @@ def some_spec(rng: np.random.Generator) -> GameSpec:
     """Any observation and any single action; masks in most games whose action is discrete."""
     moment = Box((), DTYPES["I64"])
     actions = random_space(rng)
-    has_legal = isinstance(actions, Discrete) and bool(rng.random() < 0.7)
-    return game_spec("sample", obs={"moment": moment, "x": random_space(rng)}, actions=actions, has_legal=has_legal)
+    has_action_mask = isinstance(actions, Discrete) and bool(rng.random() < 0.7)
+    return game_spec(
+        "sample",
+        obs={"moment": moment, "x": random_space(rng)},
+        actions=actions,
+        has_action_mask=has_action_mask,
+    )
 
 
 class Player:
     """Plays at random through a real recorder and writes down what happened."""
 
     def __init__(
-        self, game: Game, name: str, *, spec: GameSpec, rng: np.random.Generator, seen: dict[int, Seen]
+        self,
+        game: Game,
+        name: str,
+        *,
+        spec: GameSpec,
+        rng: np.random.Generator,
+        seen: dict[int, Seen],
     ) -> None:
         self._recorder: Recorder = game.recorder(name)
         self._spec = spec
@@ -166,16 +183,18 @@ class Player:
         self._episode += 1
         self._moment = self._look()
         self.played.firsts.add(self._moment)
-        self._recorder.reset(self._obs(self._moment), legal=self._seen[self._moment].legal)
+        self._recorder.reset(
+            self._obs(self._moment), action_mask=self._seen[self._moment].action_mask
+        )
 
     def _look(self) -> int:
-        """A new moment, which nobody saw before."""
+        """A new moment."""
         moment = len(self._seen) + 1
-        legal = None
-        if self._spec.has_legal and self._spec.discrete is not None:
-            legal = self._rng.random(self._spec.discrete.n) < 0.5
-            legal[self._rng.integers(len(legal))] = True
-        self._seen[moment] = Seen(random_rows(self._spec.obs["x"], 1, self._rng)[0], legal)
+        action_mask = None
+        if self._spec.has_action_mask and self._spec.discrete is not None:
+            action_mask = self._rng.random(self._spec.discrete.n) < 0.5
+            action_mask[self._rng.integers(len(action_mask))] = True
+        self._seen[moment] = Seen(random_rows(self._spec.obs["x"], 1, self._rng)[0], action_mask)
         return moment
 
     def _obs(self, moment: int) -> dict[str, Any]:
@@ -189,10 +208,23 @@ class Player:
             return
         after = self._look()
         reward = float(np.float32(self._rng.normal()))
-        step = Step(self._moment, after, self._action(), reward, self._episode, end == "terminated", end == "truncated")
+        step = Step(
+            self._moment,
+            after,
+            self._action(),
+            reward,
+            self._episode,
+            end == "terminated",
+            end == "truncated",
+        )
         self.played.steps.append(step)
         self._recorder.step(
-            step.action, reward, self._obs(after), step.terminated, step.truncated, legal=self._seen[after].legal
+            step.action,
+            reward,
+            self._obs(after),
+            step.terminated,
+            step.truncated,
+            action_mask=self._seen[after].action_mask,
         )
         self._moment = after
         if end:
@@ -200,11 +232,11 @@ class Player:
 
     def _action(self) -> Any:
         space = self._spec.action[""]
-        legal = self._seen[self._moment].legal
-        if legal is None:
+        action_mask = self._seen[self._moment].action_mask
+        if action_mask is None:
             return random_rows(space, 1, self._rng)[0]
         assert isinstance(space, Discrete)
-        return space.dtype.type(space.start + self._rng.choice(np.flatnonzero(legal)))
+        return space.dtype.type(space.start + self._rng.choice(np.flatnonzero(action_mask)))
 
 
 def play(
@@ -214,8 +246,12 @@ def play(
     link = Collected()
     seen: dict[int, Seen] = {}
     with tempfile.TemporaryDirectory() as spool:
-        game = connect(spec=spec, link=link, spool=spool, clock=clock, background=False, consent="granted")
-        players = [Player(game, f"p{at}", spec=spec, rng=rng, seen=seen) for at in range(rng.integers(1, 4))]
+        config = ClientConfig(link=link, spool=spool, clock=clock, background=False)
+        game = connect(spec=spec, consent="granted", config=config)
+        players = [
+            Player(game, f"p{at}", spec=spec, rng=rng, seen=seen)
+            for at in range(rng.integers(1, 4))
+        ]
         for _ in range(rng.integers(3, 60)):
             players[rng.integers(len(players))].step()
             if rng.random() < 0.15:
@@ -231,12 +267,14 @@ def play(
     for frame in link.frames:
         if frame.kind is FrameKind.DATA:
             meta = chunk_of(frame).meta
-            for step in of_session[frame.session].steps[meta.first_step : meta.first_step + meta.n_steps]:
+            for step in of_session[frame.session].steps[
+                meta.first_step : meta.first_step + meta.n_steps
+            ]:
                 step.chunk = meta.chunk_no
     return played, seen, link.frames
 
 
-# --- learning ---------------------------------------------------------------------------------------------------------
+# --- learning -------------------------------------------------------------------------------------
 
 
 class Onlooker:
@@ -253,8 +291,10 @@ class Onlooker:
     def init(self, key: Any, start: Mapping[str, Any] | None = None) -> Any:
         return self._bc.init(key, start)
 
-    def act(self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        return self._bc.act(state, obs, key, explore, legal)
+    def act(
+        self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
+    ) -> Decision:
+        return self._bc.act(state, obs, key, explore, action_mask)
 
     def update(self, state: Any, batch: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
         raise NotImplementedError
@@ -266,24 +306,34 @@ class Onlooker:
 class Followed:
     """A store that frames come into by ingest, and a learner that follows it now and then."""
 
-    def __init__(self, folder: Path, spec: GameSpec, needs: Transitions, *, clock: ManualClock) -> None:
+    def __init__(
+        self, folder: Path, spec: GameSpec, needs: Transitions, *, clock: ManualClock
+    ) -> None:
         self._folder = folder
         self._specs = KnownSpecs(spec)
         self._clock = clock
         self._stream = MemoryStream(clock=clock)
         self._unread: list[tuple[Played, Frame]] = []
         self._open()
-        config = LearnerConfig(limiter=None, updates_per_call=1, replay=ReplayConfig(capacity=4_096))
+        config = LearnerConfig(
+            limiter=None, updates_per_call=1, replay=ReplayConfig(capacity=4_096)
+        )
         self._learner = Learner(Onlooker(spec, needs), BcKnobs(), root_seed=0, config=config)
-        self._engine = FromStore(self._learner, StoreFollower(folder), steps=1, clock=clock, on_event=self._refuse)
+        self._engine = FromStore(
+            self._learner, StoreFollower(folder), steps=1, clock=clock, on_event=self._refuse
+        )
         self._is_first = True
 
     def _refuse(self, event: object) -> None:
         raise AssertionError(event)
 
     def _open(self) -> None:
-        self.store = LocalStore(self._folder, specs=self._specs, clock=self._clock, synchronous="OFF")
-        self._service = IngestService(self._stream, self.store, self._specs, owner="test", clock=self._clock)
+        self.store = LocalStore(
+            self._folder, specs=self._specs, clock=self._clock, synchronous="OFF"
+        )
+        self._service = IngestService(
+            self._stream, self.store, self._specs, owner="test", clock=self._clock
+        )
 
     def reopen(self) -> None:
         self.store.close()
@@ -296,7 +346,9 @@ class Followed:
 
     def deliver(self, frames: Sequence[tuple[Played, Frame]]) -> None:
         """Bring frames into the store; a frame that is there already changes nothing."""
-        self._stream.append([frame.stamped(frame.session.bytes, int(self._clock.now())) for _, frame in frames])
+        self._stream.append(
+            [frame.stamped(frame.session.bytes, int(self._clock.now())) for _, frame in frames]
+        )
         self._service.drain()
         assert self._service.stats.fates.keys() <= {"new", "duplicate"}, self._service.stats
         self._unread += frames
@@ -318,7 +370,7 @@ class Followed:
         self.store.close()
 
 
-# --- what must be drawn -----------------------------------------------------------------------------------------------
+# --- what must be drawn ---------------------------------------------------------------------------
 
 
 def goes_on(one: Played, at: int) -> bool:
@@ -329,7 +381,9 @@ def goes_on(one: Played, at: int) -> bool:
     following = one.steps[at + 1]
     if step.is_last or following.episode != step.episode or following.chunk not in one.heard:
         return False
-    return following.chunk == step.chunk or (following.chunk == step.chunk + 1 and following.chunk in one.joined)
+    return following.chunk == step.chunk or (
+        following.chunk == step.chunk + 1 and following.chunk in one.joined
+    )
 
 
 def window_of(one: Played, at: int, n: int) -> list[Step] | None:
@@ -345,7 +399,7 @@ def window_of(one: Played, at: int, n: int) -> list[Step] | None:
 
 
 def stack_of(one: Played, at: int, ahead: int, k: int) -> list[int] | None:
-    """The last k moments that lead to the one `ahead` steps behind step `at`; None when some of them were lost."""
+    """The last k moments up to `ahead` steps after step `at`; None if some were lost."""
     moments = [one.steps[at].moment, *(step.after for step in one.steps[at : at + ahead])]
     while goes_on(one, at - 1):
         at -= 1
@@ -355,7 +409,9 @@ def stack_of(one: Played, at: int, ahead: int, k: int) -> list[int] | None:
     return moments[-k:] if len(moments) >= k else None
 
 
-def expected(played: Sequence[Played], seen: Mapping[int, Seen], spec: GameSpec, needs: Transitions) -> list[Any]:
+def expected(
+    played: Sequence[Played], seen: Mapping[int, Seen], spec: GameSpec, needs: Transitions
+) -> list[Any]:
     """Every transition that may be drawn, as (moment, one entry for each array of a batch)."""
     found: list[Any] = []
     for one in played:
@@ -377,29 +433,39 @@ def expected(played: Sequence[Played], seen: Mapping[int, Seen], spec: GameSpec,
                 if discrete is None
                 else np.int32(step.action - discrete.start),
                 "reward": np.float32(total),
-                "factor": np.float32(0.0 if window[-1].terminated else DISCOUNT ** len(window)),
+                "discount": np.float32(0.0 if window[-1].terminated else DISCOUNT ** len(window)),
                 "weight": np.float32(1.0),
             }
-            if spec.has_legal:
-                entry["legal"] = seen[stack[-1]].legal
-                entry["next_legal"] = seen[following[-1]].legal
+            if spec.has_action_mask:
+                entry["action_mask"] = seen[stack[-1]].action_mask
+                entry["next_action_mask"] = seen[following[-1]].action_mask
             if needs.stack == 1:
-                entry |= {name: entry[name][0] for name in ("obs.moment", "obs.x", "next.moment", "next.x")}
+                entry |= {
+                    name: entry[name][0]
+                    for name in ("obs.moment", "obs.x", "next.moment", "next.x")
+                }
             found.append((step.moment, entry))
     return sorted(found, key=lambda pair: pair[0])
 
 
 def as_drawn(batch: Batch) -> dict[str, Array]:
     """A batch's arrays under the names that `expected` uses."""
-    drawn = {"action": batch.action, "reward": batch.reward, "factor": batch.factor, "weight": batch.weight}
+    drawn = {
+        "action": batch.action,
+        "reward": batch.reward,
+        "discount": batch.discount,
+        "weight": batch.weight,
+    }
     drawn |= {name: batch.obs[name] for name in ("obs.moment", "obs.x")}
     drawn |= {name.replace("obs", "next"): batch.next_obs[name] for name in ("obs.moment", "obs.x")}
-    if batch.legal is not None:
-        drawn |= {"legal": batch.legal, "next_legal": batch.next_legal}
+    if batch.action_mask is not None:
+        drawn |= {"action_mask": batch.action_mask, "next_action_mask": batch.next_action_mask}
     return {name: np.asarray(array)[0] for name, array in drawn.items()}
 
 
-def check(replay: HostReplay, wanted: Sequence[Any], rng: np.random.Generator, needs: Transitions) -> None:
+def check(
+    replay: HostReplay, wanted: Sequence[Any], rng: np.random.Generator, needs: Transitions
+) -> None:
     """Every start that may be drawn is there once, and whatever is drawn is the true transition."""
     assert replay.n_sampleable == len(wanted)
     if not wanted:
@@ -418,14 +484,21 @@ def check(replay: HostReplay, wanted: Sequence[Any], rng: np.random.Generator, n
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    seed=st.integers(0, 2**32 - 1), n_step=st.integers(1, 5), stack=st.integers(1, 4), prioritised=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+    n_step=st.integers(1, 5),
+    stack=st.integers(1, 4),
+    prioritised=st.booleans(),
     order=st.sampled_from(["as sent", "swapped", "shuffled"]),
-)  # fmt: skip
-def test_drawn_transitions_are_the_true_ones(seed: int, n_step: int, stack: int, prioritised: bool, order: str) -> None:
+)
+def test_drawn_transitions_match_the_recorded_ones(
+    seed: int, n_step: int, stack: int, prioritised: bool, order: str
+) -> None:
     rng = np.random.default_rng(seed)
     clock = ManualClock()
     spec = some_spec(rng)
-    needs = Transitions(batch=8, n_step=n_step, discount=DISCOUNT, stack=stack, prioritised=prioritised)
+    needs = Transitions(
+        batch=8, n_step=n_step, discount=DISCOUNT, stack=stack, prioritised=prioritised
+    )
     played, seen, frames = play(spec, rng, clock)
     of_session = {one.session: one for one in played}
     sent = [(of_session[frame.session], frame) for frame in frames if rng.random() > 0.15]
@@ -449,7 +522,8 @@ def test_drawn_transitions_are_the_true_ones(seed: int, n_step: int, stack: int,
             if rng.random() < 0.3:
                 look()
         look()
-        # Sessions that fell silent are taken as ended, and what waited for more of them waits no longer.
+        # Sessions that fell silent are taken as ended, and what waited for more of them waits no
+        # longer.
         clock.advance(IDLE_S + 2.0)
         for one in played:
             one.newest = None

@@ -1,4 +1,4 @@
-"""Ways for NaN, infinities and 1e30 into a training: a game, its chunks, the replay's ring, the gradient."""
+"""Injects NaN, infinities and 1e30 into a training: by game, chunks, replay ring or gradient."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.act.actor import Collected
-from understudy.core.chunk import Chunk, RowKind
+from understudy.experience.chunk import Chunk, RowKind
 from understudy.learn.algorithms.dqn import Dqn, DqnState
 from understudy.learn.replay import HostReplay
 
@@ -63,8 +63,13 @@ class Poison:
         if not self.is_due():
             return
         masses: Any = replay._masses
-        rows = masses.rows[: len(masses)] if hasattr(masses, "rows") else np.flatnonzero(masses.leaves > 0)
-        row, value = self.rng.choice(rows), self.value()
+        rows = (
+            masses.rows[: len(masses)]
+            if hasattr(masses, "rows")
+            else np.flatnonzero(masses.leaves > 0)
+        )
+        row = self.rng.choice(rows)
+        value = self.value()
         if self.rng.random() < 0.5:
             replay._columns["obs"][row] = value
         else:
@@ -74,7 +79,8 @@ class Poison:
         """A rollout with one bad number in one env's steps, where it is due."""
         if not self.is_due():
             return rollout
-        env, step = int(self.rng.integers(len(played))), int(self.rng.integers(rollout.reward.shape[1]))
+        env = int(self.rng.integers(len(played)))
+        step = int(self.rng.integers(rollout.reward.shape[1]))
         name = str(self.rng.choice(["reward", "logp"]))
         column = np.array(getattr(rollout, name))
         column[0, step, env] = self.value()
@@ -82,7 +88,7 @@ class Poison:
         return rollout._replace(**{name: column})
 
 
-# --- the gradient ---------------------------------------------------------------------------------------------------
+# --- the gradient ---------------------------------------------------------------------------------
 
 
 @jax.custom_vjp
@@ -103,7 +109,7 @@ spoil.defvjp(_forth, _back)
 
 
 class SpoiledDqn(Dqn):
-    """Dqn whose gradient is bad where `spoils` says so."""
+    """Dqn whose gradient is bad where `spoils` returns true."""
 
     @staticmethod
     def spoils(state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
@@ -111,14 +117,16 @@ class SpoiledDqn(Dqn):
         raise NotImplementedError
 
     def update(self, state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
-        return super().update(state, batch._replace(extras={"value": self.spoils(state, batch, knobs)}), knobs)
+        return super().update(
+            state, batch._replace(extras={"value": self.spoils(state, batch, knobs)}), knobs
+        )
 
     def _loss(self, weights: Any, target: Any, batch: Any) -> tuple[Any, Any]:
         return super()._loss(spoil(weights, batch.extras["value"]), target, batch)
 
 
 def lot(reward: Any, action: Any) -> Any:
-    """A number that is different for each batch: int[...] from [..., batch]; the same in NumPy and in JAX."""
+    """A number that differs for each batch: int[...] from [..., batch]; equal in NumPy and JAX."""
     return ((reward * 8).astype("int32") * 7 + action * 13 + 3).sum(-1)
 
 
@@ -132,7 +140,7 @@ class SometimesSpoiled(SpoiledDqn):
 
 
 class SpoiledWhileFast(SpoiledDqn):
-    """From some update on, as long as the learning rate is above 7e-4, and then every row looks to blame."""
+    """Bad from some update on while the learning rate is above 7e-4; every row looks bad."""
 
     def update(self, state: DqnState, batch: Any, knobs: Mapping[str, Any]) -> Any:
         updated, told = super().update(state, batch, knobs)
@@ -151,13 +159,15 @@ class SpoiledForGood(SpoiledDqn):
         return jnp.where(state.updates >= 40, jnp.inf, 0.0)
 
 
-# --- a game ---------------------------------------------------------------------------------------------------------
+# --- a game ---------------------------------------------------------------------------------------
 
 
 class BadGame(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A game whose rewards and observations are bad now and then, as its seed says: the same again after a reset."""
+    """A game with occasional bad rewards and observations, deterministic by seed."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._rng = np.random.default_rng(seed)
         return super().reset(seed=seed, options=options)
 

@@ -1,4 +1,4 @@
-"""What fault tests share: a seed."""
+"""The shared seed of fault tests."""
 
 import os
 

@@ -1,7 +1,8 @@
-"""Trainings by our command line, each in a process of its own that dies where a test says.
+"""Trainings by our command line, each in its own process that dies where a test requests.
 
-Run as `python -m tests.faults.forker`. It imports once and forks a process for each job it reads from standard input,
-a line of JSON each; JAX starts no thread before its first computation, so that a fork is as good as a start.
+Run as `python -m tests.faults.forker`. It imports once and forks a process for each job it reads
+from standard input, a line of JSON each; JAX starts no thread before its first computation, so that
+a fork is as good as a start.
 """
 
 import contextlib
@@ -25,8 +26,9 @@ class Fault:
 
     step: int
     how: str
-    """`kill` after `delay_s`; `call`: in the middle of the disk call number `calls` from there on; `checkpoint`: at
-    the disk call number `calls` on a checkpoint; `full`: there is no room for checkpoints; `stop`: SIGSTOP."""
+    """`kill` after `delay_s`; `call`: in the middle of the disk call number `calls` from there
+    on; `checkpoint`: at the disk call number `calls` on a checkpoint; `full`: there is no room
+    for checkpoints; `stop`: SIGSTOP."""
     delay_s: float = 0.0
     calls: int = 0
 
@@ -53,12 +55,13 @@ class Sabotage:
     """Lets a fault happen in this process."""
 
     def __init__(self, fault: Fault, died: Path) -> None:
-        self._fault, self._died = fault, died
+        self._fault = fault
+        self._died = died
         self._step = self._calls = 0
         self._is_armed = False
 
-    def hear(self, event: Any) -> None:
-        """Every event of the training passes here, before anybody else hears it."""
+    def handle_event(self, event: Any) -> None:
+        """Receives every event of the training first."""
         self._step = event.env_steps
         if self._is_armed or self._step < self._fault.step:
             return
@@ -113,15 +116,16 @@ def _path(target: Any) -> str:
 
 
 def _sabotage(fault: Fault, died: Path) -> None:
-    from understudy.app.runs.training import Training
+    from understudy.training.training import Training
 
-    sabotage, hear = Sabotage(fault, died), Training.hear
+    sabotage = Sabotage(fault, died)
+    handle_event = Training.handle_event
 
     def overheard(self: Training, event: Any) -> None:
-        sabotage.hear(event)
-        hear(self, event)
+        sabotage.handle_event(event)
+        handle_event(self, event)
 
-    Training.hear = overheard  # type: ignore[method-assign]
+    Training.handle_event = overheard  # type: ignore[method-assign]
     for name in ("write", "pwrite", "fsync", "fdatasync", "replace", "unlink"):
         setattr(os, name, sabotage.wrap(name, getattr(os, name)))
 
@@ -170,10 +174,13 @@ def main() -> None:
 def _preload() -> None:
     """Import what a training does; nothing may compute, or a fork would not be safe."""
     for name in (
-        "matplotlib.figure", "matplotlib.backends.backend_agg", "numba",
-        "understudy.app.runs.train", "understudy.cli.train",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+        "numba",
+        "understudy.training.train",
+        "understudy.cli.train",
         *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
-    ):  # fmt: skip
+    ):
         importlib.import_module(name)
     bridge = importlib.import_module("jax._src.xla_bridge")
     assert not bridge.backends_are_initialized()

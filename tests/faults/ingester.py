@@ -1,15 +1,16 @@
-"""The real ingest process with small thresholds: it checkpoints and trims so often that kills meet every stage of it.
+"""The real ingest process with small thresholds, so that kills hit every stage of its work.
 
-Run as `python -m tests.faults.ingester DATA`; it reports and stops like `understudy.app.roles.ingest`.
+Run as `python -m tests.faults.ingester DATA`; it reports and stops like
+`understudy.platform.ingest`.
 """
 
 import sys
 from pathlib import Path
 
-from understudy.app.config import Config
-from understudy.app.data import DataFolder
-from understudy.app.roles import ingest
-from understudy.app.roles.children import log_to_stderr
+from understudy.backends.data import DataFolder
+from understudy.platform import ingest
+from understudy.platform.children import log_to_stderr
+from understudy.platform.config import Config
 from understudy.stores import database
 
 CHECKPOINT_BYTES = 256 * 1024
@@ -17,7 +18,7 @@ RETENTION_S = 1.0
 
 
 def make_hasty() -> None:
-    """From now on stores of this process checkpoint every few commits, and stored parts of the stream go at once."""
+    """Make stores of this process checkpoint every few commits, and trim the stream at once."""
     database.CHECKPOINT_BYTES = CHECKPOINT_BYTES
     role_defaults = ingest.IngestRole.__init__.__kwdefaults__
     assert role_defaults is not None

@@ -1,4 +1,4 @@
-"""How much memory this process uses."""
+"""The memory use of this process."""
 
 import gc
 import re
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 
 def own_bytes() -> int:
-    """Resident memory of its own (mapped files are the kernel's to drop), with what Python could free freed."""
+    """Private resident memory without mapped files, after a garbage collection."""
     gc.collect()
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
@@ -17,6 +17,6 @@ def own_bytes() -> int:
 
 
 def steady_growth(samples: list[int]) -> float:
-    """Growth over these samples without their two largest steps: a leak shows, one large allocation does not."""
+    """Growth without the two largest steps: shows a leak, but not one large allocation."""
     steps = sorted(after - before for before, after in pairwise(samples))
     return sum(steps[:-2]) / len(steps[:-2]) * len(steps)

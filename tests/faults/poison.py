@@ -1,4 +1,4 @@
-"""Frames that must not be stored: every way we could think of to be wrong, by accident or on purpose."""
+"""Frames that must not be stored: invalid in every known way, by accident or on purpose."""
 
 import json
 import random
@@ -13,8 +13,9 @@ import numpy as np
 
 from understudy.core import tensors
 from understudy.core.canonical import canonical_json
-from understudy.core.chunk import Chunk, RowKind
-from understudy.core.frame import (
+from understudy.core.names import new_session
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.experience.frame import (
     MAX_BODY_BYTES,
     NO_PLAYER,
     CloseReport,
@@ -25,8 +26,7 @@ from understudy.core.frame import (
     data_frame,
     drop_frame,
 )
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.names import new_session
+from understudy.experience.game import GameSpec, game_spec
 from understudy.testing.samples import random_chunk
 
 
@@ -60,13 +60,19 @@ class Poisoner:
     """Makes bad frames; those with a sound header belong to sessions and players of their own."""
 
     def __init__(self, spec: GameSpec, rng: random.Random, *, now_s: float) -> None:
-        self.spec, self.rng, self.now_s = spec, rng, now_s
+        self.spec = spec
+        self.rng = rng
+        self.now_s = now_s
         self.arrays = np.random.default_rng(rng.randrange(1 << 30))
         self.stored: list[Frame] = []
         """Healthy frames that are in the store already."""
         self.open: Frame | None = None
         """The first frame of a session that never gets another good one."""
-        self.kinds = {name.removeprefix("_p_"): value for name, value in globals().items() if name.startswith("_p_")}
+        self.kinds = {
+            name.removeprefix("_p_"): value
+            for name, value in globals().items()
+            if name.startswith("_p_")
+        }
 
     def make(self) -> tuple[str, bytes]:
         """One bad frame and what is wrong with it."""
@@ -75,13 +81,18 @@ class Poisoner:
             name = "nan_observation"  # half a megabyte each: a few will do
         return name, self.kinds[name](self)
 
-    # --- parts of bad frames ----------------------------------------------------------------------------------------
+    # --- parts of bad frames ----------------------------------------------------------------------
 
     def chunk(self, **wanted: Any) -> Chunk:
-        return random_chunk(self.spec, self.arrays, session=new_session(self.now_s, self.rng.randbytes(10)), **wanted)
+        return random_chunk(
+            self.spec,
+            self.arrays,
+            session=new_session(self.now_s, self.rng.randbytes(10)),
+            **wanted,
+        )
 
     def raw(self, chunk: Chunk) -> bytes:
-        """A chunk's frame as the door lets it in, whatever is in its columns."""
+        """A chunk's frame as the intake accepts it, with any columns."""
         return self.stamp(data_frame(chunk.meta.session, chunk.meta.chunk_no, chunk.encode()))
 
     def stamp(self, frame: Frame, player: bytes | None = None) -> bytes:
@@ -89,11 +100,15 @@ class Poisoner:
 
     def with_column(self, name: str, change: Callable[[Any], Any]) -> bytes:
         chunk = self.chunk()
-        return self.raw(replace(chunk, columns={**chunk.columns, name: change(chunk.columns[name].copy())}))
+        return self.raw(
+            replace(chunk, columns={**chunk.columns, name: change(chunk.columns[name].copy())})
+        )
 
     def with_body(self, body: bytes, kind: FrameKind = FrameKind.DATA) -> bytes:
         session = new_session(self.now_s, self.rng.randbytes(10))
-        return self.stamp(Frame(kind=kind, session=session, chunk_no=0, body=body, body_crc=crc32(body)))
+        return self.stamp(
+            Frame(kind=kind, session=session, chunk_no=0, body=body, body_crc=crc32(body))
+        )
 
     def with_header(self, **fields: Any) -> bytes:
         chunk = self.chunk()
@@ -112,7 +127,9 @@ class Poisoner:
         text = change(body[8 : 8 + length].decode().rstrip()).encode()
         text += b" " * (-(8 + len(text)) % 64)
         return self.stamp(
-            data_frame(chunk.meta.session, 0, len(text).to_bytes(8, "little") + text + body[8 + length :])
+            data_frame(
+                chunk.meta.session, 0, len(text).to_bytes(8, "little") + text + body[8 + length :]
+            )
         )
 
 
@@ -124,7 +141,7 @@ def _set(value: Any) -> Callable[[Any], Any]:
     return change
 
 
-# --- Bytes that are no frame ----------------------------------------------------------------------------------------
+# --- Bytes that are no frame ----------------------------------------------------------------------
 
 
 def _p_truncated(p: Poisoner) -> bytes:
@@ -168,7 +185,7 @@ def _p_other_version(p: Poisoner) -> bytes:
     return bytes(raw)
 
 
-# --- Sessions and numbers -------------------------------------------------------------------------------------------
+# --- Sessions and numbers -------------------------------------------------------------------------
 
 
 def _p_no_uuid7(p: Poisoner) -> bytes:
@@ -199,19 +216,25 @@ def _p_header_and_metadata_differ(p: Poisoner) -> bytes:
 
 def _p_another_players_session(p: Poisoner) -> bytes:
     victim = p.rng.choice(p.stored)
-    chunk = random_chunk(p.spec, p.arrays, session=victim.session, chunk_no=victim.chunk_no + 1, first_step=10_000)
+    chunk = random_chunk(
+        p.spec, p.arrays, session=victim.session, chunk_no=victim.chunk_no + 1, first_step=10_000
+    )
     return p.raw(chunk)
 
 
 def _p_another_players_close(p: Poisoner) -> bytes:
     victim = p.rng.choice(p.stored)
-    return p.stamp(close_frame(victim.session, victim.chunk_no + 1, CloseReport(victim.chunk_no + 1, 9)))
+    return p.stamp(
+        close_frame(victim.session, victim.chunk_no + 1, CloseReport(victim.chunk_no + 1, 9))
+    )
 
 
 def _p_same_number_other_bytes(p: Poisoner) -> bytes:
     victim = p.rng.choice(p.stored)
     first_step = 0 if victim.chunk_no == 0 else 1
-    chunk = random_chunk(p.spec, p.arrays, session=victim.session, chunk_no=victim.chunk_no, first_step=first_step)
+    chunk = random_chunk(
+        p.spec, p.arrays, session=victim.session, chunk_no=victim.chunk_no, first_step=first_step
+    )
     return p.stamp(chunk.frame(), victim.player)
 
 
@@ -228,15 +251,29 @@ def _p_drop_of_what_comes_later(p: Poisoner) -> bytes:
 
 
 def _p_close_that_counts_wrong(p: Poisoner) -> bytes:
-    return p.stamp(close_frame(new_session(p.now_s, p.rng.randbytes(10)), 4, CloseReport(p.rng.randrange(5, 99), 5)))
+    return p.stamp(
+        close_frame(
+            new_session(p.now_s, p.rng.randbytes(10)), 4, CloseReport(p.rng.randrange(5, 99), 5)
+        )
+    )
 
 
 def _p_report_that_is_no_json(p: Poisoner) -> bytes:
-    body = p.rng.choice([b"", b"{", b"[1]", b"null", b'{"n_chunks": NaN, "n_steps": 0}', b"[" * 5000, b'{"a":1,"a":1}'])
+    body = p.rng.choice(
+        [
+            b"",
+            b"{",
+            b"[1]",
+            b"null",
+            b'{"n_chunks": NaN, "n_steps": 0}',
+            b"[" * 5000,
+            b'{"a":1,"a":1}',
+        ]
+    )
     return p.with_body(body, p.rng.choice([FrameKind.CLOSE, FrameKind.DROP]))
 
 
-# --- Columns --------------------------------------------------------------------------------------------------------
+# --- Columns --------------------------------------------------------------------------------------
 
 
 def _p_nan_observation(p: Poisoner) -> bytes:
@@ -253,7 +290,9 @@ def _p_wrong_dtype(p: Poisoner) -> bytes:
 
 
 def _p_wrong_shape(p: Poisoner) -> bytes:
-    return p.with_column("obs", lambda column: np.zeros((len(column), p.rng.choice([1, 3, 5, 64])), np.float32))
+    return p.with_column(
+        "obs", lambda column: np.zeros((len(column), p.rng.choice([1, 3, 5, 64])), np.float32)
+    )
 
 
 def _p_rows_of_other_length(p: Poisoner) -> bytes:
@@ -270,7 +309,8 @@ def _p_unknown_column(p: Poisoner) -> bytes:
 
 
 def _p_missing_column(p: Poisoner) -> bytes:
-    chunk, gone = p.chunk(), p.rng.choice(["obs", "action", "reward", "terminated", "truncated", "is_first", "row"])
+    chunk = p.chunk()
+    gone = p.rng.choice(["obs", "action", "reward", "terminated", "truncated", "is_first", "row"])
     columns = {name: column for name, column in chunk.columns.items() if name != gone}
     metadata = chunk.meta.to_metadata()
     return p.stamp(data_frame(chunk.meta.session, 0, tensors.encode(columns, metadata)))
@@ -292,7 +332,7 @@ def _p_flags_in_the_wrong_place(p: Poisoner) -> bytes:
     return p.with_column(p.rng.choice(["terminated", "truncated", "is_first"]), change)
 
 
-# --- Metadata and header JSON ---------------------------------------------------------------------------------------
+# --- Metadata and header JSON ---------------------------------------------------------------------
 
 
 def _p_unknown_game(p: Poisoner) -> bytes:
@@ -311,12 +351,16 @@ def _p_wrong_step_count(p: Poisoner) -> bytes:
 
 def _p_odd_numbers(p: Poisoner) -> bytes:
     text = p.rng.choice(["-1", "1e3", "", "007", "9" * 400, "٣", "0x1", "1.0", "NaN"])
-    return p.with_metadata(lambda meta: {**meta, p.rng.choice(["chunk_no", "first_step", "n_steps"]): text})
+    return p.with_metadata(
+        lambda meta: {**meta, p.rng.choice(["chunk_no", "first_step", "n_steps"]): text}
+    )
 
 
 def _p_bad_metadata(p: Poisoner) -> bytes:
     key = p.rng.choice(["game", "schema", "session", "kind", "consent", "format", "episodes"])
-    return p.with_metadata(lambda meta: {**meta, key: p.rng.choice(["../../etc/passwd", "", "x" * 5000, "\0", "[]"])})
+    return p.with_metadata(
+        lambda meta: {**meta, key: p.rng.choice(["../../etc/passwd", "", "x" * 5000, "\0", "[]"])}
+    )
 
 
 def _p_missing_metadata(p: Poisoner) -> bytes:
@@ -350,7 +394,9 @@ def _p_shape_that_lies(p: Poisoner) -> bytes:
     def change(text: str) -> str:
         fields = json.loads(text)
         name = p.rng.choice(sorted(set(fields) - {"__metadata__"}))
-        fields[name]["shape"] = p.rng.choice([[1 << 40], [1 << 32, 1 << 32], [-1], [], [1] * 40, ["4"], [0], None])
+        fields[name]["shape"] = p.rng.choice(
+            [[1 << 40], [1 << 32, 1 << 32], [-1], [], [1] * 40, ["4"], [0], None]
+        )
         return canonical_json(fields).decode()
 
     return p.with_json(change)
@@ -363,11 +409,14 @@ def _p_header_length_that_lies(p: Poisoner) -> bytes:
 
 
 def _p_zlib_bomb(p: Poisoner) -> bytes:
-    """A column of a few kilobytes that says, or does not say, that it inflates to very much."""
+    """A column of a few kilobytes that inflates to very much, declared or not."""
     chunk = p.chunk()
     says = p.rng.choice([4 * chunk.n_rows, 1 << 20, 1 << 28, 1 << 33])
     bomb = np.frombuffer(_BOMB, np.uint8)
-    metadata = {**chunk.meta.to_metadata(), "codec": json.dumps({"obs": ["zlib", "F32", [says // 4, 4]]})}
+    metadata = {
+        **chunk.meta.to_metadata(),
+        "codec": json.dumps({"obs": ["zlib", "F32", [says // 4, 4]]}),
+    }
     body = tensors.encode({**chunk.columns, "obs": bomb}, metadata)
     return p.stamp(data_frame(chunk.meta.session, 0, body))
 
@@ -376,5 +425,7 @@ _BOMB = zlib.compress(bytes(1 << 24), 9)
 
 
 def _p_codec_that_is_none(p: Poisoner) -> bytes:
-    codec = p.rng.choice(['{"obs": ["lzma", "F32", [1]]}', "[]", "1", '{"nope": ["zlib", "F32", [1]]}', "{" * 3000])
+    codec = p.rng.choice(
+        ['{"obs": ["lzma", "F32", [1]]}', "[]", "1", '{"nope": ["zlib", "F32", [1]]}', "{" * 3000]
+    )
     return p.with_metadata(lambda meta: {**meta, "codec": codec})

@@ -1,14 +1,16 @@
-"""A file system that forgets what was not synced: what a disk holds after the power was cut.
+"""A file system that loses what was not synced: the state of a disk after a power cut.
 
-`Disk` is the model, without any FUSE: files and folders as programs see them (live), as the platter has them (durable),
-and every change in between. A cut keeps an arbitrary subset of what is in between: single writes, or 4 KiB pages of
-them; truncations; names that were created, renamed or removed. A file's bytes become durable with an fsync of the file
-(which also keeps the name it was created under), names with an fsync of their folder. Nothing else is promised, so
-that a program which passes here relies on nothing a file system may leave out.
+`Disk` is the model, without any FUSE: files and folders as programs see them (live), as the platter
+has them (durable), and every change in between. A cut keeps an arbitrary subset of what is in
+between: single writes, or 4 KiB pages of them; truncations; names that were created, renamed or
+removed. A file's bytes become durable with an fsync of the file (which also keeps the name it was
+created under), names with an fsync of their folder. Nothing else is promised, so that a program
+which passes here relies on nothing a file system may leave out.
 
-Run as `python -m tests.faults.power_cut STATE MOUNT` it serves STATE's files under MOUNT through FUSE; the line
-`cut SEED` on its standard input cuts the power: from then on every call fails with EIO, and when MOUNT is unmounted
-STATE is what survived. Pages are cached by the kernel (write-through), so SQLite's memory-mapped -shm file works.
+Run as `python -m tests.faults.power_cut STATE MOUNT` it serves STATE's files under MOUNT through
+FUSE; the line `cut SEED` on its standard input cuts the power: from then on every call fails with
+EIO, and when MOUNT is unmounted STATE is what survived. Pages are cached by the kernel
+(write-through), so SQLite's memory-mapped -shm file works.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of names that is not durable yet: a rename has both halves and happens whole or not at all."""
+    """A change of names that is not durable yet; a rename is atomic."""
 
     removed: tuple[Node, str] | None
     added: tuple[Node, str] | None
@@ -71,7 +74,7 @@ class Disk:
         self._changes: list[Change] = []
         self.syncs = 0
 
-    # --- names ------------------------------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def find(self, path: str) -> Node:
         node = self.root
@@ -98,7 +101,8 @@ class Disk:
         return node
 
     def link(self, old: str, new: str) -> None:
-        node, (folder, name) = self.find(old), self._place(new)
+        node = self.find(old)
+        (folder, name) = self._place(new)
         if name in folder.names:
             raise OSError(errno.EEXIST, new)
         folder.names[name] = node
@@ -122,7 +126,7 @@ class Disk:
         added = None if is_hidden(new_name) else (target, new_name)
         self._changes.append(Change((source, old_name), added, node))
 
-    # --- bytes ------------------------------------------------------------------------------------------------------
+    # --- bytes ------------------------------------------------------------------------------------
 
     def write(self, node: Node, raw: bytes, at: int) -> None:
         _write(node.live, raw, at)
@@ -134,7 +138,7 @@ class Disk:
         node.pending.append((size, None))
         node.time_s = time.time()
 
-    # --- durability -------------------------------------------------------------------------------------------------
+    # --- durability -------------------------------------------------------------------------------
 
     def sync_file(self, node: Node) -> None:
         self.syncs += 1
@@ -144,14 +148,15 @@ class Disk:
         for change in [one for one in self._changes if one.creates and one.node is node]:
             assert change.added is not None
             folder, name = change.added
-            self._settle(lambda one, folder=folder, name=name: one.touches(folder, name), up_to=change)  # type: ignore[misc]
+            self._settle(partial(Change.touches, folder=folder, name=name), up_to=change)
 
     def sync_folder(self, folder: Node) -> None:
         self.syncs += 1
         self._settle(lambda one: one.touches(folder), up_to=None)
 
     def _settle(self, chosen: Callable[[Change], bool], *, up_to: Change | None) -> None:
-        kept, is_past = [], False
+        kept = []
+        is_past = False
         for change in self._changes:
             if not is_past and chosen(change):
                 change.apply()
@@ -161,8 +166,10 @@ class Disk:
         self._changes = kept
 
     def cut(self, rng: random.Random) -> None:
-        """Keep what was synced and any subset of the rest; afterwards live and durable are the same."""
-        luck_of_names, luck_of_bytes = (rng.choice([0.0, 1.0, rng.random(), rng.random()]) for _ in range(2))
+        """Keep synced data and any subset of the rest; then live and durable are equal."""
+        luck_of_names, luck_of_bytes = (
+            rng.choice([0.0, 1.0, rng.random(), rng.random()]) for _ in range(2)
+        )
         for change in self._changes:
             if rng.random() < luck_of_names:
                 change.apply()
@@ -176,7 +183,7 @@ class Disk:
             node.pending.clear()
             node.live, node.names = bytearray(node.durable), dict(node.durable_names)
 
-    # --- to and from a real folder ----------------------------------------------------------------------------------
+    # --- to and from a real folder ----------------------------------------------------------------
 
     @staticmethod
     def load(folder: Path) -> "Disk":
@@ -249,7 +256,8 @@ def _pieces(at: int, raw: bytes | None, by_page: bool) -> Iterator[tuple[int, by
     while raw:
         size = PAGE - at % PAGE
         yield at, raw[:size]
-        at, raw = at + size, raw[size:]
+        at = at + size
+        raw = raw[size:]
 
 
 class Served:
@@ -276,11 +284,18 @@ class Served:
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         disk = self._alive()
         node = self._open[fh] if fh is not None and fh in self._open else disk.find(path)
-        kind, time_ns = (stat.S_IFDIR if node.is_folder else stat.S_IFREG), int(node.time_s * 1e9)
+        kind = stat.S_IFDIR if node.is_folder else stat.S_IFREG
+        time_ns = int(node.time_s * 1e9)
         return {
-            "st_mode": kind | node.mode, "st_nlink": 1, "st_size": len(node.live), "st_uid": os.getuid(),
-            "st_gid": os.getgid(), "st_mtime": time_ns, "st_ctime": time_ns, "st_atime": time_ns,
-        }  # fmt: skip
+            "st_mode": kind | node.mode,
+            "st_nlink": 1,
+            "st_size": len(node.live),
+            "st_uid": os.getuid(),
+            "st_gid": os.getgid(),
+            "st_mtime": time_ns,
+            "st_ctime": time_ns,
+            "st_atime": time_ns,
+        }
 
     def readdir(self, path: str, fh: int) -> list[str]:
         return [".", "..", *self._alive().find(path).names]
@@ -311,7 +326,9 @@ class Served:
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         disk = self._alive()
-        disk.truncate(self._open[fh] if fh is not None and fh in self._open else disk.find(path), length)
+        disk.truncate(
+            self._open[fh] if fh is not None and fh in self._open else disk.find(path), length
+        )
         return 0
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:
@@ -351,7 +368,13 @@ class Served:
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
-        return {"f_bsize": PAGE, "f_frsize": PAGE, "f_blocks": 1 << 22, "f_bfree": 1 << 21, "f_bavail": 1 << 21}
+        return {
+            "f_bsize": PAGE,
+            "f_frsize": PAGE,
+            "f_blocks": 1 << 22,
+            "f_bfree": 1 << 21,
+            "f_bavail": 1 << 21,
+        }
 
 
 def serve(state: Path, mount: Path) -> None:

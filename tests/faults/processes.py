@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import understudy as package
-from understudy.app.roles.children import Child
+from understudy.platform.children import Child
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(package.__file__).resolve().parents[1]
@@ -34,8 +34,16 @@ class Answer:
 
 def understudy(*arguments: str | Path, timeout_s: float = 120.0) -> Answer:
     """Run our command line with `--json`."""
-    command = [sys.executable, "-m", "understudy.cli.main", *(str(one) for one in arguments), "--json"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "understudy.cli.main",
+        *(str(one) for one in arguments),
+        "--json",
+    ]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     lines = done.stdout.strip().splitlines()
     return Answer(done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr)
 
@@ -49,7 +57,7 @@ def start(module: str, settings: object) -> Child:
 
 
 def wait_until(done: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-    """Look every few milliseconds until it is so; an error says what never came."""
+    """Poll every few milliseconds until the condition is true; the error names it."""
     deadline = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""A process of players over a bad network: the simulator's testers, spool and stream, and a ledger of every promise.
+"""A process of players on a bad network: simulated players, spool, stream, and a ledger of acks.
 
-Run as `python -m tests.faults.recorder SETTINGS`, with settings as JSON. It reports lines of JSON until it is killed or
-its standard input closes.
+Run as `python -m tests.faults.recorder SETTINGS`, with settings as JSON. It reports lines of JSON
+until it is killed or its standard input closes.
 """
 
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.recording import Cart, cart
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import Tester, play_on
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, connect, local_link
 from understudy.client.sender import SenderConfig
 from understudy.core.clock import SystemClock
+from understudy.simulation.ledger import LedgerLink
+from understudy.simulation.people import Tester, play_on
 from understudy.testing import Faults, FaultyLink
 
 
@@ -40,15 +40,25 @@ def main(settings: RecorderSettings) -> None:
     """Play until asked to stop; then close, which flushes what it can."""
     rng = np.random.default_rng(settings.seed)
     data = DataFolder(Path(settings.data))
-    # Inside the faults: whatever the stream called durable is promised, whether the client heard of it or not.
+    # Inside the faults: whatever the stream called durable is promised, whether the client heard of
+    # it or not.
     ledger = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
     link = FaultyLink(ledger, Faults(**settings.faults), np.random.default_rng(settings.seed + 1))
     sender = SenderConfig(
-        linger_s=settings.linger_s, idle_s=0.5, adopt_every_s=0.5, retry_first_s=0.01, retry_cap_s=0.05
+        linger_s=settings.linger_s,
+        idle_s=0.5,
+        adopt_every_s=0.5,
+        retry_first_s=0.01,
+        retry_cap_s=0.05,
     )
-    config = ClientConfig(spool=data.spool, spool_cap_bytes=settings.spool_cap_bytes, sender=sender)
-    game = connect(spec=cart(), link=link, consent="granted", config=config)
-    people = [Tester(Cart(rng, end_share=0.02), game.recorder(name), settings.seed) for name in settings.players]
+    config = ClientConfig(
+        link=link, spool=data.spool, spool_cap_bytes=settings.spool_cap_bytes, sender=sender
+    )
+    game = connect(spec=cart(), consent="granted", config=config)
+    people = [
+        Tester(Cart(rng, end_share=0.02), game.recorder(name), settings.seed)
+        for name in settings.players
+    ]
     play_on(game, ledger, people, rate=settings.rate, close_s=config.close_timeout_s)
 
 

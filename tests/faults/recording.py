@@ -1,4 +1,4 @@
-"""Recording without processes: the simulator's testers at a small game, as much and as fast as a test asks for."""
+"""Recording without processes: simulated players of a small game, at any amount and speed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.crowd.people import Tester
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, Game, connect, local_link
 from understudy.core.clock import SystemClock
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.ports import Link
+from understudy.experience.game import GameSpec, game_spec
+from understudy.ports import Link
+from understudy.simulation.ledger import LedgerLink
+from understudy.simulation.people import Tester
 
 GAME = "cart"
 
@@ -26,10 +26,14 @@ def cart() -> GameSpec:
 class Cart(gymnasium.Env[Any, Any]):
     """The game as an env without rules; each observation counts one more than the one before it."""
 
-    def __init__(self, rng: np.random.Generator, *, end_share: float = 0.1, canary: bytes = b"") -> None:
+    def __init__(
+        self, rng: np.random.Generator, *, end_share: float = 0.1, canary: bytes = b""
+    ) -> None:
         """The `canary` is seen now and then, as bytes of an observation."""
         self.action_space = gymnasium.spaces.Discrete(2)
-        self._rng, self._end_share, self._canary = rng, end_share, canary
+        self._rng = rng
+        self._end_share = end_share
+        self._canary = canary
         self._count = 0
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
@@ -43,7 +47,11 @@ class Cart(gymnasium.Env[Any, Any]):
         obs = self._rng.normal(size=4).astype(np.float32)
         obs[0] = self._count
         self._count += 1
-        return np.frombuffer(self._canary, np.float32) if self._canary and self._count % 5 == 1 else obs
+        return (
+            np.frombuffer(self._canary, np.float32)
+            if self._canary and self._count % 5 == 1
+            else obs
+        )
 
 
 @contextmanager
@@ -55,23 +63,30 @@ def playing(
     wrap: Callable[[Link], Link] | None = None,
     canary: bytes = b"",
 ) -> Iterator["Table"]:
-    """A game with one recorder per player, a ledger, and no thread: `Table.play` decides when chunks are cut.
+    """A game with one recorder per player, a ledger, and no thread: `Table.play` decides when
+    chunks are cut.
 
     The first player sees the `canary`.
     """
     link: Link = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
-    config = ClientConfig(background=False, spool=data.spool)
-    with connect(spec=cart(), link=wrap(link) if wrap else link, consent="granted", config=config) as game:
+    config = ClientConfig(link=wrap(link) if wrap else link, background=False, spool=data.spool)
+    with connect(spec=cart(), consent="granted", config=config) as game:
         yield Table(game, players, rng, canary)
 
 
 class Table:
-    """Testers whose steps leave when a test says so."""
+    """Simulated players whose steps are sent when a test requests it."""
 
-    def __init__(self, game: Game, players: Sequence[str], rng: np.random.Generator, canary: bytes = b"") -> None:
+    def __init__(
+        self, game: Game, players: Sequence[str], rng: np.random.Generator, canary: bytes = b""
+    ) -> None:
         self.game = game
         self._people = [
-            Tester(Cart(rng, canary=b"" if at else canary), game.recorder(player), int(rng.integers(1 << 30)))
+            Tester(
+                Cart(rng, canary=b"" if at else canary),
+                game.recorder(player),
+                int(rng.integers(1 << 30)),
+            )
             for at, player in enumerate(players)
         ]
 

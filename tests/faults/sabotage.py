@@ -1,4 +1,4 @@
-"""Ways to damage a recorded data folder, as thoroughly as somebody who knows the formats could."""
+"""Ways to damage a recorded data folder, with full knowledge of the formats."""
 
 import os
 import sqlite3
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from understudy.app.data import DataFolder
-from understudy.core.frame import HEADER_BYTES, FrameKind, decode_frame
+from understudy.backends.data import DataFolder
 from understudy.core.log import HEAD_BYTES, LogReader
-from understudy.core.session import unpack_state, withdraw
+from understudy.experience.frame import HEADER_BYTES, FrameKind, decode_frame
+from understudy.experience.session import unpack_state, withdraw
 from understudy.stores.database import FILE_NAME, check_of
 from understudy.stores.view import read_head
 
-# --- The store ------------------------------------------------------------------------------------------------------
+# --- The store ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -37,7 +37,12 @@ def _put(db: sqlite3.Connection, table: str, *values: object) -> None:
 
 def _middle(db: sqlite3.Connection) -> int:
     """A data frame in the middle of what is stored."""
-    numbers = [row[0] for row in db.execute("SELECT arrival FROM frames WHERE kind = 0 AND fate = 0 ORDER BY arrival")]
+    numbers = [
+        row[0]
+        for row in db.execute(
+            "SELECT arrival FROM frames WHERE kind = 0 AND fate = 0 ORDER BY arrival"
+        )
+    ]
     return int(numbers[len(numbers) // 2])
 
 
@@ -63,7 +68,9 @@ def delete_a_chunk_and_close_up(data: DataFolder) -> None:
     with _database(data) as db:
         gone = _middle(db)
         _delete(db, gone)
-        rows = db.execute("SELECT * FROM frames WHERE arrival > ? ORDER BY arrival", (gone,)).fetchall()
+        rows = db.execute(
+            "SELECT * FROM frames WHERE arrival > ? ORDER BY arrival", (gone,)
+        ).fetchall()
         for number, *row, _ in rows:
             db.execute("DELETE FROM frames WHERE arrival = ?", (number,))
             _put(db, "frames", number - 1, *row)
@@ -77,7 +84,9 @@ def delete_the_end(data: DataFolder) -> None:
     with _database(data) as db:
         head = read_head(db)
         half = head.next_arrival // 2
-        for (arrival,) in db.execute("SELECT arrival FROM frames WHERE arrival >= ?", (half,)).fetchall():
+        for (arrival,) in db.execute(
+            "SELECT arrival FROM frames WHERE arrival >= ?", (half,)
+        ).fetchall():
             _delete(db, arrival)
         _put(db, "head", 1, *head._replace(next_arrival=half))
     for path in data.stream.glob("*/*.log"):
@@ -85,14 +94,17 @@ def delete_the_end(data: DataFolder) -> None:
 
 
 def store_a_chunk_twice(data: DataFolder) -> None:
-    """A chunk is there again, under an arrival number of its own."""
+    """A chunk is stored again under another arrival number."""
     with _database(data) as db:
         db.execute("DROP INDEX frames_by_key")
         arrival = _middle(db)
         head = read_head(db)
         _, *row, _ = db.execute("SELECT * FROM frames WHERE arrival = ?", (arrival,)).fetchone()
         _put(db, "frames", head.next_arrival, *row)
-        db.execute("INSERT INTO bodies SELECT ?, raw FROM bodies WHERE arrival = ?", (head.next_arrival, arrival))
+        db.execute(
+            "INSERT INTO bodies SELECT ?, raw FROM bodies WHERE arrival = ?",
+            (head.next_arrival, arrival),
+        )
         _put(db, "head", 1, *head._replace(next_arrival=head.next_arrival + 1))
 
 
@@ -100,7 +112,9 @@ def take_a_chunk_for_another(data: DataFolder) -> None:
     """Two frames of equal length change places."""
     with _database(data) as db:
         arrival = _middle(db)
-        other = db.execute("SELECT max(arrival) FROM frames WHERE kind = 0 AND arrival < ?", (arrival,)).fetchone()[0]
+        other = db.execute(
+            "SELECT max(arrival) FROM frames WHERE kind = 0 AND arrival < ?", (arrival,)
+        ).fetchone()[0]
         (raw,) = db.execute("SELECT raw FROM bodies WHERE arrival = ?", (other,)).fetchone()
         db.execute("UPDATE bodies SET raw = ? WHERE arrival = ?", (raw, arrival))
 
@@ -129,7 +143,9 @@ def empty_the_database(data: DataFolder) -> None:
 
 
 def cut_the_database(data: DataFolder) -> None:
-    os.truncate(data.store / FILE_NAME, (data.store / FILE_NAME).stat().st_size // 2 // 16384 * 16384)
+    os.truncate(
+        data.store / FILE_NAME, (data.store / FILE_NAME).stat().st_size // 2 // 16384 * 16384
+    )
 
 
 def flip_in_a_body(data: DataFolder) -> None:
@@ -160,7 +176,7 @@ def flip_bytes(path: Path, needle: bytes) -> None:
     flip(path, at + len(needle) // 2)
 
 
-# --- Stream and ledger ----------------------------------------------------------------------------------------------
+# --- Stream and ledger ----------------------------------------------------------------------------
 
 
 def promise_what_was_never_stored(data: DataFolder) -> None:

@@ -1,7 +1,7 @@
-"""A reader in a process of its own: tails a store into a file, and checks its steps, while others write and die.
+"""A reader process: tails a store into a file and checks its steps while writers write and die.
 
-Run as `python -m tests.faults.tailer STORE:OUT`; it stops when its standard input closes. Whatever it cannot explain
-ends it with an error.
+Run as `python -m tests.faults.tailer STORE:OUT`; it stops when its standard input closes, and fails
+on anything unexpected.
 """
 
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy.core.chunk import Chunk, RowKind
-from understudy.core.ports import Cursor, Forgotten, Stored
+from understudy.experience.chunk import Chunk, RowKind
+from understudy.ports import Cursor, Forgotten, Stored
 from understudy.stores.view import StoreView
 
 
@@ -27,7 +27,11 @@ def main(store: Path, out: Path) -> None:
             for item in page.items:
                 file.write(json.dumps(_line(item)) + "\n")
                 last = item.last_no if isinstance(item, Forgotten) else item.arrival_no
-                steps += _checked_steps(item.chunk) if isinstance(item, Stored) and item.chunk is not None else 0
+                steps += (
+                    _checked_steps(item.chunk)
+                    if isinstance(item, Stored) and item.chunk is not None
+                    else 0
+                )
             file.flush()
             cursor = page.cursor
             print(json.dumps({"last": last, "steps": steps}), flush=True)
@@ -39,7 +43,10 @@ def _line(item: Stored | Forgotten) -> list[object]:
         return [item.arrival_no, item.last_no, ""]
     frame = item.frame
     if item.chunk is not None:
-        assert (item.chunk.meta.session, item.chunk.meta.chunk_no) == (frame.session, frame.chunk_no)
+        assert (item.chunk.meta.session, item.chunk.meta.chunk_no) == (
+            frame.session,
+            frame.chunk_no,
+        )
     return [item.arrival_no, item.arrival_no, f"{frame.session} {frame.chunk_no} {frame.body_crc}"]
 
 

@@ -1,6 +1,7 @@
-"""Controls: each safeguard is taken away in turn, and the suite's own detector must go red.
+"""Controls: each safeguard is removed in turn, and the suite must detect it.
 
-A test that cannot fail proves nothing. The power cut's control (no fsync) is in `test_power_cut.py`.
+A test that cannot fail proves nothing. The power cut's control (no fsync) is in
+`test_power_cut.py`.
 """
 
 from collections.abc import Callable
@@ -13,20 +14,20 @@ import pytest
 from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.recording import playing
-from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import IngestRole
-from understudy.app.verify import Verdict, verify
-from understudy.core import frame as frame_module
+from understudy.backends.data import DataFolder
 from understudy.core import log as log_module
-from understudy.core import session as session_module
-from understudy.core.chunk import chunk_of
-from understudy.core.door import deployment_key
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
-from understudy.core.session import Arrival, SessionState
+from understudy.experience import frame as frame_module
+from understudy.experience import session as session_module
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.intake import deployment_key
+from understudy.experience.session import Arrival, SessionState
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.platform.ingest import IngestRole
+from understudy.ports import ExperienceStore, Link, Receipt, Stored, WriteBatch
+from understudy.simulation.verify import Verification, verify
 from understudy.stores import database, draft
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
@@ -46,13 +47,15 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def record(data: DataFolder, rng: np.random.Generator, wrap: Callable[[Link], Link] | None = None) -> None:
+def record(
+    data: DataFolder, rng: np.random.Generator, wrap: Callable[[Link], Link] | None = None
+) -> None:
     with playing(data, ["ada", "bob"], rng, wrap=wrap) as table:
         for _ in range(CHUNKS):
             table.play()
 
 
-# --- Dedup ----------------------------------------------------------------------------------------------------------
+# --- Dedup ----------------------------------------------------------------------------------------
 
 
 def record_everything_twice(data: DataFolder, rng: np.random.Generator) -> None:
@@ -76,7 +79,7 @@ def without_dedup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft, "admit", admit_again)
 
 
-def test_without_dedup_the_store_itself_refuses_a_second_copy(
+def test_without_dedup_the_store_itself_rejects_a_second_copy(
     data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_dedup(monkeypatch)
@@ -85,11 +88,13 @@ def test_without_dedup_the_store_itself_refuses_a_second_copy(
         verify(data)
 
 
-def test_without_dedup_and_a_unique_key_verify_sees_duplicates(
+def test_without_dedup_and_a_unique_key_verify_detects_duplicates(
     data: DataFolder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:
     without_dedup(monkeypatch)
-    monkeypatch.setattr(database, "_SCHEMA", database._SCHEMA.replace("CREATE UNIQUE INDEX", "CREATE INDEX"))
+    monkeypatch.setattr(
+        database, "_SCHEMA", database._SCHEMA.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+    )
     record_everything_twice(data, rng)
     found = verify(data)
     went_red = found.exit_code == 1 and found.duplicate_steps > 0
@@ -97,14 +102,15 @@ def test_without_dedup_and_a_unique_key_verify_sees_duplicates(
     assert went_red, found
 
 
-# --- Positions with their data --------------------------------------------------------------------------------------
+# --- Positions with their data --------------------------------------------------------------------
 
 
 class PositionFirst:
-    """Commits where it is before what it read, as many a consumer does, and dies in between once."""
+    """Commits its position before the data, as many consumers do, and dies in between once."""
 
     def __init__(self, store: LocalStore, *, dies_at: int) -> None:
-        self._store, self._left = store, dies_at
+        self._store = store
+        self._left = dies_at
 
     def write(self, batch: WriteBatch) -> Receipt:
         self._store.write(WriteBatch(batch.partition, batch.epoch, batch.position))
@@ -118,7 +124,7 @@ class PositionFirst:
 
 
 class DataFirst(PositionFirst):
-    """The real order, with the death where it hurts most: after the commit, before anybody knows of it."""
+    """The real order, with a death right after the commit, before it is acknowledged."""
 
     def write(self, batch: WriteBatch) -> Receipt:
         receipt = self._store.write(batch)
@@ -130,9 +136,10 @@ class DataFirst(PositionFirst):
 
 def crash_while_storing(
     data: DataFolder, rng: np.random.Generator, wrap: Callable[[LocalStore], PositionFirst]
-) -> Verdict:
+) -> Verification:
     deployment_key(data.root)
-    stream, specs = FileStream(data.stream), SpecFolder(data.games)
+    stream = FileStream(data.stream)
+    specs = SpecFolder(data.games)
     with LocalStore(data.store, specs=specs) as store:
         wrapped: ExperienceStore = wrap(store)  # type: ignore[assignment]
         service = IngestService(stream, wrapped, specs, owner="test")
@@ -147,7 +154,7 @@ def crash_while_storing(
     raise AssertionError("nobody died")
 
 
-def verify_after(store: LocalStore, data: DataFolder) -> Verdict:
+def verify_after(store: LocalStore, data: DataFolder) -> Verification:
     """What a new start finds."""
     store.close()
     return verify(data)
@@ -158,7 +165,7 @@ def test_a_death_after_the_commit_loses_nothing(data: DataFolder, rng: np.random
     assert (found.exit_code, found.lost_steps, found.duplicate_steps) == (0, 0, 0)
 
 
-def test_with_positions_before_data_verify_sees_the_loss(
+def test_with_positions_before_data_verify_detects_the_loss(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
     found = crash_while_storing(data, rng, lambda store: PositionFirst(store, dies_at=2))
@@ -167,7 +174,7 @@ def test_with_positions_before_data_verify_sees_the_loss(
     assert went_red, found
 
 
-# --- Checksums ------------------------------------------------------------------------------------------------------
+# --- Checksums ------------------------------------------------------------------------------------
 
 
 def stored_observations(data: DataFolder) -> set[bytes]:
@@ -235,14 +242,20 @@ def damage(data: DataFolder, place: str, rng: np.random.Generator) -> set[bytes]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_flipped_bit_is_caught_by_a_checksum(data: DataFolder, rng: np.random.Generator, place: str) -> None:
+def test_a_flipped_bit_is_caught_by_a_checksum(
+    data: DataFolder, rng: np.random.Generator, place: str
+) -> None:
     damage(data, place, rng)
     assert verify(data).exit_code == 1
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_without_checksums_the_flipped_bit_reaches_readers(
-    data: DataFolder, rng: np.random.Generator, place: str, monkeypatch: pytest.MonkeyPatch, card: Card
+    data: DataFolder,
+    rng: np.random.Generator,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    card: Card,
 ) -> None:
     truth = damage(data, place, rng)
     skip_checksums(monkeypatch)

@@ -1,4 +1,4 @@
-"""A full or failing disk under the real processes: no acknowledgement, no loss, and work resumes."""
+"""A full or failing disk under the real processes: no acknowledgement, no loss, work resumes."""
 
 import contextlib
 import itertools
@@ -22,20 +22,21 @@ from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
 from tests.faults.recording import cart
 from tests.faults.writer import WriterSettings
-from understudy.app.crowd.ledger import read_ledger
-from understudy.app.data import DataFolder
-from understudy.app.roles.children import Child
+from understudy.backends.data import DataFolder
 from understudy.client.connect import local_link
 from understudy.core.clock import SystemClock
-from understudy.core.frame import data_frame
 from understudy.core.names import PlayerName, new_session
+from understudy.experience.frame import data_frame
+from understudy.platform.children import Child
+from understudy.simulation.ledger import read_ledger
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
 
-SMALL, LARGE = "6m", "256m"
+SMALL = "6m"
+LARGE = "256m"
 
 
-# --- A full disk ----------------------------------------------------------------------------------------------------
+# --- A full disk ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -45,9 +46,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount.mkdir()
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("no full disk: mounting a tmpfs needs Linux and root")
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(mount)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(mount)], capture_output=True
+    )
     if done.returncode != 0:
-        pytest.skip(f"no full disk: a tmpfs cannot be mounted here ({done.stderr.decode().strip()})")
+        pytest.skip(
+            f"no full disk: a tmpfs cannot be mounted here ({done.stderr.decode().strip()})"
+        )
     yield mount
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
@@ -64,22 +69,35 @@ def test_a_full_disk_stops_acknowledgements_and_loses_nothing(
     data.root.mkdir()
     # What was promised is noted on another disk, or the promises themselves would not fit.
     data.ledger.symlink_to(tmp_path / "ledger")
-    settings = RecorderSettings(data=str(data.root), players=["ada", "bob"], seed=seed, rate=20_000.0)
+    settings = RecorderSettings(
+        data=str(data.root), players=["ada", "bob"], seed=seed, rate=20_000.0
+    )
     recorder = start("tests.faults.recorder", asdict(settings))
     ingest = start("tests.faults.ingester", str(data.root))
     try:
-        wait_until(lambda: is_full(small_disk) or died(recorder, ingest), timeout_s=90, what="filling the disk")
-        wait_until(lambda: stopped_acking(recorder), timeout_s=60, what="the end of acknowledgements")
+        wait_until(
+            lambda: is_full(small_disk) or died(recorder, ingest),
+            timeout_s=90,
+            what="filling the disk",
+        )
+        wait_until(
+            lambda: stopped_acking(recorder), timeout_s=60, what="the end of acknowledgements"
+        )
         says_full(data)
         # Ingest complains, unless it had stored everything before there was no room left.
         wait_until(
-            lambda: "store_full" in ingest.errors or has_caught_up(data) or died(ingest), timeout_s=60,
+            lambda: "store_full" in ingest.errors or has_caught_up(data) or died(ingest),
+            timeout_s=60,
             what="ingest's complaint",
-        )  # fmt: skip
+        )
         assert not died(recorder, ingest), recorder.errors + ingest.errors
         before = recorder.latest["acked"]
         subprocess.run(["mount", "-o", f"remount,size={LARGE}", str(small_disk)], check=True)
-        wait_until(lambda: recorder.latest["acked"] > before + 2000, timeout_s=60, what="acknowledgements again")
+        wait_until(
+            lambda: recorder.latest["acked"] > before + 2000,
+            timeout_s=60,
+            what="acknowledgements again",
+        )
         recorder.stop()
         recorder.wait(60.0)
         assert not died(ingest), ingest.errors
@@ -93,7 +111,9 @@ def test_a_full_disk_stops_acknowledgements_and_loses_nothing(
     assert answer.code == 0, answer
     assert answer.fields["ledger_steps"] > before
     steps = answer.fields["ledger_steps"]
-    card.line("disk full, then space again", tried=1, held=1, note=f"{steps} acknowledged steps, 0 lost")
+    card.line(
+        "disk full, then space again", tried=1, held=1, note=f"{steps} acknowledged steps, 0 lost"
+    )
 
 
 def died(*children: Child) -> bool:
@@ -130,7 +150,7 @@ def says_full(data: DataFolder) -> None:
     assert ack.retry_after_s > 0
 
 
-# --- Failing calls --------------------------------------------------------------------------------------------------
+# --- Failing calls --------------------------------------------------------------------------------
 
 
 def missing_strace() -> str:
@@ -138,7 +158,11 @@ def missing_strace() -> str:
     if shutil.which("strace") is None:
         return "no injected disk errors: strace is missing (apt-get install strace)"
     done = subprocess.run(["strace", "-e", "trace=none", "true"], capture_output=True, check=False)
-    return f"no injected disk errors: strace cannot trace here ({done.stderr.decode()[:80]})" if done.returncode else ""
+    return (
+        f"no injected disk errors: strace cannot trace here ({done.stderr.decode()[:80]})"
+        if done.returncode
+        else ""
+    )
 
 
 needs_strace = pytest.mark.skipif(bool(missing_strace()), reason=missing_strace() or "strace works")
@@ -157,28 +181,52 @@ CALLS = [
 def test_after_a_failed_call_a_new_start_has_everything_acknowledged(
     tmp_path: Path, faults: int, seed: int, card: Card
 ) -> None:
-    rng, data, outside = random.Random(seed), DataFolder(tmp_path / "data"), tmp_path / "outside"
+    rng = random.Random(seed)
+    data = DataFolder(tmp_path / "data")
+    outside = tmp_path / "outside"
     injected = ended = 0
     for number in itertools.count():
         if injected >= faults:
             break
         assert number < 4 * faults + 8, f"{injected} of {number} faults met a call"
         call = CALLS[number % len(CALLS)]
-        hits, has_ended = run_with_fault(data, outside, tmp_path / "trace", f"{call}:when={rng.randrange(3, 40)}", rng)
-        injected, ended = injected + hits, ended + has_ended
+        hits, has_ended = run_with_fault(
+            data, outside, tmp_path / "trace", f"{call}:when={rng.randrange(3, 40)}", rng
+        )
+        injected = injected + hits
+        ended = ended + has_ended
         if not data.ledger.is_symlink():
             data.ledger.symlink_to(outside / "ledger")
         answer = understudy("data", "verify", "--data", data.root)
         promised = sum(path.stat().st_size for path in (outside / "ledger").glob("*.jsonl"))
-        assert answer.code == (0 if promised else 2), f"seed {seed}, fault {number}, {call}: {answer}"
-    card.line("disk errors injected", tried=injected, held=injected, note=f"{ended} ended the process")
+        assert answer.code == (0 if promised else 2), (
+            f"seed {seed}, fault {number}, {call}: {answer}"
+        )
+    card.line(
+        "disk errors injected", tried=injected, held=injected, note=f"{ended} ended the process"
+    )
 
 
-def run_with_fault(data: DataFolder, outside: Path, trace: Path, fault: str, rng: random.Random) -> tuple[int, bool]:
-    """Let a whole platform work while a call fails; how many did, and whether the process ended by itself."""
-    settings = WriterSettings(data=str(data.root), outside=str(outside), seed=rng.randrange(1 << 30))
+def run_with_fault(
+    data: DataFolder, outside: Path, trace: Path, fault: str, rng: random.Random
+) -> tuple[int, bool]:
+    """Run a platform while a call fails; returns the failures, and whether the process ended."""
+    settings = WriterSettings(
+        data=str(data.root), outside=str(outside), seed=rng.randrange(1 << 30)
+    )
     call = fault.split(":")[0]
-    command = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", str(trace), "-e", f"trace={call}", "-e", f"inject={fault}"]
+    command = [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-o",
+        str(trace),
+        "-e",
+        f"trace={call}",
+        "-e",
+        f"inject={fault}",
+    ]
     os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
     writer = [sys.executable, "-m", "tests.faults.writer", json.dumps(asdict(settings))]
     child = Child("writer", [*command, *writer])

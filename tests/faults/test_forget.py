@@ -1,4 +1,4 @@
-"""A forgotten player is in no file, whatever is sent again; nobody else is touched."""
+"""A forgotten player is in no file, whatever is sent again; other players are unaffected."""
 
 import shutil
 import uuid
@@ -13,12 +13,12 @@ from tests.card import Card
 from tests.faults import sabotage
 from tests.faults.processes import start, understudy, wait_until
 from tests.faults.recording import GAME, cart, playing
-from understudy.app.data import DataFolder
-from understudy.app.roles.ingest import IngestRole
-from understudy.core.door import deployment_key, pseudonym
-from understudy.core.frame import Frame, decode_frame
+from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
-from understudy.core.ports import Stored
+from understudy.experience.frame import Frame, decode_frame
+from understudy.experience.intake import deployment_key, pseudonym
+from understudy.platform.ingest import IngestRole
+from understudy.ports import Stored
 from understudy.stores.view import StoreView
 from understudy.streams.file import FileStream
 from understudy.testing import Faults, FaultyLink
@@ -38,7 +38,7 @@ def rng(seed: int) -> np.random.Generator:
 
 
 def record_everywhere(data: DataFolder, rng: np.random.Generator, aside: Path) -> list[Frame]:
-    """Leave ada's canary in the store, its quarantine, the stream and the spool; give back her frames."""
+    """Leave ada's canary in store, quarantine, stream and spool; returns her frames."""
     with IngestRole(data) as role:
         for _ in range(2):
             with playing(data, ["ada", "bob"], rng, canary=CANARY) as table:
@@ -52,7 +52,11 @@ def record_everywhere(data: DataFolder, rng: np.random.Generator, aside: Path) -
             table.play()
     spooled = DataFolder(data.root)
     with playing(
-        spooled, ["ada"], rng, canary=CANARY, wrap=lambda link: FaultyLink(link, Faults(fail=1.0), rng)
+        spooled,
+        ["ada"],
+        rng,
+        canary=CANARY,
+        wrap=lambda link: FaultyLink(link, Faults(fail=1.0), rng),
     ) as table:
         table.play()
         shutil.copytree(data.spool, aside)
@@ -65,11 +69,14 @@ def poison(data: DataFolder, rng: np.random.Generator) -> None:
     """A frame of ada's that ends in quarantine: the canary beside an action that is none."""
     chunk = random_chunk(cart(), rng, session=new_session())
     columns = {name: column.copy() for name, column in chunk.columns.items()}
-    columns["obs"][0], columns["action"][0] = np.frombuffer(CANARY, np.float32), 77
+    columns["obs"][0] = np.frombuffer(CANARY, np.float32)
+    columns["action"][0] = 77
     frame = replace(chunk, columns=columns).frame()
     stream = FileStream(data.stream)
     ada = pseudonym(deployment_key(data.root), GAME, "ada")
-    assert stream.append([frame.stamped(ada, int(chunk.meta.session.int >> 80) // 1000)])[0].accepted
+    assert stream.append([frame.stamped(ada, int(chunk.meta.session.int >> 80) // 1000)])[
+        0
+    ].accepted
     stream.close()
 
 
@@ -83,12 +90,14 @@ def places(data: DataFolder) -> set[str]:
 
 
 def others(data: DataFolder) -> set[tuple[uuid.UUID, int, int]]:
-    """Stored frames of everybody but ada."""
+    """Stored frames of all players but ada."""
     ada = pseudonym(deployment_key(data.root), GAME, "ada")
     with StoreView(data.store) as view:
         items = view.tail(None, max_items=100_000, wait_s=0.0).items
     frames = [item.frame for item in items if isinstance(item, Stored)]
-    return {(frame.session, frame.chunk_no, frame.body_crc) for frame in frames if frame.player != ada}
+    return {
+        (frame.session, frame.chunk_no, frame.body_crc) for frame in frames if frame.player != ada
+    }
 
 
 def settle(data: DataFolder) -> None:
@@ -131,15 +140,18 @@ def test_a_canary_is_in_no_file_after_forget_and_retention(
     assert verified.fields["forgotten_chunks"] > 10
     assert others(data) == before
     card.line(
-        "canary in no file after forget", tried=len(held), held=sum(held), note="at once, from spool, from stream"
+        "marker of an erased player found in no file",
+        tried=len(held),
+        held=sum(held),
+        note="at once, from spool, from stream",
     )
     assert all(held)
 
 
-def test_a_live_store_forgets_while_others_go_on_playing(
+def test_a_live_store_forgets_while_others_keep_playing(
     data: DataFolder, rng: np.random.Generator, card: Card
 ) -> None:
-    ingest = start("understudy.app.roles.ingest", str(data.root))
+    ingest = start("understudy.platform.ingest", str(data.root))
     try:
         with playing(data, ["ada"], rng, canary=CANARY) as table:
             for _ in range(5):
@@ -156,7 +168,7 @@ def test_a_live_store_forgets_while_others_go_on_playing(
         assert ingest.wait(60.0) == 0, ingest.errors
     settle(data)
     gone = places(data) == set()
-    card.line("canary in no file after forget, writer alive", tried=1, held=int(gone))
+    card.line("marker of an erased player found in no file, writer alive", tried=1, held=int(gone))
     assert gone
     assert len(others(data)) >= 2
     assert understudy("data", "verify", "--data", data.root).code == 0

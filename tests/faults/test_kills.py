@@ -10,7 +10,7 @@ from tests.card import Card
 from tests.faults.processes import start, understudy
 from tests.faults.profiles import sizes
 from tests.faults.recorder import RecorderSettings
-from understudy.app.roles.children import Child
+from understudy.platform.children import Child
 
 BAD_NETWORK = {"duplicate": 0.1, "reorder": 0.3, "fail": 0.1, "lose_answer": 0.2}
 NO_NETWORK = {"fail": 0.995, "lose_answer": 0.3}
@@ -18,10 +18,11 @@ SMALL_SPOOL = 96 * 1024
 
 
 class Troupe:
-    """Three recorders (the last with almost no network and a small spool) and one ingest on a folder."""
+    """Three recorders (the last with a bad network and a small spool) and one ingest."""
 
     def __init__(self, root: Path, rng: random.Random) -> None:
-        self._root, self._rng = root, rng
+        self._root = root
+        self._rng = rng
         self._children = [self._start(at) for at in range(4)]
         self.kills: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
@@ -29,13 +30,18 @@ class Troupe:
     def _start(self, at: int) -> Child:
         if at == 3:
             hasty = self._rng.random() < 0.7
-            return start("tests.faults.ingester" if hasty else "understudy.app.roles.ingest", str(self._root))
+            return start(
+                "tests.faults.ingester" if hasty else "understudy.platform.ingest", str(self._root)
+            )
         starved = at == 2
         settings = RecorderSettings(
-            data=str(self._root), players=[f"player-{at}-{n}" for n in range(2)], seed=self._rng.randrange(1 << 30),
+            data=str(self._root),
+            players=[f"player-{at}-{n}" for n in range(2)],
+            seed=self._rng.randrange(1 << 30),
             faults=NO_NETWORK if starved else BAD_NETWORK,
-            spool_cap_bytes=SMALL_SPOOL if starved else 64 * 1024 * 1024, rate=9000 if starved else 2000,
-        )  # fmt: skip
+            spool_cap_bytes=SMALL_SPOOL if starved else 64 * 1024 * 1024,
+            rate=9000 if starved else 2000,
+        )
         return start("tests.faults.recorder", asdict(settings))
 
     def kill_somebody(self) -> None:
@@ -47,7 +53,9 @@ class Troupe:
         for at in victims:
             child = self._children[at]
             code = child.wait(10.0)
-            assert code == -9, f"{child.name} ended with {code} before it was killed:\n{child.errors}"
+            assert code == -9, (
+                f"{child.name} ended with {code} before it was killed:\n{child.errors}"
+            )
             self._count(child)
             self.kills["ingest" if at == 3 else "recorder"] += 1
             self._children[at] = self._start(at)
@@ -74,10 +82,11 @@ class Troupe:
 
 
 @sizes("kills", short=20, full=220)
-def test_every_acknowledged_step_is_stored_once_whatever_is_killed(
+def test_every_acknowledged_step_is_stored_once_whichever_process_is_killed(
     tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
-    rng, root = random.Random(seed), tmp_path / "data"
+    rng = random.Random(seed)
+    root = tmp_path / "data"
     troupe = Troupe(root, rng)
     try:
         while troupe.kills.total() < kills:
@@ -99,7 +108,10 @@ def test_every_acknowledged_step_is_stored_once_whatever_is_killed(
     assert troupe.seen["failed_sends"] > 0
     assert found["dropped_steps"] > 0, "the starved recorder was to drop and say so"
     total = troupe.kills.total()
-    note = f"{dict(troupe.kills)}; duplicates {troupe.seen['duplicate']}, reported drops {found['dropped_steps']} steps"
+    note = (
+        f"{dict(troupe.kills)}; duplicates {troupe.seen['duplicate']}, reported drops "
+        f"{found['dropped_steps']} steps"
+    )
     card.line("kill -9 of recorders and ingest", tried=total, held=total, note=note)
     steps = found["ledger_steps"]
     card.line("acknowledged steps under kills", tried=steps, held=steps - found["lost_steps"])

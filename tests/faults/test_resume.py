@@ -1,4 +1,4 @@
-"""Trainings that are killed and go on: the same bits as if nothing had happened, from files that always read."""
+"""Killed and resumed trainings: the same bits as without a kill, from files that are readable."""
 
 import contextlib
 import functools
@@ -27,17 +27,20 @@ from tests.faults.trainings import (
     traces,
 )
 from understudy.act import actor as actor_module
-from understudy.app.data import DataFolder
-from understudy.app.runs.folder import RunFolder
-from understudy.app.runs.train import train
-from understudy.app.runs.training import Training
+from understudy.backends.data import DataFolder
 from understudy.ingest.specs import SpecFolder
 from understudy.learn import learner as learner_module
 from understudy.learn.learner import Learner
 from understudy.learn.replay import HostReplay
 from understudy.stores.local import LocalStore
+from understudy.training.folder import RunFolder
+from understudy.training.train import TrainOptions, train
+from understudy.training.training import Training
 
-ROUND, EVERY, STEPS = 64, 320, 2368  # the last checkpoint is taken behind 95 % of the steps
+# the last checkpoint is taken behind 95 % of the steps
+ROUND = 64
+EVERY = 320
+STEPS = 2368
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +57,38 @@ class Case:
     def words(self, store: Path) -> list[str]:
         """The command line, but for the folder."""
         settings = {
-            "steps": self.steps, "checkpoint_every": self.every, "eval_every": 2 * self.every, "eval_episodes": 5,
-            "widths": [8], **self.settings,
-        }  # fmt: skip
+            "steps": self.steps,
+            "checkpoint_every": self.every,
+            "eval_every": 2 * self.every,
+            "eval_episodes": 5,
+            "widths": [8],
+            **self.settings,
+        }
         words = ["CartPole-v1", "--algorithm", self.algorithm, "--seed", "3", "--until", "400"]
-        words += [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+        words += [
+            word
+            for name, value in settings.items()
+            for word in ("--set", f"{name}={json.dumps(value)}")
+        ]
         return [*words, "--from-store", str(store)] if self.is_stored else words
 
 
 # A replay that wraps around several times; updates that begin between two checkpoints.
 DQN = {
-    "envs": 4, "collect": 16, "capacity": 768, "min_inserts": 256, "samples_per_insert": 4.0, "updates_per_call": 8,
+    "envs": 4,
+    "collect": 16,
+    "capacity": 768,
+    "min_inserts": 256,
+    "samples_per_insert": 4.0,
+    "updates_per_call": 8,
     "batch": 16,
-}  # fmt: skip
+}
 PPO = {"envs": 4, "rollout": 16, "epochs": 2, "minibatches": 2}
 CASES = {
     "dqn by priority": Case("dqn", STEPS, EVERY, {**DQN, "prioritised": True}),
-    "ppo with stacks and norms": Case("ppo", STEPS, EVERY, {**PPO, "stack": 3, "observation_norm": True}),
+    "ppo with stacks and norms": Case(
+        "ppo", STEPS, EVERY, {**PPO, "stack": 3, "observation_norm": True}
+    ),
     "bc from a store": Case("bc", 592, 80, {"updates_per_call": 16, "batch": 16}, is_stored=True),
     "dqn uniform": Case("dqn", STEPS, EVERY, {**DQN, "prioritised": False, "stack": 2}),
     "ppo": Case("ppo", STEPS, EVERY, PPO),
@@ -93,7 +111,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
 
 
 @pytest.fixture(scope="module")
-def wholes(forker: Forker, data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def wholes(
+    forker: Forker, data: DataFolder, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
     """Gives the folder of a case's training that nothing happened to."""
 
     @functools.cache
@@ -107,7 +127,7 @@ def wholes(forker: Forker, data: DataFolder, tmp_path_factory: pytest.TempPathFa
 
 
 def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
-    """Kills between 5 % and 95 % of the steps, one after the other; a third of them inside a checkpoint."""
+    """Kills between 5 % and 95 % of the steps, one after the other; a third in a checkpoint."""
     steps = sorted(rng.sample(range(case.steps // 20, case.steps * 19 // 20), count))
     ways = [
         lambda step: Fault(step=step, how="checkpoint", calls=rng.randrange(4)),
@@ -119,14 +139,25 @@ def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
 
 
 @sizes("kills", short=len(SHORT), full=20)
-def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
-    forker: Forker, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, kills: int, seed: int, card: Card
+def test_a_training_killed_repeatedly_ends_with_the_same_bits(
+    forker: Forker,
+    data: DataFolder,
+    wholes: Callable[[str], Path],
+    tmp_path: Path,
+    kills: int,
+    seed: int,
+    card: Card,
 ) -> None:
     rng = random.Random(seed)
-    names = SHORT if kills == len(SHORT) else [name for name in CASES for _ in range(kills // len(CASES))]
+    names = (
+        SHORT
+        if kills == len(SHORT)
+        else [name for name in CASES for _ in range(kills // len(CASES))]
+    )
     places: list[str] = []
     for name in dict.fromkeys(names):
-        case, run = CASES[name], tmp_path / name
+        case = CASES[name]
+        run = tmp_path / name
         plan = faults(case, names.count(name), rng)
         places += killed(forker, [*case.words(data.root), "--out", run], case, plan)
         newest = every_file_reads(run)[-1].env_steps
@@ -138,31 +169,40 @@ def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(
     inside = sum("/checkpoints/" in place for place in places)
     assert inside > 0
     card.line(
-        "kill -9 of a training, resumed to the same bits", tried=kills, held=kills, note=f"{inside} in checkpoints"
+        "kill -9 of a training, resumed to the same bits",
+        tried=kills,
+        held=kills,
+        note=f"{inside} in checkpoints",
     )
 
 
-def killed(forker: Forker, words: Sequence[str | Path], case: Case, plan: Sequence[Fault]) -> list[str]:
-    """Where a run was when it was killed, for each fault; after each, it goes on from its newest checkpoint."""
-    places, run = [], Path(words[-1])
+def killed(
+    forker: Forker, words: Sequence[str | Path], case: Case, plan: Sequence[Fault]
+) -> list[str]:
+    """Where each fault killed the run, which then resumes from its newest checkpoint."""
+    places = []
+    run = Path(words[-1])
     for fault in plan:
         ended = forker.run(words, fault)
         assert ended.code == -signal.SIGKILL, ended
         newest = every_file_reads(run)[-1].env_steps
-        assert 0 <= ended.died["step"] - newest <= case.every, f"{fault} repeats {ended.died['step']} - {newest}"
+        assert 0 <= ended.died["step"] - newest <= case.every, (
+            f"{fault} repeats {ended.died['step']} - {newest}"
+        )
         places.append(ended.died["where"])
         words = ["--resume", "--out", run]
     return places
 
 
-# --- Other ends -----------------------------------------------------------------------------------------------------
+# --- Other ends -----------------------------------------------------------------------------------
 
 
 @sizes("kills", short=1, full=5)
-def test_asynchronous_training_goes_on_from_its_checkpoint_and_counts_nothing_twice(
+def test_asynchronous_training_resumes_from_its_checkpoint_and_counts_nothing_twice(
     forker: Forker, data: DataFolder, tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
-    rng, run = random.Random(seed), tmp_path / "run"
+    rng = random.Random(seed)
+    run = tmp_path / "run"
     case = Case("dqn", STEPS, EVERY, {**DQN, "prioritised": True, "asynchronous": True})
     killed(forker, [*case.words(data.root), "--out", run], case, faults(case, kills, rng))
     saved = checkpoint_after_restore(run, tmp_path / "copy")
@@ -175,10 +215,15 @@ def test_asynchronous_training_goes_on_from_its_checkpoint_and_counts_nothing_tw
 
 
 def counted_once(run: Path, env_steps: int) -> int:
-    """Checks the run's store and its newest checkpoint; how many steps were played and lost by the kills."""
-    newest, audit = every_file_reads(run)[-1], store_audit(run)
+    """Check the run's store and newest checkpoint; returns the played and lost steps."""
+    newest = every_file_reads(run)[-1]
+    audit = store_audit(run)
     facts = newest.facts
-    assert facts["counts"]["inserted_steps"] == facts["source"]["limiter"]["n_inserted"] == newest.env_steps
+    assert (
+        facts["counts"]["inserted_steps"]
+        == facts["source"]["limiter"]["n_inserted"]
+        == newest.env_steps
+    )
     assert facts["source"]["replay"]["n_steps_inserted"] == newest.env_steps
     assert (audit.duplicate_chunks, audit.duplicate_steps, audit.gap_chunks) == (0, 0, 0)
     stored_steps = sum(chunk.meta.n_steps for chunk in chunks_in(run))
@@ -187,7 +232,7 @@ def counted_once(run: Path, env_steps: int) -> int:
 
 
 def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]]:
-    """(saved, saved again right after it was restored) of everything in the newest checkpoint of a killed run."""
+    """(saved, saved again right after restoring) for all parts of the newest checkpoint."""
     shutil.copytree(run, copy)
     before = every_file_reads(copy)[-1]
     found: dict[str, tuple[Any, Any]] = {}
@@ -195,7 +240,12 @@ def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]
     def resume(self: Training) -> bool:
         real_resume(self)
         arrays, facts = self.engine.checkpoint()
-        found.update({name: (before.arrays[name].tobytes(), array.tobytes()) for name, array in arrays.items()})
+        found.update(
+            {
+                name: (before.arrays[name].tobytes(), array.tobytes())
+                for name, array in arrays.items()
+            }
+        )
         found.update({name: (before.facts[name], value) for name, value in facts.items()})
         raise Killed
 
@@ -207,10 +257,11 @@ def checkpoint_after_restore(run: Path, copy: Path) -> dict[str, tuple[Any, Any]
     return found
 
 
-def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_that_goes_on(
+def test_a_second_process_on_the_same_run_is_rejected_and_ctrl_c_leaves_a_resumable_run(
     forker: Forker, data: DataFolder, tmp_path: Path, card: Card
 ) -> None:
-    case, run = CASES["ppo with stacks and norms"], tmp_path / "run"
+    case = CASES["ppo with stacks and norms"]
+    run = tmp_path / "run"
     first = forker.start([*case.words(data.root), "--out", run], Fault(step=700, how="stop"))
     try:
         assert first.wait() is None  # stopped, with its lock in hand
@@ -232,10 +283,11 @@ def test_a_second_process_on_the_same_run_is_refused_and_ctrl_c_leaves_a_run_tha
     card.line("a second process on a run is refused", tried=1, held=1)
 
 
-def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
+def test_a_full_disk_during_a_checkpoint_is_reported_and_the_run_resumes_from_the_previous_one(
     forker: Forker, data: DataFolder, wholes: Callable[[str], Path], tmp_path: Path, card: Card
 ) -> None:
-    name, run = "ppo with stacks and norms", tmp_path / "run"
+    name = "ppo with stacks and norms"
+    run = tmp_path / "run"
     ended = forker.run([*CASES[name].words(data.root), "--out", run], Fault(step=1000, how="full"))
     assert ended.code == 3
     assert "no room for the checkpoint of step 1024" in ended.errors
@@ -248,13 +300,24 @@ def test_a_full_disk_under_a_checkpoint_is_named_and_the_run_goes_on_from_the_on
     card.line("disk full under a checkpoint, resumed to the same bits", tried=1, held=1)
 
 
-def test_a_player_who_is_forgotten_meanwhile_is_gone_from_the_training_that_goes_on(
+def test_a_player_forgotten_during_training_is_removed_from_the_resumed_training(
     data: DataFolder, tmp_path: Path
 ) -> None:
     own = DataFolder(tmp_path / "data")
     shutil.copytree(data.root, own.root)
-    settings = {**CASES["bc from a store"].settings, "widths": [8], "checkpoint_every": 80, "eval_episodes": 5}
-    words = {"game": "CartPole-v1", "algorithm": "bc", "from_store": own.root, "steps": 192, "settings": settings}
+    settings = {
+        **CASES["bc from a store"].settings,
+        "widths": [8],
+        "checkpoint_every": 80,
+        "eval_episodes": 5,
+    }
+    words = {
+        "game": "CartPole-v1",
+        "algorithm": "bc",
+        "options": TrainOptions(from_store=own.root),
+        "steps": 192,
+        "settings": settings,
+    }
     trained_here(tmp_path / "run", kill_at=100, **words)
     sessions = set(map(bytes, every_file_reads(tmp_path / "run")[-1].arrays["source.sessions"]))
     with LocalStore(own.store, specs=SpecFolder(own.games)) as store:
@@ -265,7 +328,7 @@ def test_a_player_who_is_forgotten_meanwhile_is_gone_from_the_training_that_goes
     assert json.loads((tmp_path / "run" / "result.json").read_text())["updates"] == 192
 
 
-# --- Controls: what is left out of a resume must show ---------------------------------------------------------------
+# --- Controls: what is left out of a resume must show ---------------------------------------------
 
 
 class Killed(BaseException):
@@ -275,12 +338,12 @@ class Killed(BaseException):
 def trained_here(run: Path, *, kill_at: int | None = None, **words: Any) -> None:
     """A training in this process; it dies after the first events behind `kill_at`."""
 
-    def hear(event: Any) -> None:
+    def handle_event(event: Any) -> None:
         if kill_at is not None and event.env_steps > kill_at:
             raise Killed
 
     with contextlib.suppress(Killed):
-        train(out=run, on_event=hear, **words)
+        train(out=run, on_event=handle_event, **words)
 
 
 def without_open_episodes(patch: pytest.MonkeyPatch) -> None:
@@ -326,18 +389,33 @@ def without_a_thing(patch: pytest.MonkeyPatch) -> None:
     """The control of the controls."""
 
 
-def test_whatever_a_resume_leaves_out_shows_in_the_comparison(tmp_path: Path, card: Card) -> None:
-    settings = {**DQN, "prioritised": True, "widths": [8], "checkpoint_every": EVERY, "eval_every": 100}
+def test_any_omission_of_a_resume_fails_the_comparison(tmp_path: Path, card: Card) -> None:
+    settings = {
+        **DQN,
+        "prioritised": True,
+        "widths": [8],
+        "checkpoint_every": EVERY,
+        "eval_every": 100,
+    }
     words: dict[str, Any] = {
-        "game": "CartPole-v1", "algorithm": "dqn", "seed": 3, "steps": 768, "settings": settings | {"eval_episodes": 5}
-    }  # fmt: skip
+        "game": "CartPole-v1",
+        "algorithm": "dqn",
+        "seed": 3,
+        "steps": 768,
+        "settings": settings | {"eval_episodes": 5},
+    }
     trained_here(tmp_path / "whole", **words)
     trained_here(tmp_path / "killed", kill_at=600, **words)
-    whole, shown = traces(tmp_path / "whole"), {}
+    whole = traces(tmp_path / "whole")
+    shown = {}
     for leave_out in (
-        without_a_thing, without_open_episodes, without_priorities, without_moments, without_call_numbers,
+        without_a_thing,
+        without_open_episodes,
+        without_priorities,
+        without_moments,
+        without_call_numbers,
         without_cutting_the_curve,
-    ):  # fmt: skip
+    ):
         run = tmp_path / leave_out.__name__
         shutil.copytree(tmp_path / "killed", run)
         with pytest.MonkeyPatch.context() as patch:

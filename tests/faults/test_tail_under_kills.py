@@ -10,10 +10,10 @@ from tests.card import Card
 from tests.faults.processes import start, wait_until
 from tests.faults.profiles import sizes
 from tests.faults.writer import WriterSettings
-from understudy.app.data import DataFolder
-from understudy.app.roles.children import Child
-from understudy.app.roles.ingest import IngestRole
-from understudy.core.ports import Stored
+from understudy.backends.data import DataFolder
+from understudy.platform.children import Child
+from understudy.platform.ingest import IngestRole
+from understudy.ports import Stored
 from understudy.stores.view import StoreView
 
 
@@ -21,12 +21,18 @@ from understudy.stores.view import StoreView
 def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
     tmp_path: Path, kills: int, seed: int, card: Card
 ) -> None:
-    data, seen, rng = DataFolder(tmp_path / "data"), tmp_path / "seen", random.Random(seed)
+    data = DataFolder(tmp_path / "data")
+    seen = tmp_path / "seen"
+    rng = random.Random(seed)
     tailer: Child | None = None
     for _ in range(kills):
         writer = start_writer(data, tmp_path, rng)
         try:
-            wait_until(lambda w=writer: bool(w.latest) or w.exit_code is not None, timeout_s=60, what="the first turn")  # type: ignore[misc]
+            wait_until(
+                lambda w=writer: bool(w.latest) or w.exit_code is not None,  # type: ignore[misc]
+                timeout_s=60,
+                what="the first turn",
+            )
             tailer = tailer or start("tests.faults.tailer", f"{data.store}:{seen}")
             time.sleep(rng.uniform(0.0, 0.8))
             assert writer.exit_code is None, writer.errors
@@ -41,7 +47,9 @@ def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
             last = role.store.next_arrival - 1
         tail = tailer
         wait_until(
-            lambda: tail.latest.get("last") == last or tail.exit_code is not None, timeout_s=60, what="catching up"
+            lambda: tail.latest.get("last") == last or tail.exit_code is not None,
+            timeout_s=60,
+            what="catching up",
         )
     finally:
         tailer.stop()
@@ -49,17 +57,21 @@ def test_a_reader_sees_every_arrival_once_in_order_while_the_writer_is_killed(
     steps = tailer.latest["steps"]
     held = check(data, [json.loads(line) for line in seen.read_text().splitlines()], last)
     assert steps > 0
-    card.line("writer killed under a reader", tried=kills, held=kills, note=f"{steps} steps checked")
+    card.line(
+        "writer killed under a reader", tried=kills, held=kills, note=f"{steps} steps checked"
+    )
     card.line("arrivals seen once, in order", tried=last, held=held)
 
 
 def start_writer(data: DataFolder, outside: Path, rng: random.Random) -> Child:
-    settings = WriterSettings(data=str(data.root), outside=str(outside), seed=rng.randrange(1 << 30))
+    settings = WriterSettings(
+        data=str(data.root), outside=str(outside), seed=rng.randrange(1 << 30)
+    )
     return start("tests.faults.writer", asdict(settings))
 
 
 def check(data: DataFolder, seen: list[list[object]], last: int) -> int:
-    """How many arrivals the reader saw, each once, in order, and equal to what the store holds now."""
+    """Check that arrivals were read once, in order and as stored; returns their number."""
     expected = 1
     found: dict[int, str] = {}
     for first, until, what in seen:
@@ -73,7 +85,9 @@ def check(data: DataFolder, seen: list[list[object]], last: int) -> int:
         for item in view.tail(None, max_items=last, wait_s=0.0).items:
             if isinstance(item, Stored):
                 frame = item.frame
-                assert found[item.arrival_no] == f"{frame.session} {frame.chunk_no} {frame.body_crc}"
+                assert (
+                    found[item.arrival_no] == f"{frame.session} {frame.chunk_no} {frame.body_crc}"
+                )
             else:
                 n_gone += 1
     assert n_gone > 0, "somebody was to be forgotten"

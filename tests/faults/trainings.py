@@ -1,4 +1,4 @@
-"""Trainings under faults, from outside: processes that are started and waited for, and what they leave behind."""
+"""Trainings under faults, from outside: start processes, wait for them, inspect their files."""
 
 import contextlib
 import csv
@@ -18,21 +18,24 @@ import jax
 from tests.faults.forker import Fault, Job
 from tests.faults.processes import environment
 from understudy.act.actor import Actor
-from understudy.app.data import DataFolder
-from understudy.app.runs.choice import GameChoice, look_at
-from understudy.app.runs.folder import RunFolder
-from understudy.core.chunk import Chunk
-from understudy.core.game import GameSpec
-from understudy.core.policy import decode_policy
-from understudy.core.ports import Audit, Candidate, Stored, WriteBatch
-from understudy.engines.training_job import Checkpoint, decode_checkpoint
+from understudy.backends.data import DataFolder
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec
 from understudy.ingest.specs import SpecFolder
 from understudy.learn.algorithms.dqn import Dqn
+from understudy.nn.policy import decode_policy
+from understudy.ports import Audit, Candidate, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
+from understudy.training.env_info import GameChoice, inspect_env
+from understudy.training.folder import RunFolder
+from understudy.training.training_job import Checkpoint, decode_checkpoint
 
-# Programs that trainings in this process compile are loaded by every later one, in whatever process.
-os.environ.setdefault("UNDERSTUDY_COMPILE_CACHE", str(Path(tempfile.gettempdir()) / "understudy-tests-compiled"))
+# Programs that trainings in this process compile are loaded by every later one, in whatever
+# process.
+os.environ.setdefault(
+    "UNDERSTUDY_COMPILE_CACHE", str(Path(tempfile.gettempdir()) / "understudy-tests-compiled")
+)
 
 _CLOCKS = {"train_s", "eval_s", "compile_s", "startup_s"}
 
@@ -52,21 +55,30 @@ class Forker:
     """A process that forks one for each training; see `tests/faults/forker.py`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._jobs = folder, 0
+        self._folder = folder
+        self._jobs = 0
         folder.mkdir(parents=True, exist_ok=True)
-        # Compiled once, by whoever comes first. A folder of its own: who is killed may leave half a program there.
+        # Compiled once, by whoever comes first. A folder of its own: who is killed may leave half a
+        # program there.
         cache = {"UNDERSTUDY_COMPILE_CACHE": str(folder / "compiled")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.forker"], env=environment() | cache, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.faults.forker"],
+            env=environment() | cache,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._answer()
 
     def start(self, arguments: Sequence[str | Path], fault: Fault | None = None) -> "Training":
         """A training that runs from now on; `understudy train`'s own words."""
         self._jobs += 1
         words = ["train", *(str(one) for one in arguments), "--json"]
-        job = Job(arguments=words, answer=str(self._folder / f"job{self._jobs}"), fault=asdict(fault) if fault else {})
+        job = Job(
+            arguments=words,
+            answer=str(self._folder / f"job{self._jobs}"),
+            fault=asdict(fault) if fault else {},
+        )
         return Training(self, job, self.ask(asdict(job))["pid"])
 
     def run(self, arguments: Sequence[str | Path], fault: Fault | None = None) -> Ended:
@@ -99,7 +111,9 @@ class Training:
     """One training that was started."""
 
     def __init__(self, forker: Forker, job: Job, pid: int) -> None:
-        self._forker, self._job, self.pid = forker, job, pid
+        self._forker = forker
+        self._job = job
+        self.pid = pid
 
     def wait(self) -> Ended | None:
         """How it ended; None when it was stopped (SIGSTOP) instead."""
@@ -109,7 +123,9 @@ class Training:
         job = self._job
         lines = Path(job.answer).read_text().strip().splitlines()
         died = json.loads(job.died.read_text()) if job.died.exists() else {}
-        return Ended(answer["code"], json.loads(lines[-1]) if lines else {}, job.errors.read_text(), died)
+        return Ended(
+            answer["code"], json.loads(lines[-1]) if lines else {}, job.errors.read_text(), died
+        )
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -121,12 +137,15 @@ class Training:
             self.wait()
 
 
-# --- what a run leaves ----------------------------------------------------------------------------------------------
+# --- what a run leaves ----------------------------------------------------------------------------
 
 
 def every_file_reads(run: Path) -> Sequence[Checkpoint]:
     """The checkpoints there, each of which must read; so must the policies and the facts."""
-    found = [decode_checkpoint(path.read_bytes()) for path in sorted((run / "checkpoints").glob("*.safetensors"))]
+    found = [
+        decode_checkpoint(path.read_bytes())
+        for path in sorted((run / "checkpoints").glob("*.safetensors"))
+    ]
     for path in run.glob("*.safetensors"):
         decode_policy(path.read_bytes())
     json.loads((run / "run.json").read_text())
@@ -138,14 +157,20 @@ def traces(run: Path) -> dict[str, Any]:
     checkpoints = every_file_reads(run)
     result = json.loads((run / "result.json").read_text())
     with (run / "curve.csv").open(newline="") as file:
-        curve = [{name: text for name, text in row.items() if name != "train_s"} for row in csv.DictReader(file)]
+        curve = [
+            {name: text for name, text in row.items() if name != "train_s"}
+            for row in csv.DictReader(file)
+        ]
     left_out = {*_CLOCKS, "run", "policy", "resumed_at_step"}
     return {
-        "last": (run / "last.safetensors").read_bytes(), "best": RunFolder(run).policy_path().read_bytes(),
-        "result": {name: value for name, value in result.items() if name not in left_out}, "curve": curve,
-        "checkpoints": [_comparable(one) for one in checkpoints], "stored": stored(run),
+        "last": (run / "last.safetensors").read_bytes(),
+        "best": RunFolder(run).policy_path().read_bytes(),
+        "result": {name: value for name, value in result.items() if name not in left_out},
+        "curve": curve,
+        "checkpoints": [_comparable(one) for one in checkpoints],
+        "stored": stored(run),
         "files": sorted(path.name for path in run.iterdir()),
-    }  # fmt: skip
+    }
 
 
 def _comparable(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -168,7 +193,11 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     if len(one["checkpoints"]) != len(other["checkpoints"]):
         return [*found, "number of checkpoints"]
     for mine, theirs in zip(one["checkpoints"], other["checkpoints"], strict=True):
-        found += [f"checkpoint: {name}" for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
+        found += [
+            f"checkpoint: {name}"
+            for name in mine.keys() | theirs.keys()
+            if mine.get(name) != theirs.get(name)
+        ]
     return found
 
 
@@ -183,16 +212,22 @@ def chunks_in(run: Path) -> Iterator[Chunk]:
             if not page.items:
                 return
             cursor = page.cursor
-            yield from (item.chunk for item in page.items if isinstance(item, Stored) and item.chunk is not None)
+            yield from (
+                item.chunk
+                for item in page.items
+                if isinstance(item, Stored) and item.chunk is not None
+            )
 
 
 def stored(run: Path) -> dict[tuple[int, int], int]:
-    """The run's own store: env and number of each chunk, and its checksum; fails where one is there twice."""
+    """Env, number and checksum of each chunk in the run's store; fails on a duplicate."""
     found: dict[Any, int] = {}
     for chunk in chunks_in(run):
         key = (chunk.meta.session, chunk.meta.chunk_no)
         assert key not in found, f"{key} is stored twice"
-        found[key] = hash(tuple((name, column.tobytes()) for name, column in sorted(chunk.columns.items())))
+        found[key] = hash(
+            tuple((name, column.tobytes()) for name, column in sorted(chunk.columns.items()))
+        )
     order = {session: at for at, session in enumerate(sorted({session for session, _ in found}))}
     return {(order[session], number): crc for (session, number), crc in found.items()}
 
@@ -209,11 +244,11 @@ class NoSpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return None
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return True
 
 
-# --- what runs learn from -------------------------------------------------------------------------------------------
+# --- what runs learn from -------------------------------------------------------------------------
 
 
 PLAYERS = [bytes([number]) * 16 for number in range(4)]
@@ -222,7 +257,8 @@ PLAYERS = [bytes([number]) * 16 for number in range(4)]
 def fill_store(data: DataFolder, *, steps: int) -> None:
     """CartPole-v1 as four players played it, `steps` steps each, half of them at random."""
     choice = GameChoice(game="CartPole-v1")
-    game, envs = look_at(choice).spec, choice.make(len(PLAYERS))
+    game = inspect_env(choice).spec
+    envs = choice.make(len(PLAYERS))
     path = data.games / game.game / f"{game.schema}.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(game.to_json())

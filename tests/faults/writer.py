@@ -1,7 +1,7 @@
-"""A whole platform in one process, on a disk that may lose its power: players, stream, ingest, store, and forgetting.
+"""A whole platform in one process, on a disk whose power may be cut.
 
-Run as `python -m tests.faults.writer SETTINGS`. What it was promised goes to a folder on another disk: the ledger, the
-players that were forgotten, and the deployment's key.
+Players, stream, ingest, store and erasure. Run as `python -m tests.faults.writer SETTINGS`. The
+ledger of acks, the forgotten players and the deployment's key are written to another disk.
 """
 
 import json
@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.recording import GAME, Table, cart
-from understudy.app.crowd.ledger import LedgerLink
-from understudy.app.data import DataFolder
+from understudy.backends.data import DataFolder
 from understudy.client.connect import ClientConfig, connect
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
-from understudy.core.door import Door, deployment_key, pseudonym
 from understudy.core.log import no_sync, sync_data
+from understudy.experience.intake import Intake, deployment_key, pseudonym
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.simulation.ledger import LedgerLink
 from understudy.stores.database import Synchronous
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
@@ -43,18 +43,21 @@ class WriterSettings:
 
 
 def main(settings: WriterSettings) -> None:
-    data, outside = DataFolder(Path(settings.data)), Path(settings.outside)
+    data = DataFolder(Path(settings.data))
+    outside = Path(settings.outside)
     outside.mkdir(exist_ok=True)
-    rng, sync = np.random.default_rng(settings.seed), sync_data if settings.syncs else no_sync
+    rng = np.random.default_rng(settings.seed)
+    sync = sync_data if settings.syncs else no_sync
     key = deployment_key(data.root)
-    specs, stream = SpecFolder(data.games), FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
-    door = Door(key, cart().game, SystemClock())
-    link = LedgerLink(LocalLink(stream, door=door, specs_folder=data.games), outside / "ledger")
-    config = ClientConfig(background=False, spool=data.spool)
+    specs = SpecFolder(data.games)
+    stream = FileStream(data.stream, sync=sync, roll_bytes=settings.roll_bytes)
+    intake = Intake(key, cart().game, SystemClock())
+    link = LedgerLink(LocalLink(stream, intake=intake, specs_folder=data.games), outside / "ledger")
+    config = ClientConfig(link=link, background=False, spool=data.spool)
     with LocalStore(data.store, specs=specs, synchronous=settings.synchronous) as store:
         service = IngestService(stream, store, specs, owner="writer")
         threading.Thread(target=_follow, args=(service,), daemon=True).start()
-        with connect(spec=cart(), link=link, consent="granted", config=config) as game:
+        with connect(spec=cart(), consent="granted", config=config) as game:
             (outside / "key").write_bytes(key)
             table = Table(game, [f"player-{settings.seed}-{n}" for n in range(3)], rng)
             for turn in range(1_000_000):
@@ -76,7 +79,9 @@ def _forget(store: LocalStore, key: bytes, player: str, outside: Path) -> None:
     last = store.next_arrival
     store.forget(pseudonym(key, GAME, player))
     with (outside / "forgotten").open("a") as file:
-        file.write(json.dumps({"player": pseudonym(key, GAME, player).hex(), "before": last}) + "\n")
+        file.write(
+            json.dumps({"player": pseudonym(key, GAME, player).hex(), "before": last}) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -34,8 +34,10 @@ def test_ten_thousand_random_steps_have_gymnasiums_bits():
 
 
 @pytest.mark.parametrize("num_envs", [1, 3, 64])
-def test_carts_that_move_in_place_have_gymnasiums_bits(num_envs: int):
-    rng, carts, n_ended = np.random.default_rng(5), cartpole.Carts(num_envs), 0
+def test_carts_updated_in_place_have_gymnasiums_bits(num_envs: int):
+    rng = np.random.default_rng(5)
+    carts = cartpole.Carts(num_envs)
+    n_ended = 0
     envs: list[Any] = [gymnasium.make("CartPole-v1").unwrapped for _ in range(num_envs)]
     for i, env in enumerate(envs):
         env.reset(seed=i)
@@ -53,7 +55,7 @@ def test_carts_that_move_in_place_have_gymnasiums_bits(num_envs: int):
     assert n_ended > 300
 
 
-def test_envs_side_by_side_have_the_bits_of_each_alone():
+def test_envs_in_a_batch_have_the_bits_of_each_alone():
     rng = np.random.default_rng(2)
     for num_envs in (1, 2, 3, 7, 8, 9, 64):
         together = rng.uniform(-1, 1, (4, num_envs)) * np.array([2.5, 3, 0.25, 3])[:, None]
@@ -65,19 +67,21 @@ def test_envs_side_by_side_have_the_bits_of_each_alone():
             assert (reward[i], terminated[i]) == alone[1:]
 
 
-def test_jax_form_is_close_and_runs_compiled():
+def test_the_jax_version_is_close_and_compiles():
     rng = np.random.default_rng(3)
     states = rng.uniform(-1, 1, (4, 500)) * np.array([2.5, 3, 0.25, 3])[:, None]
     action = rng.integers(2, size=500)
-    state, reward, terminated = jax.jit(lambda s, a: cartpole.step(jnp, s, a))(states.astype(np.float32), action)
-    wanted, _, ended = cartpole.step(np, states, action)
-    np.testing.assert_allclose(state, wanted, rtol=1e-4, atol=1e-5)
+    state, reward, terminated = jax.jit(lambda s, a: cartpole.step(jnp, s, a))(
+        states.astype(np.float32), action
+    )
+    expected, _, ended = cartpole.step(np, states, action)
+    np.testing.assert_allclose(state, expected, rtol=1e-4, atol=1e-5)
     assert (np.asarray(terminated) == ended).mean() > 0.99
     assert state.dtype == jnp.float32
     assert (np.asarray(reward) == 1).all()
 
 
-def test_the_ends_of_the_track_and_the_angle_end_the_episode():
+def test_leaving_the_track_or_the_angle_ends_the_episode():
     centre = np.zeros(4)
     assert not cartpole.step(np, centre, 1)[2]
     for place in (0, 2):
@@ -94,16 +98,21 @@ def test_without_a_seed_each_episode_differs():
 
 def test_many_first_states_have_the_bits_of_each_alone():
     seeds = np.random.default_rng(4).integers(1 << 32, size=500)
-    assert cartpole.reset_many(seeds).T.tobytes() == np.array([cartpole.reset(int(seed)) for seed in seeds]).tobytes()
+    assert (
+        cartpole.reset_many(seeds).T.tobytes()
+        == np.array([cartpole.reset(int(seed)) for seed in seeds]).tobytes()
+    )
 
 
-# --- Many generators' first numbers at once ---------------------------------------------------------------------------
+# --- Many generators' first numbers at once -------------------------------------------------------
 
 
 def test_numbers_have_numpys_bits():
-    seeds = np.concatenate([[0, 1, 1 << 31, (1 << 32) - 1], np.random.default_rng(0).integers(1 << 32, size=2_000)])
-    wanted = np.array([np.random.default_rng(int(seed)).random(4) for seed in seeds])
-    assert cartpole.first_uniforms(seeds, 4).T.tobytes() == wanted.tobytes()
+    seeds = np.concatenate(
+        [[0, 1, 1 << 31, (1 << 32) - 1], np.random.default_rng(0).integers(1 << 32, size=2_000)]
+    )
+    expected = np.array([np.random.default_rng(int(seed)).random(4) for seed in seeds])
+    assert cartpole.first_uniforms(seeds, 4).T.tobytes() == expected.tobytes()
 
 
 @given(st.integers(0, (1 << 32) - 1), st.integers(1, 20))

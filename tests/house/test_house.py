@@ -1,4 +1,4 @@
-"""The house keeps its promises: no code in data, a light base install, pinned versions, no traces of a machine."""
+"""Rules of the repository: no code in data, a light base install, pinned versions, no paths."""
 
 import ast
 import json
@@ -17,26 +17,54 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-TARGETS = {"setup", "demo", "test", "check", "bench", "card", "constraints", "clean", "help", "test-backends"}
-BASE_INSTALL = {"understudy", "numpy", "safetensors", "urllib3", "cryptography", "cffi", "pycparser"}
+TARGETS = {
+    "setup",
+    "demo",
+    "test",
+    "check",
+    "bench",
+    "card",
+    "constraints",
+    "clean",
+    "help",
+    "test-backends",
+}
+BASE_INSTALL = {
+    "understudy",
+    "numpy",
+    "safetensors",
+    "urllib3",
+    "cryptography",
+    "cffi",
+    "pycparser",
+}
 PULLED_BY_SOME_PYTHONS = {"typing-extensions"}
 NOT_IN_A_GAME = {"jax", "gymnasium", "click", "rich", "starlette", "urllib3", "cryptography"}
 IMPORT_LIMIT = 120
-"""Modules beside those of numpy: what an import costs on any machine."""
+"""Modules besides those of numpy: the cost of an import on any machine."""
 IMPORT_LIMIT_MS = 150.0
 
 
 # (a) No code in data.
 
-CODE_CARRIERS = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "cloudpickle", "dill", "joblib"}
+CODE_CARRIERS = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "marshal",
+    "shelve",
+    "cloudpickle",
+    "dill",
+    "joblib",
+}
 RUNS_TEXT = {"eval", "exec"}
 LOADS_CODE = {("yaml", "load"), ("yaml", "unsafe_load")}
 PEER = "bench/against/seed_tcp.py"
-"""The seed's own protocol, which `bench/gateway.py` measures against; a program, and the only file that unpickles."""
+"""The seed's protocol, the peer of `bench/gateway.py`; the only file that unpickles."""
 
 
 def unsafe(source: str) -> Iterator[str]:
-    """What in a Python file could run code that came as data, each as `line: reason`."""
+    """Constructs in a Python file that could run code from data, each as `line: reason`."""
     for node in ast.walk(ast.parse(source)):
         for reason in reasons(node):
             yield f"{getattr(node, 'lineno', 0)}: {reason}"
@@ -50,7 +78,10 @@ def reasons(node: ast.AST) -> Iterator[str]:
             yield f"from {module} import"
         case ast.Call(func=ast.Name(id=name)) if name in RUNS_TEXT:
             yield f"{name}()"
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=attr)) if (owner, attr) in LOADS_CODE:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=attr)) if (
+            owner,
+            attr,
+        ) in LOADS_CODE:
             yield f"{owner}.{attr}()"
         case ast.Call(
             func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"),
@@ -68,20 +99,36 @@ def carries_code(module: str) -> bool:
 
 
 def test_no_file_can_run_code_from_data():
-    files = [path for folder in ("src", "scripts", "bench", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
-    files = [path for path in files if ".peers" not in path.parts]  # packages of others, which `make bench` installs
+    files = [
+        path
+        for folder in ("src", "scripts", "bench", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    files = [
+        path for path in files if ".peers" not in path.parts
+    ]  # packages of others, which `make bench` installs
     files.remove(ROOT / PEER)
-    found = [f"{path.relative_to(ROOT)}:{why}" for path in files for why in unsafe(path.read_text(encoding="utf-8"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{why}"
+        for path in files
+        for why in unsafe(path.read_text(encoding="utf-8"))
+    ]
     assert files
     assert found == []
 
 
-def test_the_peer_that_unpickles_is_a_program_that_nobody_imports_or_ships():
+def test_the_peer_that_unpickles_is_neither_imported_nor_shipped():
     assert (ROOT / PEER).read_text().startswith('"""A PEER, never part of the product')
-    assert set(unsafe((ROOT / PEER).read_text())) == {"13: import pickle"}
+    assert set(unsafe((ROOT / PEER).read_text())) == {"16: import pickle"}
     named = re.compile(r"(?:from|import)\s+[\w.]*seed_tcp|against\s+import\s[^\n]*seed_tcp")
-    files = [path for folder in ("src", "scripts", "bench", "tests") for path in (ROOT / folder).rglob("*.py")]
-    assert [path for path in files if ".peers" not in path.parts and named.search(path.read_text())] == []
+    files = [
+        path
+        for folder in ("src", "scripts", "bench", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert [
+        path for path in files if ".peers" not in path.parts and named.search(path.read_text())
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -101,13 +148,18 @@ def test_the_peer_that_unpickles_is_a_program_that_nobody_imports_or_ships():
         "importlib.import_module('pickle')",
     ],
 )
-def test_the_scan_sees_each_forbidden_form(source):
+def test_the_scan_detects_each_forbidden_form(source):
     assert list(unsafe(source))
 
 
 def test_the_scan_leaves_harmless_code_alone():
     assert (
-        list(unsafe("import json\nmodel.eval\nnp.load(p, allow_pickle=False)\nyaml.safe_load(t)\nname = 'pickle'"))
+        list(
+            unsafe(
+                "import json\nmodel.eval\nnp.load(p, allow_pickle=False)\nyaml.safe_load(t)\nname "
+                "= 'pickle'"
+            )
+        )
         == []
     )
 
@@ -115,13 +167,19 @@ def test_the_scan_leaves_harmless_code_alone():
 # (b) The base install.
 
 
-def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str | Path, cwd: Path = ROOT, timeout_s: float = 240.0
+) -> subprocess.CompletedProcess[str]:
     # Not this process's folders: an installed copy must stand alone.
     env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "VIRTUAL_ENV"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PYTEST", "VIRTUAL_ENV"))
     }
     words = [str(word) for word in command]
-    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
 
 
 def must(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -136,13 +194,22 @@ def canonical(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def base_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a fresh environment that holds `pip install understudy` and nothing else."""
+    """The bin folder of a fresh environment with only `pip install understudy`."""
     uv = BIN / "uv"
     if not uv.exists():
         pytest.skip("no uv beside this Python; `make setup` installs it")
     folder = tmp_path_factory.mktemp("base")
     must(
-        uv, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder, ROOT
+        uv,
+        "build",
+        "--quiet",
+        "--wheel",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        folder,
+        ROOT,
     )
     (wheel,) = folder.glob("*.whl")
     must(uv, "venv", "--quiet", "--python", sys.executable, folder / "venv")
@@ -156,19 +223,28 @@ def base_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / "constraints.txt",
         wheel,
     ]
-    if run(*install, "--offline").returncode != 0:  # what `make setup` left in the cache is enough, where it is kept
+    if (
+        run(*install, "--offline").returncode != 0
+    ):  # what `make setup` left in the cache is enough, where it is kept
         must(*install)
     return folder / "venv" / BIN.name
 
 
-def test_the_base_install_is_four_packages_and_what_they_pull(base_venv):
-    listed = json.loads(must(BIN / "uv", "pip", "list", "--python", base_venv.parent, "--format", "json"))
+def test_the_base_install_is_four_packages_and_their_dependencies(base_venv):
+    listed = json.loads(
+        must(BIN / "uv", "pip", "list", "--python", base_venv.parent, "--format", "json")
+    )
     names = {canonical(entry["name"]) for entry in listed}
     assert names - PULLED_BY_SOME_PYTHONS == BASE_INSTALL
 
 
 def test_the_base_install_can_record(base_venv, tmp_path):
-    must(base_venv / "python", "-c", "import understudy, understudy.client; understudy.connect", cwd=tmp_path)
+    must(
+        base_venv / "python",
+        "-c",
+        "import understudy, understudy.client; understudy.connect",
+        cwd=tmp_path,
+    )
 
 
 def test_the_base_command_names_the_next_install_line(base_venv, tmp_path):
@@ -231,7 +307,11 @@ def test_constraints_pin_every_direct_dependency_and_name_no_index():
     unpinned = [line for line in lines if not re.match(r"[a-z0-9._-]+==[0-9]", line)]
     pinned = {requirement_name(line) for line in lines}
     extras = PROJECT["optional-dependencies"]
-    direct = {requirement_name(line) for group in [PROJECT["dependencies"], *extras.values()] for line in group}
+    direct = {
+        requirement_name(line)
+        for group in [PROJECT["dependencies"], *extras.values()]
+        for line in group
+    }
     assert "://" not in text
     assert unpinned == []
     assert direct - pinned == {PROJECT["name"]}  # `all` names the project's own extras
@@ -257,12 +337,16 @@ DEVELOPER_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/)")
 
 
 def tree() -> list[Path]:
-    """The files of the project: those git knows or would add; everything unpacked where there is no git."""
+    """The files of the project: those that git knows or would add; all files without git."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed.returncode == 0:
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]
     else:
-        paths = [path for path in ROOT.rglob("*") if not {".venv", ".git"} & set(path.relative_to(ROOT).parts)]
+        paths = [
+            path
+            for path in ROOT.rglob("*")
+            if not {".venv", ".git"} & set(path.relative_to(ROOT).parts)
+        ]
     return [path for path in paths if path.is_file()]
 
 
@@ -276,5 +360,5 @@ def test_no_file_names_a_path_of_a_developers_machine():
 
 
 @pytest.mark.parametrize("text", ["/ho" + "me/ann/x", '"/Us' + 'ers/ann"', "/ro" + "ot/.cache"])
-def test_the_path_search_sees_each_form(text):
+def test_the_path_search_detects_each_form(text):
     assert DEVELOPER_PATH.search(text)

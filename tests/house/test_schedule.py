@@ -1,4 +1,4 @@
-"""Workers of pytest-xdist get whole units of work: files, and files that share a server or a browser."""
+"""Workers of pytest-xdist get whole units: files, and groups of files that share a server."""
 
 import os
 import subprocess
@@ -16,7 +16,8 @@ import os, pathlib, pytest
 
 @pytest.mark.parametrize("at", range(8))
 def test_it(at):
-    (pathlib.Path(__file__).parent / f"{os.environ['PYTEST_XDIST_WORKER']}-{pathlib.Path(__file__).stem}").touch()
+    here = pathlib.Path(__file__)
+    (here.parent / f"{os.environ['PYTEST_XDIST_WORKER']}-{here.stem}").touch()
 """
 
 
@@ -27,12 +28,16 @@ def test_every_prefix_names_something(prefix: str):
 
 
 def test_files_that_share_something_are_one_unit_and_any_other_file_is_its_own():
-    assert unit("tests/backends/test_kafka.py::test_x") == unit("tests/backends/test_kafka_init.py::test_y[z]")
-    assert unit("tests/core/test_chunk.py::test_x[::]") == "tests/core/test_chunk.py"
+    assert unit("tests/integration/test_kafka.py::test_x") == unit(
+        "tests/integration/test_kafka_init.py::test_y[z]"
+    )
+    assert unit("tests/experience/test_chunk.py::test_x[::]") == "tests/experience/test_chunk.py"
 
 
 def test_long_units_start_first():
-    assert rank(f"{LONGEST_FIRST[0]}test_x.py::test_y") < rank("tests/core/test_chunk.py::test_x")
+    assert rank(f"{LONGEST_FIRST[0]}test_x.py::test_y") < rank(
+        "tests/experience/test_chunk.py::test_x"
+    )
 
 
 def test_no_file_is_split_between_workers(tmp_path: Path):
@@ -56,7 +61,9 @@ def test_no_file_is_split_between_workers(tmp_path: Path):
         tmp_path,
     ]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout
     noted = [path.name for path in tmp_path.glob("gw*-test_*")]
     assert sorted(name.partition("-")[2] for name in noted) == ["test_0", "test_1", "test_2"]

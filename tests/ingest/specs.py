@@ -1,10 +1,10 @@
 """Specs in memory, for tests of ingest."""
 
-from understudy.core.game import GameSpec
+from understudy.experience.game import GameSpec
 
 
 class KnownSpecs:
-    """What has been registered so far."""
+    """The specs registered so far."""
 
     def __init__(self, *specs: GameSpec) -> None:
         self._specs = list(specs)
@@ -15,5 +15,5 @@ class KnownSpecs:
     def spec(self, game: str, schema: str) -> GameSpec | None:
         return next((one for one in self._specs if (one.game, one.schema) == (game, schema)), None)
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         return any(one.game == game for one in self._specs)

@@ -1,4 +1,5 @@
-"""Thousands of mutated frames: each ends as a candidate that is what it says, refused, or parked."""
+"""Thousands of mutated frames: each ends as a candidate that is what it says, refused, or
+parked."""
 
 from zlib import crc32
 
@@ -13,7 +14,8 @@ BASES = [GOOD, REPORT.encode(), CLOSE.encode(), sample(ARM).frame().encode()]
 
 @st.composite
 def mutants(draw: st.DrawFn) -> bytes:
-    """Frames changed at random, with checksums made right again half of the time so that deep checks are reached."""
+    """Frames changed at random, with checksums made right again half of the time so that deep
+    checks are reached."""
     raw = bytearray(draw(st.sampled_from(BASES)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(raw) - 1))
@@ -29,7 +31,9 @@ def mutants(draw: st.DrawFn) -> bytes:
             case "double":
                 raw[at:at] = raw[at : at + draw(st.integers(1, 200))]
             case "text":
-                raw[at : at + 4] = draw(st.sampled_from([b"1e99", b"null", b"-1,9", b'"":0', b"\xff\xfe\x00{"]))
+                raw[at : at + 4] = draw(
+                    st.sampled_from([b"1e99", b"null", b"-1,9", b'"":0', b"\xff\xfe\x00{"])
+                )
         raw = raw or bytearray(b"x")
     if len(raw) > 64 and draw(st.booleans()):
         raw[:6] = b"UNDY\x01" + bytes([draw(st.sampled_from([0, 0, 0, 1, 2]))])

@@ -10,28 +10,35 @@ import pytest
 
 from tests.ingest.specs import KnownSpecs
 from tests.streams.memory import MemoryStream
-from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull, Unreachable
-from understudy.core.frame import MAX_COUNT, Frame
-from understudy.core.game import game_spec
 from understudy.core.names import new_session
-from understudy.core.ports import Partition, Position, Read, Receipt, Record, Stored, WriteBatch
-from understudy.core.session import DAY_S
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import MAX_COUNT, Frame
+from understudy.experience.game import game_spec
+from understudy.experience.session import DAY_S
 from understudy.ingest.check import check
 from understudy.ingest.service import IngestConfig, IngestService
 from understudy.ingest.specs import SpecFolder
+from understudy.ports import Partition, Position, Read, Receipt, Record, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.clock import START_S, ManualClock
 from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyStream
-from understudy.testing.samples import OTHER_PLAYER, PLAYER, cart_spec, random_chunk, random_session, stamped
+from understudy.testing.samples import (
+    OTHER_PLAYER,
+    PLAYER,
+    cart_spec,
+    random_chunk,
+    random_session,
+    stamped,
+)
 from understudy.testing.streams import read_all
 
 SPEC = cart_spec()
 
 
 class Bench:
-    """A stream, a store and a service between them, on a clock that stands still."""
+    """A stream, a store and a service between them, on a manual clock."""
 
     def __init__(self, folder: Path, *, specs: KnownSpecs | None = None) -> None:
         self.clock = ManualClock()
@@ -41,11 +48,17 @@ class Bench:
         self.specs = specs or KnownSpecs(SPEC)
         self.service = self.start()
 
-    def start(self, *, owner: str = "bench", max_read_bytes: int = 1 << 20, store=None, stream=None) -> IngestService:
+    def start(
+        self, *, owner: str = "bench", max_read_bytes: int = 1 << 20, store=None, stream=None
+    ) -> IngestService:
         return IngestService(
-            stream or self.stream, store or self.store, self.specs, owner=owner,
-            config=IngestConfig(max_read_bytes=max_read_bytes), clock=self.clock,
-        )  # fmt: skip
+            stream or self.stream,
+            store or self.store,
+            self.specs,
+            owner=owner,
+            config=IngestConfig(max_read_bytes=max_read_bytes),
+            clock=self.clock,
+        )
 
     def session(self, n_chunks: int = 3) -> list[Chunk]:
         return random_session(SPEC, self.rng, n_chunks=n_chunks)
@@ -74,7 +87,7 @@ def bench(tmp_path: Path):
     bench.store.close()
 
 
-def test_what_is_in_the_stream_gets_into_the_store(bench: Bench):
+def test_frames_of_the_stream_are_stored(bench: Bench):
     chunks = [chunk for _ in range(5) for chunk in bench.session()]
     bench.send(chunks)
     bench.clock.advance(2.0)
@@ -91,10 +104,20 @@ def test_one_bad_frame_never_stops_a_partition(bench: Bench):
     frames = list(stamped(good))
     odd = [
         frames[0].stamped(PLAYER, 1 << 31),
-        Frame(kind=frames[0].kind, session=frames[0].session, chunk_no=MAX_COUNT, body=b"", body_crc=0),
-        Frame(kind=frames[0].kind, session=frames[0].session, chunk_no=(1 << 64) - 1, body=b"", body_crc=0),
+        Frame(
+            kind=frames[0].kind, session=frames[0].session, chunk_no=MAX_COUNT, body=b"", body_crc=0
+        ),
+        Frame(
+            kind=frames[0].kind,
+            session=frames[0].session,
+            chunk_no=(1 << 64) - 1,
+            body=b"",
+            body_crc=0,
+        ),
         Frame(kind=frames[0].kind, session=new_session(0.0), chunk_no=0, body=b"{}", body_crc=7),
-        random_chunk(game_spec("nobody", obs=1, actions=1), bench.rng, session=new_session(START_S)).frame(),
+        random_chunk(
+            game_spec("nobody", obs=1, actions=1), bench.rng, session=new_session(START_S)
+        ).frame(),
     ]
     for index, frame in enumerate(frames):
         bench.stream.append([frame, odd[index % len(odd)]])
@@ -106,16 +129,19 @@ def test_one_bad_frame_never_stops_a_partition(bench: Bench):
     assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks) == (8, 0, 0)
 
 
-def test_duplicates_reorders_failures_and_lost_answers_store_each_frame_once(bench: Bench):
+def test_duplicates_reorders_failures_and_lost_responses_store_each_frame_once(bench: Bench):
     faults = Faults(duplicate=0.3, reorder=0.5, fail=0.2, lose_answer=0.2)
     stream = FaultyStream(bench.stream, faults, bench.rng)
     chunks = [chunk for _ in range(6) for chunk in bench.session(10)]
     waiting = list(stamped(chunks))
     while waiting:
-        batch, waiting = waiting[:7], waiting[7:]
+        batch = waiting[:7]
+        waiting = waiting[7:]
         try:
             outcomes = stream.append(batch)
-            waiting += [frame for frame, one in zip(batch, outcomes, strict=True) if not one.accepted]
+            waiting += [
+                frame for frame, one in zip(batch, outcomes, strict=True) if not one.accepted
+            ]
         except StorageFailed:
             waiting += batch
         bench.service.step()
@@ -123,7 +149,12 @@ def test_duplicates_reorders_failures_and_lost_answers_store_each_frame_once(ben
     assert bench.keys() == keys_of(chunks)
     assert bench.service.stats.fates["duplicate"] > 10
     audit = bench.store.audit()
-    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (60, 0, 0, 0)
+    assert (audit.chunks, audit.gap_chunks, audit.duplicate_chunks, audit.quarantined) == (
+        60,
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_service_that_dies_after_any_write_stores_nothing_twice(bench: Bench):
@@ -132,7 +163,9 @@ def test_a_service_that_dies_after_any_write_stores_nothing_twice(bench: Bench):
     lives = 0
     while True:
         lives += 1
-        service = bench.start(store=CrashingStore(bench.store, dies=lambda write: write == 2), max_read_bytes=1)
+        service = bench.start(
+            store=CrashingStore(bench.store, dies=lambda write: write == 2), max_read_bytes=1
+        )
         try:
             service.drain()
             break
@@ -144,9 +177,10 @@ def test_a_service_that_dies_after_any_write_stores_nothing_twice(bench: Bench):
     assert bench.store.audit().duplicate_chunks == 0
 
 
-def test_a_restarted_service_goes_on_where_the_store_stands(tmp_path: Path):
+def test_a_restarted_service_resumes_at_the_stored_position(tmp_path: Path):
     bench = Bench(tmp_path)
-    first, second = bench.session(4), bench.session(4)
+    first = bench.session(4)
+    second = bench.session(4)
     bench.send(first)
     bench.service.drain()
     bench.store.close()
@@ -178,7 +212,7 @@ def test_a_parked_schema_is_stored_after_it_is_registered(bench: Bench):
     assert bench.service.stats.fates["duplicate"] == 3
 
 
-def test_what_was_acknowledged_is_stored_however_long_ingest_was_down(bench: Bench):
+def test_acknowledged_frames_are_stored_after_any_downtime_of_ingest(bench: Bench):
     chunks = bench.session(3)
     bench.send(chunks)
     bench.clock.advance(40 * DAY_S)
@@ -186,17 +220,19 @@ def test_what_was_acknowledged_is_stored_however_long_ingest_was_down(bench: Ben
     assert bench.stored() == chunks
 
 
-def test_a_parked_frame_can_be_replayed_however_late_its_schema_comes(bench: Bench):
+def test_a_parked_frame_can_be_replayed_whenever_its_schema_is_registered(bench: Bench):
     later = game_spec("cart", obs=7, actions=3)
     bench.send(random_session(later, bench.rng, n_chunks=1))
     bench.service.drain()
     bench.clock.advance(40 * DAY_S)
     bench.specs.register(later)
     (waiting,) = bench.store.quarantined()
-    assert check(waiting.raw, specs=bench.specs, received_s=waiting.received_s).outcome == "candidate"
+    assert (
+        check(waiting.raw, specs=bench.specs, received_s=waiting.received_s).outcome == "candidate"
+    )
 
 
-def test_a_game_nobody_knows_is_refused_and_one_schema_of_it_parks_the_others(bench: Bench):
+def test_an_unknown_game_is_refused_and_an_unknown_schema_of_a_known_game_is_parked(bench: Bench):
     elsewhere = game_spec("elsewhere", obs=2, actions=2)
     chunks = random_session(elsewhere, bench.rng, n_chunks=2)
     bench.send(chunks[:1])
@@ -217,8 +253,9 @@ def test_conflicts_and_foreign_sessions_are_counted_by_reason(bench: Bench):
     assert bench.stored() == chunks[:2]
 
 
-def test_a_lost_claim_is_taken_again_when_it_is_free(bench: Bench):
-    first, second = bench.session(2), bench.session(2)
+def test_a_lost_partition_is_claimed_again_when_it_is_free(bench: Bench):
+    first = bench.session(2)
+    second = bench.session(2)
     bench.send(first)
     bench.service.drain()
     bench.clock.advance(31.0)
@@ -235,7 +272,7 @@ def test_a_lost_claim_is_taken_again_when_it_is_free(bench: Bench):
 
 
 class BusyStore:
-    """A store during whose writes more is appended, always more than one read takes."""
+    """A store whose every write appends more to the stream than one read returns."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -260,8 +297,8 @@ def test_draining_ends_although_players_are_faster_than_ingest(bench: Bench):
     assert len(bench.stored()) <= len(before) + 2, "one record behind it for each partition"
 
 
-def test_draining_reads_what_came_before_the_call_on_every_partition_and_child(bench: Bench):
-    """Also where a child's records were appended at the very moment of the call."""
+def test_draining_reads_everything_before_the_call_in_every_partition_and_child(bench: Bench):
+    """Even when a child's records were appended at the moment of the call."""
     chunks = [chunk for _ in range(12) for chunk in bench.session(2)]
     bench.send(chunks[:12])
     bench.stream.split("p0")
@@ -271,7 +308,7 @@ def test_draining_reads_what_came_before_the_call_on_every_partition_and_child(b
     assert bench.keys() == keys_of(chunks)
 
 
-def test_draining_goes_on_with_other_partitions_when_a_claim_is_lost(bench: Bench):
+def test_draining_continues_with_other_partitions_when_a_claim_is_lost(bench: Bench):
     chunks = [chunk for _ in range(12) for chunk in bench.session(2)]
     bench.send(chunks)
     service = bench.start(max_read_bytes=1)
@@ -288,13 +325,17 @@ def test_draining_goes_on_with_other_partitions_when_a_claim_is_lost(bench: Benc
 
 
 class Elsewhere(MemoryStream):
-    """A stream on a machine whose clock is wrong; it says how complete a read is by durations alone."""
+    """A stream on a machine whose clock is wrong; it says how complete a read is by durations
+    alone."""
 
     def __init__(self, clock: ManualClock, *, ahead_s: float) -> None:
         super().__init__(2, clock=clock)
-        self._ours, self._ahead_s = clock, ahead_s
+        self._ours = clock
+        self._ahead_s = ahead_s
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
         last_s = read.records[-1].time_s if read.records else self._ours.now()
         wrong = [replace(one, time_s=one.time_s + self._ahead_s) for one in read.records]
@@ -302,7 +343,7 @@ class Elsewhere(MemoryStream):
 
 
 @pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
-def test_draining_does_not_depend_on_clocks_that_agree(bench: Bench, ahead_s: float):
+def test_draining_does_not_need_synchronised_clocks(bench: Bench, ahead_s: float):
     bench.stream = Elsewhere(bench.clock, ahead_s=ahead_s)
     before = [chunk for _ in range(8) for chunk in bench.session(3)]
     bench.send(before)
@@ -314,20 +355,22 @@ def test_draining_does_not_depend_on_clocks_that_agree(bench: Bench, ahead_s: fl
 
 
 class Hidden(Elsewhere):
-    """A stream that tells of children when their parent was read to its end, as Kinesis may."""
+    """A stream that lists children only after their parent was read to its end, as Kinesis may."""
 
     is_read = False
 
     def partitions(self) -> Sequence[Partition]:
         return [one for one in super().partitions() if self.is_read or not one.parents]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         read = super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
         self.is_read |= read.ended
         return read
 
 
-def test_draining_is_not_done_before_the_children_of_what_ended_were_read(bench: Bench):
+def test_draining_includes_the_children_of_ended_partitions(bench: Bench):
     stream = bench.stream = Hidden(bench.clock, ahead_s=7200.0)
     chunks = [chunk for _ in range(12) for chunk in bench.session(2)]
     bench.send(chunks[:12])
@@ -340,17 +383,19 @@ def test_draining_is_not_done_before_the_children_of_what_ended_were_read(bench:
 
 
 class OneIsAway(MemoryStream):
-    """A stream of which one partition does not answer."""
+    """A stream with one unreachable partition."""
 
     is_away = True
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         if self.is_away and partition == "p0":
             raise Unreachable("p0 is read by others")
         return super().read(partition, after, max_bytes=max_bytes, wait_s=wait_s)
 
 
-def test_a_partition_that_does_not_answer_holds_up_no_other(bench: Bench):
+def test_an_unreachable_partition_does_not_block_the_others(bench: Bench):
     stream = bench.stream = OneIsAway(3, clock=bench.clock)
     chunks = [chunk for _ in range(9) for chunk in bench.session(1)]
     bench.send(chunks)
@@ -366,18 +411,19 @@ def test_a_partition_that_does_not_answer_holds_up_no_other(bench: Bench):
 
 @pytest.mark.parametrize("name", ["max_read_bytes", "claim_ttl_s", "full_pause_s"])
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
-def test_settings_that_cannot_work_are_refused(name: str, value: float):
-    with pytest.raises(ConfigError, match=f"{name} is {value}; give a number above 0"):
+def test_invalid_settings_are_rejected(name: str, value: float):
+    with pytest.raises(ConfigError, match=f"{name} is {value}; use a number above 0"):
         IngestConfig(**{name: value})  # type: ignore[arg-type]
 
 
-def test_a_trimmed_position_is_read_on_from_the_earliest(bench: Bench):
+def test_reading_resumes_at_the_earliest_position_after_a_trim(bench: Bench):
     stream = bench.stream = MemoryStream(1, clock=bench.clock)
     service = bench.start()
     first = bench.session(2)
     bench.send(first)
     service.drain()
-    lost, kept = bench.session(3), bench.session(3)
+    lost = bench.session(3)
+    kept = bench.session(3)
     bench.send(lost)
     bench.send(kept)
     stream.trim("p0", keep_last=3)
@@ -402,10 +448,11 @@ def test_children_are_read_after_their_parents(bench: Bench):
 
 
 class ScriptedStore:
-    """A store that is full for the first writes."""
+    """A store that is full during the first writes."""
 
     def __init__(self, inner: LocalStore, full_for: int) -> None:
-        self._inner, self._left = inner, full_for
+        self._inner = inner
+        self._left = full_for
         self.claim = inner.claim
 
     def write(self, batch: WriteBatch) -> Receipt:
@@ -415,7 +462,7 @@ class ScriptedStore:
         return self._inner.write(batch)
 
 
-def test_a_full_store_makes_ingest_wait_and_go_on(bench: Bench):
+def test_ingest_waits_while_the_store_is_full_and_resumes(bench: Bench):
     chunks = bench.session(3)
     bench.send(chunks)
     stop = Event()
@@ -437,7 +484,7 @@ def test_a_full_store_makes_ingest_wait_and_go_on(bench: Bench):
     assert bench.stored() == chunks
 
 
-def test_run_stops_when_told(bench: Bench):
+def test_run_ends_when_stop_is_set(bench: Bench):
     stop = Event()
     service = IngestService(bench.stream, bench.store, bench.specs, owner="bench")
     thread = Thread(target=service.run, args=(stop,))
@@ -448,7 +495,7 @@ def test_run_stops_when_told(bench: Bench):
 
 
 class BrokenReads:
-    """A stream whose records carry bytes that are no frames at all."""
+    """A stream with records that are not frames."""
 
     def __init__(self, raws: Sequence[bytes]) -> None:
         self._records = [Record(Position(str(n)), START_S, raw) for n, raw in enumerate(raws)]
@@ -459,7 +506,9 @@ class BrokenReads:
     def partitions(self) -> Sequence[Partition]:
         return [Partition("p")]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         start = 0 if after is None else int(after) + 1
         records = self._records[start : start + 50]
         return Read(records, records[-1].position if records else after, False)
@@ -467,7 +516,7 @@ class BrokenReads:
     def close(self) -> None: ...
 
 
-def test_garbage_of_every_length_ends_in_quarantine(bench: Bench):
+def test_garbage_of_every_length_is_quarantined(bench: Bench):
     raws = [bench.rng.bytes(int(n)) for n in bench.rng.integers(0, 300, 400)]
     frame = next(stamped(bench.session(1))).encode()
     raws += [frame[:n] for n in range(0, len(frame), 40)]
@@ -479,7 +528,7 @@ def test_garbage_of_every_length_ends_in_quarantine(bench: Bench):
     assert audit.gap_chunks == 0
 
 
-def test_ingest_over_the_file_stream_survives_reopening_of_everything(tmp_path: Path):
+def test_ingest_from_a_file_stream_survives_reopening_everything(tmp_path: Path):
     bench = Bench(tmp_path / "store")
     folder = tmp_path / "games" / SPEC.game
     folder.mkdir(parents=True)
@@ -488,7 +537,9 @@ def test_ingest_over_the_file_stream_survives_reopening_of_everything(tmp_path: 
     for start in range(0, 20, 4):
         stream = FileStream(tmp_path / "stream", clock=bench.clock)
         stream.append(list(stamped(chunks[start : start + 4])))
-        service = IngestService(stream, bench.store, SpecFolder(tmp_path / "games"), owner="x", clock=bench.clock)
+        service = IngestService(
+            stream, bench.store, SpecFolder(tmp_path / "games"), owner="x", clock=bench.clock
+        )
         service.drain()
         stream.close()
         service.drain()
@@ -499,13 +550,13 @@ def test_ingest_over_the_file_stream_survives_reopening_of_everything(tmp_path: 
     bench.store.close()
 
 
-def test_a_spec_folder_gives_only_what_is_really_that_spec(tmp_path: Path):
+def test_a_spec_folder_returns_only_specs_with_the_right_schema(tmp_path: Path):
     specs = SpecFolder(tmp_path)
     assert specs.spec("cart", SPEC.schema) is None
-    assert not specs.knows("cart")
+    assert not specs.has_game("cart")
     folder = tmp_path / "cart"
     folder.mkdir()
-    assert specs.knows("cart")
+    assert specs.has_game("cart")
     (folder / f"{'0' * 64}.json").write_bytes(SPEC.to_json())
     (folder / f"{'1' * 64}.json").write_bytes(b"{")
     assert specs.spec("cart", "0" * 64) is None
@@ -513,5 +564,5 @@ def test_a_spec_folder_gives_only_what_is_really_that_spec(tmp_path: Path):
     (folder / f"{SPEC.schema}.json").write_bytes(SPEC.to_json())
     assert specs.spec("cart", SPEC.schema) == SPEC
     assert specs.spec("../cart", SPEC.schema) is None
-    assert not specs.knows("../cart")
+    assert not specs.has_game("../cart")
     assert specs.spec("cart", "no schema") is None

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.core.chunks import chunk_with
-from tests.core.trajectories import Step, rows_of, trajectories
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk
-from understudy.core.game import GameSpec, game_spec
+from tests.experience.chunks import chunk_with
+from tests.experience.trajectories import Step, rows_of, trajectories
+from understudy.algorithm import Transitions
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec, game_spec
 
 DISCOUNT = 0.9
 GAME = game_spec("rally", obs=2, actions=3)
@@ -36,7 +36,9 @@ class Piece:
         """The chunk; its observations show the moment and its session."""
         columns = rows_of(list(self.steps))
         moment = columns["obs"]
-        columns["obs"] = np.stack([moment, np.full(len(moment), self.session)], axis=1).astype(np.float32)
+        columns["obs"] = np.stack([moment, np.full(len(moment), self.session)], axis=1).astype(
+            np.float32
+        )
         columns["action"] = (moment % 3).astype(np.int32)
         columns |= {name: np.asarray(value) for name, value in more.items()}
         made = chunk_with(columns, chunk_no=self.chunk_no, schema=game.schema, game=game.game)
@@ -49,13 +51,18 @@ class Window:
 
     stack: tuple[int, ...]
     returns: float
-    factor: float
-    next_stack: tuple[int, ...] | None  # None where the game terminated, and nothing is bootstrapped
+    discount: float
+    next_stack: (
+        tuple[int, ...] | None
+    )  # None where the game terminated, and nothing is bootstrapped
 
 
 def pieces_of(steps: tuple[Step, ...], cuts: frozenset[int], session: int) -> list[Piece]:
     """The chunks of one session; moments are moved to where no other session has any."""
-    moved = tuple(replace(step, moment=step.moment + session * FAR, after=step.after + session * FAR) for step in steps)
+    moved = tuple(
+        replace(step, moment=step.moment + session * FAR, after=step.after + session * FAR)
+        for step in steps
+    )
     pieces: list[list[Step]] = [[]]
     for number, step in enumerate(moved):
         pieces[-1].append(step)
@@ -71,7 +78,9 @@ def deliveries(draw: st.DrawFn, *, n_sessions: int = 3) -> list[Piece]:
     for session in range(draw(st.integers(1, n_sessions))):
         trajectory = draw(trajectories())
         pieces = pieces_of(trajectory.steps, trajectory.cuts, session)
-        lost = draw(st.sets(st.integers(0, len(pieces)), max_size=2)) if draw(st.booleans()) else set()
+        lost = (
+            draw(st.sets(st.integers(0, len(pieces)), max_size=2)) if draw(st.booleans()) else set()
+        )
         waiting.append([piece for piece in pieces if piece.chunk_no not in lost] or pieces)
     order = []
     while waiting := [pieces for pieces in waiting if pieces]:
@@ -80,7 +89,8 @@ def deliveries(draw: st.DrawFn, *, n_sessions: int = 3) -> list[Piece]:
 
 
 def true_windows(delivered: list[Piece], needs: Transitions) -> dict[int, Window]:
-    """By moment, every start that all these chunks together can teach, each session being at its end."""
+    """By moment, every start that all these chunks together can teach, each session being at its
+    end."""
     found: dict[int, Window] = {}
     for steps in _gapless(delivered):
         for at in range(len(steps)):
@@ -121,7 +131,8 @@ def _stack(steps: list[Step], moment: int, k: int) -> tuple[int, ...] | None:
 
 
 def _window(steps: list[Step], at: int, stack: tuple[int, ...], needs: Transitions) -> Window:
-    returns, m = 0.0, 0
+    returns = 0.0
+    m = 0
     while True:
         step = steps[at + m]
         returns += DISCOUNT**m * step.reward
@@ -130,4 +141,6 @@ def _window(steps: list[Step], at: int, stack: tuple[int, ...], needs: Transitio
             break
     terminated = step.end == "terminated"
     following = _stack(steps, step.after, needs.stack)
-    return Window(stack, returns, 0.0 if terminated else DISCOUNT**m, None if terminated else following)
+    return Window(
+        stack, returns, 0.0 if terminated else DISCOUNT**m, None if terminated else following
+    )

@@ -16,19 +16,25 @@ def gradients(steps: int, *lanes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("max_gradient", [0.5, 1e6])
 def test_moves_are_those_of_optax(max_gradient):
-    ours, given = Adam(max_gradient, epsilon=1e-5), {"a": gradients(200)[:, :10], "b": gradients(200)[:, 10:]}
+    ours = Adam(max_gradient, epsilon=1e-5)
+    given = {"a": gradients(200)[:, :10], "b": gradients(200)[:, 10:]}
     theirs = optax.chain(optax.clip_by_global_norm(max_gradient), optax.scale_by_adam(eps=1e-5))
     first = {"a": jnp.zeros(10), "b": jnp.zeros(30)}
     _, mine = jax.lax.scan(lambda state, g: ours.update(g, state)[::-1], ours.init(first), given)
-    _, others = jax.lax.scan(lambda state, g: theirs.update(g, state)[::-1], theirs.init(first), given)
+    _, others = jax.lax.scan(
+        lambda state, g: theirs.update(g, state)[::-1], theirs.init(first), given
+    )
     for name in first:
         np.testing.assert_allclose(mine[name], others[name], atol=2e-4)
 
 
 def test_a_lane_moves_as_the_run_alone_does():
-    ours, given = Adam(1.0), gradients(50, 5)
-    alone, lanes = jax.jit(ours.update), jax.jit(jax.vmap(ours.update))
-    state, states = ours.init(jnp.zeros(40)), jax.vmap(ours.init)(jnp.zeros((5, 40)))
+    ours = Adam(1.0)
+    given = gradients(50, 5)
+    alone = jax.jit(ours.update)
+    lanes = jax.jit(jax.vmap(ours.update))
+    state = ours.init(jnp.zeros(40))
+    states = jax.vmap(ours.init)(jnp.zeros((5, 40)))
     for step in given:
         move, state = alone(step[2], state)
         moves, states = lanes(step, states)
@@ -45,4 +51,6 @@ def test_what_is_not_finite_stays_visible():
 
 
 def test_the_norm_is_over_all_arrays():
-    assert float(norm_of({"a": jnp.full(9, 2.0), "b": jnp.full((4, 4), 2.0)})) == pytest.approx(10.0)
+    assert float(norm_of({"a": jnp.full(9, 2.0), "b": jnp.full((4, 4), 2.0)})) == pytest.approx(
+        10.0
+    )

@@ -6,9 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from understudy.core.game import game_spec
-from understudy.core.heads import head_for
-from understudy.core.network import (
+from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from understudy.learn.architecture import network_for, policy_outputs
+from understudy.learn.networks import init_weights
+from understudy.nn.heads import head_for
+from understudy.nn.network import (
     Activation,
     Channels,
     Constant,
@@ -21,31 +25,36 @@ from understudy.core.network import (
     OneHot,
     ScaleImage,
 )
-from understudy.core.policy import Policy
-from understudy.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
-from understudy.core.tensors import DTYPES
-from understudy.learn.architecture import network_for, policy_outputs
-from understudy.learn.networks import init_weights
+from understudy.nn.policy import Policy
 from understudy.testing.samples import random_rows, random_spec
 
-F32, U8 = DTYPES["F32"], DTYPES["U8"]
+F32 = DTYPES["F32"]
+U8 = DTYPES["U8"]
 HEADS = {"logits": (Dense(2, gain=0.01),)}
 
 
 def layers_of(space: Space, **how: Any) -> tuple[Any, ...]:
-    return network_for(game_spec("g", obs=space, actions=2), heads=HEADS, **how).inputs["obs"].layers
+    return (
+        network_for(game_spec("g", obs=space, actions=2), heads=HEADS, **how).inputs["obs"].layers
+    )
 
 
 def test_a_vector_goes_through_dense_layers() -> None:
-    spec = network_for(game_spec("cart", obs=4, actions=2), heads=HEADS, widths=(8, 4), activation="tanh")
+    spec = network_for(
+        game_spec("cart", obs=4, actions=2), heads=HEADS, widths=(8, 4), activation="tanh"
+    )
     assert spec.inputs["obs"].layers == (Flatten(),)
     assert spec.trunk == (Dense(8), Activation("tanh"), Dense(4), Activation("tanh"))
     assert spec.heads == HEADS
 
 
-def test_norms_are_added_where_asked() -> None:
+def test_norms_are_added_if_requested() -> None:
     spec = network_for(
-        game_spec("cart", obs=4, actions=2), heads=HEADS, widths=(8,), layer_norm=True, observation_norm=True
+        game_spec("cart", obs=4, actions=2),
+        heads=HEADS,
+        widths=(8,),
+        layer_norm=True,
+        observation_norm=True,
     )
     assert spec.inputs["obs"].layers == (ObservationNorm(), Flatten())
     assert spec.trunk == (Dense(8), LayerNorm(), Activation("relu"))
@@ -54,14 +63,24 @@ def test_norms_are_added_where_asked() -> None:
 @pytest.mark.parametrize(
     ("shape", "stack", "axes"),
     [
-        ((84, 84), 1, ()), ((84, 84), 4, (0,)), ((84, 84, 3), 1, (2,)), ((84, 84, 3), 4, (0, 3)),
-        ((3, 84, 84), 1, (0,)), ((4, 84, 84), 2, (0, 1)),
+        ((84, 84), 1, ()),
+        ((84, 84), 4, (0,)),
+        ((84, 84, 3), 1, (2,)),
+        ((84, 84, 3), 4, (0, 3)),
+        ((3, 84, 84), 1, (0,)),
+        ((4, 84, 84), 2, (0, 1)),
     ],
-)  # fmt: skip
-def test_an_image_gets_convolutions_over_all_its_channels(shape: tuple[int, ...], stack: int, axes: Any) -> None:
+)
+def test_an_image_gets_convolutions_over_all_its_channels(
+    shape: tuple[int, ...], stack: int, axes: Any
+) -> None:
     layers = layers_of(Box(shape, U8), stack=stack)
     assert layers[:2] == (ScaleImage(), Channels(axes))
-    assert [layer for layer in layers if isinstance(layer, Conv)] == [Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1)]
+    assert [layer for layer in layers if isinstance(layer, Conv)] == [
+        Conv(32, 8, 4),
+        Conv(64, 4, 2),
+        Conv(64, 3, 1),
+    ]
 
 
 def test_a_small_image_gets_small_convolutions() -> None:
@@ -88,9 +107,16 @@ def test_other_observations_are_choices_or_numbers(space: Space, layers: Any) ->
 @pytest.mark.parametrize("seed", range(8))
 def test_any_game_gets_a_network_that_runs(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    game, stack = random_spec(rng), int(rng.integers(1, 4))
+    game = random_spec(rng)
+    stack = int(rng.integers(1, 4))
     game = game_spec("any", obs=dict(game.obs), actions=3)
-    spec = network_for(game, heads={"logits": (Dense(3),)}, widths=(8,), stack=stack, observation_norm=seed % 2 == 0)
+    spec = network_for(
+        game,
+        heads={"logits": (Dense(3),)},
+        widths=(8,),
+        stack=stack,
+        observation_norm=seed % 2 == 0,
+    )
     weights: Any = init_weights(jax.random.key(seed), spec)
     policy = Policy(game, spec, weights, head_for(game), stack=stack)
     obs = {name: random_rows(space, 2 * stack, rng) for name, space in game.obs_columns.items()}
@@ -102,7 +128,9 @@ def test_any_game_gets_a_network_that_runs(seed: int) -> None:
 
 
 def test_parts_of_an_observation_are_concatenated() -> None:
-    game = game_spec("parts", obs={"cam": Box((24, 24), U8), "x": Box((3,), F32), "kind": Discrete(4)}, actions=2)
+    game = game_spec(
+        "parts", obs={"cam": Box((24, 24), U8), "x": Box((3,), F32), "kind": Discrete(4)}, actions=2
+    )
     spec: NetworkSpec = network_for(game, heads=HEADS, widths=(8,))
     assert list(spec.inputs) == ["obs.cam", "obs.kind", "obs.x"]
     convolved = 5 * 5 * 32

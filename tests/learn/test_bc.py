@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.learn.worlds import chunk_of, episode
-from understudy.core.algorithm import Batch, Transitions
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Box, Discrete
+from understudy.algorithm import Batch, Transitions
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
 from understudy.learn.learner import Learner, LearnerConfig
@@ -55,7 +55,7 @@ def test_numbers_are_cloned_in_the_units_of_the_game():
     assert np.abs(acted - rule(obs)).mean() < 0.25
 
 
-# --- One update ------------------------------------------------------------------------------------------------------
+# --- One update -----------------------------------------------------------------------------------
 
 TABLE = game_spec("table", obs=Discrete(3), actions=2)
 algorithm = Bc(TABLE, BcConfig(widths=(), batch=8))
@@ -65,9 +65,13 @@ update = jax.jit(algorithm.update)
 def batch(**changes: Any) -> Batch:
     rng = np.random.default_rng(0)
     made = Batch(
-        obs={"obs": np.arange(8) % 3}, action=(np.arange(8) % 2).astype(np.int32), reward=np.zeros(8, np.float32),
-        next_obs={"obs": rng.integers(0, 3, 8)}, factor=np.ones(8, np.float32), weight=np.ones(8, np.float32),
-    )  # fmt: skip
+        obs={"obs": np.arange(8) % 3},
+        action=(np.arange(8) % 2).astype(np.int32),
+        reward=np.zeros(8, np.float32),
+        next_obs={"obs": rng.integers(0, 3, 8)},
+        discount=np.ones(8, np.float32),
+        weight=np.ones(8, np.float32),
+    )
     return made._replace(**changes)
 
 
@@ -89,7 +93,9 @@ def test_loss_is_the_mean_surprise():
 def test_what_followed_does_not_matter():
     state = algorithm.init(jax.random.PRNGKey(0))
     other = batch(
-        reward=np.full(8, 9.0, np.float32), next_obs={"obs": np.zeros(8, np.int64)}, factor=np.zeros(8, np.float32)
+        reward=np.full(8, 9.0, np.float32),
+        next_obs={"obs": np.zeros(8, np.int64)},
+        discount=np.zeros(8, np.float32),
     )
     one, two = (update(state, made, knobs())[0] for made in (batch(), other))
     np.testing.assert_array_equal(one.weights, two.weights)
@@ -98,10 +104,14 @@ def test_what_followed_does_not_matter():
 def test_decay_pulls_at_kernels_alone():
     state = algorithm.init(jax.random.PRNGKey(0))
     state = state._replace(weights=state.weights + 1.0)
-    plain, decayed = (update(state, batch(), knobs(weight_decay=decay))[0].weights for decay in (0.0, 0.5))
+    plain, decayed = (
+        update(state, batch(), knobs(weight_decay=decay))[0].weights for decay in (0.0, 0.5)
+    )
     pulled = flat.unpack(algorithm.network, np.asarray(plain) - np.asarray(decayed))
     before = flat.unpack(algorithm.network, np.asarray(state.weights))
-    np.testing.assert_allclose(pulled["heads.logits.0.kernel"], 0.05 * before["heads.logits.0.kernel"], atol=1e-6)
+    np.testing.assert_allclose(
+        pulled["heads.logits.0.kernel"], 0.05 * before["heads.logits.0.kernel"], atol=1e-6
+    )
     assert (pulled["heads.logits.0.bias"] == 0).all()
 
 

@@ -7,16 +7,17 @@ import sys
 import zlib
 from pathlib import Path
 
-from understudy.learn.compile_cache import drop_broken
+from understudy.learn.compile_cache import delete_truncated_entries
 
 WHOLE = zlib.compress(b"a program" * 100)
 
-# Compiles one program again and again, with its entry on the disk whole, cut, cut still, and taken out.
+# Compiles one program again and again, with its entry on the disk whole, cut, cut still, and taken
+# out.
 SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
 import jax, jax.numpy as jnp
-from understudy.learn.compile_cache import drop_broken
+from understudy.learn.compile_cache import delete_truncated_entries
 
 folder = Path(sys.argv[1])
 jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -31,44 +32,69 @@ def call():
         warnings.simplefilter("always")
         jax.jit(program)(x)
     (entry,) = folder.glob("jit_program-*-cache")
-    told.append([sum("persistent compilation cache" in str(one.message) for one in caught), entry.stat().st_size > 100])
+    told.append([
+        sum("persistent compilation cache" in str(one.message) for one in caught),
+        entry.stat().st_size > 100,
+    ])
     return entry
 entry = call()
 entry.write_bytes(entry.read_bytes()[:100])
 call()
 call()
-dropped = drop_broken(folder)
+dropped = delete_truncated_entries(folder)
 call()
 call()
-print(json.dumps([told, dropped, drop_broken(folder)]))
+print(json.dumps([told, dropped, delete_truncated_entries(folder)]))
 """
 
 
-def test_jax_never_replaces_an_entry_that_was_cut_short_until_it_is_taken_out(tmp_path: Path):
+def test_jax_never_replaces_a_truncated_entry_until_it_is_removed(tmp_path: Path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tmp_path], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SCRIPT, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert found.returncode == 0, found.stderr
     told, dropped, dropped_later = json.loads(found.stdout)
-    assert told == [[0, True], [1, False], [1, False], [0, True], [0, True]]  # warnings, and whether it is whole
+    assert told == [
+        [0, True],
+        [1, False],
+        [1, False],
+        [0, True],
+        [0, True],
+    ]  # warnings, and whether it is whole
     assert (dropped, dropped_later) == (1, 0)
 
 
 def test_only_what_came_since_the_last_look_is_read_and_what_is_empty_always_goes(tmp_path: Path):
-    for name, raw in {"a-cache": WHOLE, "b-cache": WHOLE[:-4], "c-cache": b"", "b-atime": b"", "notes": b""}.items():
+    for name, raw in {
+        "a-cache": WHOLE,
+        "b-cache": WHOLE[:-4],
+        "c-cache": b"",
+        "b-atime": b"",
+        "notes": b"",
+    }.items():
         (tmp_path / name).write_bytes(raw)
     (tmp_path / "z-cache").write_bytes(b"\x28\xb5\x2f\xfdrest")
-    assert drop_broken(tmp_path) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-cache", "b-atime", "checked", "notes", "z-cache"]
+    assert delete_truncated_entries(tmp_path) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a-cache",
+        "b-atime",
+        "checked",
+        "notes",
+        "z-cache",
+    ]
     for name, raw in {"old-cache": WHOLE[:9], "empty-cache": b"", "new-cache": WHOLE[:9]}.items():
         (tmp_path / name).write_bytes(raw)
     for name in ("old-cache", "empty-cache"):
         os.utime(tmp_path / name, (1.0, 1.0))
-    assert drop_broken(tmp_path) == 2
+    assert delete_truncated_entries(tmp_path) == 2
     assert (tmp_path / "old-cache").exists()
 
 
 def test_a_folder_that_is_not_there_is_left_alone(tmp_path: Path):
-    assert drop_broken(tmp_path / "none") == 0
+    assert delete_truncated_entries(tmp_path / "none") == 0
     assert not (tmp_path / "none").exists()

@@ -12,13 +12,20 @@ from hypothesis import strategies as st
 
 from tests.learn.sessions import DISCOUNT, GAME, deliveries, session_id
 from tests.learn.test_replay_state import Stored, assert_equal, piece, through_a_file
-from understudy.core.algorithm import Transitions
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box
 from understudy.learn import device_replay
-from understudy.learn.device_replay import NOWHERE, DeviceReplay, empty_levels, find, levels_of, set_leaves
+from understudy.learn.device_replay import (
+    NO_ROW,
+    DeviceReplay,
+    empty_levels,
+    find,
+    levels_of,
+    set_leaves,
+)
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 
@@ -30,10 +37,13 @@ def masses_of(held: DeviceReplay) -> Any:
     return np.asarray(held.ring.levels[0])
 
 
-@pytest.mark.parametrize("wanted", [needs(n_step=3, stack=2), needs(prioritised=False), needs(n_step=2, stack=4)])
-def test_the_same_chunks_give_the_same_rows_and_masses_as_on_the_host(wanted):
+@pytest.mark.parametrize(
+    "wanted", [needs(n_step=3, stack=2), needs(prioritised=False), needs(n_step=2, stack=4)]
+)
+def test_the_same_chunks_have_the_same_rows_and_masses_as_on_the_host(wanted):
     config = ReplayConfig(capacity=192)
-    host, device = HostReplay(GAME, wanted, config), DeviceReplay(GAME, wanted, config)
+    host = HostReplay(GAME, wanted, config)
+    device = DeviceReplay(GAME, wanted, config)
 
     shifts = itertools.count(10, 10)
 
@@ -47,7 +57,9 @@ def test_the_same_chunks_give_the_same_rows_and_masses_as_on_the_host(wanted):
                 continue
             assert host.insert(chunk) == device.insert(chunk)
             if number == evicted:
-                assert host.evict(chunk.meta.session, one.chunk_no) == device.evict(chunk.meta.session, one.chunk_no)
+                assert host.evict(chunk.meta.session, one.chunk_no) == device.evict(
+                    chunk.meta.session, one.chunk_no
+                )
         for session in range(2):  # the third stays open
             closed = session_id(session + shift)
             assert host.close(closed) == device.close(closed)
@@ -62,22 +74,27 @@ def assert_same_rows(host: HostReplay, device: DeviceReplay) -> None:
     rows = np.flatnonzero(masses_of(device))
     arrays, _ = host.state()
     if host.needs.prioritised:
-        np.testing.assert_allclose(masses_of(device)[: len(arrays["masses"])], arrays["masses"], rtol=1e-6)
+        np.testing.assert_allclose(
+            masses_of(device)[: len(arrays["masses"])], arrays["masses"], rtol=1e-6
+        )
     else:
         assert sorted(arrays["masses"].tolist()) == rows.tolist()
     batch = host._gather(host._look_up(rows))
     columns = {name: np.asarray(column) for name, column in device.ring.columns.items()}
     np.testing.assert_array_equal(columns["returns"][rows], batch.reward)
-    np.testing.assert_array_equal(columns["factor"][rows], batch.factor)
+    np.testing.assert_array_equal(columns["discount"][rows], batch.discount)
     np.testing.assert_array_equal(columns["action"][rows], batch.action)
     following = rows + columns["ahead"][rows]
     for at, obs in ((rows, batch.obs["obs"]), (following, batch.next_obs["obs"])):
         back = np.minimum(np.arange(host.needs.stack - 1, -1, -1), columns["behind"][at][:, None])
-        np.testing.assert_array_equal(columns["obs"][(at[:, None] - back).reshape(obs.shape[:-1])], obs)
+        np.testing.assert_array_equal(
+            columns["obs"][(at[:, None] - back).reshape(obs.shape[:-1])], obs
+        )
 
 
 def test_1_000_random_chunk_lengths_cause_at_most_two_compilations():
-    held, rng = DeviceReplay(GAME, needs(n_step=3), ReplayConfig(capacity=4_096)), np.random.default_rng(0)
+    held = DeviceReplay(GAME, needs(n_step=3), ReplayConfig(capacity=4_096))
+    rng = np.random.default_rng(0)
     programs: Any = (device_replay._insert, device_replay._set_masses)
     before = sum(program._cache_size() for program in programs)
     for number in range(1_000):
@@ -99,15 +116,17 @@ def test_draws_have_the_shapes_of_the_contract_and_feedback_moves_them():
     rows = jnp.arange(10)
     held.feedback(rows, jnp.full(10, 1), jnp.arange(10.0))
     held.feedback(rows, jnp.full(10, 1), jnp.array([jnp.nan, jnp.inf, -1.0] + [jnp.nan] * 7))
-    held.feedback(rows, jnp.full(10, 7), jnp.full(10, 1e5))  # of a stretch that is no longer there
-    np.testing.assert_allclose(masses_of(held)[:10], 2 * np.maximum(np.arange(10.0), 1e-6) ** 0.6, rtol=1e-6)
+    held.feedback(rows, jnp.full(10, 7), jnp.full(10, 1e5))  # of an evicted span
+    np.testing.assert_allclose(
+        masses_of(held)[:10], 2 * np.maximum(np.arange(10.0), 1e-6) ** 0.6, rtol=1e-6
+    )
     assert (masses_of(held)[10:] == 0).all()
     with pytest.raises(ConfigError, match="weight is -1"):
         held.insert(piece(1, n=10).chunk(), weight=-1.0)
 
 
 def test_a_whole_update_runs_inside_one_scan_over_frames():
-    game = game_spec("rally", obs=Box((4, 4), DTYPES["U8"]), actions=3, has_legal=True)
+    game = game_spec("rally", obs=Box((4, 4), DTYPES["U8"]), actions=3, has_action_mask=True)
     held = DeviceReplay(game, needs(stack=4, n_step=2), ReplayConfig(capacity=128))
     frames = np.arange(51 * 16, dtype=np.uint8).reshape(51, 4, 4)
     held.insert(piece(0, n=50).chunk(game=game, obs=frames))
@@ -115,17 +134,24 @@ def test_a_whole_update_runs_inside_one_scan_over_frames():
     def update(ring: Any, key: Any) -> Any:
         batch, rows = held.sample(ring, key, 0.4)
         priorities = jnp.where(batch.obs["obs"][:, -1, 0, 0] == 16 * 7, 1e3, 1e-3)
-        return held.write_back(ring, rows, priorities), (rows, batch.obs["obs"].mean(dtype=jnp.float32), batch.legal)
+        return held.write_back(ring, rows, priorities), (
+            rows,
+            batch.obs["obs"].mean(dtype=jnp.float32),
+            batch.action_mask,
+        )
 
     scanned = jax.jit(lambda ring, keys: jax.lax.scan(update, ring, keys))
-    held.ring, (rows, means, legal) = scanned(held.ring, jax.random.split(jax.random.key(0), 64))
+    held.ring, (rows, means, action_mask) = scanned(
+        held.ring, jax.random.split(jax.random.key(0), 64)
+    )
     assert (np.asarray(rows[-1]) % 16 == 7).all()  # the frames that begin with 112
     assert np.isfinite(np.asarray(means)).all()
-    assert legal.all()
+    assert action_mask.all()
 
 
 def test_a_restored_device_replay_draws_the_same_bits():
-    wanted, stored = needs(n_step=3, stack=2), Stored()
+    wanted = needs(n_step=3, stack=2)
+    stored = Stored()
     held, again = (DeviceReplay(GAME, wanted, ReplayConfig(capacity=192)) for _ in range(2))
     for number in range(7):
         held.insert(stored.keep(piece(number).chunk()))
@@ -137,15 +163,18 @@ def test_a_restored_device_replay_draws_the_same_bits():
     assert_equal(held, again)
 
 
-# --- The tree --------------------------------------------------------------------------------------------------------
+# --- The tree -------------------------------------------------------------------------------------
 
 
 def test_any_history_of_a_tree_ends_in_the_bits_of_its_leaves():
-    rng, levels = np.random.default_rng(0), empty_levels(5_000)
+    rng = np.random.default_rng(0)
+    levels = empty_levels(5_000)
     change = jax.jit(set_leaves)
     for _ in range(50):
-        rows = np.where(rng.random(64) < 0.1, NOWHERE, rng.permutation(5_000)[:64])
-        levels = change(levels, jnp.asarray(rows, jnp.int32), jnp.asarray(rng.random(64), jnp.float32))
+        rows = np.where(rng.random(64) < 0.1, NO_ROW, rng.permutation(5_000)[:64])
+        levels = change(
+            levels, jnp.asarray(rows, jnp.int32), jnp.asarray(rng.random(64), jnp.float32)
+        )
     for one, fresh in zip(levels, jax.jit(levels_of)(levels[0], levels), strict=True):
         np.testing.assert_array_equal(one, fresh)
     assert float(levels[-1].sum()) == pytest.approx(float(levels[0].sum()), rel=1e-5)
@@ -167,13 +196,15 @@ def test_rows_are_found_as_often_as_they_weigh(capacity):
     counts, wanted = counts[rows], (masses / masses.sum() * counts.sum())[rows]
     by_mass = np.empty(len(rows))
     by_mass[np.argsort(wanted)] = np.cumsum(np.sort(wanted)) // 20
-    # All rows are counted three times: with their neighbours, with those at the same place of their 256 rows, and with
-    # those that weigh alike, where a heavy one is alone. Stratified draws vary less than chi-square allows.
+    # All rows are counted three times: with their neighbours, with those at the same place of their
+    # 256 rows, and with those that weigh alike, where a heavy one is alone. Stratified draws vary
+    # less than chi-square allows.
     for pools in (rows // 16, rows % 256, by_mass):
         _, pool = np.unique(pools, return_inverse=True)
         got, due = (np.bincount(pool, weights=one) for one in (counts, wanted))
         assert ((got - due) ** 2 / due).mean() < 1 + 5 * np.sqrt(2 / len(due))
     # Where the draw's steps are coarser than a light row, few of those are found, again and again.
     light = wanted < 0.02
-    again, due = (counts * (counts - 1) / 2)[light].sum(), (wanted**2 / 2)[light].sum()
+    again = (counts * (counts - 1) / 2)[light].sum()
+    due = (wanted**2 / 2)[light].sum()
     assert again <= due + 5 * np.sqrt(due)

@@ -1,4 +1,5 @@
-"""DQN's single update against sums by hand, on tables: no layer between what is seen and the values."""
+"""DQN's single update against sums by hand, on tables: no layer between what is seen and the
+values."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,20 +8,28 @@ import jax
 import numpy as np
 import pytest
 
-from understudy.core.algorithm import Batch, Transitions
+from understudy.algorithm import Batch, Transitions
 from understudy.core.errors import ConfigError
-from understudy.core.game import game_spec
-from understudy.core.network import Dense, Dueling, Input, NetworkSpec, OneHot
-from understudy.core.policy import InitialPriority
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnState
+from understudy.nn.network import Dense, Dueling, Input, NetworkSpec, OneHot
+from understudy.nn.policy import InitialPriority
 
-STATES, ACTIONS, ROWS = 4, 3, 6
+STATES = 4
+ACTIONS = 3
+ROWS = 6
 GAME = game_spec("table", obs=Discrete(STATES), actions=ACTIONS)
-TABLE = DqnConfig(widths=(), batch=ROWS, dueling=False, prioritised=False, target_period=2, max_gradient=1e6)
-KNOBS = {"learning_rate": np.float32(0.01), "target_rate": np.float32(1.0), "epsilon": np.float32(0)}
+TABLE = DqnConfig(
+    widths=(), batch=ROWS, dueling=False, prioritised=False, target_period=2, max_gradient=1e6
+)
+KNOBS = {
+    "learning_rate": np.float32(0.01),
+    "target_rate": np.float32(1.0),
+    "epsilon": np.float32(0),
+}
 
 algorithms = {double: Dqn(GAME, replace(TABLE, double=double)) for double in (True, False)}
 update = {double: jax.jit(algorithm.update) for double, algorithm in algorithms.items()}
@@ -33,7 +42,8 @@ def state_of(q: Any, target: Any) -> DqnState:
     def vector(table: Any) -> Any:
         kernel = np.asarray(table, np.float32)
         return flat.pack(
-            algorithm.network, {"heads.q.0.kernel": kernel, "heads.q.0.bias": np.zeros(ACTIONS, np.float32)}
+            algorithm.network,
+            {"heads.q.0.kernel": kernel, "heads.q.0.bias": np.zeros(ACTIONS, np.float32)},
         )
 
     return algorithm.init(jax.random.PRNGKey(0))._replace(weights=vector(q), target=vector(target))
@@ -56,7 +66,7 @@ def batch(seed: int = 0, **changes: Any) -> Batch:
         action=rng.integers(0, ACTIONS, ROWS).astype(np.int32),
         reward=rng.normal(size=ROWS).astype(np.float32),
         next_obs={"obs": rng.integers(0, STATES, ROWS)},
-        factor=np.array([0.9, 0.81, 0.0, 0.9, 0.729, 0.9], np.float32),
+        discount=np.array([0.9, 0.81, 0.0, 0.9, 0.729, 0.9], np.float32),
         weight=np.ones(ROWS, np.float32),
     )
     return made._replace(**changes)
@@ -68,7 +78,7 @@ def errors(q: Any, target: Any, given: Batch, *, double: bool) -> Any:
     for row in range(ROWS):
         after = given.next_obs["obs"][row]
         best = int(np.argmax((q if double else target)[after]))
-        wanted = given.reward[row] + given.factor[row] * target[after][best]
+        wanted = given.reward[row] + given.discount[row] * target[after][best]
         found.append(wanted - q[given.obs["obs"][row]][given.action[row]])
     return np.array(found)
 
@@ -86,26 +96,35 @@ def test_errors_and_loss_are_those_of_the_definition(double, seed):
 
 
 def test_double_values_what_the_online_network_chooses_with_the_target():
-    q, target = np.zeros((STATES, ACTIONS)), np.tile([1.0, 5.0, 2.0], (STATES, 1))
+    q = np.zeros((STATES, ACTIONS))
+    target = np.tile([1.0, 5.0, 2.0], (STATES, 1))
     q[:, 2] = 1.0  # the online network prefers 2, the target 1
-    given = batch(reward=np.zeros(ROWS, np.float32), factor=np.ones(ROWS, np.float32), action=np.zeros(ROWS, np.int32))
+    given = batch(
+        reward=np.zeros(ROWS, np.float32),
+        discount=np.ones(ROWS, np.float32),
+        action=np.zeros(ROWS, np.int32),
+    )
     for double, worth in ((True, 2.0), (False, 5.0)):
         _, told = update[double](state_of(q, target), given, KNOBS)
         np.testing.assert_allclose(told.priorities, worth, atol=1e-5)
 
 
-def test_nothing_lies_behind_a_termination():
-    given = batch(factor=np.zeros(ROWS, np.float32))
+def test_a_terminated_step_does_not_bootstrap():
+    given = batch(discount=np.zeros(ROWS, np.float32))
     (q, target), (_, far) = tables(1), tables(2)
-    ends = [update[True](state_of(q, table), given, KNOBS)[1].priorities for table in (target, 1e6 * far)]
+    ends = [
+        update[True](state_of(q, table), given, KNOBS)[1].priorities
+        for table in (target, 1e6 * far)
+    ]
     np.testing.assert_array_equal(*ends)
 
 
-def test_a_step_moves_the_taken_actions_towards_what_they_are_worth():
+def test_a_step_moves_q_of_the_taken_actions_towards_the_td_target():
     q, target = tables(3)
     given = batch(3)
     after, _ = update[True](state_of(q, target), given, KNOBS)
-    moved, wanted = table_of(after.weights) - q, errors(q, target, given, double=True)
+    moved = table_of(after.weights) - q
+    wanted = errors(q, target, given, double=True)
     for row, error in enumerate(wanted):
         same = [
             r
@@ -116,7 +135,7 @@ def test_a_step_moves_the_taken_actions_towards_what_they_are_worth():
             assert np.sign(moved[given.obs["obs"][row], given.action[row]]) == np.sign(error)
 
 
-def test_a_row_without_importance_teaches_nothing():
+def test_a_row_with_weight_zero_changes_nothing():
     (q, target), weight = tables(4), np.ones(ROWS, np.float32)
     weight[2:] = 0
     given = batch(4, weight=weight)
@@ -128,18 +147,21 @@ def test_a_row_without_importance_teaches_nothing():
 @pytest.mark.parametrize("rate", [1.0, 0.25])
 def test_the_target_moves_every_period_by_its_rate(rate):
     q, target = tables(5)
-    state, knobs = state_of(q, target), KNOBS | {"target_rate": np.float32(rate)}
+    state = state_of(q, target)
+    knobs = KNOBS | {"target_rate": np.float32(rate)}
     for number in range(1, 5):
         before = state
         state, _ = update[True](before, batch(number), knobs)
         share = rate if number % 2 == 0 else 0.0
         np.testing.assert_allclose(
-            state.target, before.target + share * (np.asarray(state.weights) - before.target), atol=1e-6
+            state.target,
+            before.target + share * (np.asarray(state.weights) - before.target),
+            atol=1e-6,
         )
     assert int(state.updates) == 4
 
 
-# --- As data ---------------------------------------------------------------------------------------------------------
+# --- As data --------------------------------------------------------------------------------------
 
 
 def test_needs_and_policy_say_what_the_settings_say():
@@ -156,11 +178,13 @@ def test_needs_and_policy_say_what_the_settings_say():
 def test_the_network_is_dueling_or_plain_or_ones_own():
     assert isinstance(Dqn(GAME, DqnConfig(dueling=True)).network.heads["q"][-1], Dueling)
     assert isinstance(Dqn(GAME, DqnConfig(dueling=False)).network.heads["q"][-1], Dense)
-    own = NetworkSpec({"obs": Input((), DTYPES["I64"], (OneHot(STATES),))}, (Dense(5),), {"q": (Dense(ACTIONS),)})
+    own = NetworkSpec(
+        {"obs": Input((), DTYPES["I64"], (OneHot(STATES),))}, (Dense(5),), {"q": (Dense(ACTIONS),)}
+    )
     assert Dqn(GAME, DqnConfig(network=own)).network is own
 
 
-def test_a_run_may_begin_with_weights_it_is_given():
+def test_a_run_may_start_from_given_weights():
     algorithm = algorithms[True]
     kernel = np.full((STATES, ACTIONS), 7.0, np.float32)
     given = {"heads.q.0.kernel": kernel, "heads.q.0.bias": np.zeros(9, np.float32), "other": kernel}
@@ -169,6 +193,6 @@ def test_a_run_may_begin_with_weights_it_is_given():
     np.testing.assert_array_equal(state.weights, state.target)
 
 
-def test_a_game_without_choices_is_refused():
-    with pytest.raises(ConfigError, match="try ppo"):
+def test_a_game_without_discrete_actions_is_rejected():
+    with pytest.raises(ConfigError, match="use ppo"):
         Dqn(game_spec("pull", obs=2, actions=Box((1,), DTYPES["F32"], -1.0, 1.0)))

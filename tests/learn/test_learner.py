@@ -1,4 +1,5 @@
-"""The learner: guard, lag, limiter, versions, and going on from a checkpoint as if nothing had happened."""
+"""The learner: guard, lag, limiter, versions, and going on from a checkpoint as if nothing had
+happened."""
 
 import json
 import threading
@@ -13,19 +14,27 @@ import pytest
 
 from tests.learn.sessions import session_id
 from tests.learn.worlds import Move, chunk_of
+from understudy.algorithm import Schedule
 from understudy.core import tensors
-from understudy.core.algorithm import Schedule
-from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError, LearningFailed, Refused
-from understudy.core.game import game_spec
-from understudy.core.tensors import part
+from understudy.core.tensors import arrays_under
+from understudy.experience.chunk import Chunk, ChunkId
+from understudy.experience.game import game_spec
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
-from understudy.learn.learner import Learner, LearnerConfig, Report, state_from_arrays, state_to_arrays
+from understudy.learn.learner import (
+    Learner,
+    LearnerConfig,
+    Report,
+    state_from_arrays,
+    state_to_arrays,
+)
 from understudy.learn.replay import HostReplay, LimiterConfig, ReplayConfig, ReplaySource
 
 GAME = game_spec("line", obs=3, actions=2)
-ROLLOUT, ENVS, STACK = 8, 2, 2
+ROLLOUT = 8
+ENVS = 2
+STACK = 2
 PROGRAMS: dict[str, Any] = {}
 
 
@@ -39,11 +48,15 @@ def dqn(*, prioritised: bool = True, limiter: LimiterConfig | None = None, **how
     config = DqnConfig(widths=(8,), batch=16, n_step=2, prioritised=prioritised, target_period=3)
     settings: dict[str, Any] = {"updates_per_call": 4, "replay": ReplayConfig(capacity=512), **how}
     made = LearnerConfig(limiter=limiter, **settings)
-    return compiled_once(Learner(Dqn(GAME, config), DqnKnobs(), root_seed=5, config=made), f"dqn {settings}")
+    return compiled_once(
+        Learner(Dqn(GAME, config), DqnKnobs(), root_seed=5, config=made), f"dqn {settings}"
+    )
 
 
 def ppo() -> Learner:
-    config = PpoConfig(widths=(8,), rollout=ROLLOUT, envs=ENVS, epochs=2, minibatches=2, stack=STACK)
+    config = PpoConfig(
+        widths=(8,), rollout=ROLLOUT, envs=ENVS, epochs=2, minibatches=2, stack=STACK
+    )
     return compiled_once(Learner(Ppo(GAME, config), PpoKnobs(), root_seed=5), "ppo")
 
 
@@ -52,34 +65,38 @@ def replay_of(learner: Learner) -> HostReplay:
     return learner.source.replay
 
 
-def played(number: int, *, env: int = 0, n: int = 12, version: int | None = None, **more: Any) -> Chunk:
-    """The chunk of a number, of an episode that goes on for ever; each step sees numbers of its own."""
+def played(
+    number: int, *, env: int = 0, n: int = 12, version: int | None = None, **more: Any
+) -> Chunk:
+    """The chunk of a number, of an episode that goes on for ever; each step sees numbers of its
+    own."""
 
     def seen(at: int) -> list[float]:
         return [np.sin(at + env), np.cos(2.0 * at), 0.1 * env]
 
     moves = [
-        Move(seen(at), at % 2, float(at % 3), seen(at + 1), None, at == 0) for at in range(n * number, n * number + n)
+        Move(seen(at), at % 2, float(at % 3), seen(at + 1), None, at == 0)
+        for at in range(n * number, n * number + n)
     ]
-    return chunk_of(GAME, moves, session=env, chunk_no=number, version=version, **more)  # fmt: skip
+    return chunk_of(GAME, moves, session=env, chunk_no=number, version=version, **more)
 
 
 def bits(tree: Any) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
-# --- Guard -----------------------------------------------------------------------------------------------------------
+# --- Guard ----------------------------------------------------------------------------------------
 
 
 def spoil(learner: Learner, chunk_no: int, bad: float) -> None:
     """Numbers go bad inside the ring, behind every check at the door."""
     replay = replay_of(learner)
-    stretch = replay._ring.stretches[session_id(0), chunk_no]
-    replay._columns["obs"][stretch.start + stretch.lead + 2 : stretch.start + stretch.n_rows - 2] = bad
+    span = replay._ring.spans[session_id(0), chunk_no]
+    replay._columns["obs"][span.start + span.lead + 2 : span.start + span.n_rows - 2] = bad
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
-def test_an_update_on_bad_rows_is_skipped_and_its_chunk_named_and_evicted(bad):
+def test_an_update_on_bad_rows_is_skipped_and_its_chunk_reported_and_evicted(bad):
     learner = dqn()
     for number in range(4):
         learner.insert(played(number))
@@ -92,7 +109,11 @@ def test_an_update_on_bad_rows_is_skipped_and_its_chunk_named_and_evicted(bad):
     skipped = learner.counts.skipped_updates
     assert skipped > 0
     assert (session_id(0), 1) in named
-    assert {number for _, number in named} <= {0, 1, 2}  # windows reach from chunk 0 and into chunk 2
+    assert {number for _, number in named} <= {
+        0,
+        1,
+        2,
+    }  # windows reach from chunk 0 and into chunk 2
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(learner.state))
     for _ in range(5):
         learner.step(0.0)
@@ -111,11 +132,15 @@ def test_where_every_row_fails_the_state_keeps_its_bits_and_no_chunk_is_blamed(b
     assert learner.counts.skipped_updates == learner.counts.skips_in_a_row == 12
     assert [report.must_restore for report in reports] == [False, False, True]
     assert [report.bad_chunks for report in reports] == [[], [], []]
-    assert [report.metrics for report in reports] == [{}, {}, {}]  # nothing was said that is a number
+    assert [report.metrics for report in reports] == [
+        {},
+        {},
+        {},
+    ]  # nothing was said that is a number
     assert replay_of(learner).n_sampleable > 0
 
 
-def test_bad_chunks_are_refused_at_the_door():
+def test_bad_chunks_are_rejected_on_insertion():
     learner = dqn()
     for name, bad in (("obs", np.nan), ("reward", 1e30)):
         chunk = played(0)
@@ -138,34 +163,45 @@ def test_going_back_takes_the_weights_of_a_checkpoint_and_halves_the_rate():
     learner = dqn()
     learner.insert(played(0))
     arrays, _ = learner.checkpoint()
-    before, kept = bits(learner.state), {name: array.tobytes() for name, array in arrays.items()}
+    before = bits(learner.state)
+    kept = {name: array.tobytes() for name, array in arrays.items()}
     for _ in range(3):
         learner.step(0.0)
-    assert kept == {name: array.tobytes() for name, array in arrays.items()}, "a checkpoint changed behind its back"
+    assert kept == {name: array.tobytes() for name, array in arrays.items()}, (
+        "a checkpoint changed behind its back"
+    )
     learner.counts.skips_in_a_row = 10
-    learner.go_back(arrays)
+    learner.restore_weights(arrays)
     assert bits(learner.state) == before
-    assert (learner.counts.rate_scale, learner.counts.skips_in_a_row, learner.counts.updates) == (0.5, 0, 12)
+    assert (learner.counts.rate_scale, learner.counts.skips_in_a_row, learner.counts.updates) == (
+        0.5,
+        0,
+        12,
+    )
     assert learner.knobs_at(0.0)["learning_rate"] == np.float32(5e-4)
     learner.step(0.0)
 
 
 def test_weights_that_are_not_finite_are_never_published():
     learner = dqn()
-    learner.state = jax.tree.map(lambda leaf: leaf * np.nan if leaf.dtype.kind == "f" else leaf, learner.state)
+    learner.state = jax.tree.map(
+        lambda leaf: leaf * np.nan if leaf.dtype.kind == "f" else leaf, learner.state
+    )
     with pytest.raises(LearningFailed, match="not finite"):
         learner.publish()
 
 
-# --- Who may teach ---------------------------------------------------------------------------------------------------
+# --- Who may teach --------------------------------------------------------------------------------
 
 
-def test_actors_that_lag_too_far_behind_are_left_out_and_players_never():
+def test_chunks_of_actors_with_too_much_lag_are_skipped_and_those_of_players_never():
     learner = dqn(max_lag_versions=2)
     for _ in range(5):
         learner.publish()
     assert [learner.lag_of(played(0, version=version)) for version in (5, 3, 1, 9)] == [0, 2, 4, 0]
-    assert [learner.insert(played(number, version=version)) for number, version in enumerate((5, 3, 2))] == [12, 12, 0]
+    assert [
+        learner.insert(played(number, version=version)) for number, version in enumerate((5, 3, 2))
+    ] == [12, 12, 0]
     assert learner.insert(played(0, env=1)) == 12
     assert (learner.counts.stale_chunks, learner.counts.inserted_steps) == (1, 36)
 
@@ -180,7 +216,7 @@ def test_on_policy_only_the_newest_version_teaches():
     assert not learner.may_step
 
 
-def test_the_limiter_says_when_updates_are_due():
+def test_the_limiter_decides_when_updates_are_due():
     learner = dqn(limiter=LimiterConfig(samples_per_insert=8.0, min_inserts=12))
     calls = []
     for number in range(4):
@@ -189,7 +225,12 @@ def test_the_limiter_says_when_updates_are_due():
         while learner.may_step:
             learner.step(0.0)
             calls[-1] += 1
-    assert calls == [0, 1, 2, 1]  # 96 rows are owed for each chunk behind the first; a call takes 64
+    assert calls == [
+        0,
+        1,
+        2,
+        1,
+    ]  # 96 rows are owed for each chunk behind the first; a call takes 64
     assert learner.counts.replay_ratio == 4 * 64 / 48
 
 
@@ -199,11 +240,16 @@ def test_versions_count_what_was_published_and_knobs_follow_their_schedules():
     assert learner.current().version == 3
     knobs = DqnKnobs(epsilon=Schedule(1.0, 0.0, 0.5), learning_rate=0.25)
     learner._knobs = knobs
-    assert [float(learner.knobs_at(at)["epsilon"]) for at in (0.0, 0.25, 0.5, 1.0)] == [1.0, 0.5, 0.0, 0.0]
+    assert [float(learner.knobs_at(at)["epsilon"]) for at in (0.0, 0.25, 0.5, 1.0)] == [
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
     assert learner.knobs_at(0.7)["learning_rate"] == np.float32(0.25)
 
 
-# --- Going on --------------------------------------------------------------------------------------------------------
+# --- Going on -------------------------------------------------------------------------------------
 
 
 class Run:
@@ -250,7 +296,7 @@ class Run:
 
 
 @pytest.mark.parametrize("kind", ["prioritised", "uniform", "ppo"])
-def test_a_restored_learner_goes_on_with_the_same_bits(kind):
+def test_a_restored_learner_continues_bit_identical(kind):
     def make() -> Learner:
         limiter = LimiterConfig(samples_per_insert=6.0, min_inserts=20)
         return ppo() if kind == "ppo" else dqn(prioritised=kind == "prioritised", limiter=limiter)
@@ -269,10 +315,11 @@ def test_a_restored_learner_goes_on_with_the_same_bits(kind):
     assert all(one[0][name].tobytes() == array.tobytes() for name, array in other[0].items())
 
 
-def test_a_rollout_that_cannot_be_learned_from_is_skipped_and_the_env_named():
+def test_a_rollout_that_is_not_finite_is_skipped_and_its_env_reported():
     run = Run(ppo())
     run.round(0)
-    before, policy = bits(run.learner.state), run.learner.publish()
+    before = bits(run.learner.state)
+    policy = run.learner.publish()
     for env in range(ENVS):
         chunk = run._played(policy, 1, env)
         if env == 1:
@@ -285,15 +332,17 @@ def test_a_rollout_that_cannot_be_learned_from_is_skipped_and_the_env_named():
     assert run.learner.counts.skips_in_a_row == 0
 
 
-def test_a_checkpoint_of_other_settings_is_refused():
+def test_a_checkpoint_of_other_settings_is_rejected():
     arrays, facts = dqn().checkpoint()
     other = Learner(Dqn(GAME, DqnConfig(widths=(9,), batch=16)), DqnKnobs(), root_seed=0)
     with pytest.raises(ConfigError, match="does not fit"):
         other.restore(arrays, facts, lambda _: iter(()))
 
 
-@pytest.mark.parametrize(("name", "value"), [("updates_per_call", 0), ("max_lag_versions", -1), ("max_skips", 0)])
-def test_settings_that_cannot_work_are_refused_when_they_are_made(name: str, value: int):
+@pytest.mark.parametrize(
+    ("name", "value"), [("updates_per_call", 0), ("max_lag_versions", -1), ("max_skips", 0)]
+)
+def test_invalid_settings_are_rejected_when_they_are_created(name: str, value: int):
     settings: Any = {name: value}
     with pytest.raises(ConfigError, match=f"{name} is {value}; give a whole number from"):
         LearnerConfig(**settings)
@@ -303,7 +352,8 @@ class Silent:
     """An algorithm that leaves something out of its feedback."""
 
     def __init__(self, algorithm: Any, field: str) -> None:
-        self._algorithm, self._field = algorithm, field
+        self._algorithm = algorithm
+        self._field = field
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._algorithm, name)
@@ -314,24 +364,29 @@ class Silent:
 
 
 @pytest.mark.parametrize(("make", "field"), [(dqn, "priorities"), (ppo, "ratio_error")])
-def test_an_algorithm_that_does_not_tell_what_the_port_asks_for_is_refused(make, field):
+def test_an_algorithm_without_required_feedback_is_rejected(make, field):
     whole = make()
-    run = Run(Learner(Silent(whole.algorithm, field), whole._knobs, root_seed=5, config=whole.config))
+    run = Run(
+        Learner(Silent(whole.algorithm, field), whole._knobs, root_seed=5, config=whole.config)
+    )
     with pytest.raises(ConfigError, match=f"no {field}, and the algorithm"):
         run.round(0)
     assert run.learner.counts.calls == 0
 
 
-# --- Running ---------------------------------------------------------------------------------------------------------
+# --- Running --------------------------------------------------------------------------------------
 
 
 class Listening:
     """A watcher that writes down what it hears; the progress is a tenth per call."""
 
     def __init__(self) -> None:
-        self.compilations, self.versions = 0, list[int]()
-        self.blamed, self.metrics = list[ChunkId](), list[Any]()
-        self.asked, self.threads = 0, set[int]()
+        self.compilations = 0
+        self.versions = list[int]()
+        self.blamed = list[ChunkId]()
+        self.metrics = list[Any]()
+        self.asked = 0
+        self.threads = set[int]()
 
     @property
     def progress(self) -> float:
@@ -355,7 +410,9 @@ def never() -> bool:
 
 
 def test_a_run_is_its_steps_and_ends_with_what_is_due():
-    run, alone = (dqn(limiter=LimiterConfig(samples_per_insert=8.0, min_inserts=12)) for _ in range(2))
+    run, alone = (
+        dqn(limiter=LimiterConfig(samples_per_insert=8.0, min_inserts=12)) for _ in range(2)
+    )
     for number in range(4):
         run.insert(played(number))
         alone.insert(played(number))
@@ -372,35 +429,43 @@ def test_a_run_is_its_steps_and_ends_with_what_is_due():
     assert (heard.compilations, heard.versions) == (1, [1])
 
 
-@pytest.mark.parametrize(("calls_per_version", "versions"), [(1, 5), (2, 3), (5, 1), (9, 1), (None, 1)])
+@pytest.mark.parametrize(
+    ("calls_per_version", "versions"), [(1, 5), (2, 3), (5, 1), (9, 1), (None, 1)]
+)
 def test_a_run_publishes_every_so_many_calls_and_what_is_left_when_it_is_stopped(
     calls_per_version: int | None, versions: int
 ):
-    learner, heard = dqn(), Listening()
+    learner = dqn()
+    heard = Listening()
     learner.insert(played(0))
-    assert learner.run(lambda: learner.counts.calls == 5, heard, calls_per_version=calls_per_version)
+    assert learner.run(
+        lambda: learner.counts.calls == 5, heard, calls_per_version=calls_per_version
+    )
     assert heard.versions == list(range(1, versions + 1))
     assert bits(learner.current().weights) == bits(learner.algorithm.policy(learner.state).weights)
 
 
-def test_a_run_that_must_go_back_ends_at_once_and_publishes_nothing_of_it():
-    learner, heard = dqn(), Listening()
+def test_a_run_that_must_restore_ends_at_once_and_publishes_nothing():
+    learner = dqn()
+    heard = Listening()
     learner.insert(played(0))
     arrays, _ = learner.checkpoint()
     sound = replay_of(learner)._columns["obs"].copy()
     replay_of(learner)._columns["obs"][:] = np.nan
     assert not learner.run(never, heard, calls_per_version=4)
     assert (learner.counts.calls, learner.counts.skips_in_a_row, heard.versions) == (3, 12, [])
-    learner.go_back(arrays)
+    learner.restore_weights(arrays)
     replay_of(learner)._columns["obs"][:] = sound
     assert learner.run(lambda: learner.counts.calls == 7, heard, calls_per_version=4)
     assert (heard.versions, learner.counts.skips_in_a_row) == ([1], 0)
 
 
-def test_a_call_whose_updates_were_all_skipped_is_left_out_of_the_means_of_its_version():
-    learner, heard = dqn(), Listening()
+def test_a_call_whose_updates_were_all_skipped_does_not_count_in_the_means_of_its_version():
+    learner = dqn()
+    heard = Listening()
     learner.insert(played(0))
-    told, step = list[Any](), learner.step
+    told = list[Any]()
+    step = learner.step
 
     def spoiled_at_first(progress: float) -> Any:
         column = replay_of(learner)._columns["obs"]
@@ -419,7 +484,8 @@ def test_a_call_whose_updates_were_all_skipped_is_left_out_of_the_means_of_its_v
 
 
 def test_a_run_names_the_chunks_that_spoiled_its_updates():
-    learner, heard = dqn(), Listening()
+    learner = dqn()
+    heard = Listening()
     for number in range(4):
         learner.insert(played(number))
     spoil(learner, 1, np.nan)
@@ -427,10 +493,14 @@ def test_a_run_names_the_chunks_that_spoiled_its_updates():
     assert (session_id(0), 1) in heard.blamed
 
 
-def test_a_run_in_a_thread_ends_when_it_is_told_and_leaves_a_learner_that_goes_on():
-    learner, heard, stop = dqn(), Listening(), threading.Event()
+def test_a_run_in_a_thread_ends_on_stop_and_the_learner_can_continue():
+    learner = dqn()
+    heard = Listening()
+    stop = threading.Event()
     learner.insert(played(0))
-    thread = threading.Thread(target=learner.run, args=(stop.is_set, heard), kwargs={"calls_per_version": 1})
+    thread = threading.Thread(
+        target=learner.run, args=(stop.is_set, heard), kwargs={"calls_per_version": 1}
+    )
     thread.start()
     while learner.counts.version < 3 and thread.is_alive():
         thread.join(0.01)
@@ -443,7 +513,7 @@ def test_a_run_in_a_thread_ends_when_it_is_told_and_leaves_a_learner_that_goes_o
     learner.step(0.5)
 
 
-# --- States ----------------------------------------------------------------------------------------------------------
+# --- States ---------------------------------------------------------------------------------------
 
 
 class State(NamedTuple):
@@ -457,7 +527,7 @@ def state(width: int = 3) -> State:
     return State(weights, jax.random.PRNGKey(3), jnp.zeros((), jnp.int32))
 
 
-def test_a_state_comes_back_in_its_own_structure():
+def test_a_state_is_restored_in_its_structure():
     again = state_from_arrays(state(), state_to_arrays(state()))
     assert (type(again), again.weights.keys()) == (State, {"a", "b"})
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(state()), strict=True):
@@ -468,16 +538,22 @@ def test_a_state_comes_back_in_its_own_structure():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda arrays: arrays | {"leaf0001": np.zeros(4, np.float32)}, r"leaf 1 is float32.4., wanted float32.3."),
+        (
+            lambda arrays: arrays | {"leaf0001": np.zeros(4, np.float32)},
+            r"leaf 1 is float32.4., expected float32.3.",
+        ),
         (lambda arrays: arrays | {"leaf0003": np.zeros((), np.int64)}, "leaf 3 is int64"),
         (lambda arrays: arrays | {"leaf0004": np.zeros(1)}, "does not fit"),
-        (lambda arrays: {name: one for name, one in arrays.items() if name != "leaf0002"}, "does not fit"),
+        (
+            lambda arrays: {name: one for name, one in arrays.items() if name != "leaf0002"},
+            "does not fit",
+        ),
     ],
-)  # fmt: skip
-def test_a_state_of_another_shape_is_refused(change, says):
+)
+def test_a_state_of_another_shape_is_rejected(change, says):
     with pytest.raises(ConfigError, match=says):
         state_from_arrays(state(), change(state_to_arrays(state())))
 
 
 def test_part_takes_what_begins_with_a_name():
-    assert part({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}
+    assert arrays_under({"a.b.c": np.ones(1), "ab.c": np.zeros(1)}, "a") == {"b.c": np.ones(1)}

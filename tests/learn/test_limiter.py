@@ -34,15 +34,21 @@ def test_steps_before_min_inserts_owe_no_samples():
 def test_actors_wait_when_the_learner_is_slack_steps_behind():
     limits = limiter(samples_per_insert=2, min_inserts=0, slack=10)
     seen = []
-    for count in (lambda: limits.inserted(9), lambda: limits.inserted(1), lambda: limits.sampled(2)):
+    for count in (
+        lambda: limits.inserted(9),
+        lambda: limits.inserted(1),
+        lambda: limits.sampled(2),
+    ):
         count()
         seen.append(limits.may_insert)
     assert seen == [True, False, True]
 
 
 @given(st.floats(0.01, 64), st.integers(0, 50), st.integers(1, 64), st.integers(1, 64))
-def test_somebody_may_always_go_on(samples_per_insert, min_inserts, slack, batch):
-    config = LimiterConfig(samples_per_insert=samples_per_insert, min_inserts=min_inserts, slack=slack)
+def test_learner_or_actors_may_always_continue(samples_per_insert, min_inserts, slack, batch):
+    config = LimiterConfig(
+        samples_per_insert=samples_per_insert, min_inserts=min_inserts, slack=slack
+    )
     try:
         limits = Limiter(config, batch=batch)
     except ConfigError:
@@ -56,7 +62,7 @@ def test_somebody_may_always_go_on(samples_per_insert, min_inserts, slack, batch
             limits.inserted(1)
 
 
-def test_a_deadlock_is_refused_with_the_slack_that_would_work():
+def test_a_deadlock_is_rejected_with_the_slack_that_would_work():
     config = LimiterConfig(samples_per_insert=0.1, slack=100)
     with pytest.raises(ConfigError, match="slack of at least 640"):
         Limiter(config, batch=64)
@@ -65,15 +71,22 @@ def test_a_deadlock_is_refused_with_the_slack_that_would_work():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"samples_per_insert": 0}, {"samples_per_insert": float("nan")}, {"min_inserts": -1}, {"slack": 0}]
+    "settings",
+    [
+        {"samples_per_insert": 0},
+        {"samples_per_insert": float("nan")},
+        {"min_inserts": -1},
+        {"slack": 0},
+    ],
 )
-def test_settings_that_mean_nothing_are_refused(settings):
+def test_invalid_limits_are_rejected(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         LimiterConfig(**settings)
 
 
-def test_a_restored_limiter_goes_on_where_it_was():
-    first, second = limiter(), limiter()
+def test_a_restored_limiter_continues_where_it_was():
+    first = limiter()
+    second = limiter()
     first.inserted(5_000)
     first.sampled(1_234)
     second.restore(first.state())

@@ -1,4 +1,4 @@
-"""Legal masks are obeyed everywhere: an illegal action is never taken, and never bootstrapped from."""
+"""Action masks are obeyed everywhere: no invalid action is taken or bootstrapped from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 from tests.act.envs import MaskedEnv
 from understudy.act.actor import Actor
 from understudy.act.vector import game_of, make_envs
-from understudy.core.algorithm import Batch
-from understudy.core.game import game_spec
-from understudy.core.spaces import Discrete
+from understudy.algorithm import Batch
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
@@ -24,8 +24,10 @@ from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import LimiterConfig
 from understudy.testing.algorithm import random_rollout
 
-STATES, ACTIONS, ROWS = 5, 4, 16
-GAME = game_spec("cards", obs=Discrete(STATES), actions=Discrete(ACTIONS, 3), has_legal=True)
+STATES = 5
+ACTIONS = 4
+ROWS = 16
+GAME = game_spec("cards", obs=Discrete(STATES), actions=Discrete(ACTIONS, 3), has_action_mask=True)
 ALGORITHMS: Mapping[str, Any] = {
     "dqn": Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False)),
     "ppo": Ppo(GAME, PpoConfig(widths=(), rollout=8, envs=2, epochs=1)),
@@ -34,17 +36,24 @@ ALGORITHMS: Mapping[str, Any] = {
 act = {name: jax.jit(algorithm.act) for name, algorithm in ALGORITHMS.items()}
 first = {name: algorithm.init(jax.random.PRNGKey(0)) for name, algorithm in ALGORITHMS.items()}
 
-masks = hnp.arrays(np.bool_, (ROWS, ACTIONS)).map(lambda legal: legal | (~legal.any(1, keepdims=True)))
-"""Random ones; where nothing would be legal, everything is."""
+masks = hnp.arrays(np.bool_, (ROWS, ACTIONS)).map(
+    lambda action_mask: action_mask | (~action_mask.any(1, keepdims=True))
+)
+"""Random masks; a row without a valid action becomes all valid."""
 tables = hnp.arrays(
-    np.float32, (STATES, ACTIONS), elements=st.sampled_from([-1e30, -1e3, -1.0, 0.0, 0.5, 2.0, 1e3, 1e30])
+    np.float32,
+    (STATES, ACTIONS),
+    elements=st.sampled_from([-1e30, -1e3, -1.0, 0.0, 0.5, 2.0, 1e3, 1e30]),
 )
 
 
 def vector(algorithm: Any, table: Any) -> Any:
     """Weights under which the network gives these numbers for each state."""
     name = "q" if isinstance(algorithm, Dqn) else "logits"
-    weights = {f"heads.{name}.0.kernel": table, f"heads.{name}.0.bias": np.zeros(ACTIONS, np.float32)}
+    weights = {
+        f"heads.{name}.0.kernel": table,
+        f"heads.{name}.0.bias": np.zeros(ACTIONS, np.float32),
+    }
     return np.asarray(flat.pack(algorithm.network, weights))
 
 
@@ -57,40 +66,48 @@ def state_with(name: str, table: Any) -> Any:
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=60, deadline=None)
 @given(tables, masks, st.integers(0, 2**31), st.sampled_from([0.0, 0.3, 1.0]))
-def test_an_illegal_action_is_never_taken(name, table, legal, seed, explore):
-    rng, state = np.random.default_rng(seed), state_with(name, table)
+def test_an_invalid_action_is_never_taken(name, table, action_mask, seed, explore):
+    rng = np.random.default_rng(seed)
+    state = state_with(name, table)
     obs = {"obs": rng.integers(0, STATES, ROWS)}
     policy = ALGORITHMS[name].policy(state)
     taken = [
-        np.asarray(act[name](state, obs, jax.random.PRNGKey(seed), explore, legal).action),
-        policy.decide(obs, policy.head.noise(rng, ROWS), explore=explore, legal=legal).action,
-        policy.decide(obs, None, legal=legal, deterministic=True).action,
-        [policy.act(obs["obs"][row], legal=legal[row]) - 3 for row in range(ROWS)],
-        [policy.act(obs["obs"][row], legal=legal[row], deterministic=False, rng=rng) - 3 for row in range(ROWS)],
+        np.asarray(act[name](state, obs, jax.random.PRNGKey(seed), explore, action_mask).action),
+        policy.decide(
+            obs, policy.head.noise(rng, ROWS), explore=explore, action_mask=action_mask
+        ).action,
+        policy.decide(obs, None, action_mask=action_mask, deterministic=True).action,
+        [policy.act(obs["obs"][row], action_mask=action_mask[row]) - 3 for row in range(ROWS)],
+        [
+            policy.act(obs["obs"][row], action_mask=action_mask[row], deterministic=False, rng=rng)
+            - 3
+            for row in range(ROWS)
+        ],
     ]
     for actions in taken:
-        assert legal[np.arange(ROWS), actions].all()
+        assert action_mask[np.arange(ROWS), actions].all()
 
 
-# --- What is learned -------------------------------------------------------------------------------------------------
+# --- What is learned ------------------------------------------------------------------------------
 
 
-def batch(legal: Any, next_legal: Any, *, seed: int = 0) -> Batch:
+def batch(action_mask: Any, next_action_mask: Any, *, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
     return Batch(
         obs={"obs": rng.integers(0, STATES, ROWS)},
-        action=np.where(legal, rng.random((ROWS, ACTIONS)), -1).argmax(1).astype(np.int32),
+        action=np.where(action_mask, rng.random((ROWS, ACTIONS)), -1).argmax(1).astype(np.int32),
         reward=rng.normal(size=ROWS).astype(np.float32),
         next_obs={"obs": rng.integers(0, STATES, ROWS)},
-        factor=np.full(ROWS, 0.9, np.float32),
+        discount=np.full(ROWS, 0.9, np.float32),
         weight=np.ones(ROWS, np.float32),
-        legal=legal,
-        next_legal=next_legal,
+        action_mask=action_mask,
+        next_action_mask=next_action_mask,
     )
 
 
 doubles = {
-    double: Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False, double=double)) for double in (True, False)
+    double: Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False, double=double))
+    for double in (True, False)
 }
 update = {double: jax.jit(algorithm.update) for double, algorithm in doubles.items()}
 KNOBS = {"learning_rate": np.float32(0.1), "target_rate": np.float32(1.0)}
@@ -99,47 +116,58 @@ KNOBS = {"learning_rate": np.float32(0.1), "target_rate": np.float32(1.0)}
 @pytest.mark.parametrize("double", [True, False])
 @settings(max_examples=60, deadline=None)
 @given(masks, st.integers(0, 2**31))
-def test_an_illegal_action_is_never_bootstrapped_from(double, next_legal, seed):
-    rng, algorithm = np.random.default_rng(seed), doubles[double]
+def test_an_invalid_action_is_never_bootstrapped_from(double, next_action_mask, seed):
+    rng = np.random.default_rng(seed)
+    algorithm = doubles[double]
     q, target = (rng.normal(size=(STATES, ACTIONS)).astype(np.float32) for _ in range(2))
-    made = batch(np.ones((ROWS, ACTIONS), np.bool_), next_legal, seed=seed)
+    made = batch(np.ones((ROWS, ACTIONS), np.bool_), next_action_mask, seed=seed)
     after = made.next_obs["obs"]
-    chooses = np.where(next_legal, (q if double else target)[after], -np.inf)
+    chooses = np.where(next_action_mask, (q if double else target)[after], -np.inf)
     worth = target[after, chooses.argmax(1)]
-    wanted = made.reward + made.factor * worth - q[made.obs["obs"], made.action]
+    wanted = made.reward + made.discount * worth - q[made.obs["obs"], made.action]
     state = first["dqn"]._replace(weights=vector(algorithm, q), target=vector(algorithm, target))
     _, told = update[double](state, made, KNOBS)
     np.testing.assert_allclose(told.priorities, np.abs(wanted) + 1e-6, atol=1e-5)
 
 
-def test_where_the_game_is_over_and_nothing_is_legal_the_update_is_finite():
+def test_with_an_empty_mask_after_termination_the_update_is_finite():
     nothing = np.zeros((ROWS, ACTIONS), np.bool_)
-    made = batch(~nothing, nothing)._replace(factor=np.zeros(ROWS, np.float32))
+    made = batch(~nothing, nothing)._replace(discount=np.zeros(ROWS, np.float32))
     state, told = update[True](first["dqn"], made, KNOBS)
     assert bool(told.ok)
     assert np.isfinite(state.weights).all()
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_where_a_game_was_stopped_and_nothing_is_legal_every_action_counts(double):
-    rng, nothing = np.random.default_rng(1), np.zeros((ROWS, ACTIONS), np.bool_)
+def test_with_an_empty_mask_after_truncation_every_action_counts(double):
+    rng = np.random.default_rng(1)
+    nothing = np.zeros((ROWS, ACTIONS), np.bool_)
     q, target = (rng.normal(size=(STATES, ACTIONS)).astype(np.float32) for _ in range(2))
-    state = first["dqn"]._replace(weights=vector(doubles[double], q), target=vector(doubles[double], target))
+    state = first["dqn"]._replace(
+        weights=vector(doubles[double], q), target=vector(doubles[double], target)
+    )
     some = nothing.copy()
     some[1::2, 2] = True  # rows with a mask stay bound to it
     wanted = np.where(some.any(1, keepdims=True), some, True)
-    (empty, told), (full, same) = (update[double](state, batch(~nothing, legal), KNOBS) for legal in (some, wanted))
+    (empty, told), (full, same) = (
+        update[double](state, batch(~nothing, action_mask), KNOBS) for action_mask in (some, wanted)
+    )
     assert bool(told.ok)
     np.testing.assert_array_equal(told.priorities, same.priorities)
     np.testing.assert_array_equal(empty.weights, full.weights)
 
 
-def test_bc_moves_no_illegal_action_and_counts_only_legal_ones():
-    legal = np.zeros((ROWS, ACTIONS), np.bool_)
-    legal[:, :2] = True
+def test_bc_moves_no_invalid_action_and_counts_only_valid_ones():
+    action_mask = np.zeros((ROWS, ACTIONS), np.bool_)
+    action_mask[:, :2] = True
     table = np.random.default_rng(0).normal(size=(STATES, ACTIONS)).astype(np.float32)
-    made, state = batch(legal, legal), state_with("bc", table)
-    knobs = {"learning_rate": np.float32(0.1), "weight_decay": np.float32(0), "entropy": np.float32(0)}
+    made = batch(action_mask, action_mask)
+    state = state_with("bc", table)
+    knobs = {
+        "learning_rate": np.float32(0.1),
+        "weight_decay": np.float32(0),
+        "entropy": np.float32(0),
+    }
     after, told = jax.jit(ALGORITHMS["bc"].update)(state, made, knobs)
     moved = np.asarray(after.weights) - np.asarray(state.weights)
     kernel = flat.unpack(ALGORITHMS["bc"].network, moved)["heads.logits.0.kernel"]
@@ -152,11 +180,19 @@ def test_bc_moves_no_illegal_action_and_counts_only_legal_ones():
 
 def test_ppo_learns_with_the_probabilities_its_masks_gave():
     ppo = ALGORITHMS["ppo"]
-    knobs = {one: np.float32(value) for one, value in {
-        "learning_rate": 1e-2, "clip": 0.2, "discount": 0.9, "trace": 0.9, "entropy": 0.01, "value": 0.5,
-    }.items()}  # fmt: skip
+    knobs = {
+        one: np.float32(value)
+        for one, value in {
+            "learning_rate": 1e-2,
+            "clip": 0.2,
+            "discount": 0.9,
+            "gae_lambda": 0.9,
+            "entropy": 0.01,
+            "value": 0.5,
+        }.items()
+    }
     rollout = random_rollout(ppo, first["ppo"], np.random.default_rng(0))
-    assert not rollout.legal.all()
+    assert not rollout.action_mask.all()
     _, told = jax.jit(ppo.update)(first["ppo"], rollout, knobs)
     assert bool(told.ok)
     assert float(told.ratio_error) < 1e-5
@@ -171,23 +207,29 @@ class Stopped(MaskedEnv):
         return obs, reward, False, is_over, {"action_mask": info["action_mask"] * (not is_over)}
 
 
-def test_first_priorities_stay_small_where_a_stopped_game_allows_nothing():
+def test_first_priorities_stay_small_with_an_empty_mask_after_truncation():
     envs = make_envs(Stopped, 2)
     game = game_of(envs)
-    policy = (dqn := Dqn(game, DqnConfig(widths=(8,), batch=8))).policy(dqn.init(jax.random.PRNGKey(0)))
-    chunks = Actor(envs, game, root_seed=0, created_ms=1).collect(policy, 16, round_no=0, explore=1.0).chunks
-    assert not any(chunk.columns["legal"].any(1).all() for chunk in chunks)
+    policy = (dqn := Dqn(game, DqnConfig(widths=(8,), batch=8))).policy(
+        dqn.init(jax.random.PRNGKey(0))
+    )
+    chunks = (
+        Actor(envs, game, root_seed=0, created_ms=1)
+        .collect(policy, 16, round_no=0, explore=1.0)
+        .chunks
+    )
+    assert not any(chunk.columns["action_mask"].any(1).all() for chunk in chunks)
     assert max(chunk.columns["priority"].max() for chunk in chunks) < 100
 
 
-# --- In an env that raises when it is cheated ------------------------------------------------------------------------
+# --- In an env that raises when it is cheated -----------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
-def test_playing_and_learning_never_takes_an_illegal_action(name):
+def test_playing_and_learning_never_takes_an_invalid_action(name):
     envs = make_envs(MaskedEnv, 2)
     game = game_of(envs)
-    assert game.has_legal
+    assert game.has_action_mask
     ppo = Ppo(game, PpoConfig(widths=(8,), rollout=16, envs=2, epochs=1)), PpoKnobs()
     dqn = Dqn(game, DqnConfig(widths=(8,), batch=8)), DqnKnobs()
     limiter = LimiterConfig(samples_per_insert=4.0, min_inserts=8)
@@ -196,7 +238,9 @@ def test_playing_and_learning_never_takes_an_illegal_action(name):
     actor = Actor(envs, game, root_seed=0, created_ms=1_760_000_000_000)
     for round_no in range(4):
         explore = 0.5 if name == "dqn" else None
-        for chunk in actor.collect(learner.publish(), 16, round_no=round_no, explore=explore).chunks:
+        for chunk in actor.collect(
+            learner.publish(), 16, round_no=round_no, explore=explore
+        ).chunks:
             learner.insert(chunk)
         while learner.may_step:
             learner.step(0.0)

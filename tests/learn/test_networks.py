@@ -1,4 +1,5 @@
-"""The JAX runtime against the NumPy one, first weights, running statistics and what losses read from heads."""
+"""The JAX runtime against the NumPy one, first weights, running statistics and what losses read
+from heads."""
 
 import math
 import subprocess
@@ -10,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.core.networks import SPECS, plain, random_obs, random_weights
+from tests.nn.networks import SPECS, plain, random_obs, random_weights
 from understudy.core.errors import ConfigError
-from understudy.core.forward import compile_network, compile_row
-from understudy.core.heads import GAUSSIAN, Head
-from understudy.core.network import Constant, Dense, Dueling, NetworkSpec
 from understudy.learn import networks
+from understudy.nn.forward import compile_network, compile_row
+from understudy.nn.heads import GAUSSIAN, Head
+from understudy.nn.network import Constant, Dense, Dueling, NetworkSpec
 
 ROWS = 1_000
 TOLERANCE = 1e-5
@@ -30,13 +31,15 @@ HEADS = {
 
 
 def outputs_of(head: Head, rng: np.random.Generator, batch: int = ROWS) -> dict[str, Any]:
-    return {name: rng.normal(0, 1.5, (batch, head.size)).astype(np.float32) for name in head.outputs}
+    return {
+        name: rng.normal(0, 1.5, (batch, head.size)).astype(np.float32) for name in head.outputs
+    }
 
 
 def masks(head: Head, rng: np.random.Generator, batch: int = ROWS) -> Any:
-    legal = rng.random((batch, head.size)) < 0.4
-    legal[np.arange(batch), rng.integers(0, head.size, batch)] = True
-    return legal
+    action_mask = rng.random((batch, head.size)) < 0.4
+    action_mask[np.arange(batch), rng.integers(0, head.size, batch)] = True
+    return action_mask
 
 
 applied = jax.jit(networks.apply, static_argnums=0)
@@ -45,9 +48,11 @@ sampled = jax.jit(networks.sample, static_argnums=0, static_argnames="determinis
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_jax_and_numpy_give_the_same_outputs(name: str) -> None:
-    rng, spec = np.random.default_rng(1), SPECS[name]
-    weights, obs = random_weights(spec, rng), random_obs(spec, ROWS, rng)
+def test_jax_and_numpy_return_the_same_outputs(name: str) -> None:
+    rng = np.random.default_rng(1)
+    spec = SPECS[name]
+    weights = random_weights(spec, rng)
+    obs = random_obs(spec, ROWS, rng)
     ours = compile_network(spec, weights)(obs)
     theirs = applied(spec, weights, obs)
     assert ours.keys() == theirs.keys() == spec.heads.keys()
@@ -67,15 +72,23 @@ def test_jax_and_numpy_give_the_same_outputs(name: str) -> None:
 @pytest.mark.parametrize("has_masks", [False, True])
 @pytest.mark.parametrize("kind", HEADS)
 def test_jax_and_numpy_take_the_same_actions(kind: str, has_masks: bool) -> None:
-    rng, head = np.random.default_rng(2), HEADS[kind]
+    rng = np.random.default_rng(2)
+    head = HEADS[kind]
     if has_masks and not head.is_discrete:
         return
-    outputs, noise, legal = outputs_of(head, rng), head.noise(rng, ROWS), masks(head, rng) if has_masks else None
-    epsilons = (np.float32(0.3), rng.random(ROWS, np.float32)) if kind == "epsilon_greedy" else (None,)
+    outputs = outputs_of(head, rng)
+    noise = head.noise(rng, ROWS)
+    action_mask = masks(head, rng) if has_masks else None
+    epsilons = (
+        (np.float32(0.3), rng.random(ROWS, np.float32)) if kind == "epsilon_greedy" else (None,)
+    )
     for epsilon, deterministic in ((None, True), *((epsilon, False) for epsilon in epsilons)):
-        how: Any = {"explore": epsilon, "legal": legal, "deterministic": deterministic}
-        ours, theirs = head.sample(outputs, noise, **how), sampled(head, outputs, noise, **how)
-        np.testing.assert_allclose(ours.action, theirs.action, atol=0 if head.is_discrete else TOLERANCE)
+        how: Any = {"explore": epsilon, "action_mask": action_mask, "deterministic": deterministic}
+        ours = head.sample(outputs, noise, **how)
+        theirs = sampled(head, outputs, noise, **how)
+        np.testing.assert_allclose(
+            ours.action, theirs.action, atol=0 if head.is_discrete else TOLERANCE
+        )
         np.testing.assert_allclose(ours.logp, theirs.logp, atol=TOLERANCE, rtol=TOLERANCE)
         assert (ours.action.dtype, ours.logp.dtype) == (theirs.action.dtype, theirs.logp.dtype)
         if not head.is_discrete:
@@ -91,24 +104,28 @@ for package in ("act", "client", "core"):
         importlib.import_module(module.name)
 print("understudy.act.actor" in sys.modules, "jax" in sys.modules)
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert told.split() == ["True", "False"]
 
 
 @pytest.mark.parametrize("kind", ["categorical", *GAUSSIAN])
-def test_logp_is_what_acting_said(kind: str) -> None:
-    rng, head = np.random.default_rng(3), HEADS[kind]
-    outputs, legal = outputs_of(head, rng), masks(head, rng) if head.is_discrete else None
-    decision = head.sample(outputs, head.noise(rng, ROWS), legal=legal)
+def test_logp_equals_that_of_acting(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    head = HEADS[kind]
+    outputs = outputs_of(head, rng)
+    action_mask = masks(head, rng) if head.is_discrete else None
+    decision = head.sample(outputs, head.noise(rng, ROWS), action_mask=action_mask)
     taken = decision.action if head.is_discrete else decision.raw_action
-    found = networks.logp(head, outputs, taken, legal)
+    found = networks.logp(head, outputs, taken, action_mask)
     np.testing.assert_allclose(found, decision.logp, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_entropy_counts_legal_actions_only() -> None:
+def test_entropy_counts_valid_actions_only() -> None:
     logits = {"logits": jnp.zeros((2, 4))}
-    legal = jnp.array([[True, True, True, True], [False, True, False, True]])
-    found = networks.entropy(Head("categorical", 4), logits, legal)
+    action_mask = jnp.array([[True, True, True, True], [False, True, False, True]])
+    found = networks.entropy(Head("categorical", 4), logits, action_mask)
     np.testing.assert_allclose(found, [math.log(4), math.log(2)], rtol=1e-6)
 
 
@@ -119,20 +136,27 @@ def test_entropy_of_a_gaussian_is_its_formula() -> None:
 
 
 def test_gradients_through_masks_are_finite() -> None:
-    head, legal = Head("categorical", 3), jnp.array([[True, False, False]])
+    head = Head("categorical", 3)
+    action_mask = jnp.array([[True, False, False]])
 
     def loss(logits: Any) -> Any:
         outputs = {"logits": logits}
-        return (networks.logp(head, outputs, jnp.array([0]), legal) + networks.entropy(head, outputs, legal)).sum()
+        return (
+            networks.logp(head, outputs, jnp.array([0]), action_mask)
+            + networks.entropy(head, outputs, action_mask)
+        ).sum()
 
     for logits in (jnp.zeros((1, 3)), jnp.array([[-jnp.inf, 5.0, 1e30]])):
         assert jnp.isfinite(jax.jit(jax.grad(loss))(logits)).all()
 
 
 @pytest.mark.parametrize("kind", ["argmax", "epsilon_greedy"])
-def test_heads_without_probabilities_refuse_to_give_them(kind: str) -> None:
-    for ask in (lambda: networks.logp(HEADS[kind], {}, 0), lambda: networks.entropy(HEADS[kind], {})):
-        with pytest.raises(ConfigError, match="no probabilities"):
+def test_heads_without_probabilities_reject_logp(kind: str) -> None:
+    for ask in (
+        lambda: networks.logp(HEADS[kind], {}, 0),
+        lambda: networks.entropy(HEADS[kind], {}),
+    ):
+        with pytest.raises(ConfigError, match="no log probabilities"):
             ask()
 
 
@@ -141,19 +165,22 @@ def test_raw_of_undoes_action_of(kind: str) -> None:
     head = HEADS[kind]
     action = np.random.default_rng(4).uniform([-1.9, 0.1], [0.9, 2.9], (50, 2)).astype(np.float32)
     np.testing.assert_allclose(networks.raw_of(head, action), head.raw_of(action), atol=TOLERANCE)
-    np.testing.assert_allclose(networks.action_of(head, networks.raw_of(head, action)), action, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        networks.action_of(head, networks.raw_of(head, action)), action, atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_noise_has_the_shape_that_numpy_draws(kind: str) -> None:
     head = HEADS[kind]
-    ours, theirs = head.noise(np.random.default_rng(0), 7), networks.noise(jax.random.key(0), head, 7)
+    ours = head.noise(np.random.default_rng(0), 7)
+    theirs = networks.noise(jax.random.key(0), head, 7)
     assert (ours is None) == (theirs is None) == (kind == "argmax")
     if ours is not None and theirs is not None:
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
 
 
-# --- Weights and statistics ------------------------------------------------------------------------------------------
+# --- Weights and statistics -----------------------------------------------------------------------
 
 
 def test_first_weights_are_orthogonal_with_the_gain_of_their_layer() -> None:
@@ -165,10 +192,12 @@ def test_first_weights_are_orthogonal_with_the_gain_of_their_layer() -> None:
     spec = plain(Dense(16), heads=heads)
     weights = networks.init_weights(jax.random.key(0), spec)
     assert {name: array.shape for name, array in weights.items()} == dict(spec.shapes())
-    wide, narrow = weights["trunk.0.kernel"], weights["heads.mean.0.kernel"]
+    wide = weights["trunk.0.kernel"]
+    narrow = weights["heads.mean.0.kernel"]
     np.testing.assert_allclose(wide @ wide.T, 2 * np.eye(5), atol=1e-5)
     np.testing.assert_allclose(narrow.T @ narrow, 1e-4 * np.eye(2), atol=1e-8)
-    hidden, last = weights["heads.q.0.value_hidden.kernel"], weights["heads.q.0.value.kernel"]
+    hidden = weights["heads.q.0.value_hidden.kernel"]
+    last = weights["heads.q.0.value.kernel"]
     np.testing.assert_allclose(hidden.T @ hidden, 2 * np.eye(8), atol=1e-5)
     np.testing.assert_allclose(last.T @ last, [[0.25]], atol=1e-6)
     assert not weights["trunk.0.bias"].any()
@@ -176,7 +205,8 @@ def test_first_weights_are_orthogonal_with_the_gain_of_their_layer() -> None:
 
 
 def test_a_lane_starts_with_the_same_weights_as_the_run_alone() -> None:
-    spec, keys = SPECS["observation norm"], jax.random.split(jax.random.key(5), 3)
+    spec = SPECS["observation norm"]
+    keys = jax.random.split(jax.random.key(5), 3)
     lanes = jax.jit(jax.vmap(lambda key: networks.init_weights(key, spec)))(keys)
     for lane, key in enumerate(keys):
         for name, array in networks.init_weights(key, spec).items():
@@ -185,10 +215,14 @@ def test_a_lane_starts_with_the_same_weights_as_the_run_alone() -> None:
 
 
 def test_apply_takes_any_axes_before_the_row() -> None:
-    spec, rng = SPECS["choices"], np.random.default_rng(6)
-    weights, obs = random_weights(spec, rng), random_obs(spec, 6, rng)
+    spec = SPECS["choices"]
+    rng = np.random.default_rng(6)
+    weights = random_weights(spec, rng)
+    obs = random_obs(spec, 6, rng)
     flat = applied(spec, weights, obs)["q"]
-    timed = applied(spec, weights, {name: x.reshape(2, 3, *x.shape[1:]) for name, x in obs.items()})["q"]
+    timed = applied(
+        spec, weights, {name: x.reshape(2, 3, *x.shape[1:]) for name, x in obs.items()}
+    )["q"]
     one = applied(spec, weights, {name: x[4] for name, x in obs.items()})["q"]
     np.testing.assert_array_equal(timed.reshape(6, -1), flat)
     np.testing.assert_allclose(one, flat[4], rtol=1e-5)
@@ -220,11 +254,15 @@ def test_running_statistics_survive_absurd_observations(bad: float) -> None:
 
 
 def test_observing_changes_nothing_without_the_layer_and_trains_nothing_with_it() -> None:
-    rng, spec = np.random.default_rng(9), SPECS["dueling"]
+    rng = np.random.default_rng(9)
+    spec = SPECS["dueling"]
     weights = random_weights(spec, rng)
     assert networks.observe(spec, weights, random_obs(spec, 4, rng)) == weights
     spec = SPECS["observation norm"]
-    weights, obs = random_weights(spec, rng), random_obs(spec, 4, rng)
-    grads: Any = jax.jit(jax.grad(lambda weights: networks.apply(spec, weights, obs)["q"].sum()))(weights)
+    weights = random_weights(spec, rng)
+    obs = random_obs(spec, 4, rng)
+    grads: Any = jax.jit(jax.grad(lambda weights: networks.apply(spec, weights, obs)["q"].sum()))(
+        weights
+    )
     assert not any(grads[f"inputs.obs.0.{part}"].any() for part in ("mean", "var", "count"))
     assert grads["trunk.0.kernel"].any()

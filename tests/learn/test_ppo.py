@@ -1,4 +1,5 @@
-"""PPO: its update by hand, and through chunks, where the policy that played must be the one that learns."""
+"""PPO: its update by hand, and through chunks, where the policy that played must be the one that
+learns."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,23 +11,33 @@ import pytest
 from tests.act.envs import PlainEnv
 from understudy.act.actor import Actor
 from understudy.act.vector import game_of, make_envs
-from understudy.core.algorithm import Rollout, Rollouts
-from understudy.core.chunk import Chunk
+from understudy.algorithm import Rollout, Rollouts
 from understudy.core.errors import ConfigError, LearningFailed
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner
 from understudy.testing.algorithm import random_rollout
 
-STATES, STEPS, ENVS = 3, 6, 2
+STATES = 3
+STEPS = 6
+ENVS = 2
 GAME = game_spec("table", obs=Discrete(STATES), actions=2)
 CONFIG = PpoConfig(widths=(), rollout=STEPS, envs=ENVS, epochs=1, max_gradient=1e6)
-KNOBS = {name: np.float32(value) for name, value in {
-    "learning_rate": 0.01, "clip": 0.2, "discount": 0.9, "trace": 0.8, "entropy": 0.1, "value": 0.5,
-}.items()}  # fmt: skip
+KNOBS = {
+    name: np.float32(value)
+    for name, value in {
+        "learning_rate": 0.01,
+        "clip": 0.2,
+        "discount": 0.9,
+        "gae_lambda": 0.8,
+        "entropy": 0.1,
+        "value": 0.5,
+    }.items()
+}
 
 algorithm = Ppo(GAME, CONFIG)
 update = jax.jit(algorithm.update)
@@ -48,27 +59,39 @@ def losses(state: Any, rollout: Rollout) -> dict[str, float]:
     for env in range(ENVS):
         later = 0.0
         for t in reversed(range(STEPS)):
-            obs, after = rollout.obs["obs"][t, env], rollout.next_obs["obs"][t, env]
+            obs = rollout.obs["obs"][t, env]
+            after = rollout.next_obs["obs"][t, env]
             ahead = 0.0 if rollout.terminated[t, env] else 0.9 * values[after]
             error = rollout.reward[t, env] + ahead - values[obs]
             ends = rollout.terminated[t, env] or rollout.truncated[t, env]
             later = error + (0.0 if ends else 0.9 * 0.8 * later)
             advantage[t, env] = later
-    seen, wanted = rollout.obs["obs"], advantage + values[rollout.obs["obs"]]
+    seen = rollout.obs["obs"]
+    wanted = advantage + values[rollout.obs["obs"]]
     unit = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    ratio = np.exp(np.take_along_axis(logs[seen], rollout.action[..., None], -1)[..., 0] - rollout.logp)
+    ratio = np.exp(
+        np.take_along_axis(logs[seen], rollout.action[..., None], -1)[..., 0] - rollout.logp
+    )
     gain = np.minimum(ratio * unit, np.clip(ratio, 0.8, 1.2) * unit).mean()
     entropy = -(np.exp(logs) * logs).sum(1)[seen].mean()
     value_loss = ((wanted - values[seen]) ** 2).mean()
-    return {"loss": -gain - 0.1 * entropy + 0.5 * value_loss, "entropy": entropy, "value_loss": value_loss}
+    return {
+        "loss": -gain - 0.1 * entropy + 0.5 * value_loss,
+        "entropy": entropy,
+        "value_loss": value_loss,
+    }
 
 
 def lively(seed: int) -> Any:
     """A state whose tables are far from 0."""
-    state, rng = algorithm.init(jax.random.PRNGKey(seed)), np.random.default_rng(seed)
-    return state._replace(**{
-        name: rng.normal(0, 1.5, getattr(state, name).shape).astype(np.float32) for name in ("policy", "value")
-    })  # fmt: skip
+    state = algorithm.init(jax.random.PRNGKey(seed))
+    rng = np.random.default_rng(seed)
+    return state._replace(
+        **{
+            name: rng.normal(0, 1.5, getattr(state, name).shape).astype(np.float32)
+            for name in ("policy", "value")
+        }
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -88,11 +111,14 @@ def test_loss_is_that_of_the_definition(seed, is_off):
 
 def test_every_row_is_used_once_in_each_epoch():
     config = replace(CONFIG, epochs=3, minibatches=4)
-    several, state = Ppo(GAME, config), lively(1)
+    several = Ppo(GAME, config)
+    state = lively(1)
     rollout = random_rollout(several, state, np.random.default_rng(1))
     still = KNOBS | {"learning_rate": np.float32(0)}
     after, told = jax.jit(several.update)(state, rollout, still)
-    assert float(told.metrics["value_loss"]) == pytest.approx(losses(state, rollout)["value_loss"], rel=1e-4)
+    assert float(told.metrics["value_loss"]) == pytest.approx(
+        losses(state, rollout)["value_loss"], rel=1e-4
+    )
     np.testing.assert_array_equal(after.policy, state.policy)
     assert (np.asarray(after.key) != np.asarray(state.key)).any()
 
@@ -107,11 +133,13 @@ def test_updates_make_good_actions_likelier():
     assert tables(state)[0].argmax(1).tolist() == [0, 1, 0]
 
 
-# --- Through chunks --------------------------------------------------------------------------------------------------
+# --- Through chunks -------------------------------------------------------------------------------
 
 envs = make_envs(PlainEnv, 2)
 PLAIN = game_of(envs)
-PLAYED = Ppo(PLAIN, PpoConfig(widths=(8,), rollout=16, envs=2, epochs=2, stack=2, observation_norm=True))
+PLAYED = Ppo(
+    PLAIN, PpoConfig(widths=(8,), rollout=16, envs=2, epochs=2, stack=2, observation_norm=True)
+)
 learners: list[Learner] = []
 
 
@@ -154,9 +182,12 @@ def test_the_policy_that_played_is_the_policy_that_learns():
 
 def test_a_wrong_logp_ends_the_run():
     def off(chunks: list[Chunk]) -> list[Chunk]:
-        return [replace(one, columns={**one.columns, "logp": one.columns["logp"] + np.float32(0.01)}) for one in chunks]
+        return [
+            replace(one, columns={**one.columns, "logp": one.columns["logp"] + np.float32(0.01)})
+            for one in chunks
+        ]
 
-    with pytest.raises(LearningFailed, match="the policy that played is not the policy that learns"):
+    with pytest.raises(LearningFailed, match="the acting policy differs from the learning policy"):
         rounds(off, learner(), 1)
 
 
@@ -169,7 +200,7 @@ def test_observation_statistics_travel_with_the_policy():
     assert float(np.ravel(policy.weights["inputs.obs.0.count"])[0]) == 32
 
 
-# --- As data ---------------------------------------------------------------------------------------------------------
+# --- As data --------------------------------------------------------------------------------------
 
 
 def test_needs_and_heads_follow_game_and_settings():
@@ -180,5 +211,5 @@ def test_needs_and_heads_follow_game_and_settings():
 
 
 def test_minibatches_must_divide_the_rollout():
-    with pytest.raises(ConfigError, match="5 minibatches do not divide"):
+    with pytest.raises(ConfigError, match="minibatches is 5, which does not divide"):
         PpoConfig(rollout=8, envs=2, minibatches=5)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.trajectories import Step
+from tests.experience.trajectories import Step
 from tests.learn.sessions import DISCOUNT, GAME, Piece, Window, deliveries, session_id, true_windows
-from understudy.core.algorithm import Transitions
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.game import game_spec
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import game_spec
+from understudy.experience.spaces import Box, Discrete
 from understudy.learn.device_replay import DeviceReplay
 from understudy.learn.replay import HostReplay, ReplayConfig
 
@@ -28,7 +28,8 @@ def replay(wanted: Transitions | None = None, **config: Any) -> HostReplay:
 
 
 def contents(held: HostReplay) -> dict[int, Window]:
-    """Every start that can be drawn, by moment, as drawn batches show it; fails when a start is there twice."""
+    """Every start that can be drawn, by moment, as drawn batches show it; fails when a start is
+    there twice."""
     if held.n_sampleable == 0:
         return {}
     rng = np.random.default_rng(0)
@@ -49,9 +50,15 @@ def shown(batch: Any, index: tuple[int, ...]) -> Window:
     def moments(obs: Any) -> tuple[int, ...]:
         return tuple(int(moment) for moment in obs[index].reshape(-1, 2)[:, 0])
 
-    stack, factor = moments(batch.obs["obs"]), float(batch.factor[index])
+    stack = moments(batch.obs["obs"])
+    discount = float(batch.discount[index])
     assert batch.action[index] == stack[-1] % 3
-    return Window(stack, float(batch.reward[index]), factor, moments(batch.next_obs["obs"]) if factor else None)
+    return Window(
+        stack,
+        float(batch.reward[index]),
+        discount,
+        moments(batch.next_obs["obs"]) if discount else None,
+    )
 
 
 def assert_same(found: dict[int, Window], wanted: dict[int, Window]) -> None:
@@ -59,7 +66,7 @@ def assert_same(found: dict[int, Window], wanted: dict[int, Window]) -> None:
     for moment, window in wanted.items():
         assert (found[moment].stack, found[moment].next_stack) == (window.stack, window.next_stack)
         assert found[moment].returns == pytest.approx(window.returns, rel=1e-6)
-        assert found[moment].factor == pytest.approx(window.factor, rel=1e-6)
+        assert found[moment].discount == pytest.approx(window.discount, rel=1e-6)
 
 
 shapes = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 4]), st.booleans())
@@ -80,7 +87,9 @@ def test_what_is_drawn_equals_a_plain_walk_over_interleaved_sessions(order, shap
 
 @settings(max_examples=100, deadline=None)
 @given(deliveries(), shapes, st.integers(2, 6))
-def test_a_ring_that_wraps_shows_only_true_windows_and_those_of_the_newest_chunk(order, shape, n_blocks):
+def test_a_ring_that_wraps_shows_only_true_windows_and_those_of_the_newest_chunk(
+    order, shape, n_blocks
+):
     wanted = needs(n_step=shape[0], stack=shape[1], prioritised=shape[2])
     held = replay(wanted, capacity=n_blocks * 32)
     delivered = []
@@ -91,15 +100,19 @@ def test_a_ring_that_wraps_shows_only_true_windows_and_those_of_the_newest_chunk
             return
         delivered.append(piece)
     held.close(session_id(order[-1].session))
-    found, truth = contents(held), true_windows(delivered, wanted)
+    found = contents(held)
+    truth = true_windows(delivered, wanted)
     newest = {step.moment for step in order[-1].steps[shape[1] - 1 :]} & truth.keys()
     assert newest <= found.keys() <= truth.keys()
     assert_same(found, {moment: truth[moment] for moment in found})
 
 
-def steps(n: int, *, first: int = 0, is_first: bool = True, end: str | None = None) -> tuple[Step, ...]:
+def steps(
+    n: int, *, first: int = 0, is_first: bool = True, end: str | None = None
+) -> tuple[Step, ...]:
     return tuple(
-        Step(first + i, first + i + 1, 1.0, 0, is_first and i == 0, end if i == n - 1 else None) for i in range(n)
+        Step(first + i, first + i + 1, 1.0, 0, is_first and i == 0, end if i == n - 1 else None)
+        for i in range(n)
     )
 
 
@@ -119,7 +132,7 @@ def test_a_gap_releases_what_waited_and_starts_without_a_past():
     assert 9 not in contents(held)
 
 
-def test_a_chunk_that_comes_late_is_taken_by_itself():
+def test_a_late_chunk_is_inserted_by_itself():
     held = replay(needs(n_step=3))
     held.insert(Piece(0, 1, steps(5, first=5, is_first=False)).chunk())
     assert held.insert(Piece(0, 0, steps(5)).chunk()) == 5
@@ -128,7 +141,8 @@ def test_a_chunk_that_comes_late_is_taken_by_itself():
 
 def test_uneven_chunks_of_one_step_carry_their_lead_in_on():
     wanted = needs(n_step=4, stack=3)
-    held, order = replay(wanted), [Piece(0, n, steps(1, first=n, is_first=n == 0)) for n in range(12)]
+    held = replay(wanted)
+    order = [Piece(0, n, steps(1, first=n, is_first=n == 0)) for n in range(12)]
     for piece in order:
         held.insert(piece.chunk())
     assert held.n_sampleable == 9
@@ -136,13 +150,14 @@ def test_uneven_chunks_of_one_step_carry_their_lead_in_on():
     assert_same(contents(held), true_windows(order, wanted))
 
 
-# --- What may not enter ----------------------------------------------------------------------------------------------
+# --- What may not enter ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, -1e30])
 @pytest.mark.parametrize("name", ["obs", "reward"])
-def test_numbers_without_sense_are_refused_and_change_nothing(bad, name):
-    held, piece = replay(needs(n_step=3)), Piece(0, 1, steps(5, first=5, is_first=False))
+def test_invalid_numbers_are_rejected_and_change_nothing(bad, name):
+    held = replay(needs(n_step=3))
+    piece = Piece(0, 1, steps(5, first=5, is_first=False))
     held.insert(Piece(0, 0, steps(5)).chunk())
     spoiled = piece.chunk()
     spoiled.columns[name][2] = bad
@@ -152,15 +167,16 @@ def test_numbers_without_sense_are_refused_and_change_nothing(bad, name):
     assert held.insert(piece.chunk()) == 5
 
 
-def test_a_chunk_is_taken_once():
-    held, piece = replay(), Piece(0, 0, steps(5))
+def test_a_chunk_is_inserted_once():
+    held = replay()
+    piece = Piece(0, 0, steps(5))
     held.insert(piece.chunk())
     with pytest.raises(Refused, match="duplicate"):
         held.insert(piece.chunk())
     assert held.n_sampleable == 5
 
 
-def test_chunks_of_another_game_or_with_other_columns_are_refused():
+def test_chunks_of_another_game_or_with_other_columns_are_rejected():
     other = game_spec("rally", obs=3, actions=3)
     with pytest.raises(Refused, match="wrong_game"):
         replay().insert(Piece(0, 0, steps(5)).chunk(game=other))
@@ -168,63 +184,74 @@ def test_chunks_of_another_game_or_with_other_columns_are_refused():
         replay().insert(Piece(0, 0, steps(5)).chunk(obs=np.zeros((6, 3), np.float32)))
     with pytest.raises(Refused, match="'action' is float32"):
         replay().insert(Piece(0, 0, steps(5)).chunk(action=np.zeros(6, np.float32)))
-    with pytest.raises(Refused, match="'logp' is nothing"):
+    with pytest.raises(Refused, match="'logp' is missing"):
         replay(needs(extras=("logp",))).insert(Piece(0, 0, steps(5)).chunk())
 
 
 def test_settings_that_cannot_work_are_refused():
-    for settings_ in ({"capacity": 0}, {"alpha": 2.0}, {"min_priority": 0.0}, {"max_priority": 1e-9}):
+    for settings_ in (
+        {"capacity": 0},
+        {"alpha": 2.0},
+        {"min_priority": 0.0},
+        {"max_priority": 1e-9},
+    ):
         with pytest.raises(ConfigError, match=next(iter(settings_))):
             ReplayConfig(**settings_)
     with pytest.raises(ConfigError, match="weight is nan"):
         replay().insert(Piece(0, 0, steps(5)).chunk(), weight=float("nan"))
-    with pytest.raises(ConfigError, match="capacity of at least 32"):
+    with pytest.raises(ConfigError, match="capacity to at least 32"):
         replay(capacity=16).insert(Piece(0, 0, steps(20)).chunk())
     with pytest.raises(ConfigError, match="n_sampleable"):
         replay().draw(1, rng=np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="no optional column"):
+    with pytest.raises(ConfigError, match="not an optional column"):
         replay(needs(extras=("log_p",)))
     with pytest.raises(ConfigError, match="2 action parts"):
         HostReplay(game_spec("rally", obs=2, actions={"a": Discrete(2), "b": Discrete(2)}), needs())
 
 
-# --- Masks, extras, continuous actions -------------------------------------------------------------------------------
+# --- Masks, extras, continuous actions ------------------------------------------------------------
 
 
 def test_masks_extras_and_shifted_actions_come_with_their_rows():
-    game = game_spec("rally", obs=2, actions=Discrete(3, start=5), has_legal=True)
+    game = game_spec("rally", obs=2, actions=Discrete(3, start=5), has_action_mask=True)
     held = HostReplay(game, needs(n_step=2, extras=("logp",)), ReplayConfig(capacity=64))
-    legal = np.eye(3, dtype=np.bool_)[[0, 1, 2, 0, 1, 2]]
+    action_mask = np.eye(3, dtype=np.bool_)[[0, 1, 2, 0, 1, 2]]
     logp = np.arange(6, dtype=np.float32)
     action = (np.arange(6) % 3 + 5).astype(np.int32)
-    held.insert(Piece(0, 0, steps(5, end="truncated")).chunk(game=game, legal=legal, logp=logp, action=action))
+    held.insert(
+        Piece(0, 0, steps(5, end="truncated")).chunk(
+            game=game, action_mask=action_mask, logp=logp, action=action
+        )
+    )
     batch = held.draw(2, rng=np.random.default_rng(0)).batches
     at = batch.obs["obs"][..., 0].astype(int)
     assert batch.action.dtype == np.int32
     assert (batch.action == at % 3).all()
     assert (batch.extras["logp"] == at).all()
-    assert (batch.legal == legal[at]).all()
-    assert (batch.next_legal == legal[np.minimum(at + 2, 5)]).all()
+    assert (batch.action_mask == action_mask[at]).all()
+    assert (batch.next_action_mask == action_mask[np.minimum(at + 2, 5)]).all()
 
 
-def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_legal():
+def test_continuous_actions_are_flat_floats_and_missing_masks_mean_all_valid():
     game = game_spec("rally", obs=2, actions=Box((2, 2), DTYPES["F64"]))
     held = HostReplay(game, needs(extras=("raw_action",)), ReplayConfig(capacity=64))
     action = np.arange(24.0).reshape(6, 2, 2)
-    held.insert(Piece(0, 0, steps(5)).chunk(game=game, action=action, raw_action=action.astype(np.float32)))
+    held.insert(
+        Piece(0, 0, steps(5)).chunk(game=game, action=action, raw_action=action.astype(np.float32))
+    )
     batch = held.draw(1, rng=np.random.default_rng(0)).batches
     wanted = action.reshape(6, 4)[batch.obs["obs"][..., 0].astype(int)]
     assert batch.action.dtype == np.float32
     assert (batch.action == wanted).all()
     assert (batch.extras["raw_action"] == wanted).all()
-    assert batch.legal is None
-    masked = game_spec("rally", obs=2, actions=3, has_legal=True)
+    assert batch.action_mask is None
+    masked = game_spec("rally", obs=2, actions=3, has_action_mask=True)
     held = HostReplay(masked, needs(), ReplayConfig(capacity=64))
     held.insert(Piece(0, 0, steps(5)).chunk(game=masked))
-    assert held.draw(1, rng=np.random.default_rng(0)).batches.legal.all()
+    assert held.draw(1, rng=np.random.default_rng(0)).batches.action_mask.all()
 
 
-# --- Eviction --------------------------------------------------------------------------------------------------------
+# --- Eviction -------------------------------------------------------------------------------------
 
 
 def test_an_evicted_chunk_leaves_with_what_the_next_one_repeats_of_it():
@@ -233,12 +260,12 @@ def test_an_evicted_chunk_leaves_with_what_the_next_one_repeats_of_it():
         held.insert(Piece(0, number, steps(5, first=5 * number, is_first=number == 0)).chunk())
     assert held.evict(session_id(0), 1)
     assert not held.evict(session_id(0), 1)
-    # 3 and 4 lie in chunk 1's stretch; 8 and 9 in chunk 2's, and the stack of 10 reaches back to 9.
+    # 3 and 4 are in chunk 1's span; 8 and 9 in chunk 2's, and the stack of 10 reaches back to 9.
     assert contents(held).keys() == {0, 1, 2, 11, 12}
     assert held.insert(Piece(0, 3, steps(5, first=15, is_first=False)).chunk()) == 5
 
 
-def test_evicting_the_newest_chunk_leaves_nothing_to_follow():
+def test_after_evicting_the_newest_chunk_the_next_has_no_lead_in():
     held = replay(needs(n_step=3))
     held.insert(Piece(0, 0, steps(5)).chunk())
     assert held.evict(session_id(0), 0)
@@ -261,8 +288,15 @@ def test_rows_name_the_chunks_their_windows_touch():
     for number in range(2):
         held.insert(Piece(0, number, steps(5, first=5 * number, is_first=number == 0)).chunk())
     drawn = held.draw(1, rng=np.random.default_rng(0), batch=200)
-    row_of = dict(zip(drawn.batches.obs["obs"][0, :, -1, 0].astype(int).tolist(), drawn.rows[0].tolist(), strict=True))
-    first, second = (session_id(0), 0), (session_id(0), 1)
+    row_of = dict(
+        zip(
+            drawn.batches.obs["obs"][0, :, -1, 0].astype(int).tolist(),
+            drawn.rows[0].tolist(),
+            strict=True,
+        )
+    )
+    first = (session_id(0), 0)
+    second = (session_id(0), 1)
     assert held.chunks_of(np.array([row_of[0]])) == [first]
     assert held.chunks_of(np.array([row_of[4]])) == [first, second]
     assert held.chunks_of(np.array([row_of[7], row_of[6]])) == [second]
@@ -270,7 +304,7 @@ def test_rows_name_the_chunks_their_windows_touch():
     assert held.chunks_of(np.array([row_of[7]])) == []
 
 
-# --- Priorities ------------------------------------------------------------------------------------------------------
+# --- Priorities -----------------------------------------------------------------------------------
 
 
 def test_actors_priorities_and_weights_make_the_mass():
@@ -282,22 +316,34 @@ def test_actors_priorities_and_weights_make_the_mass():
     moments, counts = np.unique(drawn.batches.obs["obs"][..., 0], return_counts=True)
     assert moments.tolist() == [0, 1, 10, 11]
     assert counts == pytest.approx(np.array([2, 4, 2, 2]) * 1_000, abs=2)
-    weight_of = dict(zip(drawn.batches.obs["obs"][0, :, 0].tolist(), drawn.batches.weight[0].tolist(), strict=True))
-    # Importance undoes what priorities do: row 10 has the priority of row 1, however seldom it is meant to be drawn.
+    weight_of = dict(
+        zip(
+            drawn.batches.obs["obs"][0, :, 0].tolist(),
+            drawn.batches.weight[0].tolist(),
+            strict=True,
+        )
+    )
+    # Importance undoes what priorities do: row 10 has the priority of row 1, however seldom it is
+    # meant to be drawn.
     assert weight_of == pytest.approx({0: 1.0, 1: 2**-0.4, 10: 2**-0.4, 11: 2**-0.4})
 
 
 @pytest.mark.parametrize("make", [HostReplay, DeviceReplay])
-def test_importance_gives_no_weight_back(make):
+def test_importance_weights_do_not_undo_chunk_weights(make):
     """At beta 1 every step counts by its weight alone, whatever its priority."""
     held = make(GAME, needs(prioritised=True, batch=4_096), ReplayConfig(capacity=64, alpha=0.7))
-    rng, weights = np.random.default_rng(0), (1.0, 3.0, 0.25)
+    rng = np.random.default_rng(0)
+    weights = (1.0, 3.0, 0.25)
     for number, weight in enumerate(weights):
         priority = rng.uniform(0.5, 2.0, size=5).astype(np.float32)
-        held.insert(Piece(number, 0, steps(4, first=10 * number)).chunk(priority=priority), weight=weight)
+        held.insert(
+            Piece(number, 0, steps(4, first=10 * number)).chunk(priority=priority), weight=weight
+        )
     drawn = held.draw(16, rng=rng, beta=1.0)
     moments = np.asarray(drawn.batches.obs["obs"][..., 0], np.int64)
-    counted = np.bincount(moments.ravel(), np.asarray(drawn.batches.weight, np.float64).ravel(), minlength=30)
+    counted = np.bincount(
+        moments.ravel(), np.asarray(drawn.batches.weight, np.float64).ravel(), minlength=30
+    )
     counted = counted.reshape(3, 10)[:, :4]
     due = np.repeat(np.array(weights) / (4 * sum(weights)), 4).reshape(3, 4)
     np.testing.assert_allclose(counted / counted.sum(), due, rtol=0.05)
@@ -307,7 +353,7 @@ def test_importance_gives_no_weight_back(make):
 def test_a_uniform_replay_refuses_weights_it_would_ignore(make):
     held = make(GAME, needs(), ReplayConfig(capacity=64))
     for weight in (0.5, 2.0):
-        with pytest.raises(ConfigError, match="draws evenly; give 0 or 1"):
+        with pytest.raises(ConfigError, match="is uniform; give 0 or 1"):
             held.insert(Piece(0, 0, steps(4)).chunk(), weight=weight)
     assert held.insert(Piece(0, 0, steps(4)).chunk(), weight=0.0) == 0
     assert held.insert(Piece(1, 0, steps(4)).chunk(), weight=1.0) == 4
@@ -318,8 +364,12 @@ def test_feedback_moves_the_mass_and_ignores_rows_that_left():
     held = replay(needs(prioritised=True), capacity=32, alpha=1.0)
     held.insert(Piece(0, 0, steps(10)).chunk())
     stale = held.draw(1, rng=np.random.default_rng(0), batch=20)
-    held.feedback(stale.rows, stale.stamps, np.where(stale.batches.obs["obs"][..., 0] == 3, 91.0, 1.0))
-    share = (held.draw(1, rng=np.random.default_rng(0), batch=1_000).batches.obs["obs"][..., 0] == 3).mean()
+    held.feedback(
+        stale.rows, stale.stamps, np.where(stale.batches.obs["obs"][..., 0] == 3, 91.0, 1.0)
+    )
+    share = (
+        held.draw(1, rng=np.random.default_rng(0), batch=1_000).batches.obs["obs"][..., 0] == 3
+    ).mean()
     assert share == pytest.approx(0.91, abs=0.002)
     for number in (1, 2):
         held.insert(Piece(number, 0, steps(10, first=100)).chunk(priority=np.ones(11, np.float32)))
@@ -328,7 +378,7 @@ def test_feedback_moves_the_mass_and_ignores_rows_that_left():
     assert np.unique(moments, return_counts=True)[1] == pytest.approx(np.full(10, 100), abs=2)
 
 
-def test_feedback_brings_back_nothing_that_was_evicted():
+def test_feedback_does_not_restore_evicted_rows():
     held = replay(needs(prioritised=True))
     held.insert(Piece(0, 0, steps(5)).chunk())
     drawn = held.draw(1, rng=np.random.default_rng(0))
@@ -338,7 +388,7 @@ def test_feedback_brings_back_nothing_that_was_evicted():
     assert held.n_sampleable == 0
 
 
-def test_priorities_without_sense_are_counted_and_left_out():
+def test_invalid_priorities_are_counted_and_ignored():
     held = replay(needs(prioritised=True), max_priority=100.0, alpha=1.0)
     held.insert(Piece(0, 0, steps(5)).chunk())
     rows = np.unique(held.draw(1, rng=np.random.default_rng(0), batch=50).rows)
@@ -348,10 +398,12 @@ def test_priorities_without_sense_are_counted_and_left_out():
     drawn = held.draw(1, rng=np.random.default_rng(0), batch=10_300)
     _, counts = np.unique(drawn.rows, return_counts=True)
     assert drawn.batches.weight.max() == 1.0
-    assert sorted(counts.tolist()) == pytest.approx([100, 100, 100, 10_000], abs=2)  # 0 became the smallest allowed
+    assert sorted(counts.tolist()) == pytest.approx(
+        [100, 100, 100, 10_000], abs=2
+    )  # 0 became the smallest allowed
 
 
-def test_feedback_to_a_uniform_replay_is_nothing():
+def test_feedback_to_a_uniform_replay_is_ignored():
     held = replay()
     held.insert(Piece(0, 0, steps(5)).chunk())
     drawn = held.draw(3, rng=np.random.default_rng(0))

@@ -1,4 +1,5 @@
-"""A replay restored from its state and the stored chunks draws the same bits as the one that was never stopped."""
+"""A replay restored from its state and the stored chunks draws the same bits as the one that was
+never stopped."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.trajectories import Step
+from tests.experience.trajectories import Step
 from tests.learn.sessions import DISCOUNT, GAME, Piece, deliveries, session_id
+from understudy.algorithm import Transitions
 from understudy.core import tensors
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, ChunkId
 from understudy.core.errors import ConfigError
+from understudy.experience.chunk import Chunk, ChunkId
 from understudy.learn.replay import HostReplay, ReplayConfig
 
 
@@ -58,25 +59,37 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 def piece(number: int, *, session: int = 0, n: int = 5) -> Piece:
-    steps = tuple(Step(n * number + i, n * number + i + 1, 1.0, 0, number == 0 and i == 0, None) for i in range(n))
+    steps = tuple(
+        Step(n * number + i, n * number + i + 1, 1.0, 0, number == 0 and i == 0, None)
+        for i in range(n)
+    )
     return Piece(session, number, steps)
 
 
 @settings(max_examples=120, deadline=None)
 @given(
-    deliveries(), st.tuples(st.integers(1, 5), st.sampled_from([1, 4]), st.booleans()),
-    st.sampled_from([96, 192, 4_096]), st.data(),
-)  # fmt: skip
+    deliveries(),
+    st.tuples(st.integers(1, 5), st.sampled_from([1, 4]), st.booleans()),
+    st.sampled_from([96, 192, 4_096]),
+    st.data(),
+)
 def test_every_draw_after_a_restore_has_the_same_bits(order, shape, capacity, data):
-    wanted = Transitions(batch=8, discount=DISCOUNT, n_step=shape[0], stack=shape[1], prioritised=shape[2])
-    held, stored = HostReplay(GAME, wanted, ReplayConfig(capacity=capacity)), Stored()
-    stop, doomed = data.draw(st.integers(0, len(order))), data.draw(st.integers(0, len(order) - 1))
+    wanted = Transitions(
+        batch=8, discount=DISCOUNT, n_step=shape[0], stack=shape[1], prioritised=shape[2]
+    )
+    held = HostReplay(GAME, wanted, ReplayConfig(capacity=capacity))
+    stored = Stored()
+    stop = data.draw(st.integers(0, len(order)))
+    doomed = data.draw(st.integers(0, len(order) - 1))
     twins = [held]
     for number, one in enumerate(order):
         if number == stop:
             twins.append(restored(held, stored))
         try:
-            became = {twin.insert(stored.keep(one.chunk()), weight=1 + number % 2 * shape[2]) for twin in twins}
+            became = {
+                twin.insert(stored.keep(one.chunk()), weight=1 + number % 2 * shape[2])
+                for twin in twins
+            }
         except ConfigError:  # longer than the whole ring
             return
         assert len(became) == 1
@@ -96,7 +109,8 @@ def test_every_draw_after_a_restore_has_the_same_bits(order, shape, capacity, da
 
 def test_chunks_that_are_gone_leave_with_what_was_made_of_them():
     wanted = Transitions(batch=8, n_step=3, stack=2, prioritised=True)
-    held, stored = HostReplay(GAME, wanted, ReplayConfig(capacity=256)), Stored()
+    held = HostReplay(GAME, wanted, ReplayConfig(capacity=256))
+    stored = Stored()
     for number in range(3):
         held.insert(stored.keep(piece(number).chunk()))
         held.insert(stored.keep(piece(number, session=1).chunk()))
@@ -112,19 +126,23 @@ def test_chunks_that_are_gone_leave_with_what_was_made_of_them():
 
 def test_a_replay_that_is_in_use_can_go_back():
     wanted = Transitions(batch=8, n_step=3)
-    held, stored = HostReplay(GAME, wanted, ReplayConfig(capacity=64)), Stored()
+    held = HostReplay(GAME, wanted, ReplayConfig(capacity=64))
+    stored = Stored()
     held.insert(stored.keep(piece(0).chunk()))
-    saved, before = held.state(), held.draw(1, rng=np.random.default_rng(0))
+    saved = held.state()
+    before = held.draw(1, rng=np.random.default_rng(0))
     for number in range(1, 9):
         held.insert(stored.keep(piece(number).chunk()))
     held.restore(*saved, stored.read)
-    np.testing.assert_array_equal(held.draw(1, rng=np.random.default_rng(0)).batches.reward, before.batches.reward)
+    np.testing.assert_array_equal(
+        held.draw(1, rng=np.random.default_rng(0)).batches.reward, before.batches.reward
+    )
     assert held.n_steps_inserted == 5
     assert held.insert(piece(1).chunk()) == 5
 
 
-def test_a_state_of_other_settings_is_refused_by_name():
+def test_a_state_of_other_settings_is_rejected_by_name():
     held = HostReplay(GAME, Transitions(batch=8, n_step=3), ReplayConfig(capacity=64))
     other = HostReplay(GAME, Transitions(batch=8, n_step=2), ReplayConfig(capacity=128))
-    with pytest.raises(ConfigError, match=r"n_step 3, now 2.* capacity 64, now 128"):
+    with pytest.raises(ConfigError, match=r"n_step was 3, now 2.* capacity was 64, now 128"):
         other.restore(*held.state(), Stored().read)

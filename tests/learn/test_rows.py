@@ -1,4 +1,4 @@
-"""Windows of a stretch, in both forms, against a walk over the rows one by one."""
+"""Windows of a span, in both implementations, against a walk over the rows one by one."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.trajectories import Trajectory, rows_of, stacked, trajectories, walked
-from understudy.core.algorithm import Transitions
+from tests.experience.trajectories import Trajectory, rows_of, stacked, trajectories, walked
+from understudy.algorithm import Transitions
 from understudy.learn.rows import stack_rows, windows_of
 from understudy.learn.sum_tree import compiled_windows_of
 
@@ -27,7 +27,9 @@ def weighed_rows_of(trajectory: Trajectory) -> dict[str, Any]:
 @pytest.mark.parametrize("form", FORMS)
 @settings(deadline=None)
 @given(trajectories(), shapes)
-def test_windows_and_stacks_equal_a_plain_walk(form: Any, trajectory: Trajectory, shape: tuple[int, int, int]) -> None:
+def test_windows_and_stacks_equal_a_plain_walk(
+    form: Any, trajectory: Trajectory, shape: tuple[int, int, int]
+) -> None:
     n, k, lead = shape
     columns = weighed_rows_of(trajectory)
     found = form(columns, lead, needs=Transitions(batch=1, n_step=n, stack=k, discount=DISCOUNT))
@@ -42,9 +44,9 @@ def test_windows_and_stacks_equal_a_plain_walk(form: Any, trajectory: Trajectory
         may_sample = is_step and frames is not None and row >= lead - (n - 1)
         assert found.weight[row] == (columns["weight"][row] if may_sample else 0.0)
         if is_step:
-            returns, factor, bootstrap = walked(columns, row, n=n, discount=DISCOUNT)
+            returns, discount, bootstrap = walked(columns, row, n=n, discount=DISCOUNT)
             assert found.returns[row] == pytest.approx(returns, rel=1e-6, abs=1e-6)
-            assert found.factor[row] == np.float32(factor)
+            assert found.discount[row] == np.float32(discount)
             assert row + found.ahead[row] == bootstrap
     is_open = columns["row"][-1] == 2
     begin = max((row + 1 for row in rows[:-1] if columns["row"][row] != 0), default=0)
@@ -52,9 +54,12 @@ def test_windows_and_stacks_equal_a_plain_walk(form: Any, trajectory: Trajectory
 
 
 def test_the_compiled_form_takes_columns_of_any_strides_alignment_and_permission() -> None:
-    row, needs = np.array([0, 0, 1], np.uint8), Transitions(batch=1)
+    row = np.array([0, 0, 1], np.uint8)
+    needs = Transitions(batch=1)
     spread = np.zeros((3, 2), np.bool_)[:, 0]
-    raw = np.frombuffer(b"." + np.arange(3, dtype=np.float32).tobytes(), np.uint8)[1:].view(np.float32)
+    raw = np.frombuffer(b"." + np.arange(3, dtype=np.float32).tobytes(), np.uint8)[1:].view(
+        np.float32
+    )
     assert not raw.flags.aligned
     assert not raw.flags.writeable
     columns = {"row": row, "is_first": spread, "terminated": spread, "reward": raw, "weight": raw}

@@ -17,7 +17,8 @@ def fresh(tree: SumTree) -> SumTree:
 
 
 def test_nothing_drifts_over_ten_million_updates():
-    tree, rng = SumTree(1_000_000), np.random.default_rng(0)
+    tree = SumTree(1_000_000)
+    rng = np.random.default_rng(0)
     for _ in range(1_221):
         rows = rng.integers(0, 1_000_000, 8_192)
         tree.set(rows, 10.0 ** rng.uniform(-6, 6, 8_192))
@@ -30,12 +31,18 @@ def test_nothing_drifts_over_ten_million_updates():
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 5_000),
-    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 300), st.booleans(), st.booleans()), max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 1 << 20), st.integers(1, 300), st.booleans(), st.booleans()),
+        max_size=8,
+    ),
 )
 def test_any_history_ends_in_the_tree_of_its_leaves(capacity, history):
-    tree, rng, mirror = SumTree(capacity), np.random.default_rng(7), np.zeros(capacity)
+    tree = SumTree(capacity)
+    rng = np.random.default_rng(7)
+    mirror = np.zeros(capacity)
     for at, n, in_a_row, to_zero in history:
-        start, n = at % capacity, min(n, capacity - at % capacity)
+        start = at % capacity
+        n = min(n, capacity - at % capacity)
         masses = np.zeros(n) if to_zero else rng.random(n)
         rows = np.arange(start, start + n) if in_a_row else rng.permutation(capacity)[:n]
         mirror[rows] = masses
@@ -50,14 +57,19 @@ def test_any_history_ends_in_the_tree_of_its_leaves(capacity, history):
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([0.0, 1e-9, 1.0, 3.0, 1e9]), min_size=1, max_size=600), st.integers(0, 99))
+@given(
+    st.lists(st.sampled_from([0.0, 1e-9, 1.0, 3.0, 1e9]), min_size=1, max_size=600),
+    st.integers(0, 99),
+)
 def test_find_agrees_with_a_running_sum_and_never_meets_a_zero(masses, seed):
     leaves = np.array(masses)
     tree = SumTree(len(leaves))
     tree.set_range(0, leaves)
     if tree.total == 0:
         return
-    values = np.r_[np.random.default_rng(seed).random(50), 0.0, 1.0, np.nextafter(1.0, 2.0)] * tree.total
+    values = (
+        np.r_[np.random.default_rng(seed).random(50), 0.0, 1.0, np.nextafter(1.0, 2.0)] * tree.total
+    )
     rows = tree.find(values.reshape(1, -1))[0]
     assert (leaves[rows] > 0).all()
     ends = np.cumsum(leaves)
@@ -66,7 +78,7 @@ def test_find_agrees_with_a_running_sum_and_never_meets_a_zero(masses, seed):
     assert (values >= ends[rows] - leaves[rows] - slack).all()
 
 
-def test_rows_named_twice_keep_the_last_mass():
+def test_repeated_rows_keep_the_last_mass():
     tree = SumTree(100)
     tree.set(np.array([7, 8, 7]), np.array([1.0, 2.0, 3.0]))
     assert (tree.total, len(tree)) == (5.0, 2)

@@ -1,4 +1,5 @@
-"""Small worlds whose values are known, and chunks of what was played in them, written out move by move."""
+"""Small worlds whose values are known, and chunks of what was played in them, written out move
+by move."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.chunks import chunk_with
+from tests.experience.chunks import chunk_with
 from tests.learn.sessions import session_id
-from understudy.core.chunk import Chunk
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.spaces import Discrete
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Discrete
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,16 @@ class Move:
 
 
 def chunk_of(
-    game: GameSpec, moves: Sequence[Move], *, session: int = 0, chunk_no: int = 0, version: int | None = None,
+    game: GameSpec,
+    moves: Sequence[Move],
+    *,
+    session: int = 0,
+    chunk_no: int = 0,
+    version: int | None = None,
     **more: Any,
-) -> Chunk:  # fmt: skip
-    """A valid chunk of these moves; `more` are columns with one entry per move, `version` makes it an actor's."""
+) -> Chunk:
+    """A valid chunk of these moves; `more` are columns with one entry per move, `version` makes
+    it an actor's."""
     rows: list[tuple[int, int]] = []  # (move, kind of row)
     for number, move in enumerate(moves):
         rows.append((number, 0))
@@ -53,17 +60,25 @@ def chunk_of(
         "truncated": column([move.end == "truncated" for move in moves], np.bool_),
         "row": kind.astype(np.uint8),
     }
-    columns |= {name: column(values, np.float32) for name, values in more.items() if name != "legal"}
-    if "legal" in more:
-        columns["legal"] = np.asarray(more["legal"], np.bool_)[at]
+    columns |= {
+        name: column(values, np.float32) for name, values in more.items() if name != "action_mask"
+    }
+    if "action_mask" in more:
+        columns["action_mask"] = np.asarray(more["action_mask"], np.bool_)[at]
     if version is not None:
         columns["version"] = np.full(len(kind), version, np.uint32)
-    facts = {"kind": "player" if version is None else "actor", "consent": "granted", "session": session_id(session)}
+    facts = {
+        "kind": "player" if version is None else "actor",
+        "consent": "granted",
+        "session": session_id(session),
+    }
     made = chunk_with(columns, chunk_no=chunk_no, schema=game.schema, game=game.game, **facts)
     return replace(made, meta=replace(made.meta, first_step=1_000 * chunk_no)).validate()
 
 
-def episode(states: Sequence[Any], actions: Sequence[Any], rewards: Sequence[float], end: str | None) -> list[Move]:
+def episode(
+    states: Sequence[Any], actions: Sequence[Any], rewards: Sequence[float], end: str | None
+) -> list[Move]:
     """The moves from a reset on; `states` has one entry more than `actions`."""
     last = len(actions) - 1
     return [
@@ -72,20 +87,22 @@ def episode(states: Sequence[Any], actions: Sequence[Any], rewards: Sequence[flo
     ]
 
 
-# --- One state, reward 1, truncated at 10 ----------------------------------------------------------------------------
+# --- One state, reward 1, truncated at 10 ---------------------------------------------------------
 
 ONE_STATE = game_spec("one-state", obs=1, actions=2)
 
 
 def one_state(end: str = "truncated") -> list[Move]:
-    """An episode of ten rewards of 1 in the only state there is; at discount 0.9 it is worth 10, for ever."""
+    """An episode of ten rewards of 1 in the only state there is; at discount 0.9 it is worth 10,
+    for ever."""
     return episode([[1.0]] * 11, [t % 2 for t in range(10)], [1.0] * 10, end)
 
 
-# --- Five states in a row --------------------------------------------------------------------------------------------
+# --- Five states in a row -------------------------------------------------------------------------
 
 CHAIN = game_spec("chain", obs=Discrete(6), actions=2)
-"""States 0 to 4; action 1 goes right, 0 left; going right from 4 ends the game (5 is what is seen then)."""
+"""States 0 to 4; action 1 goes right, 0 left; going right from 4 ends the game (5 is what is
+seen then)."""
 
 
 def chain_step(state: int, action: int) -> tuple[int, float, bool]:
@@ -107,11 +124,14 @@ def chain_values(discount: float) -> Any:
 
 
 def chain_episodes(discount: float) -> list[list[Move]]:
-    """From every state with either action, then the best ones: so that n-step returns are exact for every n."""
-    best, episodes = chain_values(discount).argmax(axis=1), []
+    """From every state with either action, then the best ones: so that n-step returns are exact
+    for every n."""
+    best = chain_values(discount).argmax(axis=1)
+    episodes = []
     for state in range(5):
         for first in range(2):
-            states, is_over = [state], False
+            states = [state]
+            is_over = False
             actions: list[int] = []
             rewards: list[float] = []
             while not is_over:

@@ -1,4 +1,4 @@
-"""Every algorithm learns what it is for, on one seed; the full card adds Acrobot and a second seed."""
+"""Each algorithm learns its tasks on one seed; the full card adds Acrobot and a second seed."""
 
 from pathlib import Path
 
@@ -11,7 +11,12 @@ from bench.which_way import GUESSING
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "task",
-    [pytest.param(task, id=task.name, marks=[pytest.mark.slow] if task.game == "Acrobot-v1" else []) for task in TASKS],
+    [
+        pytest.param(
+            task, id=task.name, marks=[pytest.mark.slow] if task.game == "Acrobot-v1" else []
+        )
+        for task in TASKS
+    ],
 )
 def test_it_is_learned(task: Task, seed: int, tmp_path: Path) -> None:
     """May take more than 20 seconds: it is a whole training, from random weights to the goal."""

@@ -1,4 +1,5 @@
-"""A small S3 in memory, over real HTTP: what CloudObjects needs of one, and the ways in which it is away."""
+"""A small S3 in memory, over real HTTP: what CloudObjects needs of one, and the ways in which it
+is away."""
 
 import re
 import threading
@@ -10,7 +11,8 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 Trouble = int | Literal["", "cut", "half", "proxy"]
-"""A status to answer with; hang up without a word, or in the middle of an object; a proxy answers 404 for it."""
+"""A status to answer with; hang up without a word, or in the middle of an object; a proxy
+answers 404 for it."""
 
 
 class SmallS3:
@@ -22,7 +24,9 @@ class SmallS3:
         self.calls: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         self.url = f"s3://models/deployment?endpoint={self.endpoint}&region=us-east-1"
@@ -35,7 +39,7 @@ class SmallS3:
 
 @contextmanager
 def small_s3(patch: Any) -> Iterator[SmallS3]:
-    """A server, keys for it, and calls that give up soon."""
+    """A server, keys for it, and calls with short retries."""
     patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     patch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     patch.setattr("understudy.models.cloud._RETRY_S", 0.05)
@@ -67,7 +71,9 @@ def _handler(s3: SmallS3) -> type[BaseHTTPRequestHandler]:
                 self._fail()
             elif not key:
                 prefix = parse_qs(split.query)["prefix"][0]
-                self._answer(200, _listing(sorted(name for name in s3.objects if name.startswith(prefix))))
+                self._answer(
+                    200, _listing(sorted(name for name in s3.objects if name.startswith(prefix)))
+                )
             elif key in s3.objects:
                 self._answer(200, s3.objects[key])
             else:

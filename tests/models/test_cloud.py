@@ -1,6 +1,8 @@
-"""Objects behind a URL: what is away for now is told from what was refused, and no error shows a secret."""
+"""Objects at a URL: what is away for now is told from what was refused, and no error shows a
+secret."""
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,18 +31,29 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallS3]:
 
 @pytest.mark.parametrize("doing", CALLS)
 @pytest.mark.parametrize("trouble", [500, 503, 429, "cut"])
-def test_a_server_that_cannot_now_is_unreachable_and_serves_again_later(s3: SmallS3, doing: str, trouble: Trouble):
+def test_an_unavailable_server_is_unreachable_and_works_again_later(
+    s3: SmallS3, doing: str, trouble: Trouble
+):
     objects = CloudObjects(s3.url)
     objects.create("games/cart/1.json", b"one")
     s3.trouble = trouble
-    with pytest.raises(Unreachable, match=rf"cannot {doing} games.* \(http://127.*check that it runs"):
+    with pytest.raises(
+        Unreachable, match=rf"cannot {doing} games.* \(http://127.*check that the server is running"
+    ):
         CALLS[doing](objects)
     s3.trouble = ""
     CALLS[doing](objects)
     assert objects.get("games/cart/1.json") == b"one"
 
 
-def test_an_object_that_comes_half_is_none_at_all(s3: SmallS3):
+def test_a_bucket_without_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    for name in ("boto3", "botocore.session", "obstore.auth.boto3"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"pip install 'understudy\[aws\]'"):
+        CloudObjects("s3://bots")
+
+
+def test_a_truncated_object_is_an_error(s3: SmallS3):
     objects = CloudObjects(s3.url)
     s3.trouble = "half"
     with pytest.raises(Unreachable):
@@ -48,7 +61,7 @@ def test_an_object_that_comes_half_is_none_at_all(s3: SmallS3):
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_nobody_at_that_address_is_unreachable_with_the_address(
+def test_a_refused_connection_is_unreachable_with_the_address(
     monkeypatch: pytest.MonkeyPatch, s3: SmallS3, doing: str
 ):
     with socket.socket() as taken:
@@ -56,17 +69,18 @@ def test_nobody_at_that_address_is_unreachable_with_the_address(
         gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
         objects = CloudObjects(f"s3://models/x?endpoint={gone}")
         with pytest.raises(
-            Unreachable, match=rf"s3://models/x \({gone}, region \S+\): .*Connection refused.*; check that"
+            Unreachable,
+            match=rf"s3://models/x \({gone}, region \S+\): .*Connection refused.*; check that",
         ):
             CALLS[doing](objects)
 
 
 @pytest.mark.parametrize("doing", CALLS)
 @pytest.mark.parametrize("status", [400, 401, 403])
-def test_a_refusal_is_told_at_once_and_as_one(s3: SmallS3, doing: str, status: int):
+def test_a_rejected_call_is_reported_at_once_without_retries(s3: SmallS3, doing: str, status: int):
     objects = CloudObjects(s3.url)
     s3.trouble = status
-    with pytest.raises(StorageFailed, match=f"{status}.*check access") as caught:
+    with pytest.raises(StorageFailed, match=f"{status}.*check the permissions") as caught:
         CALLS[doing](objects)
     assert not isinstance(caught.value, Unreachable)
     assert len(s3.calls) == 1
@@ -74,25 +88,32 @@ def test_a_refusal_is_told_at_once_and_as_one(s3: SmallS3, doing: str, status: i
 
 
 @pytest.mark.parametrize("doing", CALLS)
-def test_a_proxy_that_answers_for_it_makes_no_object_look_missing(s3: SmallS3, doing: str):
+def test_a_response_of_a_proxy_does_not_make_an_object_look_missing(s3: SmallS3, doing: str):
     objects = CloudObjects(s3.url)
     objects.create("games/cart/1.json", b"one")
     s3.trouble = "proxy"
-    with pytest.raises(StorageFailed, match=rf"cannot {doing} games.* 404 Not Found.*; correct endpoint="):
+    with pytest.raises(
+        StorageFailed, match=rf"cannot {doing} games.* 404 Not Found.*; correct endpoint="
+    ):
         CALLS[doing](objects)
     s3.trouble = ""
     assert objects.get("games/cart/1.json") == b"one"
     assert objects.get("games/cart/9.json") is None
 
 
-def test_keys_that_are_found_nowhere_may_still_come(s3: SmallS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_keys_are_unreachable_since_they_may_appear_later(
+    s3: SmallS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with monkeypatch.context() as patch:
         patch.delenv("AWS_ACCESS_KEY_ID")
         patch.delenv("AWS_SECRET_ACCESS_KEY")
         objects = CloudObjects(s3.url)
-        with pytest.raises(Unreachable, match=r"cannot read games.*; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        with pytest.raises(
+            Unreachable,
+            match=r"cannot read games.*; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ):
             objects.get("games/cart/1.json")
     assert objects.get("games/cart/1.json") is None
 
@@ -105,7 +126,7 @@ def test_keys_that_are_found_nowhere_may_still_come(s3: SmallS3, tmp_path: Path,
         "az://account/models?sig=hush-hush",
     ],
 )
-def test_no_error_shows_what_an_address_may_hide(url: str):
-    with pytest.raises(ConfigError, match="no place for models") as caught:
+def test_no_error_shows_secrets_of_an_address(url: str):
+    with pytest.raises(ConfigError, match="cannot store models") as caught:
         CloudObjects(url)
     assert "hush" not in str(caught.value)

@@ -12,13 +12,13 @@ import pytest
 from tests.act.policies import random_policy
 from tests.card import Card
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, Unreachable
-from understudy.core.game import game_spec
-from understudy.core.manifest import Lineage
-from understudy.core.policy import Policy
 from understudy.core.signed import Signer
+from understudy.experience.game import game_spec
+from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.models.shared import Journal
+from understudy.nn.policy import Policy
 from understudy.testing.clock import ManualClock
 
 GAME = game_spec("pong", obs=6, actions=3)
@@ -40,20 +40,20 @@ def test_models_are_numbered_and_aliases_point_to_them(tmp_path: Path):
     epoch = ours.takeover("pong", owner="a")
     first, second = (ours.release(policy(seed), LINEAGE, epoch=epoch) for seed in (0, 1))
     assert (first.model_no, second.model_no) == (1, 2)
-    ours.point("pong", "champion", 1, why="the first")
-    ours.point("pong", "champion", 2, why="better", epoch=epoch)
+    ours.set_alias("pong", "champion", 1, why="the first")
+    ours.set_alias("pong", "champion", 2, why="better", epoch=epoch)
     theirs = registry(tmp_path, signs=False)
-    assert theirs.catalogue("pong").points_to("champion") == 2
+    assert theirs.catalogue("pong").model_of("champion") == 2
     assert theirs.policy("pong", 2) == policy(1)
     assert [old.why for old in theirs.catalogue("pong").history] == ["the first", "better"]
     assert ours.rollback("pong", why="it was not") == 1
-    assert theirs.catalogue("pong").points_to("champion") == 1
+    assert theirs.catalogue("pong").model_of("champion") == 1
 
 
 class FarObjects(FolderObjects):
-    """Objects where a look costs something, and is counted."""
+    """Objects where a look has a cost and is counted."""
 
-    look_every_s = 0.5
+    poll_every_s = 0.5
     looks = 0
 
     def get(self, name: str) -> bytes | None:
@@ -61,8 +61,12 @@ class FarObjects(FolderObjects):
         return super().get(name)
 
 
-def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_are_seen_at_once(tmp_path: Path):
-    clock, objects, others = ManualClock(), FarObjects(tmp_path), registry(tmp_path)
+def test_costly_looks_happen_at_intervals_and_own_writes_are_visible_at_once(
+    tmp_path: Path,
+):
+    clock = ManualClock()
+    objects = FarObjects(tmp_path)
+    others = registry(tmp_path)
     ours = Registry(objects, trusted=TRUSTED, signer=SIGNER, clock=clock)
     epoch = ours.takeover("pong", owner="a")
     ours.release(policy(), LINEAGE, epoch=epoch)
@@ -71,29 +75,32 @@ def test_where_a_look_costs_something_it_is_taken_now_and_then_and_own_writes_ar
     for _ in range(100):
         ours.catalogue("pong")
     assert objects.looks == looks
-    others.point("pong", "champion", 1, why="by hand")
-    assert ours.catalogue("pong").points_to("champion") == 0
+    others.set_alias("pong", "champion", 1, why="by hand")
+    assert ours.catalogue("pong").model_of("champion") == 0
     assert ours.damage("pong").keys() == set(), "what others wrote since is not a hole"
     others.takeover("pong", owner="b")
     with pytest.raises(Fenced):
         ours.release(policy(1), LINEAGE, epoch=epoch)
     clock.advance(0.5)
-    assert ours.catalogue("pong").points_to("champion") == 1
+    assert ours.catalogue("pong").model_of("champion") == 1
 
 
-def test_a_look_that_failed_is_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_look_does_not_delay_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     registry(tmp_path).takeover("pong", owner="a")
     ours = Registry(FarObjects(tmp_path), trusted=TRUSTED, signer=SIGNER, clock=ManualClock())
     with monkeypatch.context() as broken:
-        broken.setattr(FarObjects, "get", lambda *_: (_ for _ in ()).throw(Unreachable("nobody answers")))
+        broken.setattr(
+            FarObjects, "get", lambda *_: (_ for _ in ()).throw(Unreachable("nobody answers"))
+        )
         for _ in range(2):
             with pytest.raises(Unreachable):
                 ours.catalogue("pong")
     assert ours.catalogue("pong").epoch == 1
 
 
-def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path):
-    old, new = registry(tmp_path), registry(tmp_path)
+def test_a_learner_cannot_release_after_another_took_over(tmp_path: Path):
+    old = registry(tmp_path)
+    new = registry(tmp_path)
     epoch = old.takeover("pong", owner="old")
     old.catalogue("pong")
     newer = new.takeover("pong", owner="new")
@@ -101,12 +108,12 @@ def test_an_old_learner_releases_nothing_after_another_took_over(tmp_path: Path)
         with pytest.raises(Fenced, match="new has taken over"):
             old.release(policy(), LINEAGE, epoch=epoch)
         with pytest.raises(Fenced):
-            old.point("pong", "champion", 0, why="mine", epoch=epoch)
+            old.set_alias("pong", "champion", 0, why="mine", epoch=epoch)
     assert new.release(policy(), LINEAGE, epoch=newer).model_no == 1
 
 
-def test_an_entry_signed_in_another_epoch_is_no_release(tmp_path: Path):
-    """What a paused process had already signed lies under a number that is taken, or is passed over."""
+def test_a_release_signed_in_another_epoch_is_ignored(tmp_path: Path):
+    """An entry that a paused process had signed has a used number, or is skipped."""
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="a")
     ours.release(policy(), LINEAGE, epoch=epoch)
@@ -120,19 +127,34 @@ def test_an_entry_signed_in_another_epoch_is_no_release(tmp_path: Path):
     assert ours.release(policy(1), LINEAGE, epoch=2).model_no == 2
 
 
-def test_forged_and_broken_entries_are_passed_over(tmp_path: Path):
+def test_forged_and_broken_entries_are_skipped(tmp_path: Path):
     ours = registry(tmp_path)
     ours.release(policy(), LINEAGE, epoch=ours.takeover("pong", owner="a"))
     journal = Journal(FolderObjects(tmp_path), "registry/pong")
-    facts = {"journal": "registry/pong", "number": 3, "at_s": 0.0, "kind": "point", "alias": "champion", "model_no": 1}
-    for number, raw in enumerate([Signer(b"x" * 32).sign(facts), b"", b"{}", SIGNER.sign({**facts, "number": 6}),
-                                  SIGNER.sign({**facts, "model_no": 9, "number": 7})], 3):  # fmt: skip
+    facts = {
+        "journal": "registry/pong",
+        "number": 3,
+        "at_s": 0.0,
+        "kind": "point",
+        "alias": "champion",
+        "model_no": 1,
+    }
+    for number, raw in enumerate(
+        [
+            Signer(b"x" * 32).sign(facts),
+            b"",
+            b"{}",
+            SIGNER.sign({**facts, "number": 6}),
+            SIGNER.sign({**facts, "model_no": 9, "number": 7}),
+        ],
+        3,
+    ):
         assert journal.append(number, raw)
     seen = registry(tmp_path).catalogue("pong")
-    assert (seen.bad_entries, seen.points_to("champion"), seen.number) == (4, 1, 7)
+    assert (seen.bad_entries, seen.model_of("champion"), seen.number) == (4, 1, 7)
 
 
-def test_a_missing_or_changed_policy_is_said_not_served(tmp_path: Path):
+def test_a_missing_or_changed_policy_is_an_error(tmp_path: Path):
     ours = registry(tmp_path)
     ours.release(policy(), LINEAGE, epoch=ours.takeover("pong", owner="a"))
     (blob,) = (tmp_path / "blobs").iterdir()
@@ -146,14 +168,14 @@ def test_a_missing_or_changed_policy_is_said_not_served(tmp_path: Path):
         ours.policy("pong", 1)
 
 
-def test_what_does_not_exist_is_said_with_what_does(tmp_path: Path):
+def test_an_unknown_model_or_alias_is_a_clear_error(tmp_path: Path):
     ours = registry(tmp_path)
-    with pytest.raises(ConfigError, match="none yet"):
+    with pytest.raises(ConfigError, match="pong has no models yet"):
         ours.policy("pong", 3)
-    with pytest.raises(ConfigError, match="no other champion"):
+    with pytest.raises(ConfigError, match="no previous champion"):
         ours.rollback("pong", why="")
     with pytest.raises(ConfigError, match="not known"):
-        ours.point("pong", "king", 0, why="")
+        ours.set_alias("pong", "king", 0, why="")
     with pytest.raises(ConfigError, match="read-only"):
         registry(tmp_path, signs=False).takeover("pong", owner="a")
 
@@ -165,11 +187,14 @@ def _release_many(folder: Path, owner: int, count: int) -> None:
         ours.release(policy(1000 * owner + number), LINEAGE, epoch=epoch)
 
 
-def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(tmp_path: Path, card: Card):
-    """Readers look all the time; a model they see can be opened, and a number never changes its bytes."""
+def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_numbers(
+    tmp_path: Path, card: Card
+):
+    """Readers look all the time: every visible model opens, and its bytes never change."""
     reader = registry(tmp_path)
     reader.takeover("pong", owner="all")
-    context, chance = multiprocessing.get_context("spawn"), random.Random(0)
+    context = multiprocessing.get_context("spawn")
+    chance = random.Random(0)
     started: list[multiprocessing.process.BaseProcess] = []
     seen: dict[int, str] = {}
 
@@ -186,7 +211,9 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
             assert seen.setdefault(number, manifest.policy_sha256) == manifest.policy_sha256
 
     running = [start(owner) for owner in range(8)]
-    killed, next_owner, deadline_s = 0, 8, time.monotonic() + 240
+    killed = 0
+    next_owner = 8
+    deadline_s = time.monotonic() + 240
     while any(process.is_alive() for process in running):
         assert time.monotonic() < deadline_s
         look()
@@ -197,7 +224,8 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
             victim.join()
             running.remove(victim)
             running.append(start(next_owner))
-            killed, next_owner = killed + 1, next_owner + 1
+            killed = killed + 1
+            next_owner = next_owner + 1
     look()
     assert [process.exitcode for process in running] == [0] * 8
     assert killed == 8
@@ -207,20 +235,28 @@ def test_releases_of_eight_processes_with_kills_leave_whole_models_with_dense_nu
     card.line("models released by 8 learners, 8 of them killed", tried=len(seen), held=len(seen))
 
 
-def test_a_catalogue_that_was_handed_out_does_not_change(tmp_path: Path):
+def test_a_returned_catalogue_does_not_change(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="a")
     before = ours.catalogue("pong")
     assert ours.catalogue("pong") is before, "nothing new, nothing copied"
     ours.release(policy(), LINEAGE, epoch=epoch)
-    ours.point("pong", "champion", 1, why="the first")
-    assert (before.number, before.models, before.aliases, before.history, before.signed) == (1, {}, {}, [], {})
+    ours.set_alias("pong", "champion", 1, why="the first")
+    assert (before.number, before.models, before.aliases, before.history, before.signed) == (
+        1,
+        {},
+        {},
+        [],
+        {},
+    )
     after = ours.catalogue("pong")
-    assert (after.number, after.points_to("champion")) == (3, 1)
+    assert (after.number, after.model_of("champion")) == (3, 1)
 
 
-@pytest.mark.parametrize("text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12])
-def test_what_names_no_model_is_refused(text: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    "text", ["", "pong", "pong/", "/1x", "pong/0", "pong/-1", "pong/1.0", "pong/" + "9" * 12]
+)
+def test_an_invalid_model_name_is_rejected(text: str, tmp_path: Path):
     with pytest.raises(ConfigError, match="GAME/NUMBER"):
         registry(tmp_path).find(text)
 
@@ -232,7 +268,7 @@ def test_a_model_is_found_by_number_and_by_alias(tmp_path: Path):
     assert ours.find("pong/1") == ours.find("1", game="pong") == first
     with pytest.raises(ConfigError, match="has no champion yet"):
         ours.find("pong/champion")
-    ours.point("pong", "champion", 1, why="test")
+    ours.set_alias("pong", "champion", 1, why="test")
     assert ours.find("pong/champion") == ours.find("champion", game="pong") == first
     with pytest.raises(ConfigError, match="not of other"):
         ours.find("pong/1", game="other")
@@ -240,7 +276,7 @@ def test_a_model_is_found_by_number_and_by_alias(tmp_path: Path):
         ours.find("pong/9")
 
 
-def test_a_lost_entry_is_damage_and_nothing_is_written_behind_it(tmp_path: Path):
+def test_a_lost_entry_is_reported_and_nothing_is_written_after_it(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="test")
     for seed in range(3):
@@ -254,23 +290,34 @@ def test_a_lost_entry_is_damage_and_nothing_is_written_behind_it(tmp_path: Path)
     assert "0000000003.json is missing" in fresh.damage("pong")["journal"]
     for write in (
         lambda: fresh.release(policy(9), LINEAGE, epoch=epoch),
-        lambda: fresh.point("pong", "champion", 1, why="test"),
+        lambda: fresh.set_alias("pong", "champion", 1, why="test"),
         lambda: fresh.takeover("pong", owner="another"),
     ):
-        with pytest.raises(Corrupt, match="later entries are there"):
+        with pytest.raises(Corrupt, match="later entries exist"):
             write()
     assert not lost.exists()
     lost.write_bytes(raw)
     assert (sorted(fresh.catalogue("pong").models), fresh.damage("pong")) == ([1, 2, 3], {})
 
 
-def test_every_model_is_looked_at_when_asked_and_forged_entries_are_told(tmp_path: Path):
+def test_every_model_is_checked_on_request_and_forged_entries_are_reported(tmp_path: Path):
     ours = registry(tmp_path)
     epoch = ours.takeover("pong", owner="test")
     old, new = (ours.release(policy(seed), LINEAGE, epoch=epoch) for seed in (1, 2))
-    ours.point("pong", "champion", new.model_no, why="test")
+    ours.set_alias("pong", "champion", new.model_no, why="test")
     (tmp_path / "blobs" / f"{old.policy_sha256}.safetensors").unlink()
     assert ours.damage("pong") == {}
     assert list(ours.damage("pong", every=True)) == ["pong/1"]
     (tmp_path / "registry" / "pong" / "0000000005.json").write_bytes(b"{}")
-    assert "not genuine" in registry(tmp_path).damage("pong")["journal"]
+    damage = registry(tmp_path).damage("pong")["journal"]
+    assert "1 of its entries are invalid" in damage
+    assert "entry 5: not a signed document" in damage
+
+
+def test_an_entry_of_a_newer_version_is_reported_with_the_advice_to_upgrade(tmp_path: Path):
+    registry(tmp_path).takeover("pong", owner="test")
+    journal = Journal(FolderObjects(tmp_path), "registry/pong")
+    entry = {"journal": "registry/pong", "number": 2, "at_s": 0.0, "kind": "retire"}
+    assert journal.append(2, SIGNER.sign(entry))
+    damage = registry(tmp_path).damage("pong")["journal"]
+    assert "entry 2: this version does not know entry kind 'retire'; install a newer" in damage

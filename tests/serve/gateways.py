@@ -13,20 +13,20 @@ import numpy as np
 import urllib3
 
 from tests.act.policies import random_policy
-from understudy.core.chunk import Chunk
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import deployment_key
-from understudy.core.frame import CONTENT_TYPE, Frame, decode_frame, encode_parcel
-from understudy.core.game import GameSpec
-from understudy.core.manifest import Lineage, Manifest
 from understudy.core.names import new_session, player_name
 from understudy.core.signed import Signer
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import CONTENT_TYPE, Frame, decode_frame, encode_frame_batch
+from understudy.experience.game import GameSpec
+from understudy.experience.intake import deployment_key
+from understudy.models.keys import Keys
+from understudy.models.manifest import Lineage, Manifest
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
 from understudy.serve.gateway import Gateway
-from understudy.serve.house import GatewayConfig, House
-from understudy.serve.keys import Keys
-from understudy.serve.server import Listen, Server
+from understudy.serve.server import GatewayServer, Listen
+from understudy.serve.state import GatewayConfig, GatewayState
 from understudy.streams.file import FileStream
 from understudy.testing.samples import cart_spec, random_session
 
@@ -58,12 +58,14 @@ class Running:
     """A gateway that serves, and everything behind it."""
 
     folder: Path
-    server: Server
+    server: GatewayServer
     keys: Keys
     registry: Registry
     stream: FileStream
     thread: threading.Thread
-    pool: urllib3.PoolManager = field(default_factory=lambda: urllib3.PoolManager(maxsize=64, retries=False))
+    pool: urllib3.PoolManager = field(
+        default_factory=lambda: urllib3.PoolManager(maxsize=64, retries=False)
+    )
 
     @property
     def url(self) -> str:
@@ -79,18 +81,28 @@ class Running:
         self.registry.register(spec)
         return spec
 
-    def release(self, spec: GameSpec, kind: str = "argmax", *, promote: bool = True, **facts: Any) -> Manifest:
+    def release(
+        self, spec: GameSpec, kind: str = "argmax", *, promote: bool = True, **facts: Any
+    ) -> Manifest:
         """A new model of random weights."""
         epoch = self.registry.takeover(spec.game, owner="test")
-        manifest = self.registry.release(random_policy(spec, kind, **facts), Lineage(algorithm="dqn"), epoch=epoch)
+        manifest = self.registry.release(
+            random_policy(spec, kind, **facts), Lineage(algorithm="dqn"), epoch=epoch
+        )
         if promote:
-            self.registry.point(spec.game, "champion", manifest.model_no, why="test")
+            self.registry.set_alias(spec.game, "champion", manifest.model_no, why="test")
         return manifest
 
     def ask(
-        self, method: str, path: str, key: str | None = None, body: bytes | Any = None, *,
-        headers: dict[str, str] | None = None, timeout_s: float = 20.0,
-    ) -> Reply:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        key: str | None = None,
+        body: bytes | Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = 20.0,
+    ) -> Reply:
         """One request; what is not bytes is sent as JSON."""
         sent = dict(headers or {})
         if key is not None:
@@ -101,11 +113,15 @@ class Running:
         got = self.pool.request(method, self.url + path, body=body, headers=sent, timeout=timeout_s)
         return Reply(got.status, got.data, got.headers)
 
-    def send(self, key: str, frames: Sequence[Frame], player: str = "ada", game: str = "cart") -> Reply:
-        """A parcel whose sessions are all of one player."""
+    def send(
+        self, key: str, frames: Sequence[Frame], player: str = "ada", game: str = "cart"
+    ) -> Reply:
+        """Sends a batch whose sessions are all of one player."""
         players = {frame.session: player_name(player) for frame in frames}
-        body = encode_parcel(frames, players)
-        return self.ask("POST", f"/v1/games/{game}/frames", key, body, headers={"Content-Type": CONTENT_TYPE})
+        body = encode_frame_batch(frames, players)
+        return self.ask(
+            "POST", f"/v1/games/{game}/frames", key, body, headers={"Content-Type": CONTENT_TYPE}
+        )
 
     def streamed(self) -> list[Frame]:
         """Every frame that the stream holds, read by a reader of its own."""
@@ -128,7 +144,10 @@ class Running:
 
 @contextmanager
 def running(
-    folder: Path, config: GatewayConfig | None = None, listen: Listen | None = None, clock: Clock | None = None
+    folder: Path,
+    config: GatewayConfig | None = None,
+    listen: Listen | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Running]:
     """A gateway on a folder that others may use too."""
     clock = clock or SystemClock()
@@ -137,13 +156,18 @@ def running(
     registry = Registry(objects, trusted=TRUSTED, signer=SIGNER)
     stream = FileStream(folder / "stream")
 
-    def house() -> House:
-        return House(
-            config=config or GatewayConfig(), stream=stream, registry=registry, keys=keys, trusted=TRUSTED,
-            deployment_key=deployment_key(folder), clock=clock,
-        )  # fmt: skip
+    def create_state() -> GatewayState:
+        return GatewayState(
+            config=config or GatewayConfig(),
+            stream=stream,
+            registry=registry,
+            keys=keys,
+            trusted=TRUSTED,
+            deployment_key=deployment_key(folder),
+            clock=clock,
+        )
 
-    server = Server(Gateway(house), listen or Listen())
+    server = GatewayServer(Gateway(create_state), listen or Listen())
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(ready.set,), daemon=True)
     thread.start()
@@ -158,7 +182,11 @@ def running(
 def played(spec: GameSpec = CART, *, n_chunks: int = 3, seed: int = 0, **more: Any) -> list[Chunk]:
     """A session that began just now."""
     return random_session(
-        spec, np.random.default_rng(seed), n_chunks=n_chunks, session=more.pop("session", new_session()), **more
+        spec,
+        np.random.default_rng(seed),
+        n_chunks=n_chunks,
+        session=more.pop("session", new_session()),
+        **more,
     )
 
 
@@ -170,10 +198,15 @@ def as_columns(chunk: Chunk, player: str = "ada") -> dict[str, Any]:
     """A chunk as a small client sends it."""
     meta = chunk.meta
     return {
-        "player": player, "session": str(meta.session), "chunk_no": meta.chunk_no, "first_step": meta.first_step,
-        "consent": meta.consent, "client": meta.client, "episodes": [note.to_json() for note in meta.episodes],
+        "player": player,
+        "session": str(meta.session),
+        "chunk_no": meta.chunk_no,
+        "first_step": meta.first_step,
+        "consent": meta.consent,
+        "client": meta.client,
+        "episodes": [note.to_json() for note in meta.episodes],
         "columns": {name: column.tolist() for name, column in chunk.columns.items()},
-    }  # fmt: skip
+    }
 
 
 def fresh() -> uuid.UUID:

@@ -14,7 +14,9 @@ from understudy.serve.pages import FILES, load_pages, source_of
 def page_modules(folder: Path, *, as_served: bool = True) -> Path:
     """The folder, with every file of the page in it; skips where there is no node."""
     if shutil.which("node") is None:
-        pytest.skip("no node on this machine; install the system's package (Debian: apt-get install nodejs)")
+        pytest.skip(
+            "no node on this machine; install the system's package (Debian: apt-get install nodejs)"
+        )
     (folder / "package.json").write_text('{"type": "module"}')
     for name in FILES.values():
         (folder / name).write_bytes(load_pages()[name].raw if as_served else source_of(name) or b"")

@@ -1,4 +1,4 @@
-"""Frames of many requests are appended together; full, closed or failing, nobody is told that they are safe."""
+"""Frames of many requests are appended together; none is acknowledged unless it is durable."""
 
 import asyncio
 import threading
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.serve.gateways import frames_of, played
-from understudy.core.frame import Frame
-from understudy.core.ports import Ack
+from understudy.experience.frame import Frame
+from understudy.ports import Ack
 from understudy.serve.intake import Appender
 
 
@@ -33,12 +33,14 @@ FRAMES = frames_of(played(n_chunks=12))
 SIZE = sum(frame.size_bytes for frame in FRAMES)
 
 
-def test_what_waits_is_appended_together_and_each_gets_its_own_answer():
+def test_pending_frames_are_appended_together_and_each_request_gets_its_own_acks():
     async def try_it() -> None:
         stream = Slow()
         appender = Appender(stream)
         appender.start()
-        sends = [asyncio.create_task(appender.append(FRAMES[at : at + 2])) for at in range(0, 12, 2)]
+        sends = [
+            asyncio.create_task(appender.append(FRAMES[at : at + 2])) for at in range(0, 12, 2)
+        ]
         await asyncio.sleep(0.05)
         assert appender.waiting_bytes == SIZE
         stream.go_on.set()
@@ -52,7 +54,7 @@ def test_what_waits_is_appended_together_and_each_gets_its_own_answer():
     asyncio.run(try_it())
 
 
-def test_full_it_asks_to_come_back():
+def test_a_full_appender_asks_clients_to_retry():
     async def try_it() -> None:
         stream = Slow()
         appender = Appender(stream, max_waiting_bytes=SIZE)
@@ -69,7 +71,7 @@ def test_full_it_asks_to_come_back():
     asyncio.run(try_it())
 
 
-def test_closing_appends_what_waits_and_takes_no_more():
+def test_closing_appends_pending_frames_and_accepts_no_more():
     async def try_it() -> None:
         stream = Slow()
         appender = Appender(stream)
@@ -84,14 +86,16 @@ def test_closing_appends_what_waits_and_takes_no_more():
         assert (late.accepted, late.error) == (False, "the gateway is stopping")
         stream.go_on.set()
         await closing
-        assert [ack.accepted for acks in await asyncio.gather(*sends) for ack in acks] == [True] * 12
+        assert [ack.accepted for acks in await asyncio.gather(*sends) for ack in acks] == [
+            True
+        ] * 12
         assert appender.waiting_bytes == 0
         await appender.close()
 
     asyncio.run(try_it())
 
 
-def test_trouble_with_the_stream_is_known_until_it_takes_frames_again():
+def test_a_stream_error_is_reported_until_frames_are_accepted_again():
     async def try_it() -> None:
         stream = Slow()
         stream.go_on.set()
@@ -105,16 +109,16 @@ def test_trouble_with_the_stream_is_known_until_it_takes_frames_again():
         ):
             stream.outcome = outcome
             await appender.append(FRAMES[:1])
-            assert appender.trouble == wanted
+            assert appender.error == wanted
         appender._stream = None  # type: ignore[assignment]
         assert not (await appender.append(FRAMES[:1]))[0].accepted
-        assert "append" in appender.trouble
+        assert "append" in appender.error
         await appender.close()
 
     asyncio.run(try_it())
 
 
-def test_what_the_stream_says_of_a_frame_is_what_its_sender_is_told():
+def test_the_sender_gets_the_streams_outcome_of_each_frame():
     async def try_it() -> None:
         stream = Slow()
         stream.go_on.set()

@@ -1,4 +1,4 @@
-"""Bodies are bounded as they stream: by size, by time, packed and unpacked, and all together."""
+"""Bodies are limited while they stream: by size, by time, compressed or not, and all together."""
 
 import asyncio
 import gzip
@@ -15,11 +15,11 @@ import pytest
 
 from tests.serve.gateways import Running, as_columns, frames_of, played, running
 from understudy.core.errors import Refused
-from understudy.core.frame import MAX_PARCEL_BYTES, encode_parcel
 from understudy.core.names import player_name
+from understudy.experience.frame import MAX_FRAME_BATCH_BYTES, encode_frame_batch
 from understudy.serve.api import Call, read_body
-from understudy.serve.house import GatewayConfig, Room
 from understudy.serve.routes import ROUTES
+from understudy.serve.state import GatewayConfig, MemoryBudget
 
 PACKED = {"Content-Encoding": "gzip"}
 
@@ -40,33 +40,55 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_packed_bodies_are_unpacked(gateway: Running, key: str):
+def test_compressed_bodies_are_decompressed(gateway: Running, key: str):
     frames = frames_of(played(n_chunks=6, max_steps=200))
-    body = encode_parcel(frames, {frames[0].session: player_name("ada")})
-    for pack, name in ((gzip.compress, "gzip"), (zlib.compress, "deflate"), (bytes, "identity"), (bytes, "IDENTITY")):
+    body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
+    for pack, name in (
+        (gzip.compress, "gzip"),
+        (zlib.compress, "deflate"),
+        (bytes, "identity"),
+        (bytes, "IDENTITY"),
+    ):
         headers = {"Content-Encoding": name}
         reply = gateway.ask("POST", "/v1/games/cart/frames", key, pack(body), headers=headers)
         assert [ack["accepted"] for ack in reply.json["acks"]] == [True] * 6
     columns = json.dumps(as_columns(played(n_chunks=1, max_steps=400)[0])).encode()
-    reply = gateway.ask("POST", "/v1/games/cart/columns", key, gzip.compress(columns), headers=PACKED)
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/columns", key, gzip.compress(columns), headers=PACKED
+    )
     assert reply.json["acks"][0]["accepted"]
 
 
-def test_what_cannot_be_unpacked_is_refused(gateway: Running, key: str):
+def test_invalid_compressed_bodies_are_rejected(gateway: Running, key: str):
     whole = gzip.compress(b"x" * 10_000)
-    wrong = [whole[:-1], whole[: len(whole) // 2], whole + b"x", whole + whole, b"", b"x", b"\x1f\x8b", whole[1:]]
+    wrong = [
+        whole[:-1],
+        whole[: len(whole) // 2],
+        whole + b"x",
+        whole + whole,
+        b"",
+        b"x",
+        b"\x1f\x8b",
+        whole[1:],
+    ]
     for body in wrong:
         reply = gateway.ask("POST", "/v1/games/cart/frames", key, body, headers=PACKED)
         assert (reply.status, reply.code) == (415, "bad_encoding")
     for name in ("br", "zstd", "gzip, gzip", "", "x" * 5000):
-        reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"x", headers={"Content-Encoding": name})
+        reply = gateway.ask(
+            "POST", "/v1/games/cart/frames", key, b"x", headers={"Content-Encoding": name}
+        )
         assert (reply.status, reply.code) == (415, "bad_encoding")
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_bodies_beyond_the_limit_are_refused_at_once(gateway: Running, key: str, route: Any):
+def test_bodies_above_the_limit_are_rejected_unread(gateway: Running, key: str, route: Any):
     """By what was announced, before a byte of it came."""
-    path = route.path.replace("{game}", "cart").replace("{model_no:int}", "1").replace("{schema}", "0" * 64)
+    path = (
+        route.path.replace("{game}", "cart")
+        .replace("{model_no:int}", "1")
+        .replace("{schema}", "0" * 64)
+    )
     connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
     began_s = time.monotonic()
     connection.putrequest(route.method, path)
@@ -83,11 +105,13 @@ def test_a_body_that_is_too_large_costs_the_key_no_bytes(tmp_path: Path):
         gateway.register()
         key = gateway.key("play", bytes_s=10_000.0)
         for _ in range(5):
-            assert gateway.ask("POST", "/v1/games/cart/close", key, b" " * 20_000).code == "too_large"
+            assert (
+                gateway.ask("POST", "/v1/games/cart/close", key, b" " * 20_000).code == "too_large"
+            )
         assert gateway.ask("GET", "/v1/games/cart", key).status == 200
 
 
-def test_chunked_bodies_are_counted_while_they_come(gateway: Running, key: str):
+def test_chunked_bodies_are_counted_while_they_arrive(gateway: Running, key: str):
     connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
     connection.putrequest("POST", "/v1/games/cart/act")
     connection.putheader("Authorization", f"Bearer {key}")
@@ -100,10 +124,11 @@ def test_chunked_bodies_are_counted_while_they_come(gateway: Running, key: str):
     connection.close()
 
 
-def test_bombs_are_not_unpacked(gateway: Running, key: str, bar: Callable[[float], float]):
+def test_zip_bombs_are_not_decompressed(gateway: Running, key: str, bar: Callable[[float], float]):
     bomb = gzip.compress(bytes(100_000_000))
     double = gzip.compress(bomb)
-    before, times_s = peak_bytes(), []
+    before = peak_bytes()
+    times_s = []
     for at in range(50):
         path = ("frames", "columns", "act", "close")[at % 4]
         began_s = time.monotonic()
@@ -112,10 +137,12 @@ def test_bombs_are_not_unpacked(gateway: Running, key: str, bar: Callable[[float
         times_s.append(time.monotonic() - began_s)
     assert sorted(times_s)[25] < bar(1.0)
     assert gateway.ask("POST", "/v1/games/cart/frames", key, double, headers=PACKED).status == 400
-    assert peak_bytes() - before < 128 * 1024 * 1024, "once a whole parcel's room, and what a test needs"
+    assert peak_bytes() - before < 128 * 1024 * 1024, (
+        "the memory of one full batch, and what a test needs"
+    )
 
 
-def test_a_body_that_drips_is_cut_off(gateway: Running, key: str):
+def test_a_slow_body_times_out(gateway: Running, key: str):
     connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
     began_s = time.monotonic()
     connection.putrequest("POST", "/v1/games/cart/frames")
@@ -129,7 +156,7 @@ def test_a_body_that_drips_is_cut_off(gateway: Running, key: str):
     connection.close()
 
 
-def test_bodies_of_all_requests_together_have_their_room(tmp_path: Path):
+def test_bodies_of_all_requests_share_a_memory_budget(tmp_path: Path):
     with running(tmp_path, GatewayConfig(max_bodies_bytes=300_000)) as gateway:
         gateway.register()
         key = gateway.key("play")
@@ -138,14 +165,14 @@ def test_bodies_of_all_requests_together_have_their_room(tmp_path: Path):
         assert reply.headers["retry-after"] == "1"
         for _ in range(5):  # given back each time
             reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"x" * 299_000)
-            assert (reply.status, reply.code) == (400, "bad_parcel")
+            assert (reply.status, reply.code) == (400, "bad_frame_batch")
         packed = gzip.compress(b"x" * 299_900)
         reply = gateway.ask("POST", "/v1/games/cart/frames", key, packed, headers=PACKED)
         assert reply.code == "busy", "packed and unpacked lie in memory together"
 
 
-def test_room_is_given_back_whatever_happens():
-    room = Room(100)
+def test_memory_is_released_whatever_happens():
+    room = MemoryBudget(100)
 
     async def gone() -> dict[str, Any]:
         return {"type": "http.disconnect"}
@@ -155,7 +182,7 @@ def test_room_is_given_back_whatever_happens():
 
     async def try_it() -> None:
         for receive, reason in ((gone, "gone"), (parts, "busy")):
-            call = Call({"type": "http", "head": {}, "house": None, "key": None}, receive)
+            call = Call({"type": "http", "head": {}, "gateway_state": None, "key": None}, receive)
             with pytest.raises(Refused) as refused, room.hold() as take:
                 await read_body(call, max_bytes=1000, timeout_s=1, take=take)
             assert refused.value.reason == reason
@@ -164,7 +191,9 @@ def test_room_is_given_back_whatever_happens():
     asyncio.run(try_it())
 
 
-def test_the_largest_parcel_passes(gateway: Running, key: str):
-    reply = gateway.ask("POST", "/v1/games/cart/frames", key, b"UNPA" + bytes(MAX_PARCEL_BYTES - 4))
+def test_the_largest_frame_batch_is_accepted(gateway: Running, key: str):
+    reply = gateway.ask(
+        "POST", "/v1/games/cart/frames", key, b"UNPA" + bytes(MAX_FRAME_BATCH_BYTES - 4)
+    )
     assert reply.code != "too_large"
     assert reply.status == 400

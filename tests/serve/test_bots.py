@@ -11,16 +11,16 @@ import pytest
 
 from tests.act.policies import random_policy
 from tests.serve.gateways import SIGNER, TRUSTED, Running, running
-from understudy.core.game import GameSpec, game_spec
-from understudy.core.manifest import manifest_from_json, open_policy
-from understudy.core.policy import Policy
 from understudy.core.signed import open_signed, public_key_text
-from understudy.core.spaces import Box
 from understudy.core.tensors import DTYPES
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.spaces import Box
+from understudy.models.manifest import manifest_from_json, open_policy
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
-from understudy.serve.bots import Bots
-from understudy.serve.house import GatewayConfig
+from understudy.nn.policy import Policy
+from understudy.serve.bots import ServedBots
+from understudy.serve.state import GatewayConfig
 from understudy.testing.samples import cart_spec
 
 
@@ -51,12 +51,13 @@ def model_of(bot: dict[str, Any], alias: str = "champion") -> int:
     return int(pointer["model_no"])
 
 
-# --- Registering ------------------------------------------------------------------------------------------------------
+# --- Registering ----------------------------------------------------------------------------------
 
 
 def test_only_some_keys_register_a_game(gateway: Running, key: str):
     spec = cart_spec("newcomer")
-    path, body = "/v1/games/newcomer", spec.to_json()
+    path = "/v1/games/newcomer"
+    body = spec.to_json()
     reply = gateway.ask("PUT", path, key, body)
     assert (reply.status, reply.code) == (404, "not_registered")
     assert "development key" in reply.json["error"]["detail"]
@@ -64,10 +65,15 @@ def test_only_some_keys_register_a_game(gateway: Running, key: str):
     developing = gateway.key("play", registers=True)
     for caller in (developing, developing, key):
         reply = gateway.ask("PUT", path, caller, body)
-        assert reply.json == {"game": "newcomer", "schema": spec.schema}, "known ones are answered alike"
+        assert reply.json == {"game": "newcomer", "schema": spec.schema}, (
+            "a known spec gets the same answer"
+        )
     assert gateway.ask("GET", path, key).json == {
-        "game": "newcomer", "schemas": [spec.schema], "champion": 0, "canary": 0,
-    }  # fmt: skip
+        "game": "newcomer",
+        "schemas": [spec.schema],
+        "champion": 0,
+        "canary": 0,
+    }
     assert gateway.ask("GET", f"{path}/specs/{spec.schema}", key).raw == body
     assert gateway.ask("GET", f"{path}/specs/{'0' * 64}", key).status == 404
     other = game_spec("newcomer", obs=5, actions=2)
@@ -75,24 +81,40 @@ def test_only_some_keys_register_a_game(gateway: Running, key: str):
     assert gateway.ask("PUT", path, gateway.key("admin"), other.to_json()).status == 200
     assert len(gateway.ask("GET", path, key).json["schemas"]) == 2
     assert gateway.ask("PUT", "/v1/games/elsewhere", developing, body).code == "wrong_game"
-    for raw in (b"", b"{}", b"[]", b'{"format":1}', body[:-1], body.replace(b"discrete", b"x"), b"[" * 9999):
+    for raw in (
+        b"",
+        b"{}",
+        b"[]",
+        b'{"format":1}',
+        body[:-1],
+        body.replace(b"discrete", b"x"),
+        b"[" * 9999,
+    ):
         assert gateway.ask("PUT", path, developing, raw).code == "bad_spec"
 
 
-def test_a_key_sees_the_games_it_is_for(gateway: Running):
+def test_a_key_lists_only_the_games_it_is_valid_for(gateway: Running):
     for name in ("seen", "unseen"):
         gateway.register(cart_spec(name))
-    assert gateway.ask("GET", "/v1/games", gateway.key("play", game="seen")).json == {"games": ["seen"]}
-    assert {"seen", "unseen"} <= set(gateway.ask("GET", "/v1/games", gateway.key("read", "play")).json["games"])
+    assert gateway.ask("GET", "/v1/games", gateway.key("play", game="seen")).json == {
+        "games": ["seen"]
+    }
+    assert {"seen", "unseen"} <= set(
+        gateway.ask("GET", "/v1/games", gateway.key("read", "play")).json["games"]
+    )
 
 
-# --- Following --------------------------------------------------------------------------------------------------------
+# --- Following ------------------------------------------------------------------------------------
 
 
-def test_a_bot_is_handed_out_signed_and_its_policy_is_the_bytes_that_were_signed(gateway: Running, key: str):
+def test_live_models_are_signed_and_the_policy_matches_the_signature(gateway: Running, key: str):
     spec = gateway.register(cart_spec("signed"))
     nobody = gateway.ask("GET", "/v1/games/signed/bot", key).json
-    assert (nobody["number"], nobody["champion"], nobody["trust"]) == (0, None, [public_key_text(SIGNER.public)])
+    assert (nobody["number"], nobody["champion"], nobody["trust"]) == (
+        0,
+        None,
+        [public_key_text(SIGNER.public)],
+    )
     manifest = gateway.release(spec, seed=7)
     bot = gateway.ask("GET", "/v1/games/signed/bot?after=0&wait_s=5", key).json
     while bot["champion"] is None:
@@ -102,8 +124,17 @@ def test_a_bot_is_handed_out_signed_and_its_policy_is_the_bytes_that_were_signed
     assert open_policy(manifest, reply.raw) == random_policy(spec, "argmax", seed=7)
     assert "immutable" in reply.headers["cache-control"]
     facts = gateway.ask("GET", "/v1/games/signed/models/1", key).json
-    assert manifest_from_json(open_signed(facts["signed"].encode(), TRUSTED)["manifest"]) == manifest
-    for wrong in ("models/2", "models/2/policy", "models/0", f"models/{'9' * 400}", "models/x", "models/-1"):
+    assert (
+        manifest_from_json(open_signed(facts["signed"].encode(), TRUSTED)["manifest"]) == manifest
+    )
+    for wrong in (
+        "models/2",
+        "models/2/policy",
+        "models/0",
+        f"models/{'9' * 400}",
+        "models/x",
+        "models/-1",
+    ):
         assert gateway.ask("GET", f"/v1/games/signed/{wrong}", key).status == 404
 
 
@@ -135,21 +166,21 @@ def woken_after_s(gateway: Running, key: str, model_no: int) -> float:
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         waiting = [pool.submit(wait) for _ in range(16)]
         time.sleep(0.3)
-        gateway.registry.point("polled", "champion", model_no, why="better")
+        gateway.registry.set_alias("polled", "champion", model_no, why="better")
         at_s = time.monotonic()
         told = [one.result() for one in waiting]
     assert {number for number, _ in told} == {model_no}
     return max(woken_s for _, woken_s in told) - at_s
 
 
-def test_a_canary_is_named_with_its_share(gateway: Running, key: str):
+def test_a_canary_is_served_with_its_share(gateway: Running, key: str):
     spec = gateway.register(cart_spec("tried"))
     gateway.release(spec, seed=0)
     gateway.release(spec, seed=1, promote=False)
-    gateway.registry.point("tried", "canary", 2, why="try it")
+    gateway.registry.set_alias("tried", "canary", 2, why="try it")
     bot = gateway.ask("GET", "/v1/games/tried/bot", key).json
     assert (model_of(bot), model_of(bot, "canary"), bot["canary_share"]) == (1, 2, 0.2)
-    gateway.registry.point("tried", "canary", 0, why="enough")
+    gateway.registry.set_alias("tried", "canary", 0, why="enough")
     bot = gateway.ask("GET", f"/v1/games/tried/bot?after={bot['number']}&wait_s=5", key).json
     assert (model_of(bot), bot["canary"], bot["canary_share"]) == (1, None, 0.0)
 
@@ -169,8 +200,10 @@ def test_workers_wait_for_weights(gateway: Running, key: str):
     assert gateway.ask("GET", "/v1/games/worked/weights", gateway.key("play")).code == "wrong_scope"
 
 
-@pytest.mark.parametrize("query", ["after=-1", "after=x", "after=1&wait_s=-1", "after=1&wait_s=nan", "wait_s=inf"])
-def test_questions_that_make_no_sense_are_refused(gateway: Running, key: str, query: str):
+@pytest.mark.parametrize(
+    "query", ["after=-1", "after=x", "after=1&wait_s=-1", "after=1&wait_s=nan", "wait_s=inf"]
+)
+def test_invalid_queries_are_rejected(gateway: Running, key: str, query: str):
     gateway.register(cart_spec("asked"))
     assert gateway.ask("GET", f"/v1/games/asked/bot?{query}", key).code == "bad_query"
 
@@ -178,7 +211,9 @@ def test_questions_that_make_no_sense_are_refused(gateway: Running, key: str, qu
 def test_promote_and_roll_back(gateway: Running):
     spec = gateway.register(cart_spec("steered"))
     admin = gateway.key("admin")
-    assert gateway.ask("POST", "/v1/games/steered/rollback", admin).code == "bad_request", "there is nothing yet"
+    assert gateway.ask("POST", "/v1/games/steered/rollback", admin).code == "bad_request", (
+        "there is nothing yet"
+    )
     for seed in (0, 1):
         gateway.release(spec, seed=seed, promote=False)
     promoted = gateway.ask("POST", "/v1/games/steered/promote", admin, {"model_no": 1})
@@ -187,14 +222,21 @@ def test_promote_and_roll_back(gateway: Running):
     assert gateway.ask("GET", "/v1/games/steered", admin).json["champion"] == 2
     assert gateway.ask("POST", "/v1/games/steered/rollback", admin).json["model_no"] == 1
     assert [old.model_no for old in gateway.registry.catalogue("steered").history] == [1, 2, 1]
-    for wrong in ({"model_no": 9}, {"model_no": 0}, {"model_no": -1}, {"model_no": 1 << 70}, {}, {"model_no": "1"}):
+    for wrong in (
+        {"model_no": 9},
+        {"model_no": 0},
+        {"model_no": -1},
+        {"model_no": 1 << 70},
+        {},
+        {"model_no": "1"},
+    ):
         assert gateway.ask("POST", "/v1/games/steered/promote", admin, wrong).status in (400, 404)
 
 
-# --- Damage -----------------------------------------------------------------------------------------------------------
+# --- Damage ---------------------------------------------------------------------------------------
 
 
-def test_a_damaged_model_leaves_the_last_good_bot_on_stage(gateway: Running, key: str):
+def test_a_damaged_model_does_not_replace_the_last_good_bot(gateway: Running, key: str):
     spec = gateway.register(cart_spec("damaged"))
     good = gateway.release(spec, seed=0)
     time.sleep(0.2)
@@ -205,8 +247,8 @@ def test_a_damaged_model_leaves_the_last_good_bot_on_stage(gateway: Running, key
     blob(gateway, bad.policy_sha256).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     time.sleep(0.2)
     between = gateway.ask("GET", "/v1/games/damaged/bot", key).json
-    gateway.registry.point("damaged", "champion", 2, why="looks good")
-    gateway.registry.point("damaged", "canary", 2, why="no better idea")
+    gateway.registry.set_alias("damaged", "champion", 2, why="looks good")
+    gateway.registry.set_alias("damaged", "canary", 2, why="no better idea")
     reply = gateway.ask("GET", f"/v1/games/damaged/bot?after={between['number']}&wait_s=0.5", key)
     assert reply.status == 204, "nothing newer that is good"
     after = gateway.ask("GET", "/v1/games/damaged/bot", key).json
@@ -215,17 +257,22 @@ def test_a_damaged_model_leaves_the_last_good_bot_on_stage(gateway: Running, key
     assert after["canary"] is None
     raw = gateway.ask("GET", f"/v1/games/damaged/weights?after={before['number'] - 1}", key).raw
     assert open_policy(good, raw)
-    assert gateway.ask("POST", "/v1/games/damaged/act", key, {"obs": [0, 0, 0, 0]}).json["model_no"] == 1
+    assert (
+        gateway.ask("POST", "/v1/games/damaged/act", key, {"obs": [0, 0, 0, 0]}).json["model_no"]
+        == 1
+    )
     reply = gateway.ask("GET", "/v1/games/damaged/models/2/policy", key)
     assert (reply.status, reply.code) == (503, "not_available")
     assert str(gateway.folder) not in reply.raw.decode()
 
 
-def test_a_gateway_that_starts_beside_a_damaged_champion_goes_back_to_the_one_before(tmp_path: Path):
+def test_a_gateway_that_starts_with_a_damaged_champion_serves_the_previous_one(
+    tmp_path: Path,
+):
     with running(tmp_path) as first:
         spec = first.register()
         good, bad = (first.release(spec, seed=seed) for seed in (0, 1))
-        first.registry.point("cart", "canary", 2, why="both")
+        first.registry.set_alias("cart", "canary", 2, why="both")
     path = tmp_path / "models" / "blobs" / f"{bad.policy_sha256}.safetensors"
     whole = path.read_bytes()
     path.unlink()
@@ -244,27 +291,30 @@ def test_a_gateway_that_starts_beside_a_damaged_champion_goes_back_to_the_one_be
 
 def test_a_game_whose_every_model_is_damaged_still_gets_actions(tmp_path: Path):
     with running(tmp_path) as gateway:
-        spec, key = gateway.register(), gateway.key("play")
+        spec = gateway.register()
+        key = gateway.key("play")
         blob(gateway, gateway.release(spec).policy_sha256).unlink()
         assert gateway.ask("GET", "/v1/games/cart/bot", key).json["champion"] is None
         reply = gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json
         assert reply["is_fallback"]
         assert reply["action"] in (0, 1)
-        assert reply["why"] == "cart/1 is damaged, and no champion before it is whole"
+        assert reply["why"] == "cart/1 is damaged, and no earlier champion is intact"
 
 
-def test_everybody_who_asks_first_gets_the_bot(tmp_path: Path):
+def test_concurrent_first_requests_all_get_the_bot(tmp_path: Path):
     with running(tmp_path) as gateway:
         gateway.release(gateway.register())
         key = gateway.key("play")
         with concurrent.futures.ThreadPoolExecutor(24) as pool:
-            bots = list(pool.map(lambda _: gateway.ask("GET", "/v1/games/cart/bot", key).json, range(24)))
+            bots = list(
+                pool.map(lambda _: gateway.ask("GET", "/v1/games/cart/bot", key).json, range(24))
+            )
         assert {model_of(bot) for bot in bots} == {1}
 
 
-# --- Deciding ---------------------------------------------------------------------------------------------------------
+# --- Deciding -------------------------------------------------------------------------------------
 
-DUEL = game_spec("duel", obs=6, actions=["left", "stay", "right", "jump"], has_legal=True)
+DUEL = game_spec("duel", obs=6, actions=["left", "stay", "right", "jump"], has_action_mask=True)
 
 
 @pytest.fixture(scope="module")
@@ -279,55 +329,71 @@ def obs_of(seed: int, spec: GameSpec = DUEL) -> list[float]:
     return [float(x) for x in np.random.default_rng(seed).normal(size=n).astype(np.float32)]
 
 
-def test_many_decisions_at_once_are_those_of_the_policy(gateway: Running, key: str, duel: Policy):
+def test_concurrent_decisions_equal_those_of_the_policy(gateway: Running, key: str, duel: Policy):
     gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs_of(0)})
 
     def one(seed: int) -> None:
-        obs, mask = obs_of(seed), [bool(x) for x in np.random.default_rng(seed).random(4) < 0.5]
+        obs = obs_of(seed)
+        mask = [bool(x) for x in np.random.default_rng(seed).random(4) < 0.5]
         mask[seed % 4] = True
-        reply = gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "legal": mask}).json
+        reply = gateway.ask(
+            "POST", "/v1/games/duel/act", key, {"obs": obs, "action_mask": mask}
+        ).json
         assert reply == {
-            "action": duel.act(np.array(obs, np.float32), legal=mask), "model_no": 1, "is_fallback": False, "why": "",
-        }  # fmt: skip
+            "action": duel.act(np.array(obs, np.float32), action_mask=mask),
+            "model_no": 1,
+            "is_fallback": False,
+            "why": "",
+        }
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         list(pool.map(one, range(200)))
 
 
-def test_chance_stays_within_the_legal_actions(gateway: Running, key: str):
+def test_stochastic_decisions_are_always_valid_actions(gateway: Running, key: str):
     spec = game_spec("dice", obs=6, actions=4)
     gateway.register(spec)
     gateway.release(spec, "categorical", seed=2)
-    asked = {"obs": obs_of(1), "legal": [True, False, True, False], "deterministic": False}
+    asked = {"obs": obs_of(1), "action_mask": [True, False, True, False], "deterministic": False}
     seen = {gateway.ask("POST", "/v1/games/dice/act", key, asked).json["action"] for _ in range(60)}
     assert seen == {0, 2}
 
 
-def test_without_a_bot_there_is_a_random_legal_action_and_the_reason(gateway: Running, key: str):
+def test_without_a_bot_the_answer_is_a_random_valid_action_and_the_reason(
+    gateway: Running, key: str
+):
     spec = game_spec(
-        "partly", obs=2, actions={"move": Box((2,), DTYPES["F32"], -1, 1), "say": Box((), DTYPES["U8"], 0, 3)}
+        "partly",
+        obs=2,
+        actions={"move": Box((2,), DTYPES["F32"], -1, 1), "say": Box((), DTYPES["U8"], 0, 3)},
     )
     gateway.register(spec)
     for _ in range(20):
         reply = gateway.ask("POST", "/v1/games/partly/act", key, {"obs": [0.5, 1]}).json
-        assert (reply["model_no"], reply["is_fallback"], reply["why"]) == (0, True, "partly has no bot yet")
+        assert (reply["model_no"], reply["is_fallback"], reply["why"]) == (
+            0,
+            True,
+            "partly has no bot yet",
+        )
         assert all(-1 <= x <= 1 for x in reply["action"]["move"])
         assert reply["action"]["say"] in range(4)
-    gateway.register(game_spec("masked", obs=1, actions=3, has_legal=True))
-    asked = {"obs": [0], "legal": [False, False, True]}
-    assert {gateway.ask("POST", "/v1/games/masked/act", key, asked).json["action"] for _ in range(20)} == {2}
+    gateway.register(game_spec("masked", obs=1, actions=3, has_action_mask=True))
+    asked = {"obs": [0], "action_mask": [False, False, True]}
+    assert {
+        gateway.ask("POST", "/v1/games/masked/act", key, asked).json["action"] for _ in range(20)
+    } == {2}
     assert gateway.ask("POST", "/v1/games/masked/advise", key, asked).code == "no_bot"
 
 
-def test_a_bot_that_looks_back_is_not_asked_one_observation_at_a_time(gateway: Running, key: str):
+def test_a_bot_that_needs_several_observations_is_not_served(gateway: Running, key: str):
     spec = gateway.register(game_spec("remembers", obs=3, actions=2))
     gateway.release(spec, stack=4)
     reply = gateway.ask("POST", "/v1/games/remembers/act", key, {"obs": [0, 0, 0]}).json
     assert reply["is_fallback"]
-    assert "looks at 4 observations" in reply["why"]
+    assert "needs the last 4 observations" in reply["why"]
 
 
-def test_continuous_actions_are_those_of_the_policy(gateway: Running, key: str):
+def test_continuous_actions_equal_those_of_the_policy(gateway: Running, key: str):
     spec = gateway.register(game_spec("steer", obs=3, actions=Box((2,), DTYPES["F32"], -2, 2)))
     gateway.release(spec, "gaussian_tanh", seed=4)
     obs = obs_of(3, spec)
@@ -337,22 +403,32 @@ def test_continuous_actions_are_those_of_the_policy(gateway: Running, key: str):
     assert gateway.ask("POST", "/v1/games/steer/advise", key, {"obs": obs}).code == "not_discrete"
 
 
-def test_advice_ranks_every_legal_action_with_its_name(gateway: Running, key: str, duel: Policy):
-    obs, mask = obs_of(5), [True, True, False, True]
-    reply = gateway.ask("POST", "/v1/games/duel/advise", key, {"obs": obs, "legal": mask}).json
+def test_advice_ranks_every_valid_action_with_its_name(gateway: Running, key: str, duel: Policy):
+    obs = obs_of(5)
+    mask = [True, True, False, True]
+    reply = gateway.ask(
+        "POST", "/v1/games/duel/advise", key, {"obs": obs, "action_mask": mask}
+    ).json
     q = duel.outputs({"obs": np.array([obs], np.float32)})["q"][0]
     ranked = sorted((0, 1, 3), key=lambda at: -q[at])
     assert [one["action"] for one in reply["actions"]] == ranked
     assert [one["name"] for one in reply["actions"]] == [DUEL.action_names[at] for at in ranked]
     np.testing.assert_allclose([one["value"] for one in reply["actions"]], q[ranked], rtol=1e-5)
     assert all(one["probability"] is None for one in reply["actions"])
-    assert gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "legal": mask}).json["action"] == ranked[0]
+    assert (
+        gateway.ask("POST", "/v1/games/duel/act", key, {"obs": obs, "action_mask": mask}).json[
+            "action"
+        ]
+        == ranked[0]
+    )
 
 
-def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: str):
+def test_advice_of_a_stochastic_bot_has_probabilities(gateway: Running, key: str):
     spec = gateway.register(game_spec("odds", obs=6, actions=3))
     gateway.release(spec, "categorical", seed=2)
-    reply = gateway.ask("POST", "/v1/games/odds/advise", key, {"obs": obs_of(1), "legal": [True, False, True]}).json
+    reply = gateway.ask(
+        "POST", "/v1/games/odds/advise", key, {"obs": obs_of(1), "action_mask": [True, False, True]}
+    ).json
     shares = [one["probability"] for one in reply["actions"]]
     assert {one["action"] for one in reply["actions"]} == {0, 2}
     assert sum(shares) == pytest.approx(1)
@@ -363,31 +439,58 @@ def test_advice_of_a_stochastic_bot_gives_probabilities(gateway: Running, key: s
 @pytest.mark.parametrize(
     "asked",
     [
-        {}, {"obs": None}, {"obs": "x"}, {"obs": [1, 2]}, {"obs": [[0] * 6]}, {"obs": {"a": 1}}, {"obs": [1e39] * 6},
-        {"obs": [None] * 6}, {"obs": [0] * 6, "legal": []}, {"obs": [0] * 6, "legal": [False] * 4},
-        {"obs": [0] * 6, "legal": [True] * 5}, {"obs": [0] * 6, "legal": [1] * 4}, {"obs": [10**400] * 6},
-        {"obs": [0] * 6, "schema": "0" * 64}, {"obs": [0] * 6, "legal": "yes"}, {"obs": [0] * 6, "deterministic": 1},
-        {"obs": ["0"] * 6}, {"obs": [True, [0], 0, 0, 0, 0]}, [], 1,
+        {},
+        {"obs": None},
+        {"obs": "x"},
+        {"obs": [1, 2]},
+        {"obs": [[0] * 6]},
+        {"obs": {"a": 1}},
+        {"obs": [1e39] * 6},
+        {"obs": [None] * 6},
+        {"obs": [0] * 6, "action_mask": []},
+        {"obs": [0] * 6, "action_mask": [False] * 4},
+        {"obs": [0] * 6, "action_mask": [True] * 5},
+        {"obs": [0] * 6, "action_mask": [1] * 4},
+        {"obs": [10**400] * 6},
+        {"obs": [0] * 6, "schema": "0" * 64},
+        {"obs": [0] * 6, "action_mask": "yes"},
+        {"obs": [0] * 6, "deterministic": 1},
+        {"obs": ["0"] * 6},
+        {"obs": [True, [0], 0, 0, 0, 0]},
+        [],
+        1,
     ],
-)  # fmt: skip
-def test_questions_that_are_none_are_refused(gateway: Running, key: str, duel: Policy, asked: Any):
+)
+def test_invalid_requests_for_decisions_are_rejected(
+    gateway: Running, key: str, duel: Policy, asked: Any
+):
     for route in ("act", "advise"):
         assert gateway.ask("POST", f"/v1/games/duel/{route}", key, asked).status == 400
 
 
-def test_a_registry_where_a_look_costs_something_is_looked_at_as_seldom_as_it_says(tmp_path: Path):
-    near, far = FolderObjects(tmp_path / "near"), FolderObjects(tmp_path / "far")
-    far.look_every_s = 0.5
+def test_the_registrys_own_interval_limits_how_often_it_is_read(tmp_path: Path):
+    near = FolderObjects(tmp_path / "near")
+    far = FolderObjects(tmp_path / "far")
+    far.poll_every_s = 0.5
     for objects, every_s in ((near, 0.03), (far, 0.5)):
         registry = Registry(objects, trusted=TRUSTED)
         with concurrent.futures.ThreadPoolExecutor() as executor:
-            bots = Bots(registry, executor, trust=[], canary_share=0.2, follow_every_s=GatewayConfig().follow_every_s)
+            bots = ServedBots(
+                registry,
+                executor,
+                trust=[],
+                canary_share=0.2,
+                follow_every_s=GatewayConfig().follow_every_s,
+            )
         assert bots.every_s == every_s
 
 
-def test_a_bot_that_takes_too_long_is_replaced_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bot_that_times_out_is_replaced_by_a_random_action(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with running(tmp_path, GatewayConfig(follow_every_s=0.02)) as gateway:
-        spec, key = gateway.register(), gateway.key("play")
+        spec = gateway.register()
+        key = gateway.key("play")
         gateway.release(spec)
         gateway.ask("GET", "/v1/games/cart/bot", key)
         decide = Policy.decide

@@ -1,16 +1,16 @@
-"""A key gets its rate and a short rush, and is told when to come back."""
+"""A key has a rate and a short burst, and gets a time to retry."""
 
 import pytest
 
-from understudy.serve.house import BURST_S, Limits
-from understudy.serve.keys import Key
+from understudy.models.keys import Key
+from understudy.serve.state import BURST_S, Limits
 from understudy.testing.clock import ManualClock
 
 KEY = Key(id="a", hash="", scopes=("play",), requests_s=10, bytes_s=1_000)
 OTHER = Key(id="b", hash="", scopes=("play",), requests_s=10, bytes_s=1_000)
 
 
-def test_requests_beyond_the_rate_wait_and_pass_when_they_come_back():
+def test_requests_above_the_rate_are_delayed_and_pass_on_retry():
     clock = ManualClock()
     limits = Limits(clock)
     passed = sum(limits.take(KEY, 0) == 0 for _ in range(100))
@@ -22,7 +22,7 @@ def test_requests_beyond_the_rate_wait_and_pass_when_they_come_back():
     assert limits.take(KEY, 0) == 0
 
 
-def test_over_a_long_time_the_rate_holds():
+def test_the_rate_holds_over_a_long_time():
     clock = ManualClock()
     limits = Limits(clock)
     sent = 0
@@ -32,14 +32,14 @@ def test_over_a_long_time_the_rate_holds():
     assert sent == pytest.approx(1_000 * 100, rel=0.05)
 
 
-def test_one_large_request_is_paid_for_afterwards():
+def test_a_large_request_delays_later_ones():
     clock = ManualClock()
     limits = Limits(clock)
     assert limits.take(KEY, 50_000) == 0
     assert limits.take(KEY, 1) == pytest.approx(48, abs=0.1)
 
 
-def test_a_clock_that_goes_back_gives_nothing():
+def test_a_clock_that_goes_back_adds_no_allowance():
     clock = ManualClock()
     limits = Limits(clock)
     while limits.take(KEY, 0) == 0:

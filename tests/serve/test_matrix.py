@@ -1,4 +1,4 @@
-"""Every route against every kind of key, made from the routing table; what is not in the table does not exist."""
+"""Every route against every kind of key, generated from the routing table."""
 
 import time
 from collections.abc import Iterator
@@ -9,19 +9,22 @@ import pytest
 
 from tests.card import Card
 from tests.serve.gateways import Reply, Running, frames_of, played, running
-from understudy.core.frame import encode_parcel
 from understudy.core.names import player_name
+from understudy.experience.frame import encode_frame_batch
+from understudy.models.keys import SCOPES
 from understudy.serve.api import ApiRoute
-from understudy.serve.keys import SCOPES
 from understudy.serve.pages import PAGES
 from understudy.serve.routes import ROUTES
 from understudy.testing.samples import cart_spec
 
 OPEN = {"/healthz", "/readyz"}
 REFUSED = {
-    "none": (401, "no_key"), "wrong": (401, "wrong_key"), "revoked": (401, "revoked_key"),
-    "expired": (401, "expired_key"), "scheme": (401, "wrong_key"),
-}  # fmt: skip
+    "none": (401, "no_key"),
+    "wrong": (401, "wrong_key"),
+    "revoked": (401, "revoked_key"),
+    "expired": (401, "expired_key"),
+    "scheme": (401, "wrong_key"),
+}
 
 
 @dataclass
@@ -52,10 +55,13 @@ def keyring(gateway: Running) -> Keyring:
     everything = tuple(SCOPES)
     texts = {f"only {scope}": gateway.key(scope, registers=True) for scope in SCOPES}
     texts |= {
-        "right": gateway.key(*everything, game="cart"), "other game": gateway.key(*everything, game="other"),
-        "revoked": gateway.key(*everything), "expired": gateway.key(*everything, expires_s=time.time() - 1),
-        "scheme": gateway.key(*everything), "wrong": "uk_0123456789ab_" + "A" * 43,
-    }  # fmt: skip
+        "right": gateway.key(*everything, game="cart"),
+        "other game": gateway.key(*everything, game="other"),
+        "revoked": gateway.key(*everything),
+        "expired": gateway.key(*everything, expires_s=time.time() - 1),
+        "scheme": gateway.key(*everything),
+        "wrong": "uk_0123456789ab_" + "A" * 43,
+    }
     gateway.keys.revoke(texts["revoked"].split("_")[1])
     gateway.keys.follow()
     return Keyring(texts)
@@ -67,23 +73,39 @@ def example(route: ApiRoute) -> tuple[str, Any]:
     path = path.replace("{schema}", cart_spec().schema)
     (frame,) = frames_of(played(n_chunks=1))
     bodies: dict[str, Any] = {
-        "send_parcel": encode_parcel([frame], {frame.session: player_name("ada")}),
-        "register_game": cart_spec().to_json(), "promote": {"model_no": 1}, "rollback": b"",
-        "act": {"obs": [0, 0, 0, 0]}, "advise": {"obs": [0, 0, 0, 0]},
-        "close_session": {"player": "ada", "session": str(frame.session), "chunk_no": 0, "n_steps": 0},
+        "send_frames": encode_frame_batch([frame], {frame.session: player_name("ada")}),
+        "register_game": cart_spec().to_json(),
+        "promote": {"model_no": 1},
+        "rollback": b"",
+        "act": {"obs": [0, 0, 0, 0]},
+        "advise": {"obs": [0, 0, 0, 0]},
+        "close_session": {
+            "player": "ada",
+            "session": str(frame.session),
+            "chunk_no": 0,
+            "n_steps": 0,
+        },
         "send_columns": {
-            "player": "ada", "session": str(frame.session), "chunk_no": 0,
+            "player": "ada",
+            "session": str(frame.session),
+            "chunk_no": 0,
             "columns": {
-                "obs": [[0, 0, 0, 0], [1, 1, 1, 1]], "action": [1, 0], "reward": [1, 0], "row": [0, 1],
-                "is_first": [True, False], "terminated": [True, False], "truncated": [False, False],
+                "obs": [[0, 0, 0, 0], [1, 1, 1, 1]],
+                "action": [1, 0],
+                "reward": [1, 0],
+                "row": [0, 1],
+                "is_first": [True, False],
+                "terminated": [True, False],
+                "truncated": [False, False],
             },
         },
-    }  # fmt: skip
+    }
     return path, bodies.get(route.endpoint.__name__)
 
 
 def expected(route: ApiRoute, which: str) -> tuple[int, str]:
-    """What the table says about a key, written down once more, apart from the code that decides it."""
+    """What the table says about a key, written down once more, apart from the code that decides
+    it."""
     if which in REFUSED:
         if route.scope is None and which == "none":
             return 200, ""
@@ -106,9 +128,18 @@ def ask(gateway: Running, route: ApiRoute, headers: dict[str, str]) -> Reply:
 @pytest.mark.parametrize("route", [*ROUTES, *PAGES], ids=lambda route: route.name)
 @pytest.mark.parametrize(
     "which",
-    ["none", "wrong", "revoked", "expired", "scheme", "other game", "right", *(f"only {scope}" for scope in SCOPES)],
+    [
+        "none",
+        "wrong",
+        "revoked",
+        "expired",
+        "scheme",
+        "other game",
+        "right",
+        *(f"only {scope}" for scope in SCOPES),
+    ],
 )
-def test_a_route_opens_to_the_right_key_alone(
+def test_a_route_accepts_only_the_right_keys(
     gateway: Running, keyring: Keyring, route: ApiRoute, which: str, card: Card
 ):
     reply = ask(gateway, route, keyring.headers(which))
@@ -118,22 +149,26 @@ def test_a_route_opens_to_the_right_key_alone(
         assert reply.code == code
     assert ("www-authenticate" in reply.headers) == (status == 401)
     if which != "right":
-        card.line("route × wrong key, or one for less", tried=1, held=1)
+        card.line("route × wrong key, or a key without the scope", tried=1, held=1)
 
 
-def test_every_route_says_which_key_it_needs_and_only_health_and_pages_are_open():
+def test_every_route_states_its_scope_and_only_health_and_pages_are_open():
     """The build fails here for a route without a policy."""
     assert {route.path for route in ROUTES if route.scope is None} == OPEN
     assert all(route.scope in SCOPES for route in ROUTES if route.path not in OPEN)
-    assert all(route.path.startswith("/v1/") for route in ROUTES if route.path not in OPEN | {"/metrics"})
+    assert all(
+        route.path.startswith("/v1/") for route in ROUTES if route.path not in OPEN | {"/metrics"}
+    )
     assert len({route.name for route in ROUTES}) == len(ROUTES)
     assert len({route.endpoint.__name__ for route in ROUTES}) == len(ROUTES)
     for route in ROUTES:
-        assert (route.max_bytes > 0) == (route.takes is not None), "a body that is taken has a limit"
+        assert (route.max_bytes > 0) == (route.takes is not None), (
+            "a body that is taken has a limit"
+        )
         assert route.summary
 
 
-def test_pages_are_files_that_anybody_may_read_and_nothing_else():
+def test_pages_are_public_files_and_nothing_else():
     """A page's answer depends on nothing that the platform keeps: it is the file, whoever asks."""
     for page in PAGES:
         assert (page.method, page.scope, page.takes, page.max_bytes) == ("GET", None, None, 0)
@@ -149,12 +184,24 @@ def test_the_open_routes_show_no_data(gateway: Running):
     assert gateway.ask("GET", "/readyz").json == {"status": "ready"}
 
 
-def test_strangers_do_not_learn_which_addresses_exist(gateway: Running, keyring: Keyring):
+def test_callers_without_a_key_do_not_learn_which_paths_exist(gateway: Running, keyring: Keyring):
     known = keyring.headers("right")
     for path in (
-        "/", "/v1", "/v1/", "/v1/nothing", "/admin", "/docs", "/v1/games/cart/", "//v1/games", "/static", "/static/",
-        "/static/play.html", "/static/pages.py", "/play/", "/favicon.ico",
-    ):  # fmt: skip
+        "/",
+        "/v1",
+        "/v1/",
+        "/v1/nothing",
+        "/admin",
+        "/docs",
+        "/v1/games/cart/",
+        "//v1/games",
+        "/static",
+        "/static/",
+        "/static/play.html",
+        "/static/pages.py",
+        "/play/",
+        "/favicon.ico",
+    ):
         assert gateway.ask("GET", path).status == 401
         assert gateway.ask("GET", path, headers=known).status == 404
     for method in ("DELETE", "PATCH", "POST", "OPTIONS", "TRACE"):

@@ -1,4 +1,4 @@
-"""What the play page does with keys, fingers, consent, bots and the platform, run by node without a browser."""
+"""The play page's inputs, consent, bots and platform connection, run by node without a browser."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.serve.page_modules import page_modules, run
-from understudy.app.runs.choice import GameChoice, look_at
-from understudy.core.game import game_spec
+from understudy.experience.game import game_spec
+from understudy.training.env_info import GameChoice, inspect_env
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,19 @@ const send = (target, kind, facts) => {
   return event.defaultPrevented;
 };
 const touch = (target, kind, pointerId, clientY, more = {}) =>
-  send(target, kind, { pointerId, clientX: 0, clientY, button: 0, isPrimary: pointerId === 1, ...more });
+  send(target, kind, {
+    pointerId, clientX: 0, clientY, button: 0, isPrimary: pointerId === 1, ...more,
+  });
 const key = (kind, code, more = {}) => send(document, kind, { code, key: code, ...more });
 """
-"""A court and two buttons without a browser."""
+"""A canvas and two buttons without a browser."""
 
 
 def test_wherever_a_finger_rests_the_paddle_comes_to_rest(modules: Path):
-    rested = run(modules, PAGE + """
+    rested = run(
+        modules,
+        PAGE
+        + """
         const restless = [];
         for (let at = 0; at <= 3072; at++) {
           let court = rally.serve(at);
@@ -51,21 +56,28 @@ def test_wherever_a_finger_rests_the_paddle_comes_to_rest(modules: Path):
           for (let decision = 0; decision < 60; decision++) {
             const move = inputs.take(court.left / rally.HEIGHT);
             moves.push(move);
-            for (let frame = 0; frame < rally.FRAMES; frame++)
-              court = { ...rally.frame({ ...court, x: 2000, y: 1500, speedX: 1, speedY: 0 }, move, 0) };
+            for (let frame = 0; frame < rally.FRAMES; frame++) {
+              const held = { ...court, x: 2000, y: 1500, speedX: 1, speedY: 0 };
+              court = { ...rally.frame(held, move, 0) };
+            }
           }
           touch(canvas, "pointerup", 1, 0);
           inputs.take(0.5);
           const wanted = Math.min(2752, Math.max(320, at));
-          if (moves.slice(20).some(Boolean) || Math.abs(court.left - wanted) > 90) restless.push(at);
+          if (moves.slice(20).some(Boolean) || Math.abs(court.left - wanted) > 90)
+            restless.push(at);
         }
         console.log(JSON.stringify(restless));
-    """)  # fmt: skip
+    """,
+    )
     assert rested == []
 
 
 def test_no_key_stays_held_by_a_modifier_a_blur_or_a_pause(modules: Path):
-    got = run(modules, PAGE + """
+    got = run(
+        modules,
+        PAGE
+        + """
         const got = [];
         const see = () => got.push(inputs.take(0.5));
         key("keydown", "ArrowUp"); see();
@@ -77,16 +89,23 @@ def test_no_key_stays_held_by_a_modifier_a_blur_or_a_pause(modules: Path):
         send(window, "blur", {}); see();
         key("keydown", "KeyS"); see();
         inputs.release(); see();
-        const prevented = [key("keydown", "ArrowUp"), (isOn = false, inputs.release(), key("keydown", "ArrowUp"))];
+        const prevented = [
+          key("keydown", "ArrowUp"),
+          (isOn = false, inputs.release(), key("keydown", "ArrowUp")),
+        ];
         see();
         console.log(JSON.stringify({ got, prevented }));
-    """)  # fmt: skip
+    """,
+    )
     assert got["got"] == [-1, 0, 0, 1, 0, -1, 0, 1, 0, 0]
-    assert got["prevented"] == [True, False], "arrows scroll the page while nobody plays"
+    assert got["prevented"] == [True, False], "arrow keys scroll the page while no game runs"
 
 
 def test_the_first_finger_on_the_court_counts_and_others_do_not(modules: Path):
-    got = run(modules, PAGE + """
+    got = run(
+        modules,
+        PAGE
+        + """
         const got = [];
         const see = () => got.push(inputs.take(0.5));
         touch(canvas, "pointerdown", 7, 90, { isPrimary: true, button: 2 }); see();
@@ -100,139 +119,203 @@ def test_the_first_finger_on_the_court_counts_and_others_do_not(modules: Path):
         touch(plus, "pointerdown", 2, 0); touch(plus, "pointerup", 3, 0); see();
         touch(plus, "pointerup", 2, 0); see();
         console.log(JSON.stringify(got));
-    """)  # fmt: skip
-    # A tap that was over before the game looked counts once.
+    """,
+    )
+    # A tap that ended before the game read it counts once.
     assert got == [0, 1, 1, 1, 1, -1, 0, 1, 0, 1, 0]
 
 
 CONSENT = """
 globalThis.window = new EventTarget();
 const { Consent } = await import("./consent.js");
-const shelf = new Map();
+const items = new Map();
 let isFull = false;
 const storage = {
-  getItem: (name) => shelf.get(name) ?? null, removeItem: (name) => void shelf.delete(name),
-  setItem: (name, text) => { if (isFull) throw new Error("full"); shelf.set(name, text); },
+  getItem: (name) => items.get(name) ?? null, removeItem: (name) => void items.delete(name),
+  setItem: (name, text) => { if (isFull) throw new Error("full"); items.set(name, text); },
 };
 const heard = [];
 const open = (name, key) => {
   const page = new EventTarget();
-  const onChange = (isGiven) => heard.push([name, isGiven, [...shelf.values()]]);
+  const onChange = (isGiven) => heard.push([name, isGiven, [...items.values()]]);
   return { page, consent: new Consent({ key, storage, page, onChange }) };
 };
 const tell = (to, key) => to.page.dispatchEvent(Object.assign(new Event("storage"), { key }));
-const [one, other, elsewhere] = [open("one", "uk_a"), open("other", "uk_a"), open("elsewhere", "uk_b")];
+const [one, other] = [open("one", "uk_a"), open("other", "uk_a")];
+const elsewhere = open("elsewhere", "uk_b");
 """
 
 
-def test_consent_that_another_tab_takes_back_is_obeyed_at_once(modules: Path):
-    got = run(modules, CONSENT + """
-        one.consent.say(true);
+def test_consent_withdrawn_in_another_tab_takes_effect_at_once(modules: Path):
+    got = run(
+        modules,
+        CONSENT
+        + """
+        one.consent.set(true);
         tell(other, one.consent.name);
         const between = other.consent.isGiven;
-        other.consent.say(false);
+        other.consent.set(false);
         tell(one, other.consent.name);
         tell(elsewhere, other.consent.name);
-        shelf.clear();
+        items.clear();
         tell(one, null);
-        console.log(JSON.stringify({ heard, between, is: one.consent.isGiven, isOpen: one.consent.isOpen }));
-    """)  # fmt: skip
+        const { isGiven, isOpen } = one.consent;
+        console.log(JSON.stringify({ heard, between, is: isGiven, isOpen }));
+    """,
+    )
     assert got["between"]
     assert [(name, is_given) for name, is_given, _ in got["heard"]] == [
-        ("one", True), ("other", True), ("other", False), ("one", False), ("one", False),
-    ]  # fmt: skip
+        ("one", True),
+        ("other", True),
+        ("other", False),
+        ("one", False),
+        ("one", False),
+    ]
     assert (got["is"], got["isOpen"]) == (False, True)
 
 
-def test_consent_is_obeyed_before_it_is_kept_and_a_full_storage_keeps_no_old_yes(modules: Path):
-    got = run(modules, CONSENT + """
-        one.consent.say(true);
+def test_consent_takes_effect_before_it_is_stored_and_a_full_storage_keeps_no_old_yes(
+    modules: Path,
+):
+    got = run(
+        modules,
+        CONSENT
+        + """
+        one.consent.set(true);
         isFull = true;
-        one.consent.say(false);
+        one.consent.set(false);
         const later = open("later", "uk_a").consent;
-        console.log(JSON.stringify({ heard, is: one.consent.isGiven, later: [later.isGiven, later.isOpen] }));
-    """)  # fmt: skip
+        console.log(JSON.stringify({
+          heard, is: one.consent.isGiven, later: [later.isGiven, later.isOpen],
+        }));
+    """,
+    )
     assert got["heard"] == [["one", True, []], ["one", False, ["on"]]]
     assert not got["is"]
     assert got["later"] == [False, True]
 
 
-def test_another_deployment_is_asked_anew(modules: Path):
-    got = run(modules, CONSENT + """
-        one.consent.say(true);
+def test_another_deployment_asks_for_consent_again(modules: Path):
+    got = run(
+        modules,
+        CONSENT
+        + """
+        one.consent.set(true);
         const [same, another] = [open("same", "uk_a").consent, open("another", "uk_b").consent];
-        console.log(JSON.stringify([same.isGiven, another.isGiven, another.isOpen, one.consent.name]));
-    """)  # fmt: skip
+        console.log(JSON.stringify([
+          same.isGiven, another.isGiven, another.isOpen, one.consent.name,
+        ]));
+    """,
+    )
     assert got[:3] == [True, False, True]
-    assert "uk_a" not in got[3], "the key itself is in no storage but the tab's"
+    assert "uk_a" not in got[3], "the key itself is only in the tab's storage"
 
 
 def test_a_bot_draws_and_remembers_alike_with_and_without_a_recording(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { model } from "./opponents.js";
         const looked = [];
-        const policy = { stack: 3, act: (seen, how) => (looked.push([seen.map((one) => one[0]), how]), 2),
-                         rank: (seen) => seen.map((one) => one[0]) };
+        const policy = {
+          stack: 3,
+          act: (seen, how) => (looked.push([seen.map((one) => one[0]), how]), 2),
+          rank: (seen) => seen.map((one) => one[0]),
+        };
         const bot = { name: "rally/3", policy };
         const quiet = model(bot);
         for (const x of [1, 2, 3, 4]) quiet.decide({ episode: null, obs: [x] });
         const [told, recorded] = [[], model(bot)];
         const episode = { act: (obs) => (told.push(obs[0]), 1) };
         for (const x of [5, 6]) recorded.decide({ episode, obs: [x] });
-        recorded.decide({ episode: null, obs: [7] });  // consent was taken back in the middle of the serve
-        console.log(JSON.stringify({ looked, told, ranked: recorded.rank([7]), bot: recorded.bot.name }));
-    """)  # fmt: skip
+        // Consent was withdrawn in the middle of the serve.
+        recorded.decide({ episode: null, obs: [7] });
+        console.log(JSON.stringify({
+          looked, told, ranked: recorded.rank([7]), bot: recorded.bot.name,
+        }));
+    """,
+    )
     drawn = {"deterministic": False}
-    assert got["looked"] == [[seen, drawn] for seen in ([1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 6, 7])]
+    assert got["looked"] == [
+        [seen, drawn] for seen in ([1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 6, 7])
+    ]
     assert (got["told"], got["ranked"], got["bot"]) == ([5, 6], [5, 6, 7], "rally/3")
 
 
-def test_a_serve_is_played_by_whoever_was_cast_when_it_began(modules: Path):
-    got = run(modules, """
+def test_the_bot_of_a_serve_is_chosen_when_the_serve_starts(modules: Path):
+    got = run(
+        modules,
+        """
         import { Match } from "./match.js";
         import { champion } from "./opponents.js";
         let number = 0;
         const acted = [], notes = [];
-        const bot = (name) => ({ name, policy: { stack: 1, act: () => (acted.push(name), 1), rank: () => [] } });
-        const platform = { cast: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; } };
+        const bot = (name) => ({
+          name, policy: { stack: 1, act: () => (acted.push(name), 1), rank: () => [] },
+        });
+        const platform = {
+          pickBot: () => bot(`rally/${++number}`), get bot() { return `rally/${number}`; },
+        };
         const match = new Match({ opponent: () => champion(platform), record: () => null,
-          hear: (event) => event.kind === "cast" && notes.push(event.name), random: () => 0.5 });
+          hear: (event) => event.kind === "opponent" && notes.push(event.name),
+          random: () => 0.5 });
         for (let at = 0; at < 100000 && !match.isOver; at++) match.frame({ take: () => 0 });
         const changes = acted.filter((name, at) => name !== acted[at - 1]);
         console.log(JSON.stringify({ notes, changes }));
-    """)  # fmt: skip
+    """,
+    )
     assert len(got["changes"]) >= 7
     assert got["changes"] == got["notes"] == list(dict.fromkeys(got["notes"]))
 
 
 def test_a_canary_in_the_champions_place_says_that_it_is_on_trial(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { champion } from "./opponents.js";
-        const cast = (name) => champion({ bot: "rally/1", cast: () => (name ? { name, policy: {} } : null) });
-        console.log(JSON.stringify(["rally/1", "rally/2", ""].map(cast).map(({ name, label }) => [name, label])));
-    """)  # fmt: skip
-    assert got == [["rally/1", "rally/1"], ["rally/2", "rally/2 (on trial)"], ["script", "casual script"]]
+        const opponent = (name) =>
+          champion({ bot: "rally/1", pickBot: () => (name ? { name, policy: {} } : null) });
+        const opponents = ["rally/1", "rally/2", ""].map(opponent);
+        console.log(JSON.stringify(opponents.map(({ name, label }) => [name, label])));
+    """,
+    )
+    assert got == [
+        ["rally/1", "rally/1"],
+        ["rally/2", "rally/2 (on trial)"],
+        ["script", "casual script"],
+    ]
 
 
-def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules: Path):
-    got = run(modules, """
+def test_a_script_replaces_a_bot_that_throws_and_the_match_continues(modules: Path):
+    got = run(
+        modules,
+        """
         import { Match } from "./match.js";
         import { champion } from "./opponents.js";
         const calls = [], said = [];
         let isBroken = true;
-        const policy = { stack: 1, act: () => { if (isBroken) throw new Error("broken"); return 1; }, rank: () => [] };
-        const episode = (seat) => ({ acted: () => {}, reward: () => {}, end: () => calls.push([seat, "end"]),
-          act: () => policy.act(), cancel: () => calls.push([seat, "cancel"]) });
-        const match = new Match({ opponent: () => champion({ cast: () => ({ name: "rally/1", policy }) }),
-          record: (seat) => episode(seat), hear: () => {}, random: () => 0.5 });
+        const policy = {
+          stack: 1,
+          act: () => { if (isBroken) throw new Error("broken"); return 1; },
+          rank: () => [],
+        };
+        const episode = (seat) => ({
+          acted: () => {}, reward: () => {}, end: () => calls.push([seat, "end"]),
+          act: () => policy.act(), cancel: () => calls.push([seat, "cancel"]),
+        });
+        const match = new Match({
+          opponent: () => champion({ pickBot: () => ({ name: "rally/1", policy }) }),
+          record: (seat) => episode(seat), hear: () => {}, random: () => 0.5,
+        });
         const first = () => match.points[0] + match.points[1] === 0;
         for (let at = 0; at < 100000 && !match.isOver; at++) {
-          try { match.frame({ take: () => 0 }); } catch (error) { said.push(match.stumble()); }
+          try { match.frame({ take: () => 0 }); } catch (error) { said.push(match.recover()); }
           if (!first()) isBroken = false;
         }
         console.log(JSON.stringify({ calls, said, points: match.points, by: match.opponent.by }));
-    """)  # fmt: skip
-    assert got["said"] == ["a casual script plays this serve, of which nothing more is recorded"]
+    """,
+    )
+    assert got["said"] == ["a casual script plays this serve, which is no longer recorded"]
     assert got["calls"][:2] == [[0, "cancel"], [1, "cancel"]]
     assert [call for call in got["calls"][2:] if call[1] != "end"] == []
     assert len(got["calls"]) == 2 + 2 * (sum(got["points"]) - 1)
@@ -241,10 +324,13 @@ def test_a_bot_that_throws_is_followed_by_a_script_and_the_match_goes_on(modules
 
 
 def test_a_model_that_arrives_after_another_was_chosen_does_not_play(modules: Path):
-    got = run(modules, """
+    got = run(
+        modules,
+        """
         import { Choice } from "./opponents.js";
         const waiting = {};
-        const fetched = (number) => new Promise((resolve, reject) => (waiting[number] = { resolve, reject }));
+        const fetched = (number) =>
+          new Promise((resolve, reject) => (waiting[number] = { resolve, reject }));
         const choice = new Choice(fetched);
         const give = (number) => waiting[number].resolve({ name: `rally/${number}`, policy: {} });
         const told = [], see = () => told.push(choice.bot?.name ?? "");
@@ -258,15 +344,19 @@ def test_a_model_that_arrives_after_another_was_chosen_does_not_play(modules: Pa
         waiting[4].reject(new Error("no such model"));
         told.push(await fourth.catch((error) => error.message)); see();
         console.log(JSON.stringify(told));
-    """)  # fmt: skip
+    """,
+    )
     assert got == [True, "rally/2", False, "rally/2", False, True, "", "no such model", ""]
 
 
 PLATFORM = """
 const box = () => {
   const kept = new Map();
-  return { getItem: (name) => kept.get(name) ?? null, setItem: (name, text) => void kept.set(name, text),
-           removeItem: (name) => void kept.delete(name) };
+  return {
+    getItem: (name) => kept.get(name) ?? null,
+    setItem: (name, text) => void kept.set(name, text),
+    removeItem: (name) => void kept.delete(name),
+  };
 };
 for (const name of ["localStorage", "sessionStorage"])
   Object.defineProperty(globalThis, name, { value: box(), configurable: true });
@@ -280,26 +370,42 @@ const { Balance } = await import("./cartpole.js");
 
 
 def test_a_new_invitation_forgets_the_bot_of_the_old_one(modules: Path):
-    got = run(modules, PLATFORM + """
+    got = run(
+        modules,
+        PLATFORM
+        + """
         const invited = (hash) => ((location.hash = hash), invitation());
         const told = ["#game=rally&key=uk_a&bot=3", "", "#game=rally&key=uk_b"].map(invited);
         console.log(JSON.stringify([told, location.hash]));
-    """)  # fmt: skip
+    """,
+    )
     assert got[0] == [
-        {"game": "rally", "key": "uk_a", "bot": "3"}, {"game": "rally", "key": "uk_a", "bot": "3"},
+        {"game": "rally", "key": "uk_a", "bot": "3"},
+        {"game": "rally", "key": "uk_a", "bot": "3"},
         {"game": "rally", "key": "uk_b", "bot": ""},
-    ]  # fmt: skip
+    ]
     assert got[1] == ""
 
 
-def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modules: Path):
-    own = [json.loads(look_at(GameChoice(game=game)).spec.to_json()) for game in ("rally", "CartPole-v1")]
-    other = json.loads(game_spec("rally", obs=["a", "b", "c", "d", "e", "f"], actions=["x", "y", "z"]).to_json())
+def test_a_spec_of_another_game_is_described_in_a_sentence(modules: Path):
+    own = [
+        json.loads(inspect_env(GameChoice(game=game)).spec.to_json())
+        for game in ("rally", "CartPole-v1")
+    ]
+    other = json.loads(
+        game_spec("rally", obs=["a", "b", "c", "d", "e", "f"], actions=["x", "y", "z"]).to_json()
+    )
     (modules / "given.json").write_text(json.dumps([*own, other]))
-    got = run(modules, PLATFORM + """
+    got = run(
+        modules,
+        PLATFORM
+        + """
         const { readFileSync } = await import("node:fs");
-        const [rally, cartpole, other] = JSON.parse(readFileSync(new URL("given.json", import.meta.url)));
-        const fitting = [[rally, Match], [cartpole, Balance], [other, Match], [cartpole, Match], [null, Match]];
+        const given = readFileSync(new URL("given.json", import.meta.url));
+        const [rally, cartpole, other] = JSON.parse(given);
+        const fitting = [
+          [rally, Match], [cartpole, Balance], [other, Match], [cartpole, Match], [null, Match],
+        ];
         const asked = [];
         globalThis.fetch = async (address, { signal }) => {
           asked.push([address, signal instanceof AbortSignal]);
@@ -309,36 +415,56 @@ def test_specs_of_the_games_fit_and_those_of_others_are_said_in_a_sentence(modul
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
         await platform.connect();
         const { state } = platform;
-        const said = sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 });
-        console.log(JSON.stringify({ fits: fitting.map(([spec, Play]) => fits(spec, Play)), asked, state, said }));
-    """)  # fmt: skip
+        const said = sending(platform, { state, isRecording: true, lost: 0, recordingRate: 1 });
+        console.log(JSON.stringify({
+          fits: fitting.map(([spec, Play]) => fits(spec, Play)), asked, state, said,
+        }));
+    """,
+    )
     assert got["fits"] == [True, True, False, False, False]
     assert got["asked"] == [["/v1/games/rally", True], ["/v1/games/rally/specs/s1", True]]
     assert got["state"] == "refused"
-    assert "sees a, b, c, d, e, f and does x, y, z; here one sees ball x" in got["said"]
+    assert (
+        "observations are a, b, c, d, e, f and its actions x, y, z; this page has ball x"
+        in got["said"]
+    )
 
 
-def test_connected_means_that_somebody_answers_the_follower_too(modules: Path):
-    got = run(modules, PLATFORM + """
+def test_the_state_is_connected_only_if_polls_for_bots_succeed_too(modules: Path):
+    got = run(
+        modules,
+        PLATFORM
+        + """
         const platform = new Platform({ game: "rally", key: "uk_a", bot: "" }, Match, () => {});
-        const well = { recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, keepShare: 1, lastError: "",
-                       stopped: "", refusedBots: 0, lastBotError: "", lastFollowError: "", badInputs: 0 };
-        const away = "unreachable: nobody answers";
+        const well = {
+          recorded: 9, acked: 9, waiting: 0, refused: 0, dropped: 0, recordingRate: 1,
+          lastError: "", stopped: "", refusedBots: 0, lastBotError: "",
+          lastFollowError: "", badInputs: 0,
+        };
+        const away = "unreachable: no response";
         const told = [{}, { lastFollowError: away }, { lastError: away, waiting: 3 },
                       { lastError: away }, { stopped: "revoked_key: it was" }, { badInputs: 2 },
                       { lastFollowError: "revoked_key: it was revoked" }].map((more) => {
           platform.game = { stats: () => ({ ...well, ...more }) };
           const { state } = platform;
-          return [state, sending(platform, { state, isRecording: true, lost: 0, keepShare: 1 })];
+          const how = { state, isRecording: true, lost: 0, recordingRate: 1 };
+          return [state, sending(platform, how)];
         });
         console.log(JSON.stringify(told));
-    """)  # fmt: skip
+    """,
+    )
     assert [state for state, _ in got] == [
-        "connected", "offline", "offline", "connected", "refused", "connected", "refused",
-    ]  # fmt: skip
+        "connected",
+        "offline",
+        "offline",
+        "connected",
+        "refused",
+        "connected",
+        "refused",
+    ]
     assert got[0][1] == ""
-    assert got[3][1] == "", "a connection that failed before anything was played is news of the past"
-    assert got[5][1].startswith("2 times what was played did not fit")
+    assert got[3][1] == "", "an old send error does not count while nothing waits"
+    assert got[5][1].startswith("2 inputs did not match")
     assert "it was revoked" in got[6][1]
 
 
@@ -354,17 +480,27 @@ AbortSignal.timeout = (ms) => timeout.call(AbortSignal, ms / 100);
 await import("./offline.js");
 const ask = (pathname, answer) => new Promise((resolve) => {
   globalThis.fetch = (request, { signal }) => (signals.push(signal), answer(signal));
-  heard.fetch({ request: { method: "GET", url: location.origin + pathname }, respondWith: resolve });
+  const request = { method: "GET", url: location.origin + pathname };
+  heard.fetch({ request, respondWith: resolve });
 });
 """
 
 
-def test_a_gateway_that_does_not_begin_to_answer_is_given_up_and_a_slow_answer_is_not(modules: Path):
-    got = run(modules, KEEPER + """
-        const silence = (signal) => new Promise((_, reject) => signal.addEventListener("abort", () => reject("away")));
+def test_a_silent_gateway_times_out_and_a_slow_response_does_not(modules: Path):
+    got = run(
+        modules,
+        KEEPER
+        + """
+        const silence = (signal) => new Promise((_, reject) =>
+          signal.addEventListener("abort", () => reject("away")));
         const told = [await ask("/play", async () => ({ status: 200 }))];
-        await new Promise((done) => wait(done, 200));  // its body may take as long as it likes
-        told.push(signals[0].aborted, await ask("/play", async () => ({ status: 502 })), await ask("/play", silence));
+        await new Promise((done) => wait(done, 200));  // its body may take any time
+        told.push(
+          signals[0].aborted,
+          await ask("/play", async () => ({ status: 502 })),
+          await ask("/play", silence),
+        );
         console.log(JSON.stringify(told));
-    """)  # fmt: skip
+    """,
+    )
     assert got == [{"status": 200}, False, "kept /play", "kept /play"]

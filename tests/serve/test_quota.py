@@ -1,4 +1,4 @@
-"""The more players there are, the less is asked of each, and the total stays where it was wanted."""
+"""With more players the recording rate of each falls, and the total stays at the target."""
 
 import random
 
@@ -6,15 +6,18 @@ import pytest
 
 from tests.card import Card
 from understudy.core.errors import ConfigError
-from understudy.serve.house import Quota
+from understudy.serve.state import Quota
 from understudy.testing.clock import ManualClock
 
 STEPS_S = 20
 TARGET = 400.0
 
 
-def play(quota: Quota, clock: ManualClock, players: int, seconds: int, rng: random.Random) -> tuple[float, float]:
-    """Kept steps a second in the second half, and each player's share; clients as ours are: whole episodes, or none."""
+def play(
+    quota: Quota, clock: ManualClock, players: int, seconds: int, rng: random.Random
+) -> tuple[float, float]:
+    """Kept steps a second in the second half, and each player's share; clients as ours are:
+    whole episodes, or none."""
     shares = [1.0] * players
     left = [0] * players
     keeps = [True] * players
@@ -32,14 +35,16 @@ def play(quota: Quota, clock: ManualClock, players: int, seconds: int, rng: rand
                 if second % 5 != one % 5:
                     continue
             kept = STEPS_S if keeps[one] else 0
-            shares[one] = quota.saw(kept, skipped[one])
+            shares[one] = quota.count_steps(kept, skipped[one])
             skipped[one] = 0
             kept_late += kept if second >= seconds // 2 else 0
     return kept_late / (seconds - seconds // 2), shares[0]
 
 
 @pytest.mark.parametrize("players", [10, 100, 1_000])
-def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one_over_n(players: int, card: Card):
+def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one_over_n(
+    players: int, card: Card
+):
     clock = ManualClock()
     total, share = play(Quota(TARGET, clock), clock, players, 400, random.Random(players))
     wanted = min(TARGET, players * STEPS_S)
@@ -48,12 +53,12 @@ def test_the_total_stays_within_a_tenth_of_the_target_and_the_share_falls_as_one
     card.line("players under a quota: the total within 10 %", tried=players, held=players)
 
 
-def test_without_a_target_everything_is_wanted():
+def test_without_a_target_the_recording_rate_is_1():
     clock = ManualClock()
     assert play(Quota(None, clock), clock, 50, 20, random.Random(0)) == (50 * STEPS_S, 1.0)
 
 
 @pytest.mark.parametrize("target", [0, -1, float("nan"), float("inf")])
-def test_a_target_that_is_none_is_refused(target: float):
+def test_an_invalid_target_is_rejected(target: float):
     with pytest.raises(ConfigError, match="above 0"):
         Quota(target, ManualClock())

@@ -1,4 +1,4 @@
-"""A gateway starts only where keys are safe, says where it listens, and stops without losing what it acked."""
+"""A gateway starts only where keys are safe, and stops without losing acked frames."""
 
 import asyncio
 import datetime
@@ -22,13 +22,13 @@ from structlog.testing import capture_logs
 from tests.serve.gateways import as_columns, frames_of, played, running
 from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, StorageFailed, Unreachable
-from understudy.core.frame import encode_parcel
 from understudy.core.location import is_loopback
 from understudy.core.names import player_name
+from understudy.experience.frame import encode_frame_batch
 from understudy.models.objects import FolderObjects
 from understudy.serve.gateway import Gateway, follow_keys
-from understudy.serve.house import GatewayConfig
-from understudy.serve.server import Listen, Server
+from understudy.serve.server import GatewayServer, Listen
+from understudy.serve.state import GatewayConfig
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -41,15 +41,24 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
     built = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(1))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     paths = folder / "tls.crt", folder / "tls.key"
     paths[0].write_bytes(built.public_bytes(serialization.Encoding.PEM))
     paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
     return paths
 
@@ -57,61 +66,74 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"host": "0.0.0.0"}, {"host": "192.168.1.2"}, {"host": "::"}, {"host": "play.example"}, {"port": -1},
-        {"port": 70_000}, {"certificate": Path("x")}, {"certificate_key": Path("x")}, {"head_timeout_s": 0},
+        {"host": "0.0.0.0"},
+        {"host": "192.168.1.2"},
+        {"host": "::"},
+        {"host": "play.example"},
+        {"port": -1},
+        {"port": 70_000},
+        {"certificate": Path("x")},
+        {"certificate_key": Path("x")},
+        {"head_timeout_s": 0},
         {"max_connections": 0},
     ],
-)  # fmt: skip
-def test_listening_where_keys_would_be_seen_is_refused(wrong: dict[str, Any]):
+)
+def test_plain_http_off_loopback_is_rejected(wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
         Listen(**wrong)
 
 
-def test_plain_http_off_loopback_must_be_said():
+def test_plain_http_off_loopback_needs_insecure():
     assert Listen(host="0.0.0.0", insecure=True).insecure
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "localhost.evil.example", "::", ""))
 
 
-def test_a_port_that_is_taken_or_a_certificate_that_is_none_says_so(tmp_path: Path):
-    with running(tmp_path) as gateway, pytest.raises(ConfigError, match="give another port"):
-        Server(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
+def test_a_port_in_use_and_an_invalid_certificate_are_reported(tmp_path: Path):
+    with running(tmp_path) as gateway, pytest.raises(ConfigError, match="pass another port"):
+        GatewayServer(Gateway(lambda: None), Listen(port=gateway.server.port))  # type: ignore[arg-type, return-value]
     (tmp_path / "x").write_text("no certificate")
     for path in (tmp_path / "x", tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="no certificate"):
-            Server(Gateway(lambda: None), Listen(certificate=path, certificate_key=path))  # type: ignore[arg-type, return-value]
+        with pytest.raises(ConfigError, match="not a certificate"):
+            GatewayServer(Gateway(lambda: None), Listen(certificate=path, certificate_key=path))  # type: ignore[arg-type, return-value]
 
 
-def test_a_gateway_that_cannot_start_says_so_and_leaves_nothing_open():
+def test_a_gateway_that_cannot_start_reports_it_and_leaves_nothing_open():
     def broken() -> Any:
         raise RuntimeError("no disk")
 
-    server = Server(Gateway(broken), Listen())
-    with pytest.raises(ConfigError, match="could not start"):
+    server = GatewayServer(Gateway(broken), Listen())
+    with pytest.raises(ConfigError, match=r"could not start: RuntimeError\('no disk'\)"):
         server.run()
 
 
-def test_a_stream_that_is_away_at_the_start_is_told_as_that_and_once(caplog: pytest.LogCaptureFixture):
+def test_a_stream_that_is_unreachable_at_the_start_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+):
     def away() -> Any:
         raise Unreachable("no broker; start one")
 
-    server = Server(Gateway(away), Listen())
+    server = GatewayServer(Gateway(away), Listen())
     with capture_logs() as logs, pytest.raises(Unreachable, match="no broker; start one"):
         server.run()
     assert (logs, caplog.records) == ([], [])
 
 
-def test_keys_that_cannot_be_read_are_told_once_and_when_they_can_again():
-    answers = iter([None, *[Unreachable("no answer")] * 4, None, None, Unreachable("no answer"), None])
+def test_unreadable_keys_are_logged_once_and_so_is_the_recovery():
+    answers = iter(
+        [None, *[Unreachable("no answer")] * 4, None, None, Unreachable("no answer"), None]
+    )
 
     def follow() -> None:
         answer = next(answers, GeneratorExit)
         if answer is not None:
             raise answer
 
-    house = SimpleNamespace(config=SimpleNamespace(keys_every_s=0.001), disk=None, keys=SimpleNamespace(follow=follow))
+    state = SimpleNamespace(
+        config=SimpleNamespace(keys_every_s=0.001), disk=None, keys=SimpleNamespace(follow=follow)
+    )
     with capture_logs() as logs, pytest.raises(GeneratorExit):
-        asyncio.run(follow_keys(house))  # type: ignore[arg-type]
+        asyncio.run(follow_keys(state))  # type: ignore[arg-type]
     assert [line["event"] for line in logs] == ["keys_not_readable", "keys_readable_again"] * 2
 
 
@@ -124,12 +146,16 @@ def test_tls_is_served_and_checked(tmp_path: Path):
         trusting = urllib3.PoolManager(ca_certs=str(crt), retries=False)
         assert trusting.request("GET", address).json() == {"status": "ok"}
         with pytest.raises(urllib3.exceptions.SSLError):
-            urllib3.PoolManager(retries=False, ssl_context=ssl.create_default_context()).request("GET", address)
+            urllib3.PoolManager(retries=False, ssl_context=ssl.create_default_context()).request(
+                "GET", address
+            )
         with pytest.raises(urllib3.exceptions.HTTPError):
-            urllib3.PoolManager(retries=False).request("GET", f"http://localhost:{gateway.server.port}/healthz")
+            urllib3.PoolManager(retries=False).request(
+                "GET", f"http://localhost:{gateway.server.port}/healthz"
+            )
 
 
-def test_ipv6_works_where_there_is_one(tmp_path: Path):
+def test_ipv6_works_if_available(tmp_path: Path):
     try:
         with running(tmp_path, listen=Listen(host="::1")) as gateway:
             assert gateway.url.startswith("http://[::1]:")
@@ -138,12 +164,16 @@ def test_ipv6_works_where_there_is_one(tmp_path: Path):
         pytest.skip("this machine has no IPv6")
 
 
-def test_stopping_answers_whoever_is_being_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A send whose append is under way gets its ack, a long poll its 204, and then everything is closed."""
+def test_a_stop_completes_the_requests_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A send whose append is under way gets its ack, a long poll its 204, and then everything is
+    closed."""
     with running(tmp_path) as gateway:
         gateway.register()
-        key, frames = gateway.key("play"), frames_of(played(n_chunks=4))
-        entered, go_on, real = threading.Event(), threading.Event(), gateway.stream.append
+        key = gateway.key("play")
+        frames = frames_of(played(n_chunks=4))
+        entered = threading.Event()
+        go_on = threading.Event()
+        real = gateway.stream.append
 
         def slow(given: Any) -> Any:
             entered.set()
@@ -152,7 +182,9 @@ def test_stopping_answers_whoever_is_being_served(tmp_path: Path, monkeypatch: p
 
         monkeypatch.setattr(gateway.stream, "append", slow)
         with ThreadPoolExecutor(3) as pool:
-            sending = [pool.submit(gateway.send, key, frames[at * 2 : at * 2 + 2]) for at in range(2)]
+            sending = [
+                pool.submit(gateway.send, key, frames[at * 2 : at * 2 + 2]) for at in range(2)
+            ]
             polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=5&wait_s=30", key)
             assert entered.wait(10)
             time.sleep(0.2)
@@ -172,7 +204,7 @@ def test_stopping_answers_whoever_is_being_served(tmp_path: Path, monkeypatch: p
         gateway.server.stop()
 
 
-def test_what_was_acked_before_a_stop_is_there_for_the_next_gateway(tmp_path: Path):
+def test_frames_acked_before_a_stop_are_in_the_stream_of_the_next_gateway(tmp_path: Path):
     acked: list[bytes] = []
     for turn in range(3):
         with running(tmp_path) as gateway:
@@ -189,7 +221,9 @@ def test_what_was_acked_before_a_stop_is_there_for_the_next_gateway(tmp_path: Pa
                         return
                     if reply.status == 200:
                         acks = reply.json["acks"]
-                        acked.extend(f.body for f, ack in zip(frames, acks, strict=True) if ack["accepted"])
+                        acked.extend(
+                            f.body for f, ack in zip(frames, acks, strict=True) if ack["accepted"]
+                        )
 
             with ThreadPoolExecutor(4) as pool:
                 work = [pool.submit(send, turn * 10 + seed) for seed in range(4)]
@@ -205,8 +239,11 @@ def test_what_was_acked_before_a_stop_is_there_for_the_next_gateway(tmp_path: Pa
     assert set(acked) <= found
 
 
-def test_two_gateways_on_one_store_obey_a_revocation_within_two_seconds(tmp_path: Path, bar: Callable[[float], float]):
-    one_folder, other_folder = tmp_path / "one", tmp_path / "other"
+def test_two_gateways_on_one_store_apply_a_revocation_within_two_seconds(
+    tmp_path: Path, bar: Callable[[float], float]
+):
+    one_folder = tmp_path / "one"
+    other_folder = tmp_path / "other"
     models = tmp_path / "models"
     for folder in (one_folder, other_folder):
         folder.mkdir()
@@ -219,7 +256,9 @@ def test_two_gateways_on_one_store_obey_a_revocation_within_two_seconds(tmp_path
         while other.ask("GET", "/v1/games", key).status != 200:
             assert time.monotonic() < until_s, "a new key is known everywhere"
         columns = as_columns(played(n_chunks=1)[0])
-        assert other.ask("POST", "/v1/games/cart/columns", key, columns).status == 200, "and so is a game"
+        assert other.ask("POST", "/v1/games/cart/columns", key, columns).status == 200, (
+            "and so is a game"
+        )
         one.keys.revoke(key.split("_")[1])
         at_s = time.monotonic()
         assert one.ask("GET", "/v1/games", key).code == "revoked_key"
@@ -228,13 +267,14 @@ def test_two_gateways_on_one_store_obey_a_revocation_within_two_seconds(tmp_path
         assert other.ask("GET", "/v1/games", key).code == "revoked_key"
 
 
-def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing(tmp_path: Path):
+def test_a_key_revoked_while_its_request_waits_gets_no_data(tmp_path: Path):
     """Neither a bot that comes later, nor a body that was still on its way."""
     with running(tmp_path) as gateway, ThreadPoolExecutor(2) as pool:
         spec = gateway.register()
-        key, frames = gateway.key("play"), frames_of(played(n_chunks=1))
+        key = gateway.key("play")
+        frames = frames_of(played(n_chunks=1))
         polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=0&wait_s=10", key)
-        body = encode_parcel(frames, {frames[0].session: player_name("ada")})
+        body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
         connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
         connection.putrequest("POST", "/v1/games/cart/frames")
         connection.putheader("Authorization", f"Bearer {key}")
@@ -252,8 +292,9 @@ def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing(tmp_path: Pa
         assert gateway.streamed() == []
 
 
-def test_a_store_that_is_away_stops_no_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What was known stays in force: keys, specs and the bot; what must be read is answered with 503."""
+def test_an_unreachable_registry_stops_no_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was known stays in force: keys, specs and the bot; what must be read is answered with
+    503."""
     clock = ShiftedClock()
     with running(tmp_path, GatewayConfig(decide_within_s=10.0), clock=clock) as gateway:
         gateway.release(gateway.register())
@@ -269,7 +310,10 @@ def test_a_store_that_is_away_stops_no_game(tmp_path: Path, monkeypatch: pytest.
         time.sleep(0.3)
         assert gateway.send(key, frames_of(played(n_chunks=1))).json["acks"][0]["accepted"]
         assert gateway.ask("GET", "/v1/games/cart/bot", key).json["champion"]
-        assert gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json["model_no"] == 1
+        assert (
+            gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json["model_no"]
+            == 1
+        )
         for path in ("/v1/games", "/v1/games/unknown"):
             reply = gateway.ask("GET", path, key)
             assert (reply.status, reply.code) == (503, "not_available")
@@ -287,7 +331,7 @@ class ShiftedClock(SystemClock):
         return super().monotonic() + self.shift_s
 
 
-def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
+def test_a_process_stops_on_a_signal_with_exit_code_zero(tmp_path: Path):
     """The caller owns the signals: `stop` in a handler is all it takes."""
     code = (
         "import signal, sys\n"
@@ -296,14 +340,18 @@ def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
         "objects = FolderObjects(Path(sys.argv[1]) / 'models')\n"
         "keys = Keys(objects, trusted=TRUSTED, signer=SIGNER, clock=SystemClock())\n"
         "registry = Registry(objects, trusted=TRUSTED)\n"
-        "def house():\n"
-        "    return House(config=GatewayConfig(), stream=FileStream(Path(sys.argv[1]) / 'stream'), registry=registry,\n"
-        "                 keys=keys, trusted=TRUSTED, deployment_key=bytes(32), clock=SystemClock())\n"
-        "server = Server(Gateway(house), Listen())\n"
+        "def create_state():\n"
+        "    stream = FileStream(Path(sys.argv[1]) / 'stream')\n"
+        "    return GatewayState(config=GatewayConfig(), stream=stream, registry=registry,\n"
+        "                 keys=keys, trusted=TRUSTED, deployment_key=bytes(32), "
+        "clock=SystemClock())\n"
+        "server = GatewayServer(Gateway(create_state), Listen())\n"
         "signal.signal(signal.SIGTERM, lambda *_: server.stop())\n"
         "server.run(lambda: print(server.url, flush=True))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
@@ -319,10 +367,15 @@ def test_a_process_stops_by_signal_and_says_zero(tmp_path: Path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"canary_share": 0.0}, {"canary_share": 0.6}, {"keys_every_s": 1.5}, {"follow_every_s": 0.0},
-        {"max_poll_s": float("nan")}, {"body_timeout_s": -1.0}, {"max_bodies_bytes": 0},
+        {"canary_share": 0.0},
+        {"canary_share": 0.6},
+        {"keys_every_s": 1.5},
+        {"follow_every_s": 0.0},
+        {"max_poll_s": float("nan")},
+        {"body_timeout_s": -1.0},
+        {"max_bodies_bytes": 0},
     ],
-)  # fmt: skip
-def test_configs_that_make_no_sense_are_refused(wrong: dict[str, Any]):
+)
+def test_invalid_configs_are_rejected(wrong: dict[str, Any]):
     with pytest.raises(ConfigError):
         GatewayConfig(**wrong)

@@ -1,4 +1,4 @@
-"""Specs of games while the registry cannot be read: the known ones stay in force, and that is logged once."""
+"""Specs of games while the registry is unreadable: known ones stay valid, which is logged once."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -10,18 +10,21 @@ from structlog.testing import capture_logs
 from understudy.core.errors import Unreachable
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
-from understudy.serve.house import Specs
+from understudy.serve.state import SpecCache
 from understudy.testing.clock import ManualClock
 from understudy.testing.samples import cart_spec
 
 SPEC = cart_spec()
 
 
-def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    registry, clock = Registry(FolderObjects(tmp_path), trusted={}), ManualClock()
+def test_unreadable_specs_stay_valid_and_are_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    registry = Registry(FolderObjects(tmp_path), trusted={})
+    clock = ManualClock()
     registry.register(SPEC)
 
-    async def look(specs: Specs, times: int) -> None:
+    async def look(specs: SpecCache, times: int) -> None:
         for _ in range(times):
             assert SPEC.schema in await specs.of(SPEC.game)
             clock.advance(60.0)
@@ -30,7 +33,7 @@ def test_specs_that_cannot_be_read_stay_in_force_and_that_is_told_once(tmp_path:
         raise Unreachable("no answer")
 
     with ThreadPoolExecutor(1) as pool, capture_logs() as logs:
-        specs = Specs(registry, pool, clock)
+        specs = SpecCache(registry, pool, clock)
         asyncio.run(look(specs, 1))
         for _ in range(2):
             with monkeypatch.context() as patch:

@@ -1,7 +1,7 @@
-"""A Kinesis server that misbehaves: a proxy between an SDK and a real server, which makes the faults of the real one.
+"""A Kinesis server with faults: a proxy between an SDK and a local server, with the faults of AWS.
 
-Every fault has a rate; chance is seeded; `fired` counts. A test that asked for a fault which never came calls
-`assert_fired` and fails.
+Every fault has a rate and a seeded random generator; `fired` counts. A test calls `assert_fired`,
+which fails if a requested fault never happened.
 """
 
 import contextlib
@@ -26,49 +26,54 @@ class Rates:
     """How often each fault happens, from 0 to 1: per call, `partial` per record."""
 
     throttle: float = 0.0
-    """A call that reads or writes is refused: too much of it."""
+    """A call that reads or writes is throttled."""
     partial: float = 0.0
-    """A record of a call that succeeds is not taken."""
+    """A record of a successful call is not accepted."""
     cut: float = 0.0
-    """The server took the records, and its answer is lost with the connection."""
+    """The server stores the records, and its response is lost with the connection."""
     twice: float = 0.0
-    """The server gets the same records twice, and answers once."""
+    """The server receives the same records twice, and responds once."""
     expired: float = 0.0
-    """An iterator is too old."""
+    """An iterator has expired."""
     repeat: float = 0.0
-    """An answer holds its records twice."""
+    """A response has its records twice."""
     empty: float = 0.0
-    """An answer holds no records though there are some; the same iterator is handed back."""
+    """A response has no records although there are some, and the same iterator."""
     delay: float = 0.0
-    """An answer comes `DELAY_S` later."""
+    """A response is `DELAY_S` late."""
 
 
 DELAY_S = 0.05
 
 
 class _Cut(Exception):
-    """No answer: the connection ends here."""
+    """There is no response: the connection is closed."""
 
 
 class FaultProxy:
-    """Serves on a free port of loopback until closed; `url` is what a client takes for the server."""
+    """Serves on a free loopback port until closed; a client uses `url` as the server's."""
 
     def __init__(self, upstream: str, rates: Rates | None = None, *, seed: int = 0) -> None:
         self.rates = rates or Rates()
         self.fired: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.hidden: set[str] = set()
-        """Sequence numbers that were trimmed: nobody sees their records, their place is the oldest that is left."""
+        """Trimmed sequence numbers: their records are hidden, and reading continues at the oldest
+        record left."""
         self.only_key = ""
-        """The one access key that may call; empty: anybody, as local servers do."""
+        """The only accepted access key; empty accepts any, as local servers do."""
         self._upstream = urlsplit(upstream)
-        # One chance each: which calls a fault hits does not hang on what the others did.
-        self._chances = {one.name: random.Random(f"{seed} {one.name}") for one in fields(Rates)}
+        # One generator per fault: the calls that a fault hits do not depend on other faults.
+        self._chances = {
+            fault.name: random.Random(f"{seed} {fault.name}") for fault in fields(Rates)
+        }
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -79,7 +84,7 @@ class FaultProxy:
         self.close()
 
     def close(self) -> None:
-        """Take no call any more, also on connections that are open; a second time does nothing."""
+        """Accept no more calls, also on open connections; may be called twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -88,9 +93,15 @@ class FaultProxy:
         self._server.server_close()
 
     def assert_fired(self) -> None:
-        """AssertionError names every fault that was asked for and never came."""
-        idle = [one.name for one in fields(Rates) if getattr(self.rates, one.name) > 0 and not self.fired[one.name]]
-        assert not idle, f"these faults were asked for and never came: {', '.join(idle)}; fired: {dict(self.fired)}"
+        """Raise AssertionError with every requested fault that never happened."""
+        idle = [
+            fault.name
+            for fault in fields(Rates)
+            if getattr(self.rates, fault.name) > 0 and not self.fired[fault.name]
+        ]
+        assert not idle, (
+            f"these requested faults never happened: {', '.join(idle)}; fired: {dict(self.fired)}"
+        )
 
     def _hits(self, fault: str) -> bool:
         with self._lock:
@@ -99,10 +110,10 @@ class FaultProxy:
             self.fired[fault] += is_hit
             return is_hit
 
-    # --- one call ---------------------------------------------------------------------------------------------------
+    # --- one call ---------------------------------------------------------------------------------
 
     def answer(self, operation: str, asked: dict[str, Any], send: "_Send") -> "_Answer":
-        """What the client gets for a call; _Cut when it gets nothing."""
+        """The response to a call; _Cut if there is none."""
         if self._closed.is_set():
             raise _Cut
         with self._lock:
@@ -110,14 +121,17 @@ class FaultProxy:
         if self._hits("delay"):
             self._closed.wait(DELAY_S)
         if operation in ("PutRecords", "GetRecords") and self._hits("throttle"):
-            return _refusal("ProvisionedThroughputExceededException", "Rate exceeded for a shard (by the fault proxy).")
+            return _refusal(
+                "ProvisionedThroughputExceededException",
+                "Rate exceeded for a shard (by the fault proxy).",
+            )
         match operation:
             case "PutRecords":
                 return self._put(asked, send)
             case "GetRecords":
                 return self._get(asked, send)
             case "GetShardIterator" if asked.get("StartingSequenceNumber") in self.hidden:
-                # As AWS does: a place that was trimmed is silently the oldest that is kept.
+                # As AWS does: a trimmed position silently becomes the oldest available one.
                 del asked["StartingSequenceNumber"]
                 return send({**asked, "ShardIteratorType": "TRIM_HORIZON"})
         return send(asked)
@@ -125,21 +139,26 @@ class FaultProxy:
     def _put(self, asked: dict[str, Any], send: "_Send") -> "_Answer":
         records: Sequence[Mapping[str, Any]] = asked["Records"]
         refused = [self._hits("partial") for _ in records]
-        kept = [record for record, is_refused in zip(records, refused, strict=True) if not is_refused]
+        accepted = [
+            record for record, is_refused in zip(records, refused, strict=True) if not is_refused
+        ]
         answers: list[Mapping[str, Any]] = []
-        if kept:
-            status, body = send({**asked, "Records": kept})
+        if accepted:
+            status, body = send({**asked, "Records": accepted})
             if status != 200:
                 return status, body
             answers = body["Records"]
             if self._hits("twice"):
-                send({**asked, "Records": kept})
+                send({**asked, "Records": accepted})
         if self._hits("cut"):
             raise _Cut
         taken = iter(answers)
-        error = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "Rate exceeded (by the proxy)."}
+        error = {
+            "ErrorCode": "ProvisionedThroughputExceededException",
+            "ErrorMessage": "Rate exceeded (by the proxy).",
+        }
         merged = [error if is_refused else next(taken) for is_refused in refused]
-        failed = sum("ErrorCode" in one for one in merged)
+        failed = sum("ErrorCode" in result for result in merged)
         return 200, {"FailedRecordCount": failed, "Records": merged}
 
     def _get(self, asked: dict[str, Any], send: "_Send") -> "_Answer":
@@ -148,16 +167,25 @@ class FaultProxy:
         status, body = send(asked)
         if status != 200:
             return status, body
-        records = [record for record in body["Records"] if record["SequenceNumber"] not in self.hidden]
+        records = [
+            record for record in body["Records"] if record["SequenceNumber"] not in self.hidden
+        ]
         if records and self._hits("empty"):
-            return 200, {**body, "Records": [], "NextShardIterator": asked["ShardIterator"], "MillisBehindLatest": 1000}
+            return 200, {
+                **body,
+                "Records": [],
+                "NextShardIterator": asked["ShardIterator"],
+                "MillisBehindLatest": 1000,
+            }
         if records and self._hits("repeat"):
             records = [*records, *records]
         return 200, {**body, "Records": records}
 
     def forward(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """The real server's answer; _Cut when it gives none."""
-        connection = HTTPConnection(str(self._upstream.hostname), self._upstream.port, timeout=_UPSTREAM_S)
+        """The real server's response; _Cut if there is none."""
+        connection = HTTPConnection(
+            str(self._upstream.hostname), self._upstream.port, timeout=_UPSTREAM_S
+        )
         try:
             connection.request("POST", "/", body=body, headers=dict(headers))
             response = connection.getresponse()
@@ -172,10 +200,11 @@ _Answer = tuple[int, dict[str, Any]]
 
 
 class _Send:
-    """Asks the real server, once or more often, as the client asked the proxy."""
+    """Sends a client's call to the real server, once or more often."""
 
     def __init__(self, proxy: FaultProxy, headers: Mapping[str, str]) -> None:
-        self._proxy, self._headers = proxy, headers
+        self._proxy = proxy
+        self._headers = headers
 
     def __call__(self, asked: Mapping[str, Any]) -> _Answer:
         status, raw = self._proxy.forward(self._headers, json.dumps(asked).encode())
@@ -193,14 +222,21 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_DROPPED, "host")}
+            headers = {
+                name: value
+                for name, value in self.headers.items()
+                if name.lower() not in (*_DROPPED, "host")
+            }
             operation = self.headers.get("X-Amz-Target", "").removeprefix(_PREFIX)
             try:
                 if f"Credential={proxy.only_key}" in self.headers.get("Authorization", ""):
-                    status, body = proxy.answer(operation, json.loads(raw or b"{}"), _Send(proxy, headers))
+                    status, body = proxy.answer(
+                        operation, json.loads(raw or b"{}"), _Send(proxy, headers)
+                    )
                 else:
                     status, body = _refusal(
-                        "UnrecognizedClientException", "The security token is invalid (by the proxy)."
+                        "UnrecognizedClientException",
+                        "The security token is invalid (by the proxy).",
                     )
             except _Cut:
                 self.close_connection = True

@@ -1,4 +1,4 @@
-"""A web server that answers everything with one page and 200: what listens where somebody mistook a port."""
+"""A web server that responds to every request with one page and 200, as on a mistaken port."""
 
 import threading
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def web_page() -> Iterator[str]:
-    """Its address, on a free port of loopback."""
+    """The URL of the server, on a free loopback port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

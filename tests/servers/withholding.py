@@ -1,4 +1,4 @@
-"""A server whose answers stop coming: between it and a client all is passed on, until the client says certain words."""
+"""A proxy that withholds a server's responses once the client has sent certain bytes."""
 
 import contextlib
 import socket
@@ -11,38 +11,39 @@ _SOME_BYTES = 1 << 16
 
 
 class Withholding:
-    """`address` is what a client takes for the server's; `is_heard` is set when no more answers come."""
+    """A client uses `address` as the server's; `is_heard` is set once responses are withheld."""
 
     def __init__(self, upstream: tuple[str, int], words: bytes) -> None:
         self.is_heard = threading.Event()
         self.address = ""
-        self._upstream, self._words = upstream, words
+        self._upstream = upstream
+        self._words = words
 
     def pass_on(self, client: socket.socket) -> None:
-        """All that a client and the server say to each other, until one of them hangs up."""
+        """Forward everything between a client and the server until one of them disconnects."""
         with socket.create_connection(self._upstream) as server:
             answers = threading.Thread(target=self._answers, args=(server, client), daemon=True)
             answers.start()
             with contextlib.suppress(OSError):
-                while said := client.recv(_SOME_BYTES):
-                    if self._words in said:
+                while request := client.recv(_SOME_BYTES):
+                    if self._words in request:
                         self.is_heard.set()
-                    server.sendall(said)
+                    server.sendall(request)
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             answers.join()
 
     def _answers(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while said := server.recv(_SOME_BYTES):
+            while response := server.recv(_SOME_BYTES):
                 if not self.is_heard.is_set():
-                    client.sendall(said)
+                    client.sendall(response)
             client.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def withholding(upstream: tuple[str, int], words: bytes) -> Iterator[Withholding]:
-    """One on a free port of loopback, before the server at `upstream`."""
+    """A proxy on a free loopback port for the server at `upstream`."""
     between = Withholding(upstream, words)
 
     class Handler(socketserver.BaseRequestHandler):

@@ -1,4 +1,4 @@
-"""An audit sees whatever is done to the bytes of a store, and names it."""
+"""An audit detects and reports any change to the bytes of a store."""
 
 import contextlib
 import sqlite3
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.stores.desks import local, local_desk, sessions
-from understudy.core.chunk import Chunk
+from tests.stores.local_stores import local, local_harness, sessions
 from understudy.core.errors import Corrupt
-from understudy.core.ports import Audit, Forgotten, Position, Stored, WriteBatch
-from understudy.core.session import REMEMBER_S
+from understudy.experience.chunk import Chunk
+from understudy.experience.session import REMEMBER_S
+from understudy.ports import Audit, Forgotten, Position, Stored, WriteBatch
 from understudy.stores.audit import audit, summary
 from understudy.stores.database import FILE_NAME, check_of
 from understudy.stores.view import StoreView
@@ -20,40 +20,45 @@ from understudy.testing.samples import OTHER_PLAYER
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> tuple[Path, list[Chunk]]:
-    """A closed store of three sessions, a close, a quarantined frame, a forgotten player and a claim."""
-    desk = local_desk(tmp_path)
+    """A closed store of three sessions, a close, a quarantined frame, a forgotten player and a
+    claim."""
+    harness = local_harness(tmp_path)
     chunks = [chunk for session in sessions(3, 3) for chunk in session]
-    desk.put(*chunks)
-    desk.write([desk.close(chunks[0].meta.session, 3)])
-    desk.write(refused=[desk.refusal(sessions(1, 1, seed=8)[0][0])])
-    desk.put(*sessions(1, 2, seed=9)[0], player=OTHER_PLAYER)
-    desk.store.forget(OTHER_PLAYER)
-    desk.store.close()
+    harness.put(*chunks)
+    harness.write([harness.close_frame(chunks[0].meta.session, 3)])
+    harness.write(refused=[harness.refusal(sessions(1, 1, seed=8)[0][0])])
+    harness.put(*sessions(1, 2, seed=9)[0], player=OTHER_PLAYER)
+    harness.store.forget(OTHER_PLAYER)
+    harness.store.close()
     found = audit_of(tmp_path)
     assert (list(found.corrupt), found.chunks, found.quarantined) == ([], 9, 1)
     return tmp_path, chunks
 
 
 def audit_of(folder: Path) -> Audit:
-    """A fresh look at a store that nobody writes to."""
+    """An audit of a store without a writer."""
     with StoreView(folder) as view:
         return summary(audit(view, is_alone=True))
 
 
 def change(folder: Path, statement: str, *values: object) -> None:
-    """Edit the database behind the store's back."""
+    """Edit the database without the store."""
     with sqlite3.connect(folder / FILE_NAME) as db:
         assert db.execute(statement, values).rowcount > 0
     db.close()
 
 
-def test_a_flipped_byte_anywhere_is_seen_or_changes_nothing(recorded, tmp_path: Path):
+def test_a_flipped_byte_anywhere_is_detected_or_has_no_effect(recorded, tmp_path: Path):
     folder, chunks = recorded
     path = folder / FILE_NAME
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     used = np.flatnonzero(np.frombuffer(whole, np.uint8))
-    places = [*rng.choice(used, 150).tolist(), *rng.integers(0, len(whole), 30).tolist(), *range(16, 100, 7)]
+    places = [
+        *rng.choice(used, 150).tolist(),
+        *rng.integers(0, len(whole), 30).tolist(),
+        *range(16, 100, 7),
+    ]
     seen = 0
     for place in places:
         flipped = bytearray(whole)
@@ -67,16 +72,20 @@ def test_a_flipped_byte_anywhere_is_seen_or_changes_nothing(recorded, tmp_path: 
         if found.corrupt:
             seen += 1
             continue
-        assert (found.chunks, found.quarantined, found.duplicate_chunks) == (9, 1, 0), f"byte {place}"
+        assert (found.chunks, found.quarantined, found.duplicate_chunks) == (9, 1, 0), (
+            f"byte {place}"
+        )
         with StoreView(folder) as view:
             items = view.tail(None, max_items=100, wait_s=0.0).items
-        assert [item.chunk for item in items if isinstance(item, Stored) and item.chunk] == chunks, f"byte {place}"
+        assert [
+            item.chunk for item in items if isinstance(item, Stored) and item.chunk
+        ] == chunks, f"byte {place}"
     path.write_bytes(whole)
     assert not audit_of(folder).corrupt
     assert seen > 100
 
 
-def test_a_damaged_schema_is_damage_and_no_trouble_of_the_disk(recorded):
+def test_a_damaged_schema_is_corruption_and_not_a_disk_failure(recorded):
     folder, _ = recorded
     path = folder / FILE_NAME
     whole = path.read_bytes()
@@ -114,17 +123,19 @@ def test_a_damaged_schema_is_damage_and_no_trouble_of_the_disk(recorded):
         "UPDATE head SET next_arrival = next_arrival + 1",
     ],
 )
-def test_a_changed_value_is_seen(recorded, statement: str):
+def test_a_changed_value_is_detected(recorded, statement: str):
     folder, _ = recorded
     change(folder, statement)
     with contextlib.suppress(Corrupt):  # where it cannot be read at all
         assert audit_of(folder).corrupt
 
 
-def test_damage_names_the_chunk_and_spares_the_others(recorded):
+def test_damage_is_reported_by_chunk_and_does_not_affect_others(recorded):
     folder, chunks = recorded
     change(
-        folder, "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) WHERE arrival = 5"
+        folder,
+        "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) "
+        "WHERE arrival = 5",
     )
     found = audit_of(folder)
     meta = chunks[4].meta
@@ -134,32 +145,39 @@ def test_damage_names_the_chunk_and_spares_the_others(recorded):
         items = view.tail(None, max_items=100, wait_s=0.0).items
     gone = [item for item in items if isinstance(item, Forgotten) and item.reason == "damaged"]
     assert [item.arrival_no for item in gone] == [5]
-    desk = local_desk(folder)
-    assert [item.arrival_no for item in desk.tail()] == list(range(1, 14)), "the store is opened all the same"
-    assert len(desk.chunks()) == 8
-    desk.store.close()
+    harness = local_harness(folder)
+    assert [item.arrival_no for item in harness.tail()] == list(range(1, 14)), (
+        "the store is opened all the same"
+    )
+    assert len(harness.chunks()) == 8
+    harness.store.close()
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) WHERE arrival = 5",
+        (
+            "UPDATE bodies SET raw = CAST(substr(raw, 1, 90) || x'ff' || substr(raw, 92) AS BLOB) "
+            "WHERE arrival = 5"
+        ),
         "DELETE FROM bodies WHERE arrival = 5",
     ],
 )
-def test_a_damaged_chunk_is_not_quarantined_and_says_so(recorded, damage: str):
+def test_quarantining_a_damaged_chunk_is_an_error(recorded, damage: str):
     folder, chunks = recorded
     change(folder, damage)
-    desk = local_desk(folder)
+    harness = local_harness(folder)
     try:
         with pytest.raises(Corrupt, match="arrival 5 of the store is damaged"):
-            desk.store.quarantine([(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks[3:6]], reason="test")
-        assert len(desk.chunks()) == 8, "the sound chunks beside it stay"
+            harness.store.quarantine(
+                [(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks[3:6]], reason="test"
+            )
+        assert len(harness.chunks()) == 8, "the sound chunks beside it stay"
     finally:
-        desk.store.close()
+        harness.store.close()
 
 
-def test_a_frame_that_stands_twice_is_a_duplicate(recorded):
+def test_a_frame_stored_twice_is_a_duplicate(recorded):
     folder, chunks = recorded
     with sqlite3.connect(folder / FILE_NAME) as db:
         db.execute("DROP INDEX frames_by_key")
@@ -176,41 +194,46 @@ def test_a_frame_that_stands_twice_is_a_duplicate(recorded):
     assert (found.duplicate_chunks, found.duplicate_steps) == (1, chunks[4].meta.n_steps)
 
 
-def test_an_audit_while_others_write_and_erase_is_sound(tmp_path: Path):
-    desk = local_desk(tmp_path)
+def test_an_audit_during_writes_and_erasures_finds_no_damage(tmp_path: Path):
+    harness = local_harness(tmp_path)
     many = sessions(30, 2)
     stored = 0
     for index, chunks in enumerate(many):
-        stored += desk.put(*chunks, player=bytes([index % 5]) * 16).count("new")
+        stored += harness.put(*chunks, player=bytes([index % 5]) * 16).count("new")
         if index % 6 == 5:
-            desk.store.forget(bytes([index % 5]) * 16)
-            desk.clock.advance(0.001)
-        found = desk.store.audit()
+            harness.store.forget(bytes([index % 5]) * 16)
+            harness.clock.advance(0.001)
+        found = harness.store.audit()
         assert (list(found.corrupt), found.duplicate_chunks) == ([], 0)
         assert found.chunks + found.forgotten_chunks == stored
-    desk.store.close()
+    harness.store.close()
 
 
-def test_positions_alone_are_no_gap(tmp_path: Path):
-    desk = local_desk(tmp_path)
-    desk.store.write(WriteBatch("p", desk.epoch, Position("5")))
-    found = desk.store.audit()
+def test_positions_alone_are_not_a_gap(tmp_path: Path):
+    harness = local_harness(tmp_path)
+    harness.store.write(WriteBatch("p", harness.epoch, Position("5")))
+    found = harness.store.audit()
     assert (found.chunks, found.gap_chunks, list(found.corrupt)) == (0, 0, [])
-    desk.store.close()
+    harness.store.close()
 
 
-def test_what_expired_long_ago_is_neither_a_gap_nor_damage(tmp_path: Path):
-    desk = local_desk(tmp_path)
+def test_long_expired_chunks_are_neither_a_gap_nor_damage(tmp_path: Path):
+    harness = local_harness(tmp_path)
     chunks = sessions(1, 6)[0]
-    desk.put(*chunks[:3])
-    desk.clock.advance(REMEMBER_S + 10.0)
-    desk.put(*chunks[3:])
-    assert desk.store.expire(desk.clock.now() - 5.0) == 3
+    harness.put(*chunks[:3])
+    harness.clock.advance(REMEMBER_S + 10.0)
+    harness.put(*chunks[3:])
+    assert harness.store.expire(harness.clock.now() - 5.0) == 3
     for _ in range(2):
-        found = desk.store.audit()
-        assert (list(found.corrupt), found.chunks, found.gap_chunks, found.gap_steps) == ([], 3, 0, 0)
-        assert [item.arrival_no for item in desk.everything()] == [1, 4, 5, 6]
-        assert desk.chunks() == chunks[3:]
-        desk.reopen()
-    assert not local(desk).is_erasing
-    desk.store.close()
+        found = harness.store.audit()
+        assert (list(found.corrupt), found.chunks, found.gap_chunks, found.gap_steps) == (
+            [],
+            3,
+            0,
+            0,
+        )
+        assert [item.arrival_no for item in harness.everything()] == [1, 4, 5, 6]
+        assert harness.chunks() == chunks[3:]
+        harness.reopen()
+    assert not local(harness).is_erasing
+    harness.store.close()

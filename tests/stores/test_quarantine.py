@@ -1,15 +1,15 @@
-"""Quarantine is bounded: what bad clients send must not fill the disk."""
+"""Quarantine is bounded: bad clients must not fill the disk."""
 
 from pathlib import Path
 
 import pytest
 
-from understudy.core.ports import RefusedFrame, WriteBatch
+from understudy.ports import RefusedFrame, WriteBatch
 from understudy.stores import local
 from understudy.stores.local import LocalStore
 
 
-def test_the_oldest_refused_bytes_go_first_and_their_reasons_stay(
+def test_the_oldest_refused_bytes_are_dropped_first_and_their_reasons_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "QUARANTINE_BYTES", 5_000)

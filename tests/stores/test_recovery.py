@@ -1,4 +1,4 @@
-"""What a killed, torn or damaged store is when it is opened again."""
+"""Reopening a store after kill -9, a torn write or damage."""
 
 import contextlib
 import json
@@ -13,34 +13,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores.desks import dies_in_a_child, files_with, fork, local_desk, sessions
-from understudy.core.chunk import Chunk
+from tests.stores.local_stores import dies_in_a_child, files_with, fork, local_harness, sessions
 from understudy.core.errors import ConfigError, Corrupt, Locked
+from understudy.experience.chunk import Chunk
 from understudy.stores.database import FILE_NAME, file_system_of, has_store
 from understudy.stores.local import LocalStore
 from understudy.stores.view import StoreView
 from understudy.testing.clock import ManualClock
-from understudy.testing.desk import Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER
+from understudy.testing.store_harness import StoreHarness
 
 WAL = f"{FILE_NAME}-wal"
 
 
-def assert_sound(desk: Desk, *, chunks: int) -> None:
-    audit = desk.store.audit()
+def assert_sound(harness: StoreHarness, *, chunks: int) -> None:
+    audit = harness.store.audit()
     assert list(audit.corrupt) == []
     assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks) == (chunks, 0, 0)
-    desk.tail()
+    harness.tail()
 
 
 def killed(folder: Path, batches: list[list[Chunk]]) -> list[int]:
-    """Write batches in a child that is killed with all of it in the write-ahead log; the log's size behind each."""
+    """Write batches in a child killed before a checkpoint; return the log's size after each."""
     reader, writer = os.pipe()
     if fork() == 0:
-        desk = local_desk(folder)
+        harness = local_harness(folder)
         sizes = [(folder / WAL).stat().st_size]
         for chunks in batches:
-            desk.put(*chunks)
+            harness.put(*chunks)
             sizes.append((folder / WAL).stat().st_size)
         os.write(writer, json.dumps(sizes).encode())
         os._exit(9)
@@ -50,14 +50,14 @@ def killed(folder: Path, batches: list[list[Chunk]]) -> list[int]:
         return list(json.loads(file.read()))
 
 
-def test_a_log_that_is_cut_short_takes_data_and_position_back_together(tmp_path: Path):
+def test_a_truncated_log_rolls_back_data_and_position_together(tmp_path: Path):
     first, second = sessions(2, 2)
     sizes = killed(tmp_path / "store", [first, second])
     for cut in [sizes[1], sizes[1] + 24, (sizes[1] + sizes[2]) // 2, sizes[2] - 1]:
         torn = tmp_path / "torn"
         shutil.copytree(tmp_path / "store", torn)
         os.truncate(torn / WAL, cut)
-        again = local_desk(torn)
+        again = local_harness(torn)
         assert again.chunks() == first
         assert again.store.positions() == {"p": "1"}  # type: ignore[attr-defined]
         again.position = 1
@@ -67,7 +67,7 @@ def test_a_log_that_is_cut_short_takes_data_and_position_back_together(tmp_path:
         shutil.rmtree(torn)
 
 
-def test_a_flipped_byte_in_the_log_rolls_back_or_changes_nothing(tmp_path: Path):
+def test_a_flipped_byte_in_the_log_rolls_back_or_has_no_effect(tmp_path: Path):
     batches = sessions(6, 2)
     sizes = killed(tmp_path / "store", batches)
     chunks = [chunk for batch in batches for chunk in batch]
@@ -78,7 +78,7 @@ def test_a_flipped_byte_in_the_log_rolls_back_or_changes_nothing(tmp_path: Path)
         raw = bytearray(whole)
         raw[place] ^= 4
         (torn / WAL).write_bytes(raw)
-        again = local_desk(torn)
+        again = local_harness(torn)
         stored = again.chunks()
         assert stored == chunks[: len(stored)]
         assert again.store.positions().get("p") == (str(len(stored) // 2) if stored else None)  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def test_a_flipped_byte_in_the_log_rolls_back_or_changes_nothing(tmp_path: Path)
         shutil.rmtree(torn)
 
 
-def test_a_cursor_ahead_of_a_store_that_was_cut_back_is_refused(tmp_path: Path):
+def test_a_cursor_ahead_of_a_truncated_store_is_rejected(tmp_path: Path):
     first, second = sessions(2, 2)
     sizes = killed(tmp_path, [first, second])
     with StoreView(tmp_path) as view:
@@ -101,10 +101,12 @@ def test_a_cursor_ahead_of_a_store_that_was_cut_back_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_a_database_that_is_missing_or_empty_is_refused_and_not_made_anew(tmp_path: Path, size: int | None):
-    desk = local_desk(tmp_path)
-    desk.put(*sessions(1, 2)[0])
-    desk.store.close()
+def test_a_missing_or_empty_database_is_rejected_and_not_recreated(
+    tmp_path: Path, size: int | None
+):
+    harness = local_harness(tmp_path)
+    harness.put(*sessions(1, 2)[0])
+    harness.store.close()
     path = tmp_path / FILE_NAME
     whole = path.read_bytes()
     path.unlink()
@@ -115,23 +117,23 @@ def test_a_database_that_is_missing_or_empty_is_refused_and_not_made_anew(tmp_pa
             opening(tmp_path)
     assert path.exists() == (size is not None)
     path.write_bytes(whole)
-    again = local_desk(tmp_path)
+    again = local_harness(tmp_path)
     assert_sound(again, chunks=2)
     again.store.close()
 
 
-def test_a_lost_store_json_is_written_again_and_a_strange_one_is_refused(tmp_path: Path):
-    desk = local_desk(tmp_path)
-    desk.put(*sessions(1, 2)[0])
-    desk.store.close()
+def test_a_missing_store_json_is_rewritten_and_a_foreign_one_is_rejected(tmp_path: Path):
+    harness = local_harness(tmp_path)
+    harness.put(*sessions(1, 2)[0])
+    harness.store.close()
     path = tmp_path / "store.json"
     known = path.read_bytes()
     path.unlink()
-    again = local_desk(tmp_path)
+    again = local_harness(tmp_path)
     assert_sound(again, chunks=2)
     again.store.close()
     assert path.read_bytes() == known
-    other = local_desk(tmp_path / "other")
+    other = local_harness(tmp_path / "other")
     other.store.close()
     path.write_bytes((tmp_path / "other" / "store.json").read_bytes())
     for opening in (LocalStore, StoreView):
@@ -142,7 +144,7 @@ def test_a_lost_store_json_is_written_again_and_a_strange_one_is_refused(tmp_pat
         LocalStore(tmp_path)
 
 
-def test_whatever_lies_where_a_store_should_be_counts_as_one_and_is_refused_by_name(tmp_path: Path):
+def test_anything_in_the_place_of_a_store_counts_as_one_and_is_rejected(tmp_path: Path):
     def garbage(folder: Path) -> None:
         folder.mkdir()
         (folder / FILE_NAME).write_bytes(b"no database" * 100)
@@ -160,9 +162,9 @@ def test_whatever_lies_where_a_store_should_be_counts_as_one_and_is_refused_by_n
 
     refused: list[tuple[Callable[[Path], None], str]] = [
         (garbage, "not a database"),
-        (foreign, "is a database of another program"),
-        (old, "understudy-store/1"),
-        (a_file, "is a file where the folder of a store should be"),
+        (foreign, "is the database of another program"),
+        (old, "before the first release"),
+        (a_file, "is a file, but a store needs a folder"),
     ]
     for number, (make, said) in enumerate(refused):
         folder = tmp_path / str(number)
@@ -172,24 +174,24 @@ def test_whatever_lies_where_a_store_should_be_counts_as_one_and_is_refused_by_n
             with pytest.raises((Corrupt, ConfigError), match=said):
                 opening(folder)
     assert not has_store(tmp_path / "nothing")
-    lost = local_desk(tmp_path / "lost")
+    lost = local_harness(tmp_path / "lost")
     lost.put(*sessions(1, 2)[0])
     lost.store.close()
     (tmp_path / "lost" / "store.json").unlink()
     assert has_store(tmp_path / "lost")
 
 
-def test_a_store_of_the_format_before_is_refused_and_left_alone(tmp_path: Path):
+def test_a_store_of_an_older_format_is_rejected_and_not_changed(tmp_path: Path):
     (tmp_path / "segments").mkdir()
     (tmp_path / "catalogue.sqlite").write_bytes(b"old")
     for opening in (LocalStore, StoreView):
-        with pytest.raises(ConfigError, match="understudy-store/1"):
+        with pytest.raises(ConfigError, match="before the first release"):
             opening(tmp_path)
     assert (tmp_path / "catalogue.sqlite").read_bytes() == b"old"
     assert not (tmp_path / FILE_NAME).exists()
 
 
-def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_network_file_systems_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mounts = (
         "21 1 254:0 / / rw - ext4 /dev/vda rw\n"
         "30 21 0:40 / /srv rw shared:1 - nfs4 server:/ rw\n"
@@ -204,123 +206,128 @@ def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypat
 
 
 def write_and_erase(folder: Path) -> None:
-    """One of everything that moves bytes; what it leaves is checked by whoever opens the folder next."""
+    """Every operation that moves bytes, once; the next process to open the folder checks them."""
     clock = ManualClock()
-    desk = local_desk(folder, clock=clock)
+    harness = local_harness(folder, clock=clock)
     mine, others = sessions(2, 3, seed=5)
-    desk.put(*others, player=OTHER_PLAYER)
-    desk.put(*mine[:2])
-    desk.write(refused=[desk.refusal(mine[2])])
-    desk.store.quarantine([(others[1].meta.session, 1)], reason="guard")
-    desk.store.forget(PLAYER)
+    harness.put(*others, player=OTHER_PLAYER)
+    harness.put(*mine[:2])
+    harness.write(refused=[harness.refusal(mine[2])])
+    harness.store.quarantine([(others[1].meta.session, 1)], reason="guard")
+    harness.store.forget(PLAYER)
     clock.advance(100.0)
     more = sessions(1, 2, seed=6)[0]
-    desk.put(*more, player=OTHER_PLAYER)
-    desk.store.expire(clock.now() - 50.0)
-    desk.store.compact()  # type: ignore[attr-defined]
-    desk.store.close()
+    harness.put(*more, player=OTHER_PLAYER)
+    harness.store.expire(clock.now() - 50.0)
+    harness.store.compact()  # type: ignore[attr-defined]
+    harness.store.close()
 
 
-def test_dying_at_any_step_of_writing_and_erasing_leaves_a_sound_store(quick_path: Path):
-    """May take more than 20 seconds: a process is started, killed and looked after for each of some 200 steps."""
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_dying_at_any_step_of_writing_and_erasing_leaves_an_undamaged_store(
+    quick_path: Path, every: int
+):
+    """Kills and recovers a process at every third of some 200 steps; in the full card at each."""
     mine, others = sessions(2, 3, seed=5)
     theirs = (mine[0].columns["obs"].tobytes(), mine[0].meta.session.bytes, PLAYER)
     step = 1
     while dies_in_a_child(partial(write_and_erase, quick_path / str(step)), at=step):
         folder = quick_path / str(step)
-        desk = local_desk(folder)
-        audit = desk.store.audit()
-        assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks) == ([], 0, 0), f"step {step}"
-        desk.tail()
+        harness = local_harness(folder)
+        audit = harness.store.audit()
+        assert (list(audit.corrupt), audit.duplicate_chunks, audit.gap_chunks) == ([], 0, 0), (
+            f"step {step}"
+        )
+        harness.tail()
         if audit.forgotten_chunks:
             assert files_with(folder, *theirs) == [], f"step {step}"
-        fates = desk.put(*others, player=OTHER_PLAYER)
+        fates = harness.put(*others, player=OTHER_PLAYER)
         assert set(fates) <= {"new", "duplicate"}
-        assert desk.put(*others, player=OTHER_PLAYER) == ["duplicate"] * 3
-        desk.store.close()
+        assert harness.put(*others, player=OTHER_PLAYER) == ["duplicate"] * 3
+        harness.store.close()
         shutil.rmtree(folder)
-        step += 1
+        step += every
     assert step > 100, "the whole way was walked"
 
 
-def test_an_acknowledged_write_survives_dying_anywhere_behind_it(quick_path: Path):
+def test_an_acknowledged_write_survives_dying_at_any_later_step(quick_path: Path):
     chunks = sessions(1, 4, seed=9)[0]
     step = 1
 
     def work() -> None:
-        desk = local_desk(quick_path / str(step))
+        harness = local_harness(quick_path / str(step))
         with (quick_path / f"{step}.acked").open("wb", buffering=0) as acked:
             for chunk in chunks:
-                desk.put(chunk)
+                harness.put(chunk)
                 acked.write(b".")
-        desk.store.close()
+        harness.store.close()
 
     while dies_in_a_child(work, at=step):
         acked = quick_path / f"{step}.acked"
         promised = acked.stat().st_size if acked.exists() else 0
-        desk = local_desk(quick_path / str(step))
-        stored = desk.chunks()
+        harness = local_harness(quick_path / str(step))
+        stored = harness.chunks()
         assert stored == chunks[: len(stored)]
         assert promised <= len(stored) <= promised + 1
-        assert_sound(desk, chunks=len(stored))
-        desk.store.close()
+        assert_sound(harness, chunks=len(stored))
+        harness.store.close()
         shutil.rmtree(quick_path / str(step))
         step += 1
     assert step > 30
 
 
-def test_a_store_is_open_in_one_place_only(tmp_path: Path):
-    desk = local_desk(tmp_path)
+def test_only_one_process_can_open_a_store(tmp_path: Path):
+    harness = local_harness(tmp_path)
     with pytest.raises(Locked):
         LocalStore(tmp_path)
-    desk.store.close()
+    harness.store.close()
     LocalStore(tmp_path).close()
 
 
-def test_a_copy_is_made_while_others_write_and_has_what_they_wrote(tmp_path: Path):
-    desk = local_desk(tmp_path / "store")
+def test_a_copy_includes_what_was_written_during_the_copy(tmp_path: Path):
+    harness = local_harness(tmp_path / "store")
     first, more = sessions(2, 3)
-    desk.put(*first)
+    harness.put(*first)
     waiting = list(more)
 
     def between() -> None:
         if waiting:
-            desk.put(waiting.pop(0))
+            harness.put(waiting.pop(0))
 
-    desk.store.back_up(tmp_path / "copy", between=between)  # type: ignore[attr-defined]
+    harness.store.back_up(tmp_path / "copy", between=between)  # type: ignore[attr-defined]
     assert len(waiting) < 3
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "copy").iterdir()} == {0}
-    copy = local_desk(tmp_path / "copy")
+    copy = local_harness(tmp_path / "copy")
     stored = copy.chunks()
     assert stored == [*first, *more][: len(stored)]
     assert len(stored) >= 3
     assert_sound(copy, chunks=len(stored))
     copy.store.close()
-    desk.store.close()
+    harness.store.close()
 
 
 def test_compacting_shrinks_the_file_and_keeps_every_chunk(tmp_path: Path):
-    desk = local_desk(tmp_path)
+    harness = local_harness(tmp_path)
     many = sessions(40, 4, max_steps=400)
     for number, chunks in enumerate(many):
-        desk.put(*chunks, player=PLAYER if number % 2 else OTHER_PLAYER)
-    desk.store.forget(PLAYER)
+        harness.put(*chunks, player=PLAYER if number % 2 else OTHER_PLAYER)
+    harness.store.forget(PLAYER)
     before = (tmp_path / FILE_NAME).stat().st_size
     turns: list[int] = []
-    freed = desk.store.compact(slice_s=0.001, between=lambda: turns.append(1))  # type: ignore[attr-defined]
+    freed = harness.store.compact(slice_s=0.001, between=lambda: turns.append(1))  # type: ignore[attr-defined]
     assert freed > 0
     assert before - (tmp_path / FILE_NAME).stat().st_size >= freed - 65_536
     assert len(turns) > 1, "in slices"
-    assert desk.chunks() == [chunk for chunks in many[::2] for chunk in chunks]
-    assert_sound(desk, chunks=80)
-    desk.store.close()
+    assert harness.chunks() == [chunk for chunks in many[::2] for chunk in chunks]
+    assert_sound(harness, chunks=80)
+    harness.store.close()
 
 
 def test_a_slice_too_short_for_anything_still_shrinks_the_file(tmp_path: Path):
-    desk = local_desk(tmp_path)
+    harness = local_harness(tmp_path)
     for chunks in sessions(20, 4, max_steps=400):
-        desk.put(*chunks, player=PLAYER)
-    desk.store.forget(PLAYER)
+        harness.put(*chunks, player=PLAYER)
+    harness.store.forget(PLAYER)
     slices = 0
 
     def between() -> None:
@@ -328,27 +335,29 @@ def test_a_slice_too_short_for_anything_still_shrinks_the_file(tmp_path: Path):
         slices += 1
         assert slices < 10_000, "a slice that frees nothing is repeated for ever"
 
-    assert desk.store.compact(slice_s=1e-9, between=between) > 0  # type: ignore[attr-defined]
+    assert harness.store.compact(slice_s=1e-9, between=between) > 0  # type: ignore[attr-defined]
     assert slices > 0
-    desk.store.close()
+    harness.store.close()
 
 
 def test_under_retention_the_file_stops_growing(tmp_path: Path):
-    desk = local_desk(tmp_path)
+    harness = local_harness(tmp_path)
     sizes: list[int] = []
     for turn in range(30):
-        desk.put(*sessions(1, 6, seed=turn, max_steps=300)[0])
-        desk.clock.advance(10.0)
-        desk.store.expire(desk.clock.now() - 45.0)
+        harness.put(*sessions(1, 6, seed=turn, max_steps=300)[0])
+        harness.clock.advance(10.0)
+        harness.store.expire(harness.clock.now() - 45.0)
         sizes.append((tmp_path / FILE_NAME).stat().st_size)
     assert max(sizes[15:]) <= max(sizes[:15]) + 4 * 16_384
-    desk.store.close()
+    harness.store.close()
 
 
-def test_the_write_ahead_log_is_bounded_under_ten_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_write_ahead_log_is_bounded_under_ten_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("understudy.stores.database.CHECKPOINT_BYTES", 1 << 19)
     monkeypatch.setattr("understudy.stores.database._LONG_LOG_BYTES", 1 << 20)
-    desk = local_desk(tmp_path)
+    harness = local_harness(tmp_path)
     stop = threading.Event()
 
     def follow() -> None:
@@ -362,7 +371,7 @@ def test_the_write_ahead_log_is_bounded_under_ten_readers(tmp_path: Path, monkey
         readers = [pool.submit(follow) for _ in range(10)]
         try:
             for turn in range(60):
-                desk.put(*sessions(1, 4, seed=turn, max_steps=500)[0])
+                harness.put(*sessions(1, 4, seed=turn, max_steps=500)[0])
                 largest = max(largest, (tmp_path / WAL).stat().st_size)
         finally:
             stop.set()
@@ -370,4 +379,4 @@ def test_the_write_ahead_log_is_bounded_under_ten_readers(tmp_path: Path, monkey
             reader.result()
     assert (tmp_path / FILE_NAME).stat().st_size > 2 << 20
     assert largest < 8 << 20
-    desk.store.close()
+    harness.store.close()

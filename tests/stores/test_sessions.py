@@ -1,4 +1,4 @@
-"""Many sessions: what is known of them stays bounded in memory and right on disk."""
+"""Many sessions: their state stays bounded in memory and correct on disk."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.stores.desks import local, local_desk
-from understudy.core.chunk import Chunk
-from understudy.core.frame import Frame, data_frame
+from tests.stores.local_stores import local, local_harness
 from understudy.core.names import new_session
-from understudy.core.ports import Candidate, SessionFilter
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import Frame, data_frame
+from understudy.ports import Candidate, SessionFilter
 from understudy.testing.clock import START_S
-from understudy.testing.desk import SPEC
 from understudy.testing.samples import PLAYER, random_chunk
+from understudy.testing.store_harness import SPEC
 
 
 @pytest.mark.parametrize("n_sessions", [6_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_more_sessions_than_are_kept_in_memory_are_told_apart_in_bounded_memory(quick_path: Path, n_sessions: int):
-    """4,096 are kept at hand; the full profile has five times as many."""
-    desk = local_desk(quick_path)
+def test_more_sessions_than_are_cached_need_bounded_memory(quick_path: Path, n_sessions: int):
+    """4,096 sessions are cached; the full profile has five times as many."""
+    harness = local_harness(quick_path)
     rng = np.random.default_rng(0)
     template = random_chunk(SPEC, rng, session=new_session(START_S), n_steps=1)
 
@@ -30,13 +30,13 @@ def test_more_sessions_than_are_kept_in_memory_are_told_apart_in_bounded_memory(
         return Candidate(frame.stamped(PLAYER, int(START_S)), chunk)
 
     for start in range(0, n_sessions, 500):
-        receipt = desk.write([candidate(number) for number in range(start, start + 500)])
+        receipt = harness.write([candidate(number) for number in range(start, start + 500)])
         assert set(receipt.fates) == {"new"}
-        assert len(local(desk).known._recent) <= 4096
+        assert len(local(harness).lookup._recent) <= 4096
     for start in (0, 2500, n_sessions - 500):
-        receipt = desk.write([candidate(number) for number in range(start, start + 500)])
+        receipt = harness.write([candidate(number) for number in range(start, start + 500)])
         assert set(receipt.fates) == {"duplicate"}
-    assert sum(1 for _ in desk.store.sessions(SessionFilter())) == n_sessions
-    audit = desk.store.audit()
+    assert sum(1 for _ in harness.store.sessions(SessionFilter())) == n_sessions
+    audit = harness.store.audit()
     assert (audit.sessions, audit.chunks, audit.duplicate_chunks) == (n_sessions, n_sessions, 0)
-    desk.store.close()
+    harness.store.close()

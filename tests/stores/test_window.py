@@ -1,4 +1,4 @@
-"""A window is a local copy of another store: whole, without repeats, and without what was taken away there."""
+"""A window is a complete local copy of another store, without repeated or removed chunks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.core.chunk import Chunk
 from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.names import new_session
-from understudy.core.ports import Cursor, SessionFilter, Stored, Tail
+from understudy.experience.chunk import Chunk
+from understudy.ports import Cursor, SessionFilter, Stored, Tail
 from understudy.stores.local import LocalStore
 from understudy.stores.window import Window
-from understudy.testing.desk import SPEC, Desk
 from understudy.testing.samples import OTHER_PLAYER, PLAYER, random_session
+from understudy.testing.store_harness import SPEC, StoreHarness
 
 
-def opened(desk: Desk, folder: Path, *, max_steps: int | None = None) -> Window:
-    return Window(desk.store, folder / "window", clock=desk.clock, max_steps=max_steps)
+def opened(harness: StoreHarness, folder: Path, *, max_steps: int | None = None) -> Window:
+    return Window(harness.store, folder / "window", clock=harness.clock, max_steps=max_steps)
 
 
 def follow(window: Window) -> None:
@@ -30,7 +30,9 @@ def chunks_in(store: LocalStore) -> list[Chunk]:
     found: list[Chunk] = []
     cursor: Cursor | None = None
     while items := (page := store.tail(cursor, max_items=100, wait_s=0.0)).items:
-        found += [item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None]
+        found += [
+            item.chunk for item in items if isinstance(item, Stored) and item.chunk is not None
+        ]
         cursor = page.cursor
     return found
 
@@ -39,26 +41,37 @@ def session(rng: np.random.Generator, count: int) -> list[Chunk]:
     return random_session(SPEC, rng, n_chunks=count)
 
 
-def test_a_window_holds_what_the_remote_store_holds(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_has_the_same_chunks_as_the_remote_store(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
     chunks = session(rng, 5)
-    desk.put(*chunks)
-    desk.write([desk.close(chunks[0].meta.session, 5)])
-    with opened(desk, tmp_path) as window:
+    harness.put(*chunks)
+    harness.write([harness.close_frame(chunks[0].meta.session, 5)])
+    with opened(harness, tmp_path) as window:
         follow(window)
         assert chunks_in(window.local) == chunks
-        there, here = (list(store.sessions(SessionFilter())) for store in (desk.store, window.local))
+        there, here = (
+            list(store.sessions(SessionFilter())) for store in (harness.store, window.local)
+        )
         assert there == here
         audit = window.local.audit()
-        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (5, 0, 0, [])
+        assert (audit.chunks, audit.duplicate_chunks, audit.gap_chunks, list(audit.corrupt)) == (
+            5,
+            0,
+            0,
+            [],
+        )
 
 
-def test_a_window_goes_on_where_it_was(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_resumes_at_its_cursor(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
     sent: list[Chunk] = []
     for _ in range(4):
         chunks = session(rng, 3)
-        desk.put(*chunks)
+        harness.put(*chunks)
         sent += chunks
-        with opened(desk, tmp_path) as window:
+        with opened(harness, tmp_path) as window:
             follow(window)
             assert window.items == 3, "nothing is read a second time"
             assert chunks_in(window.local) == sent
@@ -69,10 +82,11 @@ class _Dies(Exception):
 
 
 class _Torn:
-    """A remote store whose reader dies with a page in hand, after what it tells of was done in part."""
+    """A remote store whose reader dies with a page that is partly applied."""
 
     def __init__(self, store: LocalStore, page: int) -> None:
-        self._store, self._page = store, page
+        self._store = store
+        self._page = page
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -95,124 +109,145 @@ class _Tearing(Sequence[Any]):
         return self._items[index]
 
 
-def test_a_window_that_dies_over_a_page_takes_it_again(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    mine, theirs = session(rng, 3), session(rng, 3)
-    desk.put(*mine)
-    desk.store.forget(PLAYER)
-    desk.put(*theirs, player=OTHER_PLAYER)
-    desk.store.quarantine([(theirs[0].meta.session, 1)], reason="guard")
+def test_a_window_that_dies_during_a_page_copies_it_again(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    mine = session(rng, 3)
+    theirs = session(rng, 3)
+    harness.put(*mine)
+    harness.store.forget(PLAYER)
+    harness.put(*theirs, player=OTHER_PLAYER)
+    harness.store.quarantine([(theirs[0].meta.session, 1)], reason="guard")
     for _ in range(3):
-        torn = Window(_Torn(desk.store, 100), tmp_path / "window", clock=desk.clock)  # type: ignore[arg-type]
+        torn = Window(_Torn(harness.store, 100), tmp_path / "window", clock=harness.clock)  # type: ignore[arg-type]
         with torn, pytest.raises(_Dies):
             torn.step()
-    with opened(desk, tmp_path) as window:
+    with opened(harness, tmp_path) as window:
         follow(window)
         assert chunks_in(window.local) == [theirs[0], theirs[2]]
         assert window.local.audit().duplicate_chunks == 0
 
 
-def test_what_is_taken_away_there_is_taken_away_here(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    mine, theirs = session(rng, 3), session(rng, 4)
-    desk.put(*mine)
-    desk.put(*theirs, player=OTHER_PLAYER)
-    with opened(desk, tmp_path) as window:
+def test_chunks_removed_from_the_remote_are_removed_from_the_window(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    mine = session(rng, 3)
+    theirs = session(rng, 4)
+    harness.put(*mine)
+    harness.put(*theirs, player=OTHER_PLAYER)
+    with opened(harness, tmp_path) as window:
         follow(window)
-        desk.store.forget(PLAYER)
-        desk.store.quarantine([(theirs[0].meta.session, 2)], reason="guard")
+        harness.store.forget(PLAYER)
+        harness.store.quarantine([(theirs[0].meta.session, 2)], reason="guard")
         follow(window)
         assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3]]
         assert {one.player for one in window.local.sessions(SessionFilter())} == {OTHER_PLAYER}
-        (waiting,) = desk.store.quarantined()
-        desk.store.replay([waiting.id], [desk.candidate(theirs[2], player=OTHER_PLAYER)])
+        (waiting,) = harness.store.quarantined()
+        harness.store.replay([waiting.id], [harness.candidate(theirs[2], player=OTHER_PLAYER)])
         follow(window)
-        assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3], theirs[2]], "what comes back there, too"
+        assert chunks_in(window.local) == [theirs[0], theirs[1], theirs[3], theirs[2]], (
+            "what comes back there, too"
+        )
 
 
-def test_what_comes_back_there_comes_back_here_although_the_window_dies_over_it(
-    desk: Desk, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+def test_chunks_replayed_at_the_remote_return_even_if_the_window_dies_meanwhile(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = session(rng, 3)
-    desk.put(*chunks)
-    with opened(desk, tmp_path) as window:
+    harness.put(*chunks)
+    with opened(harness, tmp_path) as window:
         follow(window)
-        desk.store.quarantine([(chunks[0].meta.session, 1)], reason="guard")
+        harness.store.quarantine([(chunks[0].meta.session, 1)], reason="guard")
         follow(window)
-    (waiting,) = desk.store.quarantined()
-    desk.store.replay([waiting.id], [desk.candidate(chunks[1])])
+    (waiting,) = harness.store.quarantined()
+    harness.store.replay([waiting.id], [harness.candidate(chunks[1])])
 
     def dies(*_: object) -> None:
         raise _Dies
 
-    with opened(desk, tmp_path) as window, monkeypatch.context() as patched:
+    with opened(harness, tmp_path) as window, monkeypatch.context() as patched:
         patched.setattr(window.local, "replay", dies)
         with pytest.raises(_Dies):
             follow(window)
-    with opened(desk, tmp_path) as window:
+    with opened(harness, tmp_path) as window:
         follow(window)
         assert chunks_in(window.local) == [chunks[0], chunks[2], chunks[1]]
 
 
-def test_a_window_may_hold_only_what_is_wanted(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    mine, theirs = session(rng, 3), session(rng, 3)
-    desk.put(*mine, *theirs)
-    desk.write([desk.close(mine[0].meta.session, 3)])
+def test_a_window_may_copy_only_selected_chunks(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    mine = session(rng, 3)
+    theirs = session(rng, 3)
+    harness.put(*mine, *theirs)
+    harness.write([harness.close_frame(mine[0].meta.session, 3)])
     wanted = mine[0].meta.session
     with Window(
-        desk.store, tmp_path / "window", clock=desk.clock, wanted=lambda meta: meta.session == wanted
+        harness.store,
+        tmp_path / "window",
+        clock=harness.clock,
+        include=lambda meta: meta.session == wanted,
     ) as window:
         follow(window)
         assert chunks_in(window.local) == mine
         assert window.items == 7
 
 
-def test_a_player_who_comes_back_is_not_forgotten_again(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    desk.put(*session(rng, 2))
-    desk.store.forget(PLAYER)
-    desk.clock.advance(10.0)
-    fresh = random_session(SPEC, rng, session=new_session(desk.clock.now(), rng.bytes(10)))
-    desk.put(*fresh)
-    desk.clock.advance(100.0)
-    with opened(desk, tmp_path) as window:
+def test_a_returning_player_is_not_forgotten_again(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    harness.put(*session(rng, 2))
+    harness.store.forget(PLAYER)
+    harness.clock.advance(10.0)
+    fresh = random_session(SPEC, rng, session=new_session(harness.clock.now(), rng.bytes(10)))
+    harness.put(*fresh)
+    harness.clock.advance(100.0)
+    with opened(harness, tmp_path) as window:
         follow(window)
         assert chunks_in(window.local) == fresh
 
 
-def test_a_session_goes_on_behind_chunks_that_ran_out(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_session_continues_after_expired_chunks(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
     chunks = session(rng, 1100)
-    desk.put(*chunks[:1090])
-    desk.clock.advance(100.0)
-    desk.put(*chunks[1090:])
-    desk.store.expire(desk.clock.now() - 50.0)
-    with opened(desk, tmp_path) as window:
+    harness.put(*chunks[:1090])
+    harness.clock.advance(100.0)
+    harness.put(*chunks[1090:])
+    harness.store.expire(harness.clock.now() - 50.0)
+    with opened(harness, tmp_path) as window:
         follow(window)
         assert chunks_in(window.local) == chunks[1090:]
 
 
-def test_a_window_keeps_the_newest_steps(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_keeps_the_newest_steps(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
     sent: list[Chunk] = []
     for _ in range(20):
         sent += session(rng, 2)
-        desk.put(*sent[-2:])
-        desk.clock.advance(1.0)
+        harness.put(*sent[-2:])
+        harness.clock.advance(1.0)
     steps = sum(chunk.meta.n_steps for chunk in sent)
-    with opened(desk, tmp_path, max_steps=steps // 3) as window:
+    with opened(harness, tmp_path, max_steps=steps // 3) as window:
         follow(window)
-        window.bound()
+        window.enforce_limits()
         kept = chunks_in(window.local)
         assert kept == sent[-len(kept) :]
         assert steps // 4 < sum(chunk.meta.n_steps for chunk in kept) <= steps // 3
-        assert window.bound() == 0
-    with Window(desk.store, tmp_path / "young", keep_s=5, clock=desk.clock) as window:
+        assert window.enforce_limits() == 0
+    with Window(harness.store, tmp_path / "young", keep_s=5, clock=harness.clock) as window:
         follow(window)
-        window.bound()
+        window.enforce_limits()
         assert chunks_in(window.local) == sent[-10:]
 
 
 class _Away:
-    """A remote store that answers every other time."""
+    """A remote store that fails every other call."""
 
     def __init__(self, store: LocalStore) -> None:
-        self._store, self._calls = store, 0
+        self._store = store
+        self._calls = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -224,39 +259,44 @@ class _Away:
         return self._store.tail(cursor, max_items=2, wait_s=0.0)
 
 
-def test_a_window_waits_for_a_remote_store_that_is_away(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
-    chunks, troubles = session(rng, 9), set[str]()
-    desk.put(*chunks)
+def test_a_window_waits_for_an_unreachable_remote_store(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    chunks = session(rng, 9)
+    troubles = set[str]()
+    harness.put(*chunks)
 
     class Until:
-        """Is set once everything is here."""
+        """Set once everything is copied."""
 
         def is_set(self) -> bool:
-            troubles.add(window.trouble)
+            troubles.add(window.error)
             return window.items == 9
 
-    with Window(_Away(desk.store), tmp_path / "window", clock=desk.clock) as window:  # type: ignore[arg-type]
+    with Window(_Away(harness.store), tmp_path / "window", clock=harness.clock) as window:  # type: ignore[arg-type]
         window.run(Until())  # type: ignore[arg-type]
         assert chunks_in(window.local) == chunks
         assert troubles == {"", "nobody answers"}, "it says so meanwhile"
-        assert not window.trouble
+        assert not window.error
 
 
-def test_a_bound_of_nothing_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_a_limit_of_zero_is_rejected(harness: StoreHarness, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_steps of a window is 0"):
-        opened(desk, tmp_path, max_steps=0)
+        opened(harness, tmp_path, max_steps=0)
 
 
-def test_a_window_of_another_store_is_refused(desk: Desk, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_window_of_another_store_is_rejected(
+    harness: StoreHarness, tmp_path: Path, rng: np.random.Generator
+) -> None:
     class Other:
         identity = "other"
 
         def __getattr__(self, name: str) -> object:
-            return getattr(desk.store, name)
+            return getattr(harness.store, name)
 
-    desk.put(*session(rng, 2))
-    with opened(desk, tmp_path) as window:
+    harness.put(*session(rng, 2))
+    with opened(harness, tmp_path) as window:
         follow(window)
     for _ in range(2):
         with pytest.raises(ConfigError, match="follows another store"):
-            Window(Other(), tmp_path / "window", clock=desk.clock)  # type: ignore[arg-type]
+            Window(Other(), tmp_path / "window", clock=harness.clock)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The file stream: one locked log per process, readable while it grows, whatever the disk does."""
+"""The file stream: one locked log per process, readable while it grows, with any disk error."""
 
 import errno
 import multiprocessing
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores.desks import fork
+from tests.stores.local_stores import fork
 from understudy.core.errors import Closed, ConfigError
-from understudy.core.frame import Frame
 from understudy.core.log import LogReader
-from understudy.core.ports import Position
+from understudy.experience.frame import Frame
+from understudy.ports import Position
 from understudy.streams import file as module
 from understudy.streams.file import FileStream
 from understudy.testing.clock import START_S, ManualClock
@@ -42,7 +42,7 @@ def test_records_carry_the_time_they_were_appended(tmp_path: Path):
     stream.close()
 
 
-def test_one_sync_serves_all_who_wait(tmp_path: Path):
+def test_one_sync_serves_all_waiting_appends(tmp_path: Path):
     sync = FaultySync(delay_s=0.01)
     stream = FileStream(tmp_path, sync=sync)
     frames = sample_frames(64)
@@ -57,7 +57,7 @@ def test_one_sync_serves_all_who_wait(tmp_path: Path):
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_a_failed_sync_is_no_promise_and_work_goes_on(tmp_path: Path, is_full: bool):
+def test_a_failed_sync_rejects_its_frames_and_later_appends_work(tmp_path: Path, is_full: bool):
     frames = sample_frames(8)
     for call in range(1, 7):
         sync = FaultySync(full_at=[call]) if is_full else FaultySync(eio_at=[call])
@@ -67,14 +67,17 @@ def test_a_failed_sync_is_no_promise_and_work_goes_on(tmp_path: Path, is_full: b
         refused = outcomes[call - 1]
         assert refused.error
         assert refused.retry_after_s > 0
-        promised = {frame.encode() for frame, one in zip(frames, outcomes, strict=True) if one.accepted}
+        promised = {
+            frame.encode() for frame, one in zip(frames, outcomes, strict=True) if one.accepted
+        }
         assert promised <= set(raws(stream))
         stream.close()
         assert promised <= set(raws(FileStream(tmp_path / str(call))))
 
 
-def test_the_place_of_an_entry_that_failed_is_never_used_again(tmp_path: Path):
-    """A reader may have seen the entry before its sync failed; its position must not hide what comes after."""
+def test_the_offset_of_a_failed_entry_is_never_reused(tmp_path: Path):
+    """A reader may have seen the entry before its sync failed; its position must not hide
+    later entries."""
     frames = sample_frames(5)
     stream = FileStream(tmp_path)
     stream.append(frames[:1])
@@ -97,7 +100,7 @@ def test_the_place_of_an_entry_that_failed_is_never_used_again(tmp_path: Path):
     stream.close()
 
 
-def test_no_room_for_a_partition_or_a_file_is_an_outcome(tmp_path: Path, monkeypatch):
+def test_a_full_disk_is_reported_per_frame(tmp_path: Path, monkeypatch):
     stream = FileStream(tmp_path / "stream", roll_bytes=1)
     frames = sample_frames(3)
     with monkeypatch.context() as patch:
@@ -116,12 +119,14 @@ def _no_room(*_: object) -> None:
     raise OSError(28, os.strerror(28))
 
 
-def test_an_entry_half_written_when_it_was_looked_at_is_not_taken_for_damage(tmp_path: Path, monkeypatch):
-    stream, frames = FileStream(tmp_path), sample_frames(3)
+def test_an_entry_that_is_still_being_written_is_not_taken_for_damage(tmp_path: Path, monkeypatch):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(3)
     stream.append(frames[:1])
     stream.append(frames[1:2])
     stream.append(frames[2:])
-    real, calls = LogReader.at, []
+    real = LogReader.at
+    calls = []
 
     def torn_once(self: LogReader, start: int):
         # The second entry is still being written at the first look, and whole at the next.
@@ -135,8 +140,9 @@ def test_an_entry_half_written_when_it_was_looked_at_is_not_taken_for_damage(tmp
     stream.close()
 
 
-def test_damage_comes_as_a_record_that_no_check_passes(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(4)
+def test_a_damaged_entry_is_returned_as_an_invalid_record(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(4)
     ends = []
     for frame in frames:
         stream.append([frame])
@@ -145,14 +151,20 @@ def test_damage_comes_as_a_record_that_no_check_passes(tmp_path: Path):
         log.seek(ends[0] + 30)
         log.write(b"\xff\x00\xff")
     found = raws(stream)
-    assert found == [frames[0].encode(), b"damaged stream entry", frames[2].encode(), frames[3].encode()]
+    assert found == [
+        frames[0].encode(),
+        b"damaged stream entry",
+        frames[2].encode(),
+        frames[3].encode(),
+    ]
     for position in [record.position for record in read_all(stream)[only(stream)]]:
         stream.read(only(stream), position, max_bytes=1, wait_s=0.0)
     stream.close()
 
 
-def test_a_torn_end_is_nothing(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(2)
+def test_a_torn_last_entry_is_ignored(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(2)
     stream.append(frames[:1])
     size = next(tmp_path.glob("*/*.log")).stat().st_size
     stream.append(frames[1:])
@@ -193,7 +205,8 @@ def test_the_partition_of_a_killed_process_ends(tmp_path: Path):
 
 
 def test_a_forked_child_appends_to_a_partition_of_its_own(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(3)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(3)
     stream.append(frames[:1])
     child = fork()
     if child == 0:
@@ -209,7 +222,8 @@ def test_a_forked_child_appends_to_a_partition_of_its_own(tmp_path: Path):
 
 
 def test_trim_deletes_only_what_is_stored_and_old(tmp_path: Path):
-    stream, frames = FileStream(tmp_path, roll_bytes=1), sample_frames(5)
+    stream = FileStream(tmp_path, roll_bytes=1)
+    frames = sample_frames(5)
     for frame in frames:
         stream.append([frame])
     name = only(stream)
@@ -228,8 +242,9 @@ def test_trim_deletes_only_what_is_stored_and_old(tmp_path: Path):
     assert stream.read(name, positions[4], max_bytes=1, wait_s=0.0).ended
 
 
-def test_trim_keeps_the_file_a_position_stands_in_while_more_follow(tmp_path: Path):
-    stream, frames = FileStream(tmp_path, roll_bytes=1), sample_frames(3)
+def test_trim_keeps_the_file_of_a_position_while_more_records_follow(tmp_path: Path):
+    stream = FileStream(tmp_path, roll_bytes=1)
+    frames = sample_frames(3)
     for frame in frames:
         stream.append([frame])
     name = only(stream)
@@ -242,7 +257,8 @@ def test_trim_keeps_the_file_a_position_stands_in_while_more_follow(tmp_path: Pa
 
 
 def test_trim_keeps_an_entry_of_which_some_frames_are_not_stored(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(3)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(3)
     stream.append(frames)
     stream.close()
     name = only(stream)
@@ -252,7 +268,7 @@ def test_trim_keeps_an_entry_of_which_some_frames_are_not_stored(tmp_path: Path)
     assert list(stream.partitions()) == []
 
 
-def test_trim_takes_what_a_process_left_that_died_while_it_began_a_file(tmp_path: Path):
+def test_trim_removes_an_unfinished_file_of_a_dead_process(tmp_path: Path):
     stream = FileStream(tmp_path)
     stream.append(sample_frames(1))
     stream.close()
@@ -264,7 +280,8 @@ def test_trim_takes_what_a_process_left_that_died_while_it_began_a_file(tmp_path
 
 
 def test_waiting_at_the_end_reads_no_entry_again(tmp_path: Path, monkeypatch):
-    stream, frames = FileStream(tmp_path), sample_frames(50)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(50)
     stream.append(frames)
     name = only(stream)
     last = read_all(stream)[name][-1].position
@@ -285,9 +302,10 @@ def test_waiting_at_the_end_reads_no_entry_again(tmp_path: Path, monkeypatch):
     stream.close()
 
 
-def test_positions_of_earlier_releases_are_read_on(tmp_path: Path):
-    """Those named the last frame of an entry by its index, and stand in stores."""
-    stream, frames = FileStream(tmp_path), sample_frames(5)
+def test_positions_of_earlier_releases_still_work(tmp_path: Path):
+    """They named the last frame of an entry by its index, and stores still hold them."""
+    stream = FileStream(tmp_path)
+    frames = sample_frames(5)
     stream.append(frames[:3])
     end = next(tmp_path.glob("*/*.log")).stat().st_size
     stream.append(frames[3:])
@@ -295,14 +313,17 @@ def test_positions_of_earlier_releases_are_read_on(tmp_path: Path):
     expected = {"1:0:-1": 0, "1:0:0": 1, "1:0:1": 2, "1:0:2": 3, f"1:{end}:0": 4, f"1:{end}:1": 5}
     for text, start in expected.items():
         read = stream.read(name, Position(text), max_bytes=1 << 20, wait_s=0.0)
-        assert [record.raw for record in read.records] == [frame.encode() for frame in frames[start:]]
+        assert [record.raw for record in read.records] == [
+            frame.encode() for frame in frames[start:]
+        ]
     stream.close()
     assert stream.trim({name: Position("1:0:2")}, before_s=1e12) == 0
     assert stream.trim({name: Position(f"1:{end}:1")}, before_s=1e12) > 0
 
 
-def test_an_old_file_takes_nothing_more_so_that_it_can_be_trimmed(tmp_path: Path):
-    clock, frames = ManualClock(), sample_frames(4)
+def test_an_old_file_is_closed_so_that_it_can_be_trimmed(tmp_path: Path):
+    clock = ManualClock()
+    frames = sample_frames(4)
     stream = FileStream(tmp_path, clock=clock, roll_s=60.0)
     for frame, wait_s in zip(frames, [59.0, 1.0, 59.0, 0.0], strict=True):
         stream.append([frame])
@@ -316,7 +337,7 @@ def test_an_old_file_takes_nothing_more_so_that_it_can_be_trimmed(tmp_path: Path
     stream.close()
 
 
-def test_waiting_goes_by_the_clock_of_the_stream(tmp_path: Path):
+def test_waiting_uses_the_clock_of_the_stream(tmp_path: Path):
     clock = ManualClock()
     stream = FileStream(tmp_path, clock=clock)
     stream.append(sample_frames(1))
@@ -326,11 +347,14 @@ def test_waiting_goes_by_the_clock_of_the_stream(tmp_path: Path):
     stream.close()
 
 
-def test_closing_ends_the_wait_of_a_reader(tmp_path: Path):
-    stream, other = FileStream(tmp_path), FileStream(tmp_path)
+def test_closing_wakes_a_waiting_reader(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    other = FileStream(tmp_path)
     other.append(sample_frames(1))
     last = read_all(stream)[only(stream)][-1].position
-    reader = threading.Thread(target=stream.read, args=(only(stream), last), kwargs={"max_bytes": 1, "wait_s": 60.0})
+    reader = threading.Thread(
+        target=stream.read, args=(only(stream), last), kwargs={"max_bytes": 1, "wait_s": 60.0}
+    )
     reader.start()
     stream.close()
     reader.join(20.0)
@@ -338,15 +362,17 @@ def test_closing_ends_the_wait_of_a_reader(tmp_path: Path):
     other.close()
 
 
-def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: Path):
-    is_inside, may_go = threading.Event(), threading.Event()
+def test_closing_waits_for_a_running_append_and_rejects_later_ones(tmp_path: Path):
+    is_inside = threading.Event()
+    may_go = threading.Event()
 
     def slow(descriptor: int) -> None:
         is_inside.set()
         assert may_go.wait(20.0)
         os.fsync(descriptor)
 
-    stream, frames = FileStream(tmp_path, sync=slow), sample_frames(2)
+    stream = FileStream(tmp_path, sync=slow)
+    frames = sample_frames(2)
     found: list[object] = []
 
     def append(frame: Frame) -> None:
@@ -355,7 +381,10 @@ def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: P
         except Closed:
             found.append("closed")
 
-    threads = [threading.Thread(target=append, args=(frames[0],)), threading.Thread(target=stream.close)]
+    threads = [
+        threading.Thread(target=append, args=(frames[0],)),
+        threading.Thread(target=stream.close),
+    ]
     threads[0].start()
     assert is_inside.wait(20.0)
     threads[1].start()
@@ -370,7 +399,7 @@ def test_closing_lets_a_running_append_finish_and_takes_no_later_one(tmp_path: P
     assert len(stream.partitions()) == 1
 
 
-def test_an_append_that_waited_while_the_stream_was_closed_opens_no_partition(tmp_path: Path):
+def test_an_append_that_waits_during_close_opens_no_partition(tmp_path: Path):
     stream = FileStream(tmp_path / "stream")
     with ThreadPoolExecutor(1) as pool:
         with stream._group.alone:
@@ -384,12 +413,14 @@ def test_an_append_that_waited_while_the_stream_was_closed_opens_no_partition(tm
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted"), [(errno.EACCES, "right to write"), (errno.EROFS, "mount"), (errno.EMFILE, "ulimit")]
+    ("code", "wanted"),
+    [(errno.EACCES, "write permission"), (errno.EROFS, "mount"), (errno.EMFILE, "ulimit")],
 )
-def test_a_disk_that_is_not_full_asks_for_no_space_and_each_try_leaves_nothing(
+def test_other_disk_errors_do_not_ask_for_space_and_attempts_leave_nothing(
     tmp_path: Path, monkeypatch, code: int, wanted: str
 ):
-    stream, frames = FileStream(tmp_path / "stream", roll_bytes=1), sample_frames(2)
+    stream = FileStream(tmp_path / "stream", roll_bytes=1)
+    frames = sample_frames(2)
 
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -411,11 +442,11 @@ def test_a_disk_that_is_not_full_asks_for_no_space_and_each_try_leaves_nothing(
     stream.close()
 
 
-def test_positions_that_are_none_and_closed_streams_are_refused(tmp_path: Path):
+def test_invalid_positions_and_closed_streams_are_rejected(tmp_path: Path):
     stream = FileStream(tmp_path / "stream")
     assert list(stream.partitions()) == []
     stream.append(sample_frames(1))
-    with pytest.raises(ConfigError, match="no position"):
+    with pytest.raises(ConfigError, match="not a position of a file stream"):
         stream.read(only(stream), Position("17"), max_bytes=1, wait_s=0.0)
     stream.close()
     with pytest.raises(Closed):
@@ -423,7 +454,8 @@ def test_positions_that_are_none_and_closed_streams_are_refused(tmp_path: Path):
 
 
 def test_a_large_append_is_read_in_pages(tmp_path: Path):
-    stream, frames = FileStream(tmp_path), sample_frames(200)
+    stream = FileStream(tmp_path)
+    frames = sample_frames(200)
     assert all(one.accepted for one in stream.append(frames))
     found = read_all(stream, max_bytes=5000)[only(stream)]
     assert [record.raw for record in found] == [frame.encode() for frame in frames]

@@ -1,4 +1,5 @@
-"""The Kinesis stream against its published limits: pace, sizes, partial failures, trimmed places."""
+"""The Kinesis stream against its published limits: rate, sizes, partial failures, trimmed
+positions."""
 
 import random
 import threading
@@ -14,11 +15,11 @@ pytest.importorskip("boto3", reason="the extra aws is not installed")
 
 from botocore.exceptions import EndpointConnectionError
 
-from tests.streams.memory_kinesis import MemoryKinesis, refusal
+from tests.streams.memory_kinesis import MemoryKinesis, client_error
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, Unreachable
-from understudy.core.frame import MAX_BODY_BYTES, Frame, decode_frame
-from understudy.core.ports import Position, Read, Stream
+from understudy.experience.frame import MAX_BODY_BYTES, Frame, decode_frame
+from understudy.ports import Position, Read, Stream
 from understudy.streams.kinesis import KinesisStream
 from understudy.streams.kinesis_client import KinesisApi, KinesisConfig
 from understudy.testing.clock import START_S, ManualClock
@@ -26,7 +27,7 @@ from understudy.testing.streams import StreamContract, read_all, sample_frames
 
 
 class Table:
-    """A stream over a Kinesis in memory, on a clock that stands still unless another is given."""
+    """A stream over a Kinesis in memory, on a manual clock by default."""
 
     def __init__(self, *, shards: int = 1, page: int = 100, clock: Clock | None = None) -> None:
         self.still = ManualClock()
@@ -35,15 +36,21 @@ class Table:
         self.stream = self.open()
 
     def open(self) -> KinesisStream:
-        config = KinesisConfig(stream="play", region="eu-west-1", poll_s=0.2 if self.clock is self.still else 0.01)
-        return KinesisStream(KinesisApi(self.kinesis, config, clock=self.clock, rng=random.Random(3)))
+        config = KinesisConfig(
+            stream="play", region="eu-west-1", poll_s=0.2 if self.clock is self.still else 0.01
+        )
+        return KinesisStream(
+            KinesisApi(self.kinesis, config, clock=self.clock, rng=random.Random(3))
+        )
 
     @property
     def only(self) -> str:
         (partition,) = self.stream.partitions()
         return partition.id
 
-    def read(self, after: Position | None = None, *, wait_s: float = 0.0, max_bytes: int = 1 << 20) -> Read:
+    def read(
+        self, after: Position | None = None, *, wait_s: float = 0.0, max_bytes: int = 1 << 20
+    ) -> Read:
         return self.stream.read(self.only, after, max_bytes=max_bytes, wait_s=wait_s)
 
 
@@ -69,19 +76,21 @@ class TestKinesisInMemory(StreamContract):
         return self.table.open()
 
 
-# --- append -----------------------------------------------------------------------------------------------------------
+# --- append ---------------------------------------------------------------------------------------
 
 
-def test_only_the_records_that_failed_are_sent_again_and_as_the_same_bytes():
-    table, frames = Table(), sample_frames(6)
+def test_only_failed_records_are_retried_with_the_same_bytes():
+    table = Table()
+    frames = sample_frames(6)
     table.kinesis.fail_records = [{1, 4}, {0}]
     assert all(outcome.accepted for outcome in table.stream.append(frames))
     assert table.kinesis.puts == [6, 2, 1]
     assert Counter(raws(table.read())) == Counter(frame.encode() for frame in frames)
 
 
-def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
-    table, frames = Table(), sample_frames(3)
+def test_a_record_that_always_fails_is_reported_alone_within_a_time_limit():
+    table = Table()
+    frames = sample_frames(3)
     table.kinesis.fail_records = [{1}] + [{0}] * 10_000
     outcomes = table.stream.append(frames)
     assert [outcome.accepted for outcome in outcomes] == [True, False, True]
@@ -94,26 +103,32 @@ def test_a_record_that_is_never_taken_is_told_alone_and_after_a_bounded_time():
 @pytest.mark.parametrize(
     "error",
     [
-        refusal("ProvisionedThroughputExceededException"),
-        refusal("ThrottlingException"),
-        refusal("Anything", status=500),
+        client_error("ProvisionedThroughputExceededException"),
+        client_error("ThrottlingException"),
+        client_error("Anything", status=500),
         EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
     ],
 )
-def test_a_call_that_came_to_nothing_is_tried_again(error: Exception):
-    table, frames = Table(), sample_frames(3)
+def test_a_failed_call_is_retried(error: Exception):
+    table = Table()
+    frames = sample_frames(3)
     table.kinesis.trouble["put_records"] = [error, error]
     assert all(outcome.accepted for outcome in table.stream.append(frames))
     assert table.kinesis.calls["put_records"] == 3
 
 
-@pytest.mark.parametrize("code", ["AccessDeniedException", "ResourceNotFoundException", "ExpiredTokenException"])
-def test_what_a_retry_does_not_mend_is_told_at_once_and_the_sender_keeps_its_frames(code: str):
-    table, frames = Table(), sample_frames(3)
-    table.kinesis.trouble["put_records"] = [refusal(code)]
+@pytest.mark.parametrize(
+    "code", ["AccessDeniedException", "ResourceNotFoundException", "ExpiredTokenException"]
+)
+def test_a_permanent_error_is_reported_at_once_and_the_sender_keeps_its_frames(code: str):
+    table = Table()
+    frames = sample_frames(3)
+    table.kinesis.trouble["put_records"] = [client_error(code)]
     outcomes = table.stream.append(frames)
     assert not any(outcome.accepted for outcome in outcomes)
-    assert all(outcome.retry_after_s > 0 and "play" in (outcome.error or "") for outcome in outcomes)
+    assert all(
+        outcome.retry_after_s > 0 and "play" in (outcome.error or "") for outcome in outcomes
+    )
     assert table.kinesis.calls["put_records"] == 1
     assert all(outcome.accepted for outcome in table.stream.append(frames))
 
@@ -132,17 +147,25 @@ def test_a_call_carries_at_most_5_mib():
     assert table.kinesis.puts == [9, 9, 7]
 
 
-def test_an_answer_that_does_not_name_every_record_promises_nothing(monkeypatch):
-    table, frames = Table(), sample_frames(3)
-    monkeypatch.setattr(table.kinesis, "put_records", lambda **_: {"FailedRecordCount": 0, "Records": []})
+def test_a_response_that_omits_records_acknowledges_nothing(monkeypatch):
+    table = Table()
+    frames = sample_frames(3)
+    monkeypatch.setattr(
+        table.kinesis, "put_records", lambda **_: {"FailedRecordCount": 0, "Records": []}
+    )
     assert not any(outcome.accepted for outcome in table.stream.append(frames))
 
 
 def test_sessions_spread_evenly_over_shards():
-    shards, sessions = 16, 4000
+    shards = 16
+    sessions = 4000
     table = Table(shards=shards)
-    frame, rng = sample_frames(1)[0], random.Random(1)
-    frames = [replace(frame, session=UUID(int=(1 << 76) * 7 + rng.getrandbits(62))) for _ in range(sessions)]
+    frame = sample_frames(1)[0]
+    rng = random.Random(1)
+    frames = [
+        replace(frame, session=UUID(int=(1 << 76) * 7 + rng.getrandbits(62)))
+        for _ in range(sessions)
+    ]
     table.stream.append(frames)
     counts = [len(records) for records in table.kinesis.records.values()]
     expected = sessions / shards
@@ -151,12 +174,13 @@ def test_sessions_spread_evenly_over_shards():
 
 
 def test_a_session_stays_on_one_shard():
-    table, frames = Table(shards=8), sample_frames(20)
+    table = Table(shards=8)
+    frames = sample_frames(20)
     table.stream.append(frames)
     assert sorted(len(records) for records in table.kinesis.records.values())[-2:] == [0, 20]
 
 
-# --- read -------------------------------------------------------------------------------------------------------------
+# --- read -----------------------------------------------------------------------------------------
 
 
 def test_an_idle_shard_is_read_five_times_a_second_and_no_more():
@@ -169,7 +193,7 @@ def test_an_idle_shard_is_read_five_times_a_second_and_no_more():
     assert table.clock.monotonic() - START_S == pytest.approx(39 * 0.2)
 
 
-def test_a_read_that_waits_keeps_to_the_pace_too():
+def test_a_waiting_read_also_keeps_the_rate_limit():
     table = Table()
     assert table.read(wait_s=10.0).records == []
     assert 10.0 <= table.clock.monotonic() - START_S <= 10.2
@@ -177,7 +201,7 @@ def test_a_read_that_waits_keeps_to_the_pace_too():
     assert table.kinesis.early == []
 
 
-def test_positions_that_follow_one_another_need_one_iterator():
+def test_consecutive_positions_need_one_iterator():
     table = Table()
     position: Position | None = None
     for frame in sample_frames(10):
@@ -188,8 +212,9 @@ def test_positions_that_follow_one_another_need_one_iterator():
     assert table.kinesis.calls["get_shard_iterator"] == 1
 
 
-def test_what_one_answer_brought_is_handed_out_without_another_call():
-    table, frames = Table(), sample_frames(9)
+def test_records_of_one_response_are_returned_without_another_call():
+    table = Table()
+    frames = sample_frames(9)
     table.stream.append(frames)
     position: Position | None = None
     for frame in frames:
@@ -199,40 +224,48 @@ def test_what_one_answer_brought_is_handed_out_without_another_call():
     assert table.kinesis.calls["get_records"] == 1
 
 
-def test_a_throttled_read_waits_and_goes_on():
-    table, frames = Table(), sample_frames(3)
+def test_a_throttled_read_waits_and_resumes():
+    table = Table()
+    frames = sample_frames(3)
     table.stream.append(frames)
-    table.kinesis.trouble["get_records"] = [refusal("ProvisionedThroughputExceededException")] * 4
+    table.kinesis.trouble["get_records"] = [
+        client_error("ProvisionedThroughputExceededException")
+    ] * 4
     assert len(table.read().records) == 3
 
 
-THROTTLED = refusal("ProvisionedThroughputExceededException")
+THROTTLED = client_error("ProvisionedThroughputExceededException")
 
 
-def test_a_shard_that_others_read_empty_for_long_is_told_and_never_taken_for_an_empty_one():
+def test_a_shard_throttled_for_long_is_an_error_and_not_an_empty_read():
     table = Table()
     table.stream.append(sample_frames(1))
     table.kinesis.trouble["get_records"] = [THROTTLED] * 10_000
-    with pytest.raises(Unreachable, match=r"ProvisionedThroughputExceeded.*; add shards, or wait"):
+    with pytest.raises(
+        Unreachable,
+        match=r"ProvisionedThroughputExceeded.*; Kinesis is throttling: add shards, or wait",
+    ):
         table.read()
     assert 8.0 <= table.clock.monotonic() - START_S <= 12.0
     table.kinesis.trouble.clear()
     assert len(table.read().records) == 1
 
 
-def test_empty_answers_of_a_shard_that_has_records_are_no_end():
-    table, frames = Table(), sample_frames(2)
+def test_empty_responses_of_a_shard_with_records_are_not_its_end():
+    table = Table()
+    frames = sample_frames(2)
     table.stream.append(frames)
     table.kinesis.most = 0
-    with pytest.raises(Unreachable, match="gave none of its records for 8 s"):
+    with pytest.raises(Unreachable, match="returned no records for 8 s"):
         table.read()
     table.kinesis.most = 10
     assert len(table.read().records) == 2
 
 
-def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_nothing_came():
+def test_a_reader_at_the_tip_that_is_throttled_later_returns_no_records():
     table = Table()
-    real, late_s = table.kinesis.get_records, table.clock.monotonic() + 9.5
+    real = table.kinesis.get_records
+    late_s = table.clock.monotonic() + 9.5
 
     def throttled_late(**asked: Any) -> Any:
         if table.clock.monotonic() > late_s:
@@ -243,8 +276,9 @@ def test_a_reader_at_the_tip_that_is_throttled_at_the_end_of_its_wait_says_that_
     assert table.read(wait_s=10.0).records == []
 
 
-def test_a_read_says_up_to_when_everything_was_read_by_no_clock_but_ours_and_durations_of_the_server():
-    table, frames = Table(), sample_frames(6)
+def test_a_read_reports_how_current_it_is_by_our_clock_and_server_durations_only():
+    table = Table()
+    frames = sample_frames(6)
     skew_s = 3600.0
     for frame in frames:
         table.stream.append([frame])
@@ -269,13 +303,14 @@ class Ahead(ManualClock):
     """The server's clock: ahead of ours."""
 
     def __init__(self, ours: ManualClock, by_s: float) -> None:
-        self._ours, self._by_s = ours, by_s
+        self._ours = ours
+        self._by_s = by_s
 
     def now(self) -> float:
         return self._ours.now() + self._by_s
 
 
-def test_reading_after_close_is_refused():
+def test_reading_after_close_is_rejected():
     table = Table()
     partition = table.only
     table.stream.close()
@@ -283,8 +318,9 @@ def test_reading_after_close_is_refused():
         table.stream.read(partition, None, max_bytes=1, wait_s=0.0)
 
 
-def test_an_iterator_that_expired_is_renewed_where_it_stood():
-    table, frames = Table(), sample_frames(4)
+def test_an_expired_iterator_is_renewed_at_its_position():
+    table = Table()
+    frames = sample_frames(4)
     table.stream.append(frames[:2])
     read = table.read()
     table.still.advance(600.0)
@@ -293,19 +329,25 @@ def test_an_iterator_that_expired_is_renewed_where_it_stood():
     assert table.kinesis.calls["get_shard_iterator"] == 2
 
 
-def test_a_server_that_is_away_for_a_while_costs_time_only():
-    table, frames = Table(), sample_frames(4)
+def test_a_short_outage_costs_time_only():
+    table = Table()
+    frames = sample_frames(4)
     table.stream.append(frames)
-    table.kinesis.trouble["get_records"] = [EndpointConnectionError(endpoint_url="http://127.0.0.1:1")] * 3
+    table.kinesis.trouble["get_records"] = [
+        EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+    ] * 3
     assert len(table.read().records) == 4
 
 
-def test_a_server_that_stays_away_is_told_in_one_line_and_reading_goes_on_when_it_is_back():
-    table, frames = Table(), sample_frames(4)
+def test_a_long_outage_is_one_error_and_reading_resumes_afterwards():
+    table = Table()
+    frames = sample_frames(4)
     table.stream.append(frames)
     position = table.read(max_bytes=1).next
     table = _reopened(table)
-    table.kinesis.trouble["get_shard_iterator"] = [EndpointConnectionError(endpoint_url="http://127.0.0.1:1")] * 10_000
+    table.kinesis.trouble["get_shard_iterator"] = [
+        EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+    ] * 10_000
     with pytest.raises(Unreachable, match=r"failed: Unreachable: .*; start it"):
         table.read(position)
     table.kinesis.trouble.clear()
@@ -324,8 +366,9 @@ def test_records_carry_the_time_of_their_arrival():
     assert table.read().records[0].time_s == START_S
 
 
-def test_a_record_of_the_kpl_comes_as_one_record_that_no_check_passes():
-    table, frames = Table(), sample_frames(2)
+def test_a_record_of_the_kpl_is_returned_as_one_invalid_record():
+    table = Table()
+    frames = sample_frames(2)
     table.stream.append(frames[:1])
     table.kinesis.put_records(
         StreamName="play", Records=[{"PartitionKey": "a", "Data": b"\xf3\x89\x9a\xc2" + bytes(90)}]
@@ -337,11 +380,12 @@ def test_a_record_of_the_kpl_comes_as_one_record_that_no_check_passes():
         decode_frame(aggregated)
 
 
-# --- places that are gone ---------------------------------------------------------------------------------------------
+# --- positions that are gone ----------------------------------------------------------------------
 
 
-def test_a_trimmed_place_is_noticed_though_kinesis_says_nothing():
-    table, frames = Table(), sample_frames(5)
+def test_a_trimmed_position_is_detected_although_kinesis_does_not_report_it():
+    table = Table()
+    frames = sample_frames(5)
     table.stream.append(frames)
     first = table.read(max_bytes=1).next
     del table.kinesis.records["shardId-000000000000"][:3]
@@ -352,7 +396,7 @@ def test_a_trimmed_place_is_noticed_though_kinesis_says_nothing():
     assert raws(table.read(None)) == [frame.encode() for frame in frames[3:]]
 
 
-def test_a_trimmed_place_with_nothing_behind_it_is_told_after_a_restart_since_nobody_knows():
+def test_a_trimmed_position_without_later_records_is_reported_after_a_restart():
     table = Table()
     table.stream.append(sample_frames(2))
     last = table.read().next
@@ -363,7 +407,8 @@ def test_a_trimmed_place_with_nothing_behind_it_is_told_after_a_restart_since_no
 
 
 def test_a_reader_that_was_at_the_tip_has_missed_nothing_whatever_was_trimmed():
-    table, frames = Table(), sample_frames(3)
+    table = Table()
+    frames = sample_frames(3)
     table.stream.append(frames[:2])
     last = table.read().next
     assert table.read(last).records == []
@@ -374,30 +419,31 @@ def test_a_reader_that_was_at_the_tip_has_missed_nothing_whatever_was_trimmed():
 
 
 @pytest.mark.parametrize("code", ["InvalidArgumentException", "ResourceNotFoundException"])
-def test_a_place_that_the_server_refuses_is_gone(code: str):
-    table, frames = Table(), sample_frames(2)
+def test_a_position_that_the_server_rejects_is_gone(code: str):
+    table = Table()
+    frames = sample_frames(2)
     table.stream.append(frames)
     first = table.read(max_bytes=1).next
     table = _reopened(table)
-    table.kinesis.trouble["get_shard_iterator"] = [refusal(code)]
+    table.kinesis.trouble["get_shard_iterator"] = [client_error(code)]
     with pytest.raises(PositionGone):
         table.read(first)
 
 
-def test_a_position_of_another_kind_of_stream_is_refused():
-    with pytest.raises(ConfigError, match="no position of a Kinesis stream"):
+def test_a_position_of_another_kind_of_stream_is_rejected():
+    with pytest.raises(ConfigError, match="not a position of a Kinesis stream"):
         Table().read(Position("1:2:3"))
 
 
-def test_a_partition_of_another_stream_is_refused():
-    with pytest.raises(ConfigError, match="begin with play@1700000000/"):
+def test_a_partition_of_another_stream_is_rejected():
+    with pytest.raises(ConfigError, match="start with play@1700000000/"):
         Table().stream.read("other@1/shardId-000000000000", None, max_bytes=1, wait_s=0.0)
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
-def test_shards_come_in_pages_parents_first_and_always_the_same():
+def test_paged_shards_are_listed_parents_first_in_a_stable_order():
     table = Table(shards=4, page=3)
     for shard in list(table.kinesis.shards):
         table.kinesis.split(shard)
@@ -412,15 +458,16 @@ def test_shards_come_in_pages_parents_first_and_always_the_same():
     assert [parent[-2:] for parent in found[-1].parents] == ["05", "06"]
 
 
-def test_parents_past_retention_are_left_out():
+def test_parents_past_retention_are_omitted():
     table = Table()
     table.kinesis.split("shardId-000000000000")
     table.kinesis.forget("shardId-000000000000")
     assert [one.parents for one in table.open().partitions()] == [(), ()]
 
 
-def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
-    table, frames = Table(), sample_frames(2)
+def test_the_shard_list_is_cached_and_refreshed_by_an_ended_or_unknown_shard():
+    table = Table()
+    frames = sample_frames(2)
     for _ in range(50):
         table.only  # noqa: B018
     assert table.kinesis.calls["list_shards"] == 1
@@ -436,14 +483,15 @@ def test_the_list_of_shards_is_kept_and_renewed_by_an_end_or_an_unknown_shard():
     assert len(table.stream.partitions()) == 5, "a shard ended"
 
 
-def test_a_change_that_is_seen_while_the_list_is_asked_for_makes_it_asked_for_again():
+def test_a_change_during_a_list_request_causes_another_request():
     """A list that was made before a shard ended lacks its children, whenever it arrives."""
     table = Table()
-    asked, go_on = threading.Event(), threading.Event()
+    asked = threading.Event()
+    go_on = threading.Event()
     real = table.kinesis.list_shards
 
-    def slow(**given: Any) -> Any:
-        answer = real(**given)
+    def slow(**arguments: Any) -> Any:
+        answer = real(**arguments)
         asked.set()
         assert go_on.wait(10.0)
         return answer
@@ -453,14 +501,15 @@ def test_a_change_that_is_seen_while_the_list_is_asked_for_makes_it_asked_for_ag
         early = pool.submit(table.stream.partitions)
         assert asked.wait(10.0)
         table.kinesis.split("shardId-000000000000")
-        table.stream._shards.renew()
+        table.stream._shards.invalidate()
         go_on.set()
         assert len(early.result()) == 1
     assert len(table.stream.partitions()) == 3
 
 
 def test_a_reshard_in_the_middle_shows_every_record_once():
-    table, frames = Table(shards=2), sample_frames(30)
+    table = Table(shards=2)
+    frames = sample_frames(30)
     other = sample_frames(30, seed=9)
     table.stream.append([*frames[:10], *other[:10]])
     table.kinesis.split("shardId-000000000000")
@@ -479,7 +528,7 @@ def _order(found: dict[str, Any], frame: Frame) -> list[int]:
     return [one.chunk_no for one in decoded if one.session == frame.session]
 
 
-def test_a_shard_that_went_past_retention_has_ended():
+def test_a_shard_past_retention_has_ended():
     table = Table()
     table.stream.append(sample_frames(2))
     table.kinesis.split("shardId-000000000000")
@@ -489,26 +538,40 @@ def test_a_shard_that_went_past_retention_has_ended():
     assert stream.read(parent, None, max_bytes=1, wait_s=0.0).ended
 
 
-# --- start and end ----------------------------------------------------------------------------------------------------
+# --- start and end --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (refusal("ResourceNotFoundException"), ConfigError, "ResourceNotFoundException.*; create it"),
-        (refusal("UnrecognizedClientException"), ConfigError, "UnrecognizedClientException.*; check AWS_ACCESS_KEY_ID"),
-        (refusal("AccessDeniedException"), ConfigError, "docs/kinesis.md"),
-        (EndpointConnectionError(endpoint_url="http://127.0.0.1:1"), Unreachable, "Could not connect.*; start it"),
+        (
+            client_error("ResourceNotFoundException"),
+            ConfigError,
+            "ResourceNotFoundException.*; create it",
+        ),
+        (
+            client_error("UnrecognizedClientException"),
+            ConfigError,
+            "UnrecognizedClientException.*; check AWS_ACCESS_KEY_ID",
+        ),
+        (client_error("AccessDeniedException"), ConfigError, "docs/kinesis.md"),
+        (
+            EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
+            Unreachable,
+            "Could not connect.*; start it",
+        ),
     ],
 )
-def test_a_stream_that_cannot_be_opened_says_why_and_what_to_do(error: Exception, kind: type[Exception], words: str):
+def test_an_open_error_states_the_reason_and_the_next_step(
+    error: Exception, kind: type[Exception], words: str
+):
     table = Table()
     table.kinesis.trouble["describe_stream_summary"] = [error] * 10_000
     with pytest.raises(kind, match=words):
         table.open()
 
 
-def test_close_lets_go_of_the_connections():
+def test_close_closes_the_connections():
     table = Table()
     table.stream.close()
     assert table.kinesis.calls["close"] == 1

@@ -21,7 +21,11 @@ def test_a_split_partition_ends_and_its_children_take_over():
     stream.append(sample_frames(2))
     stream.split("p0")
     stream.append(sample_frames(2, seed=1))
-    assert [(one.id, one.parents) for one in stream.partitions()] == [("p0", ()), ("p0a", ("p0",)), ("p0b", ("p0",))]
+    assert [(one.id, one.parents) for one in stream.partitions()] == [
+        ("p0", ()),
+        ("p0a", ("p0",)),
+        ("p0b", ("p0",)),
+    ]
     assert stream.read("p0", None, max_bytes=1 << 20, wait_s=0.0).ended
     assert not stream.read("p0a", None, max_bytes=1 << 20, wait_s=0.0).ended
 

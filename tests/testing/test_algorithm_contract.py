@@ -1,4 +1,4 @@
-"""The Algorithm contract bites: an algorithm that breaks a promise fails the test that holds it."""
+"""The Algorithm contract detects faults: a broken algorithm fails the test of that promise."""
 
 import itertools
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from understudy.core.algorithm import Algorithm, Decision, Feedback
-from understudy.core.game import game_spec
-from understudy.core.policy import Policy
+from understudy.algorithm import Algorithm, Decision, Feedback
+from understudy.experience.game import game_spec
 from understudy.learn.algorithms.bc import Bc, BcConfig, BcState
+from understudy.nn.policy import Policy
 from understudy.testing.algorithm import AlgorithmContract
 
 PLAIN = game_spec("cart", obs=4, actions=2)
-MASKED = game_spec("cards", obs=5, actions=6, has_legal=True)
+MASKED = game_spec("cards", obs=5, actions=6, has_action_mask=True)
 CONFIG = BcConfig(widths=(), batch=8, observation_norm=False)
 
 _calls = itertools.count()
@@ -24,7 +24,7 @@ _calls = itertools.count()
 
 @dataclass(frozen=True)
 class Forgetful(Bc):
-    """Starts from another place each time."""
+    """Starts with different weights each time."""
 
     def init(self, key: Any, start: Mapping[str, Any] | None = None) -> BcState:
         return super().init(jax.random.fold_in(key, next(_calls)), start)
@@ -40,27 +40,39 @@ class Flattering(Bc):
 
 @dataclass(frozen=True)
 class Careless(Bc):
-    """Says that all is well, whatever came."""
+    """Always reports that the update is ok."""
 
-    def update(self, state: BcState, batch: Any, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
-        state, told = super().update(state, batch, knobs)
-        return state, told._replace(ok=jnp.ones_like(told.ok))
+    def update(
+        self, state: BcState, batch: Any, knobs: Mapping[str, Any]
+    ) -> tuple[BcState, Feedback]:
+        state, feedback = super().update(state, batch, knobs)
+        return state, feedback._replace(ok=jnp.ones_like(feedback.ok))
 
 
 @dataclass(frozen=True)
 class Blaming(Bc):
-    """Holds every row guilty."""
+    """Reports every row as bad."""
 
-    def update(self, state: BcState, batch: Any, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
-        state, told = super().update(state, batch, knobs)
-        return state, told._replace(row_ok=jnp.broadcast_to(told.ok, told.row_ok.shape))
+    def update(
+        self, state: BcState, batch: Any, knobs: Mapping[str, Any]
+    ) -> tuple[BcState, Feedback]:
+        state, feedback = super().update(state, batch, knobs)
+        row_ok = jnp.broadcast_to(feedback.ok, feedback.row_ok.shape)
+        return state, feedback._replace(row_ok=row_ok)
 
 
 @dataclass(frozen=True)
 class Cheating(Bc):
-    """Does not look at masks."""
+    """Ignores action masks."""
 
-    def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
+    def act(
+        self,
+        state: BcState,
+        obs: Mapping[str, Any],
+        key: Any,
+        explore: Any,
+        action_mask: Any = None,
+    ) -> Decision:
         return super().act(state, obs, key, explore)
 
 
@@ -78,9 +90,9 @@ def contract_of(kind: type[Bc]) -> AlgorithmContract:
 BROKEN = {
     Forgetful: "test_the_same_key_gives_the_same_bits",
     Flattering: "test_the_exported_policy_does_what_the_live_one_does",
-    Careless: "test_a_batch_that_is_not_finite_is_told_with_its_rows",
-    Blaming: "test_a_batch_that_is_not_finite_is_told_with_its_rows",
-    Cheating: "test_illegal_actions_are_never_taken",
+    Careless: "test_a_batch_that_is_not_finite_is_reported_with_its_rows",
+    Blaming: "test_a_batch_that_is_not_finite_is_reported_with_its_rows",
+    Cheating: "test_invalid_actions_are_never_taken",
 }
 
 
@@ -90,7 +102,7 @@ def test_an_algorithm_that_breaks_a_promise_fails(kind: type[Bc]):
         getattr(contract_of(kind), BROKEN[kind])()
 
 
-def test_the_same_algorithm_unbroken_passes():
+def test_the_unbroken_algorithm_passes():
     contract = contract_of(Bc)
     for name in set(BROKEN.values()):
         getattr(contract, name)()

@@ -1,4 +1,4 @@
-"""The fakes fail as they say, and no other way."""
+"""The faulty parts fail as documented, and in no other way."""
 
 import errno
 import os
@@ -12,10 +12,10 @@ import pytest
 
 from tests.streams.memory import MemoryStream
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, player_name
-from understudy.core.ports import Ack, Casting
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, LiveModels
 from understudy.testing import Faults, FaultyLink, FaultyStream, FaultySync, ManualClock
 from understudy.testing.streams import read_all, sample_frames
 
@@ -24,9 +24,9 @@ RNG = np.random.default_rng(0)
 
 
 class RecordingLink:
-    """Takes everything, and remembers it."""
+    """Accepts and remembers everything."""
 
-    keep_share = 1.0
+    recording_rate = 1.0
 
     def __init__(self) -> None:
         self.taken: list[Frame] = []
@@ -37,12 +37,16 @@ class RecordingLink:
         self.specs.append(spec)
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
         self.taken += frames
         return [Ack(True)] * len(frames)
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
         return None
 
     def policy(self, model_no: int) -> bytes:
@@ -59,25 +63,30 @@ def raws(stream: MemoryStream) -> list[bytes]:
 def test_without_faults_nothing_changes():
     inner = MemoryStream()
     stream = FaultyStream(inner, Faults(), RNG)
-    assert all(one.accepted for one in stream.append(FRAMES))
+    assert all(ack.accepted for ack in stream.append(FRAMES))
     assert raws(inner) == [frame.encode() for frame in FRAMES]
     assert stream.partitions() == inner.partitions()
-    assert stream.read("p0", None, max_bytes=1, wait_s=0.0) == inner.read("p0", None, max_bytes=1, wait_s=0.0)
+    assert stream.read("p0", None, max_bytes=1, wait_s=0.0) == inner.read(
+        "p0", None, max_bytes=1, wait_s=0.0
+    )
     stream.close()
 
 
 def test_duplicates_and_reorders_reach_the_stream():
     inner = MemoryStream()
-    assert all(one.accepted for one in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES))
-    found = raws(inner)
-    assert sorted(found) == sorted([frame.encode() for frame in FRAMES] * 2)
-    assert found != [frame.encode() for frame in FRAMES for _ in range(2)]
+    assert all(
+        ack.accepted
+        for ack in FaultyStream(inner, Faults(duplicate=1.0, reorder=1.0), RNG).append(FRAMES)
+    )
+    stored = raws(inner)
+    assert sorted(stored) == sorted([frame.encode() for frame in FRAMES] * 2)
+    assert stored != [frame.encode() for frame in FRAMES for _ in range(2)]
 
 
-def test_failed_frames_are_not_there_and_lost_answers_are():
+def test_failed_frames_are_not_stored_and_frames_of_lost_responses_are():
     inner = MemoryStream()
-    outcomes = FaultyStream(inner, Faults(fail=0.5), RNG).append(FRAMES)
-    durable = [frame.encode() for frame, one in zip(FRAMES, outcomes, strict=True) if one.accepted]
+    acks = FaultyStream(inner, Faults(fail=0.5), RNG).append(FRAMES)
+    durable = [frame.encode() for frame, ack in zip(FRAMES, acks, strict=True) if ack.accepted]
     assert 0 < len(durable) < 20
     assert raws(inner) == durable
     inner = MemoryStream()
@@ -86,7 +95,7 @@ def test_failed_frames_are_not_there_and_lost_answers_are():
     assert len(raws(inner)) == 20
 
 
-def test_a_faulty_link_answers_for_what_was_really_taken():
+def test_a_faulty_link_acknowledges_what_was_really_accepted():
     inner = RecordingLink()
     link = FaultyLink(inner, Faults(duplicate=0.5, reorder=0.5, fail=0.3), np.random.default_rng(1))
     players = {FRAMES[0].session: player_name("ada")}
@@ -102,7 +111,7 @@ def test_a_faulty_link_answers_for_what_was_really_taken():
     assert inner.is_closed
 
 
-def test_a_faulty_sync_fails_at_the_calls_it_was_told(tmp_path: Path):
+def test_a_faulty_sync_fails_at_the_chosen_calls(tmp_path: Path):
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     sync = FaultySync(eio_at=[2], full_at=range(4, 6))
     codes = []
@@ -118,7 +127,8 @@ def test_a_faulty_sync_fails_at_the_calls_it_was_told(tmp_path: Path):
 
 
 def test_a_manual_clock_moves_by_advance_and_by_waiting():
-    clock, event = ManualClock(100.0), Event()
+    clock = ManualClock(100.0)
+    event = Event()
     assert not clock.wait(event, 5.0)
     assert (clock.now(), clock.monotonic()) == (105.0, 105.0)
     event.set()

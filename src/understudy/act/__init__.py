@@ -1,1 +1,1 @@
-"""A game and weights turned into experience: actors, their envs, and how they explore."""
+"""Actors and their envs: play a game with a policy to collect experience."""

@@ -1,7 +1,7 @@
-"""Actor: plays a policy in a vector env and hands back what happened, as chunks of one session per env.
+"""Actor: plays a policy in a vector env and returns the steps as chunks, one session per env.
 
-Everything an actor does is a function of its root seed, the rounds it was asked for and the policies it was given:
-episode seeds and noise are computed, never drawn from a state. So open episodes can be rebuilt.
+Everything an actor does is a function of its root seed, the rounds and the policies: episode seeds
+and noise are computed, never drawn from a stateful generator. So open episodes can be rebuilt.
 """
 
 import uuid
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from understudy.act.chance import EpisodeSeeds, actor_session, noise_rng
 from understudy.act.live import LiveEnvs
-from understudy.act.tape import Standing, Tape, best_value, count, n_step_td, q_of
+from understudy.act.tape import EpisodeProgress, Tape, best_value, n_step_td, q_of, track_episodes
 from understudy.act.vector import Envs
-from understudy.core.chunk import Chunk, ChunkMeta
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
-from understudy.core.policy import Policy
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
+from understudy.experience.chunk import Chunk, ChunkMeta
+from understudy.experience.game import GameSpec
+from understudy.nn.policy import Policy
 
 Flags = NDArray[np.bool_]
 
 
-class EpisodeEnded(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """An episode that ended during a collect; `env` counts over all actors of a run."""
 
     env: int
@@ -36,19 +36,19 @@ class EpisodeEnded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one collect brought: chunks env by env, and the episodes that ended, in the order they did."""
+    """The result of one collect: chunks env by env, and ended episodes in order of their end."""
 
     chunks: list[Chunk]
-    episodes: list[EpisodeEnded]
+    episodes: list[PlayedEpisode]
     env_steps: int
 
 
-def ladder(n: int, *, base: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
-    """float32[n]: how much each of n envs explores, base^(1 + alpha * i / (n - 1)); a single one with the base."""
+def epsilon_ladder(n: int, *, base: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
+    """Return float32[n], the exploration of n envs: base^(1 + alpha * i / (n - 1)); base if n=1."""
     if n < 1 or not 0 < base <= 1 or alpha < 0:
         raise ConfigError(
-            f"a ladder of {n} with base {base} and alpha {alpha}; give at least 1, a base above 0 and up to 1, and an "
-            "alpha from 0"
+            f"cannot build an exploration ladder for n={n}, base={base}, alpha={alpha}; use an n "
+            "of at least 1, a base above 0 and up to 1, and an alpha of at least 0"
         )
     return np.array([base ** (1 + alpha * i / max(1, n - 1)) for i in range(n)], np.float32)
 
@@ -57,16 +57,29 @@ class Actor:
     """Steps envs with a policy; not thread-safe."""
 
     def __init__(
-        self, envs: Envs, game: GameSpec, *, root_seed: int, created_ms: int, env_index0: int = 0, incarnation: int = 0,
+        self,
+        envs: Envs,
+        game: GameSpec,
+        *,
+        root_seed: int,
+        created_ms: int,
+        env_index0: int = 0,
+        incarnation: int = 0,
         client: str = "",
-    ) -> None:  # fmt: skip
-        """`created_ms` (when the run began), root seed, env and incarnation make the sessions' ids."""
-        self.game, self.num_envs, self.root_seed, self.env_index0 = game, envs.num_envs, root_seed, env_index0
+    ) -> None:
+        """Session ids depend on `created_ms` (the run's start), root seed, env and incarnation."""
+        self.game = game
+        self.num_envs = envs.num_envs
+        self.root_seed = root_seed
+        self.env_index0 = env_index0
         self.sessions: list[uuid.UUID] = [
-            actor_session(created_ms, root_seed=root_seed, env=env_index0 + env, incarnation=incarnation)
+            actor_session(
+                created_ms, root_seed=root_seed, env=env_index0 + env, incarnation=incarnation
+            )
             for env in range(envs.num_envs)
         ]
-        self._live, self._client = LiveEnvs(envs, game), client
+        self._live = LiveEnvs(envs, game)
+        self._client = client
         self._tape: Tape | None = None
         self._schema = game.schema
         self._chunk_no = self._first_step = 0
@@ -78,20 +91,31 @@ class Actor:
             prepare=getattr(envs, "prepare", None),
         )
         self._seed = np.zeros(self.num_envs, np.int64)  # of the open episodes
-        self._standing = Standing(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
+        self._progress = EpisodeProgress(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
         self._open_actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
 
-    # A game's odd numbers are the replay's to refuse; a warning at every step would only bury its answer.
+    # The replay rejects a game's invalid numbers; a warning at every step would hide its error.
     @np.errstate(all="ignore")
     def collect(
-        self, policy: Policy, steps: int, *, round_no: int, explore: Any = None, deterministic: bool = False
+        self,
+        policy: Policy,
+        steps: int,
+        *,
+        round_no: int,
+        explore: Any = None,
+        deterministic: bool = False,
     ) -> Collected:
-        """`steps` steps of every env; `explore` is epsilon, one or one for each env. Each round has its own number."""
+        """Play `steps` steps in every env; `explore` is epsilon, a single one or one per env.
+
+        Each round needs its own `round_no`.
+        """
         if steps < 1 or policy.game.schema != self.game.schema:
             raise ConfigError(
-                f"{steps} steps of {policy.game.game}; give at least 1, and a policy for this actor's {self.game.game}"
+                f"cannot collect {steps} steps of {policy.game.game}; use at least 1 step, and a "
+                f"policy for this actor's game {self.game.game}"
             )
-        live, head = self._live, policy.head
+        live = self._live
+        head = policy.head
         if not live.obs:
             self._seed = self._seeds.take(np.arange(self.num_envs))
             live.reset(self._seed.tolist())
@@ -101,184 +125,237 @@ class Actor:
         tape = self._tape
         if tape is None or (tape.steps, tape.has_raw, tape.q_size) != shape:
             tape = self._tape = Tape(self.game, steps, self.num_envs, *shape[1:])
-        tape.open_seeds, tape.ending = self._seed.tolist(), []
+        tape.open_seeds = self._seed.tolist()
+        tape.ending = []
         noise = None
         if not deterministic:
             rng = noise_rng(self.root_seed, env=self.env_index0, round_no=round_no)
             noise = head.noise(rng, steps * self.num_envs)
         if noise is not None:
             noise = noise.reshape(steps, self.num_envs, *noise.shape[1:])
-        self._play(policy, noise, tape, {"explore": explore, "legal": live.legal, "deterministic": deterministic})
+        self._play(
+            policy,
+            noise,
+            tape,
+            {"explore": explore, "action_mask": live.action_mask, "deterministic": deterministic},
+        )
         return self._collected(policy, tape)
 
-    def _play(self, policy: Policy, noise: Array | None, tape: Tape, how: dict[str, Any]) -> None:
-        """Write every step; `how` is what the policy and its head get beside observations and noise."""
+    def _play(
+        self, policy: Policy, noise: Array | None, tape: Tape, options: dict[str, Any]
+    ) -> None:
+        """Play and record every step; `options` are passed to the policy and its head."""
         live = self._live
         for t in range(tape.steps):
             _write(tape, t, live)
-            lots = None if noise is None else noise[t]
+            step_noise = None if noise is None else noise[t]
             if tape.q is None:
-                decision = policy.decide(live.inputs, lots, **how)
+                decision = policy.decide(live.inputs, step_noise, **options)
             else:
                 outputs = policy.outputs(live.inputs)
                 tape.q[t] = q_of(outputs)
-                decision = policy.head.sample(outputs, lots, **how)
+                decision = policy.head.sample(outputs, step_noise, **options)
             action = live.actions(decision.action)
-            tape.action[t], tape.logp[t] = action, decision.logp
+            tape.action[t] = action
+            tape.logp[t] = decision.logp
             if tape.raw_action is not None:
                 tape.raw_action[t] = decision.raw_action.reshape(tape.raw_action.shape[1:])
             reward, terminated, truncated = live.step(action)
-            tape.reward[t], tape.terminated[t], tape.truncated[t] = reward, terminated, truncated
+            tape.reward[t] = reward
+            tape.terminated[t] = terminated
+            tape.truncated[t] = truncated
             ended = terminated | truncated
             if np.count_nonzero(ended):  # a tenth of the cost of any()
-                # Keep what was last seen of the episodes that ended, and begin the next ones.
+                # Store the final observations of ended episodes, then start the next episodes.
                 envs = ended.nonzero()[0]
-                inputs = {} if tape.q is None else {name: rows[envs] for name, rows in live.inputs.items()}
+                inputs = {}
+                if tape.q is not None:
+                    inputs = {name: rows[envs] for name, rows in live.inputs.items()}
                 seeds = self._seeds.take(envs)
-                tape.ending.append((seeds, live.seen(envs), inputs))
+                tape.ending.append((seeds, live.obs_copies(envs), inputs))
                 self._seed[envs] = seeds
                 live.reset(self._seed.tolist(), ended)
-            if tape.legal is not None:
+            if tape.action_mask is not None:
                 live.check_masks()
         _write(tape, tape.steps, live)
         tape.close()
 
     def _collected(self, policy: Policy, tape: Tape) -> Collected:
-        is_first = np.concatenate([self._standing.length[None] == 0, tape.ended[:-1]])
+        is_first = np.concatenate([self._progress.length[None] == 0, tape.ended[:-1]])
         priority = None if tape.q is None else _priority(policy, tape, last=self._live)
-        chunks, number = [], 0
+        chunks = []
+        number = 0
         for env, number, first, n_steps, columns, notes in tape.cuts(
             is_first=is_first, version=policy.version, priority=priority
         ):
             meta = ChunkMeta(
-                game=self.game.game, schema=self._schema, session=self.sessions[env], chunk_no=self._chunk_no + number,
-                first_step=self._first_step + first, n_steps=n_steps, kind="actor", consent="granted",
-                client=self._client, episodes=notes,
-            )  # fmt: skip
+                game=self.game.game,
+                schema=self._schema,
+                session=self.sessions[env],
+                chunk_no=self._chunk_no + number,
+                first_step=self._first_step + first,
+                n_steps=n_steps,
+                kind="actor",
+                consent="granted",
+                client=self._client,
+                episodes=notes,
+            )
             chunks.append(Chunk(meta, columns))
         self._first_step += tape.steps
         self._chunk_no += number + 1
-        begin = np.where(tape.ended, np.arange(1, tape.steps + 1)[:, None], 0).max(0)  # 0: no episode ended here
+        # The first step of each env's open episode; 0 if no episode ended here.
+        begin = np.where(tape.ended, np.arange(1, tape.steps + 1)[:, None], 0).max(0)
         for env, first in enumerate(begin.tolist()):
             if first:
                 self._open_actions[env].clear()
             if first < tape.steps:
                 self._open_actions[env].append(tape.action[first:, env].copy())
-        self._standing, returns, lengths = count(tape.reward, tape.ended, self._standing)
+        self._progress, returns, lengths = track_episodes(tape.reward, tape.ended, self._progress)
         envs = (tape.ends.env + self.env_index0).tolist()
-        episodes = list(map(EpisodeEnded, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended()))
+        episodes = list(
+            map(PlayedEpisode, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended())
+        )
         return Collected(chunks, episodes, tape.steps * self.num_envs)
 
-    # --- Saving and going on ----------------------------------------------------------------------------------------
+    # --- Saving and restoring ---------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """What `restore` needs, between two collects: arrays, and facts that JSON can hold."""
+        """Return what `restore` needs, between two collects: arrays, and facts for JSON."""
         space = self.game.action_columns["action"]
-        nothing = np.empty((0, *space.shape), space.dtype)
+        empty = np.empty((0, *space.shape), space.dtype)
         arrays: dict[str, Array] = {
-            "n_episodes": self._seeds.n_begun, "seed": self._seed.copy(),
-            "return": self._standing.return_.copy(), "length": self._standing.length.copy(),
-            "actions": np.concatenate([nothing, *(part for parts in self._open_actions for part in parts)]),
-        }  # fmt: skip
+            "n_episodes": self._seeds.n_begun,
+            "seed": self._seed.copy(),
+            "return": self._progress.return_.copy(),
+            "length": self._progress.length.copy(),
+            "actions": np.concatenate(
+                [empty, *(part for parts in self._open_actions for part in parts)]
+            ),
+        }
         arrays |= {f"live.{name}": column.copy() for name, column in self._live.inputs.items()}
         return arrays, self._facts() | {"chunk_no": self._chunk_no, "first_step": self._first_step}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken: rebuilds open episodes from their seeds and actions.
+        """Resume from a `state`: open episodes are rebuilt from their seeds and actions.
 
-        ConfigError when an env shows something else than it did then, or the state is of another actor.
+        ConfigError if an env does not return the same observations, or the state is of another
+        actor.
         """
-        mine = self._facts()
-        if any(facts.get(name) != value for name, value in mine.items()):
+        own_facts = self._facts()
+        if any(facts.get(name) != value for name, value in own_facts.items()):
             raise ConfigError(
-                f"an actor's state is of {dict(facts)}; this actor is {mine}: give the one it was saved by"
+                f"the state is of the actor {dict(facts)}, but this actor is {own_facts}; restore "
+                "it in the actor that saved it"
             )
-        self._chunk_no, self._first_step = facts["chunk_no"], facts["first_step"]
+        self._chunk_no = facts["chunk_no"]
+        self._first_step = facts["first_step"]
         self._seeds.begin_at(arrays["n_episodes"])
         self._seed = arrays["seed"].copy()
-        self._standing = Standing(arrays["return"].copy(), arrays["length"].copy())
-        split = np.split(arrays["actions"], np.cumsum(self._standing.length)[:-1])
+        self._progress = EpisodeProgress(arrays["return"].copy(), arrays["length"].copy())
+        split = np.split(arrays["actions"], np.cumsum(self._progress.length)[:-1])
         self._open_actions = [[actions.copy()] if len(actions) else [] for actions in split]
-        if seen := part(arrays, "live"):
-            _rebuild(self._live, seen, seeds=self._seed.tolist(), actions=split)
+        if inputs := arrays_under(arrays, "live"):
+            _rebuild(self._live, inputs, seeds=self._seed.tolist(), actions=split)
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "schema": self._schema, "num_envs": self.num_envs, "root_seed": self.root_seed,
-            "env_index0": self.env_index0, "sessions": [str(session) for session in self.sessions],
-        }  # fmt: skip
+            "schema": self._schema,
+            "num_envs": self.num_envs,
+            "root_seed": self.root_seed,
+            "env_index0": self.env_index0,
+            "sessions": [str(session) for session in self.sessions],
+        }
 
 
 def _write(tape: Tape, t: int, live: LiveEnvs) -> None:
     for name, column in live.obs.items():
         tape.obs[name][t] = column
-    if tape.legal is not None:
-        tape.legal[t] = live.legal
+    if tape.action_mask is not None:
+        tape.action_mask[t] = live.action_mask
 
 
 def _priority(policy: Policy, tape: Tape, *, last: LiveEnvs) -> Array:
     assert tape.q is not None
     assert policy.priority is not None
     tape.q[-1] = q_of(policy.outputs(last.inputs))
-    after = best_value(tape.q, tape.legal)[1:].copy()
+    after = best_value(tape.q, tape.action_mask)[1:].copy()
     ends = tape.ends
     if len(ends.step):
-        after[ends.step, ends.env] = best_value(q_of(policy.outputs(ends.inputs)), ends.seen.get("legal"))
+        after[ends.step, ends.env] = best_value(
+            q_of(policy.outputs(ends.inputs)), ends.final_obs.get("action_mask")
+        )
     after[tape.terminated] = 0
     start = tape.game.discrete.start if tape.game.discrete else 0
-    taken = np.take_along_axis(tape.q[:-1], (tape.action - start)[..., None], -1)[..., 0]
-    how = policy.priority
+    q_taken = np.take_along_axis(tape.q[:-1], (tape.action - start)[..., None], -1)[..., 0]
     return n_step_td(
-        taken, after, reward=tape.reward, ended=tape.ended, n_step=how.n_step, discount=how.discount
-    )  # fmt: skip
+        q_taken,
+        after,
+        reward=tape.reward,
+        ended=tape.ended,
+        n_step=policy.priority.n_step,
+        discount=policy.priority.discount,
+    )
 
 
-def _rebuild(live: LiveEnvs, seen: Mapping[str, Array], *, seeds: Sequence[int], actions: Sequence[Array]) -> None:
-    """Leave the envs where their episodes stood; `seen` is what `live.inputs` was there, and must be again.
+def _rebuild(
+    live: LiveEnvs, inputs: Mapping[str, Array], *, seeds: Sequence[int], actions: Sequence[Array]
+) -> None:
+    """Rebuild open episodes; at their end, `live.inputs` must equal `inputs`.
 
-    Each env is reset with its seed and given its actions again. Envs step together, so one whose episode is shorter
-    plays part of it and then the whole, once or more: every action it is given is one that it took in that place.
+    Each env is reset with its seed and repeats its actions. Envs step together, so an env with a
+    shorter episode first plays a part of it, and then all of it once or more: each action is
+    repeated in the place where it was taken.
     """
-    lengths = np.array([len(one) for one in actions])
+    lengths = np.array([len(env_actions) for env_actions in actions])
     longest = int(lengths.max())
-    head = longest % np.maximum(lengths, 1)  # the part played before the first whole
-    name, rows = next(iter(seen.items()))
+    head = longest % np.maximum(lengths, 1)  # the part played before the first complete episode
+    name, rows = next(iter(inputs.items()))
     has_stacks = rows.ndim == len(live.game.obs_columns[name].shape) + 2
     live.reset(seeds)
     live.keep_stacks(rows.shape[1] if has_stacks else 1)
     has_spare = longest > 0 and not lengths.all()
-    if has_spare:  # an env with nothing to play again takes any legal first step, and is reset behind it
-        spare = _first_legal(live)
+    if has_spare:
+        # An env without actions to repeat plays any valid action and is reset at the end.
+        spare = _first_valid_actions(live)
     for step in range(longest):
         place = np.where(step < head, step, (step - head) % np.maximum(lengths, 1))
         if step and (place == 0).any():
             live.reset(seeds, place == 0)
-        now = [one[place[env]] if len(one) else spare[env] for env, one in enumerate(actions)]
-        _, terminated, truncated = live.step(np.array(now))
+        step_actions = [
+            env_actions[place[env]] if len(env_actions) else spare[env]
+            for env, env_actions in enumerate(actions)
+        ]
+        _, terminated, truncated = live.step(np.array(step_actions))
         if (over := (terminated | truncated) & (lengths > 0)).any():
-            raise _not_reproducible(live, int(np.flatnonzero(over)[0]), "its episode ended earlier than it did")
+            raise _not_reproducible(
+                live, int(np.flatnonzero(over)[0]), "its episode ended earlier than before"
+            )
     if has_spare:
         live.reset(seeds, lengths == 0)
-    for name, wanted in seen.items():
-        got = live.inputs[name]
+    for name, before in inputs.items():
+        now = live.inputs[name]
         for env in range(live.num_envs):
-            if got[env].astype(wanted.dtype).tobytes() != wanted[env].tobytes():
-                raise _not_reproducible(live, env, f"{name!r} is {str(got[env])[:60]}, was {str(wanted[env])[:60]}")
+            if now[env].astype(before.dtype).tobytes() != before[env].tobytes():
+                raise _not_reproducible(
+                    live, env, f"{name!r} is {str(now[env])[:60]}, was {str(before[env])[:60]}"
+                )
 
 
-def _first_legal(live: LiveEnvs) -> Array:
-    """For each env an action that is legal where it stands."""
+def _first_valid_actions(live: LiveEnvs) -> Array:
+    """Return an action for each env that is valid in its current state."""
     space = live.game.action_columns["action"]
     if live.game.discrete is None:
         zeros = np.zeros((live.num_envs, *space.shape), space.dtype)
         return np.clip(zeros, live.envs.action_space.low, live.envs.action_space.high)  # type: ignore[attr-defined]
-    legal = live.legal
-    first = np.zeros(live.num_envs, np.int32) if legal is None else legal.argmax(1).astype(np.int32)
+    first = np.zeros(live.num_envs, np.int32)
+    if live.action_mask is not None:
+        first = live.action_mask.argmax(1).astype(np.int32)
     return first + np.int32(live.game.discrete.start)
 
 
 def _not_reproducible(live: LiveEnvs, env: int, what: str) -> ConfigError:
     return ConfigError(
-        f"env {env} of {live.game.game} cannot be rebuilt from its seed and actions: {what}; make the env draw all its "
-        "chance from reset(seed=...), or train with --set asynchronous=true, which goes on with new episodes instead"
+        f"env {env} of {live.game.game} cannot be rebuilt from its seed and actions: {what}; make "
+        "the env draw all its randomness from reset(seed=...), or train with "
+        "--set asynchronous=true, which continues with new episodes instead"
     )

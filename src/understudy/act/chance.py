@@ -1,4 +1,4 @@
-"""Where an actor's chance comes from: pure functions of the run's root seed, so that no generator needs saving."""
+"""An actor's randomness: pure functions of the run's root seed, so no generator has to be saved."""
 
 import hashlib
 import uuid
@@ -12,22 +12,29 @@ from understudy.core.names import new_session
 Ints = NDArray[np.int64]
 
 _AHEAD = 1024
-"""Seeds known at a time, over all envs: one look ahead must cost little for each."""
+"""Seeds computed at a time, over all envs, so that each costs little."""
 
 
-def episode_starts(root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0) -> NDArray[np.uint64]:
-    """uint64[envs]: from where each env counts its seeds; a new incarnation plays other episodes."""
-    names = [f"episodes/{root_seed}/{env}/{incarnation}" for env in range(first_env, first_env + num_envs)]
+def episode_starts(
+    root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0
+) -> NDArray[np.uint64]:
+    """Return uint64[envs], the start of each env's seeds; each incarnation plays other episodes."""
+    names = [
+        f"episodes/{root_seed}/{env}/{incarnation}"
+        for env in range(first_env, first_env + num_envs)
+    ]
     return np.array([int.from_bytes(_digest(name, 8), "little") for name in names], np.uint64)
 
 
-def episode_seeds(starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: int) -> NDArray[np.uint32]:
-    """uint32[envs, n], below 2^31: what each env is reset with for its episodes from its `first` on.
+def episode_seeds(
+    starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: int
+) -> NDArray[np.uint32]:
+    """Return uint32[envs, n], below 2^31: the seeds of each env's episodes from its `first` on.
 
     Seeds from 2^31 on are held out: no actor ever plays them.
     """
     number = (first[:, None] + np.arange(1, n + 1)).astype(np.uint64)
-    # A counter through a mixing function (Steele's splitmix64): any episode's seed without those before it.
+    # A counter through a mixing function (Steele's splitmix64) yields any episode's seed directly.
     z: NDArray[np.uint64] = starts[:, None] + number * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -36,48 +43,58 @@ def episode_seeds(starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: in
 
 
 class EpisodeSeeds:
-    """Which seed each env's next episode gets; `prepare`, where the envs have one, gets them some episodes ahead."""
+    """The seed of each env's next episode; `prepare`, if set, gets seeds some episodes ahead."""
 
     def __init__(
-        self, root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0,
+        self,
+        root_seed: int,
+        *,
+        first_env: int,
+        num_envs: int,
+        incarnation: int = 0,
         prepare: Callable[[NDArray[np.uint32]], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._starts = episode_starts(root_seed, first_env=first_env, num_envs=num_envs, incarnation=incarnation)
-        self._prepare, self._n_ahead = prepare, max(4, _AHEAD // num_envs)
+    ) -> None:
+        self._starts = episode_starts(
+            root_seed, first_env=first_env, num_envs=num_envs, incarnation=incarnation
+        )
+        self._prepare = prepare
+        self._n_ahead = max(4, _AHEAD // num_envs)
         self.begin_at(np.zeros(num_envs, np.int64))
 
     @property
     def n_begun(self) -> Ints:
-        """int64[envs]: how many episodes got a seed."""
+        """int64[envs], the number of episodes that got a seed."""
         return self._known_from + self._next
 
     def begin_at(self, n_begun: Ints) -> None:
-        """Go on behind so many episodes of each env."""
-        self._known_from, self._next = n_begun.copy(), np.zeros(len(n_begun), np.int64)
+        """Continue after this many episodes of each env."""
+        self._known_from = n_begun.copy()
+        self._next = np.zeros(len(n_begun), np.int64)
         seeds = episode_seeds(self._starts, n_begun, n=self._n_ahead)  # uint32[envs, ahead]
         if self._prepare is not None:
             self._prepare(seeds.ravel())
-        self._known = seeds.astype(np.int64)
+        self._prepared = seeds.astype(np.int64)
 
     def take(self, envs: Ints) -> Ints:
-        """The seeds of the next episodes of these envs."""
+        """Return the seeds of the next episodes of these envs."""
         try:
-            seeds = self._known[envs, self._next[envs]]
-        except IndexError:  # one of them has begun all that were known; asking first would cost more
+            seeds = self._prepared[envs, self._next[envs]]
+        except IndexError:
+            # An env has used all computed seeds; a check in advance would cost more.
             self.begin_at(self.n_begun)
-            seeds = self._known[envs, 0]
+            seeds = self._prepared[envs, 0]
         self._next[envs] += 1
         return seeds
 
 
 def noise_rng(root_seed: int, *, env: int, round_no: int) -> np.random.Generator:
-    """The generator of one round's noise, for the envs from `env` on."""
+    """Return the generator of one round's noise, for the envs from `env` on."""
     key = int.from_bytes(_digest(f"noise/{root_seed}/{env}/{round_no}", 16), "little")
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def actor_session(created_ms: int, *, root_seed: int, env: int, incarnation: int) -> uuid.UUID:
-    """The session of one env's episodes; a new incarnation starts a new one."""
+    """Return the session id of one env's episodes; a new incarnation starts a new session."""
     return new_session(created_ms / 1000, _digest(f"session/{root_seed}/{env}/{incarnation}", 10))
 
 

@@ -1,4 +1,4 @@
-"""evaluate: what a policy's episodes return, one for each seed; NumPy only."""
+"""evaluate: plays one episode per seed with a policy and returns their returns; NumPy only."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,37 +10,50 @@ from understudy.act.chance import noise_rng
 from understudy.act.live import LiveEnvs
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
-from understudy.core.policy import Policy
+from understudy.nn.policy import Policy
 
 MAX_STEPS = 10_000
-"""Where an episode is cut in a game without a limit of its own: a policy that is stuck must not hang whoever waits."""
+"""The limit for games that have none, so that a policy that is stuck does not run forever."""
 
 
-@np.errstate(all="ignore")  # a game's odd numbers show in its returns; warnings would only bury them
+# Invalid numbers of a game show in its returns; warnings would only hide them.
+@np.errstate(all="ignore")
 def evaluate(
-    policy: Policy, envs: Envs, *, seeds: Sequence[int], episodes: int | None = None, deterministic: bool = True
+    policy: Policy,
+    envs: Envs,
+    *,
+    seeds: Sequence[int],
+    episodes: int | None = None,
+    deterministic: bool = True,
 ) -> NDArray[np.float64]:
-    """float64[episodes], in the order of the seeds; episodes are played side by side.
+    """Return float64[episodes] in the order of the seeds; episodes are played side by side.
 
-    `envs` leaves resets to its caller. Policies that draw by chance get noise that depends on the seeds.
+    `envs` must leave resets to the caller. Stochastic policies get noise that depends on the seeds.
     """
     if not seeds or (episodes is not None and episodes != len(seeds)):
-        raise ConfigError(f"{len(seeds)} seeds for {episodes} episodes; give one seed for each, at least one")
-    seeds, n = [int(seed) for seed in seeds], len(seeds)
-    live, limit = LiveEnvs(envs, policy.game), policy.game.max_episode_steps or MAX_STEPS
-    # An env that has ended plays the next seed; one without a next plays the last seed again, and counts for nothing.
+        raise ConfigError(
+            f"got {len(seeds)} seeds for {episodes} episodes; use one seed per episode, at least 1"
+        )
+    seeds = [int(seed) for seed in seeds]
+    n = len(seeds)
+    live = LiveEnvs(envs, policy.game)
+    limit = policy.game.max_episode_steps or MAX_STEPS
+    # An env whose episode ended plays the next seed; without one it repeats the last seed, and the
+    # result is discarded.
     returns = np.zeros(n + 1)
     episode = np.minimum(np.arange(live.num_envs), n)
     n_begun = min(live.num_envs, n)
     steps_left = np.full(live.num_envs, limit, np.int64)
     seeds_and_last = [*seeds, seeds[-1]]
-    live.reset([seeds_and_last[one] for one in episode.tolist()])
+    live.reset([seeds_and_last[number] for number in episode.tolist()])
     live.keep_stacks(policy.stack)
     rng = noise_rng(zlib.crc32(repr(seeds).encode()), env=0, round_no=0)
     while (episode < n).any():
         live.check_masks()
         noise = None if deterministic else policy.head.noise(rng, live.num_envs)
-        decision = policy.decide(live.inputs, noise, legal=live.legal, deterministic=deterministic)
+        decision = policy.decide(
+            live.inputs, noise, action_mask=live.action_mask, deterministic=deterministic
+        )
         reward, terminated, truncated = live.step(live.actions(decision.action))
         returns[episode] += reward
         steps_left -= 1
@@ -50,5 +63,5 @@ def evaluate(
                 episode[env] = min(n_begun, n)
                 n_begun += 1
             steps_left[ended] = limit
-            live.reset([seeds_and_last[one] for one in episode.tolist()], ended)
+            live.reset([seeds_and_last[number] for number in episode.tolist()], ended)
     return returns[:-1]

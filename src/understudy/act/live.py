@@ -1,4 +1,4 @@
-"""LiveEnvs: a vector env together with what its players see now, as the columns a policy reads."""
+"""LiveEnvs: a vector env with its current observations, as the columns that a policy reads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,51 +6,56 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.act.vector import Envs, columns_of
+from understudy.act.vector import Envs, obs_splitter
 from understudy.act.vector_envs import MASK
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
-from understudy.core.game import GameSpec
-from understudy.core.heads import env_actions
-from understudy.core.spaces import Box, Discrete
 from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Box, Discrete
+from understudy.nn.heads import env_actions
 
 Flags = NDArray[np.bool_]
 
 
 class LiveEnvs:
-    """Observation columns, legal masks and frame stacks of envs that are reset by their caller."""
+    """Observation columns, action masks and frame stacks of envs that the caller resets."""
 
     def __init__(self, envs: Envs, game: GameSpec) -> None:
-        self.envs, self.num_envs, self.game = envs, envs.num_envs, game
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self.game = game
         self.obs: dict[str, Array] = {}
         """Column name to [envs, ...]."""
         self.frames: dict[str, Array] | None = None
-        """Column name to [envs, stack, ...], oldest first; None while nobody wants stacks."""
-        n_actions = game.discrete.n if game.has_legal and game.discrete else 0
-        self.legal: Flags | None = np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
-        self._columns = columns_of(game)
+        """Column name to [envs, stack, ...], oldest first; None if the policy uses no stacks."""
+        n_actions = game.discrete.n if game.has_action_mask and game.discrete else 0
+        self.action_mask: Flags | None = (
+            np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
+        )
+        self._columns = obs_splitter(game)
         self._all = np.ones(self.num_envs, np.bool_)
         space = game.action.get("")
         if not isinstance(space, Discrete | Box):
             raise ConfigError(
-                f"{game.game} has the actions {dict(game.action)}; actors play one Discrete or one Box: wrap the env"
+                f"{game.game} has the actions {dict(game.action)}; actors support a single "
+                "Discrete or Box space, so wrap the env"
             )
         self._space = space
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """What a policy decides on."""
+        """The inputs of a policy."""
         return self.obs if self.frames is None else self.frames
 
     def keep_stacks(self, stack: int) -> None:
-        """From now on keep the last observations of each env; before the first, the present one is repeated."""
+        """Stack the last observations of each env from now on; the stack starts with repeats."""
         if stack == 1:
             self.frames = None
         elif self.frames is None or next(iter(self.frames.values())).shape[1] != stack:
             self.frames = {name: np.stack([column] * stack, 1) for name, column in self.obs.items()}
 
     def actions(self, decided: Array) -> Array:
-        """A policy's actions as the env takes them: counted from the space's start, or in its shape and dtype."""
+        """Return a policy's actions in the env's format: with its start, or its shape and dtype."""
         space = self._space
         if isinstance(space, Discrete):
             return decided if space.start == 0 else decided + np.int32(space.start)
@@ -59,7 +64,7 @@ class LiveEnvs:
         return env_actions(self.game, decided)
 
     def reset(self, seeds: Sequence[int | None], mask: Flags | None = None) -> None:
-        """Begin an episode in the envs of the mask, or in all."""
+        """Start an episode in the envs that `mask` selects, or in all."""
         options = None if mask is None else {"reset_mask": mask}
         mask = self._all if mask is None else mask
         try:
@@ -75,7 +80,7 @@ class LiveEnvs:
                 self.frames[name][mask] = column[mask][:, None]
 
     def step(self, action: Array) -> tuple[Array, Flags, Flags]:
-        """Rewards, terminated and truncated; observations are those before any reset."""
+        """Return rewards, terminated and truncated; `obs` holds observations before any reset."""
         try:
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             self.obs = self._columns(obs)
@@ -94,34 +99,36 @@ class LiveEnvs:
     def _failed(self, call: str, error: Exception) -> GameFailed:
         what = f"{type(error).__name__}: {error}"
         return GameFailed(
-            f"an env of {self.game.game} failed in {call}(): {what[:300]}; mend the env (gymnasium's check_env helps), "
-            "then go on with --resume; --debug shows where"
+            f"an env of {self.game.game} failed in {call}(): {what[:300]}; fix the env "
+            "(Gymnasium's check_env helps), then continue with --resume; --debug shows where"
         )
 
-    def seen(self, envs: NDArray[np.int64]) -> dict[str, Array]:
-        """Copies of what these envs show: their observations and, where the game has it, `legal`."""
+    def obs_copies(self, envs: NDArray[np.int64]) -> dict[str, Array]:
+        """Return copies of observations and, if the game has it, `action_mask` of these envs."""
         rows = {name: column[envs] for name, column in self.obs.items()}
-        return rows if self.legal is None else {**rows, "legal": self.legal[envs]}
+        return rows if self.action_mask is None else {**rows, "action_mask": self.action_mask[envs]}
 
     def check_masks(self) -> None:
-        """ConfigError where an env that goes on allows no action."""
-        if self.legal is not None and not self.legal.any(1).all():
-            env = int(np.flatnonzero(~self.legal.any(1))[0])
+        """Raise ConfigError if an env whose episode is running allows no action."""
+        if self.action_mask is not None and not self.action_mask.any(1).all():
+            env = int(np.flatnonzero(~self.action_mask.any(1))[0])
             raise ConfigError(
-                f"env {env} of {self.game.game} allows no action; its {MASK} must allow one until the episode ends"
+                f"env {env} of {self.game.game} allows no action; its {MASK} must allow at least "
+                "one until the episode ends"
             )
 
     def _read_masks(self, infos: dict[str, Any], mask: Flags) -> None:
-        if self.legal is None:
-            if MASK in infos and not self.game.has_legal:
+        if self.action_mask is None:
+            if MASK in infos and not self.game.has_action_mask:
                 raise ConfigError(
-                    f"{self.game.game} says an {MASK} now, and said none in its first reset, so it would go unheard; "
-                    "say it in every info, from the first reset on"
+                    f"an info of {self.game.game} has an {MASK}, but that of its first reset had "
+                    "none, so it would be ignored; add it to every info from the first reset on"
                 )
             return
-        self.legal[mask] = True  # an env that says nothing allows everything
-        if (given := infos.get(MASK)) is None:
+        self.action_mask[mask] = True  # without a mask, all actions are valid
+        masks = infos.get(MASK)
+        if masks is None:
             return
         mask = mask & infos.get(f"_{MASK}", self._all)
         if mask.any():
-            self.legal[mask] = np.array(given[mask].tolist(), np.bool_)
+            self.action_mask[mask] = np.array(masks[mask].tolist(), np.bool_)

@@ -1,4 +1,4 @@
-"""Rally as envs: one seat against a scripted opponent, many of those side by side, or both seats as two players."""
+"""Rally as envs: one seat against a scripted opponent, many of those vectorized, or both seats."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,100 +17,136 @@ from understudy.games import rally
 from understudy.games.rally import GAME_ID, OPPONENT, Court, Ints
 
 SPEC = EnvSpec(
-    id=GAME_ID, entry_point="understudy.act.rally:RallyEnv", reward_threshold=0.5, disable_env_checker=True,
+    id=GAME_ID,
+    entry_point="understudy.act.rally:RallyEnv",
+    reward_threshold=0.5,
+    disable_env_checker=True,
     order_enforce=False,
-)  # fmt: skip
-# Without ends, so that the spec is the one that names alone give, here and in JavaScript.
+)
+# Unbounded, so that the spec equals the one built from names alone, here and in JavaScript.
 OBS_SPACE = spaces.Box(-np.inf, np.inf, (len(rally.OBS_NAMES),), np.float32)
 ACTION_SPACE = spaces.Discrete(len(rally.ACTION_NAMES))
 Obs = NDArray[np.float32]
 
 
 class RallyEnv(gymnasium.Env[Obs, np.int64]):
-    """One serve for one seat; the scripted opponent sits in the other. 1 for a point, -1 for one lost."""
+    """One serve for one seat against a scripted opponent. The reward is 1 for a point won, -1 for
+    a point lost."""
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 15}  # noqa: RUF012 (Gymnasium's name for it)
-    observation_space, action_space = OBS_SPACE, ACTION_SPACE
-    obs_names, action_names = rally.OBS_NAMES, rally.ACTION_NAMES
+    observation_space = OBS_SPACE
+    action_space = ACTION_SPACE
+    obs_names = rally.OBS_NAMES
+    action_names = rally.ACTION_NAMES
 
-    def __init__(self, opponent: str = OPPONENT, seat: int = 0, render_mode: str | None = None) -> None:
-        self._skill, self._seat = rally.skill_of(opponent), _seat(seat)
+    def __init__(
+        self, opponent: str = OPPONENT, seat: int = 0, render_mode: str | None = None
+    ) -> None:
+        self._skill = rally.skill_of(opponent)
+        self._seat = _seat(seat)
         self.render_mode = _render_mode(render_mode)
         self.spec = SPEC
         self.court = rally.serve(0)
         self._seed = self._decisions = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
         seed = None if seed is None else int(seed)
         super().reset(seed=seed)
         self._seed = seed if seed is not None else int(self.np_random.integers(1 << 31))
-        self.court, self._decisions = rally.serve(self._seed), 0
-        return rally.observed(self.court, self._seat), {}
+        self.court = rally.serve(self._seed)
+        self._decisions = 0
+        return rally.observation(self.court, self._seat), {}
 
     def step(self, action: int | np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        drawn = rally.drawn_at(self._seed, self._decisions)
-        theirs = rally.scripted(Ints, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
-        ours = _action(action)
-        both = (ours, theirs) if self._seat == 0 else (theirs, ours)
-        self.court, got = rally.step(Ints, self.court, *both)
+        drawn = rally.random_bits(self._seed, self._decisions)
+        opponent_action = rally.scripted(
+            Ints, rally.seat_view(self.court, 1 - self._seat), self._skill, drawn
+        )
+        own_action = _action(action)
+        both = (own_action, opponent_action) if self._seat == 0 else (opponent_action, own_action)
+        self.court, point = rally.step(Ints, self.court, *both)
         self._decisions += 1
-        reward = float(got if self._seat == 0 else -got)
-        is_late = self._decisions >= rally.MAX_DECISIONS
-        return rally.observed(self.court, self._seat), reward, got != 0, is_late and got == 0, {}
+        reward = float(point if self._seat == 0 else -point)
+        is_late = self._decisions >= rally.MAX_DECISIONS and point == 0
+        return rally.observation(self.court, self._seat), reward, point != 0, is_late, {}
 
     def render(self) -> Any:
-        return rally.pictured(self.court) if self.render_mode == "rgb_array" else rally.as_text(self.court)
+        if self.render_mode == "rgb_array":
+            return rally.render_image(self.court)
+        return rally.as_text(self.court)
 
 
 class RallyVector(VectorEnv[Any, Any, Any]):
-    """Many serves side by side in NumPy; the caller resets what has ended, and an ended one stands still."""
+    """Many serves at once in NumPy; an ended serve does not change until the caller resets it."""
 
-    obs_names, action_names = rally.OBS_NAMES, rally.ACTION_NAMES
+    obs_names = rally.OBS_NAMES
+    action_names = rally.ACTION_NAMES
 
     def __init__(self, num_envs: int, *, opponent: str = OPPONENT, seat: int = 0) -> None:
-        self.num_envs, self.spec, self.render_mode = checked_num_envs(num_envs), SPEC, None
+        self.num_envs = checked_num_envs(num_envs)
+        self.spec = SPEC
+        self.render_mode = None
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
-        self.single_observation_space, self.single_action_space = OBS_SPACE, ACTION_SPACE
+        self.single_observation_space = OBS_SPACE
+        self.single_action_space = ACTION_SPACE
         self.observation_space = batch_space(OBS_SPACE, num_envs)
         self.action_space = batch_space(ACTION_SPACE, num_envs)
-        self._skill, self._seat = rally.skill_of(opponent), _seat(seat)
+        self._skill = rally.skill_of(opponent)
+        self._seat = _seat(seat)
         self._seeds, self._decisions = np.zeros((2, num_envs), np.int64)
         self.court = rally.serve(self._seeds)
         self._rng = np.random.default_rng()
 
-    def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """All observations, after a reset of those that the mask names, or of all."""
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Reset the envs of the mask, or all, and return the observations of all envs."""
         is_new, seeds = checked_reset(seed, options, num_envs=self.num_envs)
         if isinstance(seed, int | np.integer):
             self._rng = np.random.default_rng(seed)
-        for at, one in enumerate(seeds):
-            if is_new[at]:
-                self._seeds[at] = int(self._rng.integers(1 << 31)) if one is None else one
-        self.court = Court(*(
-            np.where(is_new, new, old) for new, old in zip(rally.serve(self._seeds), self.court, strict=True)
-        ))  # fmt: skip
+        for env, env_seed in enumerate(seeds):
+            if is_new[env]:
+                self._seeds[env] = (
+                    int(self._rng.integers(1 << 31)) if env_seed is None else env_seed
+                )
+        self.court = Court(
+            *(
+                np.where(is_new, new, old)
+                for new, old in zip(rally.serve(self._seeds), self.court, strict=True)
+            )
+        )
         self._decisions[is_new] = 0
-        return rally.observed(self.court, self._seat), {}
+        return rally.observation(self.court, self._seat), {}
 
     def step(self, actions: NDArray[np.integer[Any]]) -> Step:
-        """One decision of every env."""
-        ours = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
-        drawn = rally.drawn_at(self._seeds, self._decisions)
-        theirs = rally.scripted(np, rally.seen(self.court, 1 - self._seat), self._skill, drawn)
-        self.court, got = rally.step(np, self.court, *((ours, theirs) if self._seat == 0 else (theirs, ours)))
+        """Play one decision in every env."""
+        own_actions = checked_actions(actions, self.num_envs, num_actions=len(rally.ACTION_NAMES))
+        drawn = rally.random_bits(self._seeds, self._decisions)
+        opponent_actions = rally.scripted(
+            np, rally.seat_view(self.court, 1 - self._seat), self._skill, drawn
+        )
+        both = (
+            (own_actions, opponent_actions) if self._seat == 0 else (opponent_actions, own_actions)
+        )
+        self.court, points = rally.step(np, self.court, *both)
         self._decisions += 1
-        terminated = got != 0
+        terminated = points != 0
         truncated = (self._decisions >= rally.MAX_DECISIONS) & ~terminated
-        rewards = (got if self._seat == 0 else -got).astype(np.float64)
-        return rally.observed(self.court, self._seat), rewards, terminated, truncated, {}
+        rewards = (points if self._seat == 0 else -points).astype(np.float64)
+        return rally.observation(self.court, self._seat), rewards, terminated, truncated, {}
 
 
 class RallyParallel:
-    """Both seats as players `left` and `right`, with the calls of a PettingZoo parallel env; needs no PettingZoo."""
+    """Both seats as agents `left` and `right`, with the API of a PettingZoo parallel env; does not
+    need PettingZoo."""
 
     metadata: Mapping[str, Any] = {
-        "name": GAME_ID, "render_modes": RallyEnv.metadata["render_modes"], "is_parallelizable": True
-    }  # fmt: skip
+        "name": GAME_ID,
+        "render_modes": RallyEnv.metadata["render_modes"],
+        "is_parallelizable": True,
+    }
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = _render_mode(render_mode)
@@ -124,7 +160,7 @@ class RallyParallel:
 
     @property
     def num_agents(self) -> int:
-        """How many play now: none before a reset and after the end."""
+        """The number of agents that play now: 0 before a reset and after the end."""
         return len(self.agents)
 
     @property
@@ -140,60 +176,78 @@ class RallyParallel:
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Obs], dict[str, dict[str, Any]]]:
-        """Serve; without a seed any of them."""
+        """Start a serve, a random one if there is no seed."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         drawn = int(self._rng.integers(1 << 31)) if seed is None else int(seed)
-        self.agents, self.court, self._decisions = list(self.possible_agents), rally.serve(drawn), 0
+        self.agents = list(self.possible_agents)
+        self.court = rally.serve(drawn)
+        self._decisions = 0
         return self._obs(), {agent: {} for agent in self.agents}
 
     def step(
         self, actions: Mapping[str, int]
     ) -> tuple[
-        dict[str, Obs], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
-    ]:  # fmt: skip
-        """One decision of both; after the last one nobody is left in `agents`."""
-        players = self.agents
-        if not players:
-            raise ConfigError("step was called before a reset, or after the serve was over; call reset first")
-        if set(actions) != set(players):
-            given = ", ".join(map(str, actions)) or "nobody"
-            raise ConfigError(f"actions were given for {given}; give one for left and one for right")
-        self.court, got = rally.step(Ints, self.court, _action(actions["left"]), _action(actions["right"]))
+        dict[str, Obs],
+        dict[str, float],
+        dict[str, bool],
+        dict[str, bool],
+        dict[str, dict[str, Any]],
+    ]:
+        """Play one decision of both agents; after the last one, `agents` is empty."""
+        agents = self.agents
+        if not agents:
+            raise ConfigError(
+                "step was called before a reset, or after the serve was over; call reset first"
+            )
+        if set(actions) != set(agents):
+            names = ", ".join(map(str, actions)) or "no agent"
+            raise ConfigError(f"got actions for {names}; pass one for left and one for right")
+        left = _action(actions["left"])
+        right = _action(actions["right"])
+        self.court, point = rally.step(Ints, self.court, left, right)
         self._decisions += 1
-        is_late = self._decisions >= rally.MAX_DECISIONS and got == 0
-        if got != 0 or is_late:
+        is_late = self._decisions >= rally.MAX_DECISIONS and point == 0
+        if point != 0 or is_late:
             self.agents = []
-        rewards = {"left": float(got), "right": float(-got)}
+        rewards = {"left": float(point), "right": float(-point)}
         return (
-            self._obs(), rewards, dict.fromkeys(players, got != 0), dict.fromkeys(players, is_late),
-            {player: {} for player in players},
-        )  # fmt: skip
+            self._obs(),
+            rewards,
+            dict.fromkeys(agents, point != 0),
+            dict.fromkeys(agents, is_late),
+            {agent: {} for agent in agents},
+        )
 
     def render(self) -> Any:
-        return rally.pictured(self.court) if self.render_mode == "rgb_array" else rally.as_text(self.court)
+        if self.render_mode == "rgb_array":
+            return rally.render_image(self.court)
+        return rally.as_text(self.court)
 
     def close(self) -> None: ...
 
     def _obs(self) -> dict[str, Obs]:
-        return {player: rally.observed(self.court, seat) for seat, player in enumerate(self.possible_agents)}
+        return {
+            agent: rally.observation(self.court, seat)
+            for seat, agent in enumerate(self.possible_agents)
+        }
 
 
 def _action(action: int | np.int64) -> int:
-    """The action, or ConfigError: in the court's arithmetic a larger one would be a faster paddle."""
+    """Return a valid action or raise ConfigError; a larger number would move the paddle faster."""
     if action not in range(len(rally.ACTION_NAMES)):
-        raise ConfigError(f"action is {action}; give 0 (up), 1 (stay) or 2 (down)")
+        raise ConfigError(f"action is {action}; use 0 (up), 1 (stay) or 2 (down)")
     return int(action)
 
 
 def _seat(seat: int) -> int:
     if seat not in (0, 1):
-        raise ConfigError(f"seat is {seat}; give 0 (left) or 1 (right)")
+        raise ConfigError(f"seat is {seat}; use 0 (left) or 1 (right)")
     return seat
 
 
 def _render_mode(mode: str | None) -> str | None:
     modes = RallyEnv.metadata["render_modes"]
     if mode is not None and mode not in modes:
-        raise ConfigError(f"render_mode is {mode!r}; give {', '.join(modes)} or None")
+        raise ConfigError(f"render_mode is {mode!r}; use {', '.join(modes)} or None")
     return mode

@@ -1,8 +1,10 @@
-"""Tape: what an actor's envs did during one collect, a row of all envs per time step; cut into chunks at its end.
+"""Tape: the steps of an actor's envs during one collect, time by time, then cut into chunks.
 
-    time-major [steps, envs] ─► rows of env 0 | rows of env 1 | ...   each: steps, and a row behind every end or cut
+    time-major [steps, envs] ─► rows of env 0 | rows of env 1 | ...
+                                each: steps, and a row after every end or cut
 
-All columns move by the same index arithmetic, so that a chunk is a set of views and costs no loop over its steps.
+All columns are reordered by the same index, so a chunk is a set of views and needs no loop over its
+steps.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,39 +14,39 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.builder import raw_name
-from understudy.core.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
-from understudy.core.heads import LOWEST, masked
 from understudy.core.tensors import Array
-from understudy.core.writer import raw_space
+from understudy.experience.builder import raw_name
+from understudy.experience.chunk import CUT_BYTES, MAX_STEPS, REQUIRED, By, EpisodeNote, RowKind
+from understudy.experience.game import GameSpec
+from understudy.experience.writer import raw_space
+from understudy.nn.heads import LOWEST_VALID, masked
 
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-_ROOM_BYTES = CUT_BYTES - 8 * 1024
+_MAX_ROWS_BYTES = CUT_BYTES - 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Episodes that ended and what was last seen of them; one row each, in the order of time."""
+    """Ended episodes with their final observations; one row each, in order of time."""
 
     step: Ints
     env: Ints
     next_seed: Ints
-    """Of the episode that began behind it."""
-    seen: dict[str, Array]
-    """Observation columns and, where the game has it, `legal`."""
+    """The seed of the next episode."""
+    final_obs: dict[str, Array]
+    """Observation columns and, if the game has it, `action_mask`."""
     inputs: dict[str, Array]
-    """What a policy would decide on, where first priorities are wanted."""
+    """The inputs of a policy, if first priorities are computed."""
 
 
 Ending = tuple[Ints, dict[str, Array], dict[str, Array]]
-"""Of the episodes that ended with one time step, by env: `next_seed`, `seen` and `inputs`."""
+"""`next_seed`, `final_obs` and `inputs` of the episodes that ended at one time step, by env."""
 
 
 class Cut(NamedTuple):
-    """One chunk to be: its env, its number among the env's, the steps of the tape it holds, columns and episodes."""
+    """A chunk to build: its env, its number within the env, its steps, columns and episodes."""
 
     env: int
     number: int
@@ -56,199 +58,246 @@ class Cut(NamedTuple):
 
 @dataclass(eq=False)
 class Tape:
-    """Columns that are written step by step and used again by the next collect."""
+    """Columns that are written step by step and reused by the next collect."""
 
     game: GameSpec
     steps: int
     num_envs: int
     has_raw: bool
     q_size: int
-    """How many action values are kept for first priorities; 0 for none."""
+    """The number of action values stored for first priorities; 0 for none."""
     open_seeds: list[int] = field(default_factory=list)
-    """For each env the seed of the episode that was open when the tape began."""
+    """The seed of each env's episode that was open when the tape started."""
     ending: list[Ending] = field(default_factory=list)
-    """For each time step at which something ended."""
+    """One entry for each time step at which an episode ended."""
 
     def __post_init__(self) -> None:
         size = (self.steps, self.num_envs)
         more = (self.steps + 1, self.num_envs)
-        self.obs = {name: np.empty((*more, *one.shape), one.dtype) for name, one in self.game.obs_columns.items()}
+        self.obs = {
+            name: np.empty((*more, *column.shape), column.dtype)
+            for name, column in self.game.obs_columns.items()
+        }
         space = self.game.action[""]
         self.action: Array = np.empty((*size, *space.shape), space.dtype)
         self.raw_action: Array | None = None
         if self.has_raw:
             self.raw_action = np.empty((*size, *space.shape), raw_space(space).dtype)
         discrete = self.game.discrete
-        self.legal = np.empty((*more, discrete.n), np.bool_) if self.game.has_legal and discrete else None
+        self.action_mask = (
+            np.empty((*more, discrete.n), np.bool_)
+            if self.game.has_action_mask and discrete
+            else None
+        )
         self.q = np.empty((*more, self.q_size), np.float32) if self.q_size else None
         self.reward = np.empty(size, np.float64)
         self.logp = np.empty(size, np.float32)
-        self.terminated, self.truncated = np.empty(size, np.bool_), np.empty(size, np.bool_)
+        self.terminated = np.empty(size, np.bool_)
+        self.truncated = np.empty(size, np.bool_)
 
     def close(self) -> None:
-        """Put together what was noted step by step; call when the last step is written."""
+        """Collect the ended episodes; call after the last step is written."""
         self.ended: Flags = self.terminated | self.truncated
         step, env = self.ended.nonzero()
         self.ends = Ends(step, env, step, {}, {})
         if self.ending:
             seeds, *columns = zip(*self.ending, strict=True)
-            seen, inputs = (
-                {name: np.concatenate([rows[name] for rows in kind]) for name in kind[0]} for kind in columns
+            final_obs, inputs = (
+                {name: np.concatenate([rows[name] for rows in kind]) for name in kind[0]}
+                for kind in columns
             )
-            self.ends = Ends(step, env, np.concatenate(seeds), seen, inputs)
+            self.ends = Ends(step, env, np.concatenate(seeds), final_obs, inputs)
 
     def cuts(self, *, is_first: Flags, version: int, priority: Array | None) -> Iterator[Cut]:
-        """Every chunk's columns and notes, env by env; `is_first` bool[steps, envs]."""
+        """Yield every chunk's columns and notes, env by env; `is_first` is bool[steps, envs]."""
         layout = Layout(self.ended, chunk_steps=self._chunk_steps())
         columns = self._columns(layout, is_first=is_first)
         is_step = columns["row"] == RowKind.STEP
         columns["version"] = is_step * np.uint32(version)
         columns["by"] = is_step * np.uint8(By.BOT)
         if priority is not None:
-            columns["priority"] = layout.decided(priority)
-        # An episode's first step, -1 where it began earlier, the row of that step, and its seed. Those that begin
-        # behind the tape have no row in it, and any will do.
+            columns["priority"] = layout.step_rows(priority)
+        # Each episode's first step (-1 if it started earlier), the row of that step, and its seed.
+        # Episodes that start after the tape's end have no row, so any row is fine.
         begins = [[(-1, 0, seed)] for seed in self.open_seeds]
-        first, envs = self.ends.step + 1, self.ends.env
+        first = self.ends.step + 1
+        envs = self.ends.env
         rows = layout.at[np.minimum(first, self.steps - 1), envs]
         of_episodes = (column.tolist() for column in (envs, first, rows, self.ends.next_seed))
         for env, step, row, seed in zip(*of_episodes, strict=True):
             begins[env].append((step, row, seed))
         for env, episodes in enumerate(begins):
             for number, (begin, end) in enumerate(layout.chunks):
-                start, stop = int(layout.at[begin, env]), int(layout.at[end, env]) + 2
-                notes = [EpisodeNote(row=0, seed=[seed for step, _, seed in episodes if step <= begin][-1])]
+                start = int(layout.at[begin, env])
+                stop = int(layout.at[end, env]) + 2
+                notes = [
+                    EpisodeNote(
+                        row=0, seed=[seed for step, _, seed in episodes if step <= begin][-1]
+                    )
+                ]
                 notes += [
-                    EpisodeNote(row=row - start, seed=seed) for step, row, seed in episodes if begin < step <= end
+                    EpisodeNote(row=row - start, seed=seed)
+                    for step, row, seed in episodes
+                    if begin < step <= end
                 ]
                 rows_of_chunk = {name: column[start:stop] for name, column in columns.items()}
                 yield Cut(env, number, begin, end + 1 - begin, rows_of_chunk, tuple(notes))
 
     def seeds_ended(self) -> list[int]:
-        """The seed of each episode that ended, in the order of `ends`."""
-        seeds, ended = self.open_seeds.copy(), []
-        for env, next_seed in zip(self.ends.env.tolist(), self.ends.next_seed.tolist(), strict=True):
+        """Return the seed of each ended episode, in the order of `ends`."""
+        seeds = self.open_seeds.copy()
+        ended = []
+        for env, next_seed in zip(
+            self.ends.env.tolist(), self.ends.next_seed.tolist(), strict=True
+        ):
             ended.append(seeds[env])
             seeds[env] = next_seed
         return ended
 
     def _columns(self, layout: "Layout", *, is_first: Flags) -> dict[str, Array]:
         decided = {
-            "action": self.action, "reward": self.reward.astype(REQUIRED["reward"]), "terminated": self.terminated,
-            "truncated": self.truncated, "is_first": is_first, "logp": self.logp,
-        }  # fmt: skip
+            "action": self.action,
+            "reward": self.reward.astype(REQUIRED["reward"]),
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "is_first": is_first,
+            "logp": self.logp,
+        }
         if self.raw_action is not None:
             decided[raw_name("action")] = self.raw_action
-        columns = {name: layout.decided(column) for name, column in decided.items()}
+        columns = {name: layout.step_rows(column) for name, column in decided.items()}
         columns["row"] = np.zeros(len(layout.source), np.uint8)
-        columns["row"][layout.behind] = np.where(self.ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP)
+        columns["row"][layout.behind] = np.where(
+            self.ended[layout.closes], RowKind.FINAL, RowKind.BOOTSTRAP
+        )
         last = layout.at[self.ends.step, self.ends.env] + 1
-        for name, seen in (self.obs if self.legal is None else {**self.obs, "legal": self.legal}).items():
-            columns[name] = layout.seen(seen)
+        for name, values in (
+            self.obs if self.action_mask is None else {**self.obs, "action_mask": self.action_mask}
+        ).items():
+            columns[name] = layout.obs_rows(values)
             if len(last):
-                columns[name][last] = self.ends.seen[name]
+                columns[name][last] = self.ends.final_obs[name]
         return columns
 
     def _chunk_steps(self) -> int:
-        """Steps per chunk, so that a body whose columns do not shrink stays below what may travel."""
+        """Return the steps per chunk, so that even an uncompressed body stays below the limit."""
         raw = self.raw_action[0, 0].nbytes if self.raw_action is not None else 0
         row_bytes = self.game.row_bytes + raw + 13  # logp, priority, version, by
         steps = MAX_STEPS
         while steps > 1:
-            longest = np.add.reduceat(self.ended, np.arange(0, self.steps, steps), axis=0, dtype=np.int64).max()
-            if (min(steps, self.steps) + int(longest) + 1) * row_bytes <= _ROOM_BYTES:
+            longest = np.add.reduceat(
+                self.ended, np.arange(0, self.steps, steps), axis=0, dtype=np.int64
+            ).max()
+            if (min(steps, self.steps) + int(longest) + 1) * row_bytes <= _MAX_ROWS_BYTES:
                 break
             steps //= 2
         return steps
 
 
 class Layout:
-    """Where each step goes in columns that hold the rows of env 0, then those of env 1, and so on."""
+    """The row of each step in columns with the rows of env 0, then those of env 1, and so on."""
 
     def __init__(self, ended: Flags, *, chunk_steps: int) -> None:
         n_steps, num_envs = ended.shape
-        self.chunks = [(first, min(first + chunk_steps, n_steps) - 1) for first in range(0, n_steps, chunk_steps)]
+        self.chunks = [
+            (first, min(first + chunk_steps, n_steps) - 1)
+            for first in range(0, n_steps, chunk_steps)
+        ]
         """First and last step of each chunk; the same for every env."""
         self.closes = ended.copy()  # [steps, envs], where a final or bootstrap row follows
         self.closes[[last for _, last in self.chunks]] = True
         n_behind = np.cumsum(self.closes, 0)
         per_env = n_steps + n_behind[-1]
         start = np.cumsum(per_env) - per_env
-        self.at: Ints = start + np.arange(n_steps)[:, None] + n_behind - self.closes  # [steps, envs]
-        self.behind: Ints = self.at[self.closes] + 1  # the final and bootstrap rows, in the order of closes
-        self.source = np.empty(int(per_env.sum()), np.int64)  # [rows], which moment each shows: step * envs + env
+        self.at: Ints = start + np.arange(n_steps)[:, None] + n_behind - self.closes
+        """[steps, envs], the row of each step."""
+        self.behind: Ints = self.at[self.closes] + 1
+        """The final and bootstrap rows, in the order of `closes`."""
+        self.source = np.empty(int(per_env.sum()), np.int64)
+        """[rows], the moment that each row shows: step * envs + env."""
         moments = np.arange(n_steps * num_envs)
         self.source[self.at.ravel()] = moments
         self.source[self.behind] = moments[self.closes.ravel()] + num_envs
 
-    def decided(self, column: Array) -> Array:
-        """[steps, envs, ...] as rows; zeros where no step is."""
-        # Rows behind the last step show a moment that has no decision; what is read instead is zeroed.
+    def step_rows(self, column: Array) -> Array:
+        """Return [steps, envs, ...] as rows, with zeros in rows that are not steps."""
+        # Rows after the last step show a moment without a decision; the clipped values are zeroed.
         rows = column.reshape(-1, *column.shape[2:]).take(self.source, 0, mode="clip")
         rows[self.behind] = 0
         return rows
 
-    def seen(self, column: Array) -> Array:
-        """[steps + 1, envs, ...] as rows; a row behind a step shows the next moment, even when that is a reset's."""
+    def obs_rows(self, column: Array) -> Array:
+        """Return [steps + 1, envs, ...] as rows; a row after a step shows the next moment, even
+        that of a reset."""
         return column.reshape(-1, *column.shape[2:]).take(self.source, 0)
 
 
-# --- Which episodes ended, and how far the open ones are --------------------------------------------------------------
+# --- Ended episodes, and the progress of open ones ------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far the open episode of each env is: float64[envs] and int64[envs]."""
+class EpisodeProgress:
+    """The progress of each env's open episode: float64[envs] and int64[envs]."""
 
     return_: NDArray[np.float64]
     length: Ints
 
 
-def count(reward: NDArray[np.float64], ended: Flags, before: Standing) -> tuple[Standing, NDArray[np.float64], Ints]:
-    """Where the episodes stand after [steps, envs] more; return and length of those that ended, by step and env."""
+def track_episodes(
+    reward: NDArray[np.float64], ended: Flags, before: EpisodeProgress
+) -> tuple[EpisodeProgress, NDArray[np.float64], Ints]:
+    """Return the progress after [steps, envs] more, and returns and lengths of ended episodes."""
     n_steps, num_envs = reward.shape
-    rewards, ends = reward.T.flatten(), ended.T.ravel()  # env after env; rewards are changed here, so copied
+    rewards = reward.T.flatten()  # env after env; a copy, since it is changed here
+    ends = ended.T.ravel()
     first = np.arange(num_envs) * n_steps
     rewards[first] += before.return_
-    begins = ends.copy()  # the step behind an end begins a part, as does an env's first step
+    begins = ends.copy()  # a part starts after an end, and at each env's first step
     begins[1:] = ends[:-1]
     begins[first] = True
     starts = np.flatnonzero(begins)
     last = np.append(starts[1:], len(rewards)) - 1
-    returns, lengths = np.add.reduceat(rewards, starts), last + 1 - starts
+    returns = np.add.reduceat(rewards, starts)
+    lengths = last + 1 - starts
     lengths[np.searchsorted(starts, first)] += before.length
-    has_ended, of_env = ends[last], starts // n_steps
-    after = Standing(np.zeros(num_envs), np.zeros(num_envs, np.int64))
-    after.return_[of_env[~has_ended]], after.length[of_env[~has_ended]] = returns[~has_ended], lengths[~has_ended]
+    has_ended = ends[last]
+    of_env = starts // n_steps
+    after = EpisodeProgress(np.zeros(num_envs), np.zeros(num_envs, np.int64))
+    after.return_[of_env[~has_ended]] = returns[~has_ended]
+    after.length[of_env[~has_ended]] = lengths[~has_ended]
     closed = np.flatnonzero(has_ended)
     in_time = closed[np.lexsort((of_env[closed], last[closed] % n_steps))]
     return after, returns[in_time], lengths[in_time]
 
 
-# --- First priorities, computed where the steps are made: |n-step return + discounted value - value of the action| ----
+# --- First priorities: |n-step return + discounted value - value of the action| -------------------
 
 
-def best_value(q: Array, legal: Array | None) -> Array:
-    """The largest of the values of legal actions, along the last axis; of all, where a mask allows nothing."""
-    best: Array = (q if legal is None else masked(q, legal)).max(-1)
-    if legal is not None and (is_empty := best < LOWEST).any():
+def best_value(q: Array, action_mask: Array | None) -> Array:
+    """Return the largest value of valid actions along the last axis; of all if none is valid."""
+    best: Array = (q if action_mask is None else masked(q, action_mask)).max(-1)
+    if action_mask is not None and (is_empty := best < LOWEST_VALID).any():
         best[is_empty] = q[is_empty].max(-1)
     return best
 
 
 def q_of(outputs: Mapping[str, Array]) -> Array:
-    """The action values among a network's outputs."""
+    """Return the action values of a network's outputs."""
     if "q" not in outputs:
-        raise ConfigError(f"first priorities need a head 'q', got {sorted(outputs)}; leave out the policy's priority")
+        raise ConfigError(
+            f"initial priorities need a head 'q', but the network has {sorted(outputs)}; remove "
+            "the policy's `priority`"
+        )
     return outputs["q"]
 
 
 def n_step_td(
-    taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
+    q_taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
 ) -> NDArray[np.float32]:
-    """float32[steps, envs]; a window that reaches the last step bootstraps there, with fewer rewards.
+    """Return float32[steps, envs]; windows that reach the last step bootstrap there.
 
-    `taken` is the value of the action of each step, `after` the value of what it led to: 0 where it terminated.
+    `q_taken` is the value of each step's action, `after` the value of the next state: 0 if the
+    episode terminated.
     """
     n_steps = len(reward)
     target = np.zeros(reward.shape)
@@ -261,4 +310,4 @@ def n_step_td(
         gain = discount**k * (reward[k:] + stop * (discount * after[k:]))
         target[: n_steps - k] += np.where(is_live, gain, 0.0)
         is_live &= ~stop
-    return np.abs(target - taken).astype(np.float32)
+    return np.abs(target - q_taken).astype(np.float32)

@@ -1,4 +1,4 @@
-"""make_envs: any game as a vector env that leaves resets to its caller, so that no last observation is lost."""
+"""make_envs: any game as a vector env that the caller resets, so no final observation is lost."""
 
 import copy
 import difflib
@@ -14,41 +14,51 @@ from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
 from understudy.act.vector_envs import CARTPOLE, MASK, CartPoleVector, PlainEnvs
 from understudy.core.errors import ConfigError, MissingExtra
-from understudy.core.game import GameSpec, spec_from_gymnasium
-from understudy.core.settings import load
+from understudy.core.settings import load_object
+from understudy.experience.game import GameSpec, spec_from_gymnasium
 from understudy.games.rally import GAME_ID as RALLY
 
 Env = gymnasium.Env[Any, Any]
 Envs = VectorEnv[Any, Any, Any]
 Wrap = Callable[[Env], Env]
-BOXED = {RALLY: RALLY_SPEC}
-"""Games in the box that Gymnasium has not."""
+BUILTIN_GAMES = {RALLY: RALLY_SPEC}
+"""Built-in games that Gymnasium does not have."""
 Game = str | Callable[[], Env] | Env | Envs
-_BESIDE = ("_np_random_seed", "_cached_spec")
-"""Attributes that Gymnasium itself fills in, and that change nothing."""
+_IGNORED = ("_np_random_seed", "_cached_spec")
+"""Attributes that Gymnasium sets itself and that do not affect the env."""
 
 
 def make_envs(
-    game: Game, num_envs: int, *, env_kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str | Wrap] = (),
-    frame_skip: int = 1, builtin: bool = True,
-) -> Envs:  # fmt: skip
-    """`num_envs` envs of a game, stepped together: a Gymnasium id, a function that makes an env, or an env to copy.
+    game: Game,
+    num_envs: int,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str | Wrap] = (),
+    frame_skip: int = 1,
+    builtin: bool = True,
+) -> Envs:
+    """Return `num_envs` envs, stepped together, from an id, a function that creates an env, or an
+    env to copy.
 
-    Wrappers (`"module:Class"` or functions) go on in order, above the frame skip; `builtin=False` takes the env of one
-    game also where we have one of many.
+    Wrappers (`"module:Class"` or functions) are applied in order, on top of the frame skip. With
+    `builtin=False`, the env of the game is used even if understudy has a vectorized one.
     """
     if num_envs < 1 or frame_skip < 1:
-        raise ConfigError(f"num_envs is {num_envs} and frame_skip {frame_skip}; give whole numbers from 1")
+        raise ConfigError(
+            f"num_envs is {num_envs} and frame_skip {frame_skip}; use integers of at least 1"
+        )
     if isinstance(game, VectorEnv):
         mode = game.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.DISABLED:
             raise ConfigError(
-                f"a vector env resets by itself ({mode}); make it with autoreset_mode=AutoresetMode.DISABLED"
+                f"the vector env resets its envs itself ({mode}); create it with "
+                "autoreset_mode=AutoresetMode.DISABLED"
             )
         if game.num_envs != num_envs or env_kwargs or wrappers or frame_skip > 1:
             raise ConfigError(
-                f"a vector env of {game.num_envs} envs was given for {num_envs}; give that number, and put wrappers, "
-                "settings and frame skip into its own envs"
+                f"the vector env has {game.num_envs} envs, but num_envs is {num_envs}; use "
+                f"num_envs={game.num_envs}, and apply wrappers, settings and frame skip to its own "
+                "envs"
             )
         return game
     if builtin and not wrappers and frame_skip == 1:
@@ -57,9 +67,12 @@ def make_envs(
         if game == RALLY and (env_kwargs or {}).keys() <= {"opponent", "seat"}:
             return RallyVector(num_envs, **(env_kwargs or {}))
     make = _maker(game, dict(env_kwargs or {}))
-    layers: list[Wrap] = [load(one, what="wrapper") if isinstance(one, str) else one for one in wrappers]
+    layers: list[Wrap] = [
+        load_object(wrapper, what="wrapper") if isinstance(wrapper, str) else wrapper
+        for wrapper in wrappers
+    ]
 
-    def make_one() -> Env:
+    def make_wrapped() -> Env:
         env = make()
         if frame_skip > 1:
             env = FrameSkip(env, frame_skip)
@@ -67,21 +80,21 @@ def make_envs(
             env = layer(env)
         return env
 
-    return PlainEnvs(make_one, num_envs)
+    return PlainEnvs(make_wrapped, num_envs)
 
 
 def game_of(envs: Envs, *, name: str | None = None) -> GameSpec:
-    """The spec of the game these envs play; resets them, to see whether they say which actions are legal."""
+    """Return the spec of these envs' game; resets the envs to see if they have action masks."""
     spec_id = getattr(envs.spec, "id", None)
     if name is None and spec_id is None:
         first = envs.envs[0].unwrapped if isinstance(envs, SyncVectorEnv) else envs
         name = type(first).__name__
     _, infos = envs.reset(seed=0)
-    return spec_from_gymnasium(envs, game=name, has_legal=MASK in infos)
+    return spec_from_gymnasium(envs, game=name, has_action_mask=MASK in infos)
 
 
 class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action for some frames, or until the episode ends, and adds up their rewards."""
+    """Repeats each action for several frames, or until the episode ends, and sums the rewards."""
 
     def __init__(self, env: Env, frames: int) -> None:
         super().__init__(env)
@@ -102,73 +115,88 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
         return lambda: make_env(game, env_kwargs)
     if not isinstance(game, gymnasium.Env):
         if not callable(game):
-            raise ConfigError(f"game is {str(game)[:60]!r}; give a Gymnasium id, an env, or a function that makes one")
+            raise ConfigError(
+                f"game is {str(game)[:60]!r}; use a Gymnasium id, an env, or a function that "
+                "creates one"
+            )
         return lambda: game(**env_kwargs)
     if env_kwargs:
-        raise ConfigError(f"settings {sorted(env_kwargs)} came with an env that exists; make it with them instead")
-    return lambda: copied(game)
+        raise ConfigError(
+            f"settings {sorted(env_kwargs)} cannot change an existing env; create it with them"
+        )
+    return lambda: copy_env(game)
 
 
 def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
-    """One env by its Gymnasium id, or of a game in the box; ConfigError names the nearest."""
+    """Return one env by its Gymnasium id or of a built-in game; ConfigError suggests close ids."""
     env_kwargs = dict(env_kwargs or {})
     try:
-        return gymnasium.make(BOXED.get(game_id, game_id), disable_env_checker=True, **env_kwargs)
+        return gymnasium.make(
+            BUILTIN_GAMES.get(game_id, game_id), disable_env_checker=True, **env_kwargs
+        )
     except DependencyNotInstalled as error:
         raise MissingExtra(f"game {game_id!r} needs another package: {error}") from error
     except gymnasium.error.DeprecatedEnv as error:
         raise ConfigError(f"game {game_id!r} is out of date: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
-        own = "an id of a package of your own is written 'module:Name-v0'"
-        by_stem = {_stem(known): known for known in (*BOXED, *gymnasium.registry)}  # of several versions the last
-        near = [by_stem[one] for one in difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)]
-        hint = f"give {', '.join(BOXED)}, CartPole-v1 or any other id of Gymnasium; {own}"
+        own = "an id of your own package has the form 'module:Name-v0'"
+        # The last of several versions.
+        by_stem = {_stem(other): other for other in (*BUILTIN_GAMES, *gymnasium.registry)}
+        stems = difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)
+        near = [by_stem[stem] for stem in stems]
+        hint = f"use {', '.join(BUILTIN_GAMES)}, CartPole-v1 or any other id of Gymnasium; {own}"
         if near:
             hint = f"did you mean {' or '.join(near)}? {own[0].upper()}{own[1:]}"
-        raise ConfigError(f"no game {game_id!r} is known; {hint}") from error
+        raise ConfigError(f"game {game_id!r} is unknown; {hint}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError(f"game {game_id!r} cannot be made: {error}; install the package it is in") from error
+        raise ConfigError(
+            f"game {game_id!r} cannot be created: {error}; install the package that contains it"
+        ) from error
     except TypeError as error:
-        raise ConfigError(f"game {game_id!r} does not take {dict(env_kwargs)}: {error}") from error
+        raise ConfigError(
+            f"game {game_id!r} does not accept {dict(env_kwargs)}: {error}; correct its arguments"
+        ) from error
     except (gymnasium.error.Error, ValueError) as error:
-        wanted = f"look at {dict(env_kwargs)}" if env_kwargs else "give an id such as CartPole-v1"
-        raise ConfigError(f"Gymnasium cannot make {game_id!r}: {error}; {wanted}") from error
+        hint = f"check {dict(env_kwargs)}" if env_kwargs else "use an id such as CartPole-v1"
+        raise ConfigError(f"Gymnasium cannot create {game_id!r}: {error}; {hint}") from error
 
 
-def copied(env: Env) -> Env:
-    """A copy of this env; where it cannot be copied and is as its spec makes it, an env from the spec.
+def copy_env(env: Env) -> Env:
+    """Return a copy of an env, or an equal env from its spec if it cannot be copied.
 
-    The env itself is never touched. Some envs are copied by being made again, such as all of Box2D and MuJoCo: what
-    was changed in them would be lost, and is a ConfigError.
+    The env itself is never changed. Copying some envs, such as all of Box2D and MuJoCo, creates
+    them from scratch; if that would lose changes, ConfigError is raised.
     """
-    why = "a copy of it is made anew, and loses what was changed in it or played"
-    refused = "{} cannot be copied ({}); give a function that makes one"
+    reason = "a copy is created from scratch and loses changes to the env and steps played in it"
+    message = "{} cannot be copied ({}); pass a function that creates one"
     try:
-        made = copy.deepcopy(env)
+        duplicate = copy.deepcopy(env)
     except Exception as error:
-        why = str(error)
+        reason = str(error)
         try:
             assert env.spec is not None
-            made = gymnasium.make(env.spec, disable_env_checker=True)
+            duplicate = gymnasium.make(env.spec, disable_env_checker=True)
         except Exception:
-            raise ConfigError(refused.format(type(env.unwrapped).__name__, why)) from None
-    if list(_shown(made)) != list(_shown(env)):
-        made.close()
-        raise ConfigError(refused.format(type(env.unwrapped).__name__, why))
-    return made
+            raise ConfigError(message.format(type(env.unwrapped).__name__, reason)) from None
+    if list(_layers(duplicate)) != list(_layers(env)):
+        duplicate.close()
+        raise ConfigError(message.format(type(env.unwrapped).__name__, reason))
+    return duplicate
 
 
-def _shown(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
-    """Each layer's class with its plain attributes, from the outermost to the game; checkers are no layer."""
+def _layers(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
+    """Yield each layer's class and plain attributes, outermost first; checkers are skipped."""
     while env is not None:
         if not isinstance(env, gymnasium.wrappers.PassiveEnvChecker):
-            fields = {name: _plain(value) for name, value in vars(env).items() if name not in _BESIDE}
+            fields = {
+                name: _plain(value) for name, value in vars(env).items() if name not in _IGNORED
+            }
             yield type(env), {name: value for name, value in fields.items() if value is not ...}
         env = env.env if isinstance(env, gymnasium.Wrapper) else None
 
 
 def _plain(value: Any) -> Any:
-    """What can be compared, or an ellipsis; by their texts, so that NaN is NaN."""
+    """Return a comparable form, or an ellipsis; numbers as text, so that NaN equals NaN."""
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return repr(value)
     return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else ...
@@ -178,8 +206,8 @@ def _stem(game_id: str) -> str:
     return game_id.lower().rpartition("-v")[0] or game_id.lower()
 
 
-def columns_of(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:
-    """A function that takes batched observations apart into columns, by the paths of the game's spec."""
+def obs_splitter(game: GameSpec) -> Callable[[Any], dict[str, np.ndarray[Any, Any]]]:
+    """Return a function that splits batched observations into the columns of the game's spec."""
     if set(game.obs) == {""}:
         return lambda obs: {"obs": obs}
     paths = {name: name.split(".")[1:] for name in game.obs_columns}

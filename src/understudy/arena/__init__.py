@@ -1,1 +1,1 @@
-"""Bots against bots: who is better, and how sure that is."""
+"""Bots against bots: which is better, and how certain that is."""

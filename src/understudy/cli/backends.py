@@ -1,15 +1,15 @@
-"""understudy stream and understudy store: make ready what lies on other machines."""
+"""understudy stream and understudy store: create streams and stores on remote servers."""
 
 import click
 
-from understudy.app.backends import create_stream, init_store, migrate_store
-from understudy.app.config import hidden
+from understudy.backends.addresses import create_stream, init_store, migrate_store
 from understudy.cli.options import examples, finish, json_option, results
+from understudy.platform.config import mask_secrets
 
 
 @click.group(epilog=examples("understudy stream init kafka://HOST:9092/games --partitions 8"))
 def stream() -> None:
-    """Make a stream on other machines ready."""
+    """Create a Kinesis stream or Kafka topic."""
 
 
 @stream.command(
@@ -20,21 +20,30 @@ def stream() -> None:
     ),
 )
 @click.argument("url")
-@click.option("--partitions", type=click.IntRange(1, 10_000), metavar="N",
-              help="Shards of Kinesis, partitions of Kafka; those of Kafka cannot be changed later "
-                   "(default: 4, or as many as are there).")  # fmt: skip
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Kinesis shards or Kafka partitions; Kafka's cannot be changed later (default: 4, or as "
+    "many as already exist).",
+)
 @json_option
 def init_stream(url: str, partitions: int | None, as_json: bool) -> int:
-    """Make the stream at URL, where it is not there yet; one that is there stays as it is."""
-    found = create_stream(url, partitions=partitions)
-    said = f"is ready with {found} partition{'s' * (found != 1)}; next: understudy up --stream URL"
-    results(as_json=as_json).print(f"{hidden(url)} {said}", soft_wrap=True)
-    return finish({"stream": hidden(url), "partitions": found}, as_json=as_json)
+    """Create the stream at URL if it does not exist; an existing stream is left unchanged."""
+    ready = create_stream(url, partitions=partitions)
+    results(as_json=as_json).print(
+        f"{mask_secrets(url)} is ready with {ready} partition{'s' * (ready != 1)}; next: "
+        "understudy up --stream URL",
+        soft_wrap=True,
+    )
+    return finish({"stream": mask_secrets(url), "partitions": ready}, as_json=as_json)
 
 
-@click.group(epilog=examples("understudy store init 'cassandra://HOST:9042/games?credentials=FILE'"))
+@click.group(
+    epilog=examples("understudy store init 'cassandra://HOST:9042/games?credentials=FILE'")
+)
 def store() -> None:
-    """Make a store on other machines ready, or change how long it keeps steps."""
+    """Create a Cassandra store, or change how long it keeps steps."""
 
 
 @store.command(
@@ -47,24 +56,30 @@ def store() -> None:
 @click.argument("url")
 @json_option
 def init_tables(url: str, as_json: bool) -> int:
-    """Make the keyspace and tables at URL, where they are not there yet; what is there stays as it is."""
+    """Create the keyspace and tables at URL if they do not exist; existing ones stay unchanged."""
     init_store(url)
-    results(as_json=as_json).print(f"{hidden(url)} is ready; next: understudy up --store URL", soft_wrap=True)
-    return finish({"store": hidden(url)}, as_json=as_json)
+    results(as_json=as_json).print(
+        f"{mask_secrets(url)} is ready; next: understudy up --store URL", soft_wrap=True
+    )
+    return finish({"store": mask_secrets(url)}, as_json=as_json)
 
 
-@store.command(epilog=examples("understudy store migrate 'cassandra://HOST/games?credentials=FILE&ttl_s=7776000'"))
+@store.command(
+    epilog=examples(
+        "understudy store migrate 'cassandra://HOST/games?credentials=FILE&ttl_s=7776000'"
+    )
+)
 @click.argument("url")
 @json_option
 def migrate(url: str, as_json: bool) -> int:
-    """Change how long the store at URL keeps new chunks: the ttl_s of the address in seconds, 0 for ever.
+    """Set how long the store at URL keeps new chunks: ttl_s of the URL, in seconds; 0 is forever.
 
-    Chunks that are stored keep the time they were given, and processes that run go on with the old one until they are
-    started again. Without ttl_s in the address nothing changes.
+    Chunks already stored keep their expiry, and running processes use the old value until they are
+    restarted. Without ttl_s in the URL nothing changes.
     """
-    before, after, ttl_s = migrate_store(url)
-    kept = f"for {ttl_s} s" if ttl_s else "for ever"
+    ttl_s = migrate_store(url)
+    retention = f"for {ttl_s} s" if ttl_s else "forever"
     results(as_json=as_json).print(
-        f"the tables of {hidden(url)} were at version {after} already; new chunks are kept {kept}", soft_wrap=True
+        f"{mask_secrets(url)} keeps new chunks {retention}", soft_wrap=True
     )
-    return finish({"store": hidden(url), "before": before, "after": after, "ttl_s": ttl_s}, as_json=as_json)
+    return finish({"store": mask_secrets(url), "ttl_s": ttl_s}, as_json=as_json)

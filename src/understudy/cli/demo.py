@@ -1,4 +1,4 @@
-"""understudy demo: the closed loop, shown while it runs as a picture in a terminal, as lines elsewhere."""
+"""understudy demo: runs the closed loop and shows it live in a terminal, as lines elsewhere."""
 
 import re
 import secrets
@@ -17,20 +17,31 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from understudy.app.crowd.loop import KILLABLE, Backends, Look, Loop, LoopConfig, LoopResult, Show, shares
-from understudy.app.data import DataFolder, data_folder
-from understudy.app.deployment import signing_key
-from understudy.app.roles.children import end_children, kill_children
+from understudy.backends.data import DataFolder, data_folder
+from understudy.backends.deployment import signing_key
 from understudy.cli.interrupts import Interrupts
-from understudy.cli.options import count, examples, finish, json_option, watching
+from understudy.cli.options import examples, finish, format_count, json_option, live_view
 from understudy.core.errors import ConfigError, UnderstudyError
 from understudy.games.rally import Court, as_text
+from understudy.platform.children import end_children, kill_children
+from understudy.simulation.loop import (
+    KILLABLE,
+    Backends,
+    Loop,
+    LoopConfig,
+    LoopProgress,
+    LoopResult,
+    Show,
+    point_share,
+)
 
 _LINE_EVERY_S = 5.0
-_COLUMNS, _ROWS, _COURT_ROWS = 72, 12, 11
-"""What a picture takes of a terminal, without the court, and what the court takes."""
-_OVER_S = 5.0
-"""Rates are taken over so long; what was acknowledged before must be stored by now."""
+_COLUMNS = 72
+_ROWS = 12
+_COURT_ROWS = 11
+"""Rows of a terminal that the live view needs without the court, and rows of the court."""
+_WINDOW_S = 5.0
+"""Rates are averaged over this window; steps acknowledged before it must be stored by now."""
 _FONT = re.compile(r"\s*@font-face\s*\{[^}]*https?://[^}]*\}")
 _COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
 _KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
@@ -44,65 +55,125 @@ _KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
         "understudy demo --stream kinesis --store cassandra --models s3 --ingest spark --check",
     )
 )
-@click.option("--game", default="rally", show_default=True, metavar="ID", help="rally, or a Gymnasium id.")
-@click.option("--players", default=8, show_default=True, help="How many simulated people.")
-@click.option("--seconds", default=150.0, show_default=True, help="How long they play at most.")
-@click.option("--kill", type=click.Choice(KILLABLE), help="Kill this role with kill -9 once the first bot plays.")
-@click.option("--stream", default="file", show_default=True, metavar="S", help="file, kinesis, kafka, or an address.")
-@click.option("--store", default="local", show_default=True, metavar="S", help="local, cassandra, or an address.")
-@click.option("--models", default="folder", show_default=True, metavar="S", help="folder, s3, or an address.")
-@click.option("--ingest", type=click.Choice(["native", "spark"]), default="native", show_default=True,
-              help="What stores the stream. Servers that do not run are started, and stopped at the end.")  # fmt: skip
-@click.option("--check", is_flag=True, help="End with 1 unless the last bot beats the first and nothing was lost.")
-@click.option("--seed", default=0, show_default=True, help="Of the people and of the episodes that judge.")
-@click.option("--keep", metavar="DIR", help="Keep the data in this folder (default: a temporary one).")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write a picture of the output.")
+@click.option(
+    "--game", default="rally", show_default=True, metavar="ID", help="rally, or a Gymnasium id."
+)
+@click.option("--players", default=8, show_default=True, help="Number of simulated players.")
+@click.option("--seconds", default=150.0, show_default=True, help="Maximum duration of play.")
+@click.option(
+    "--kill",
+    type=click.Choice(KILLABLE),
+    help="Kill this role with kill -9 once the first bot is playing.",
+)
+@click.option(
+    "--stream",
+    default="file",
+    show_default=True,
+    metavar="S",
+    help="file, kinesis, kafka, or a URL.",
+)
+@click.option(
+    "--store",
+    default="local",
+    show_default=True,
+    metavar="S",
+    help="local, cassandra, or a URL.",
+)
+@click.option(
+    "--models", default="folder", show_default=True, metavar="S", help="folder, s3, or a URL."
+)
+@click.option(
+    "--ingest",
+    type=click.Choice(["native", "spark"]),
+    default="native",
+    show_default=True,
+    help="The ingest engine.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit with 1 unless the last bot beats the first and nothing was lost.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the players and of the evaluation."
+)
+@click.option(
+    "--keep", metavar="DIR", help="Keep the data in this folder (default: a temporary one)."
+)
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the output to an SVG file.",
+)
 @json_option
 def demo(
-    game: str, players: int, seconds: float, kill: str | None, stream: str, store: str, models: str, ingest: str,
-    check: bool, seed: int, keep: str | None, svg: Path | None, as_json: bool,
-) -> int:  # fmt: skip
-    """Close the loop: people play, a learner without a game learns from them, and its bots play with them.
+    game: str,
+    players: int,
+    seconds: float,
+    kill: str | None,
+    stream: str,
+    store: str,
+    models: str,
+    ingest: str,
+    check: bool,
+    seed: int,
+    keep: str | None,
+    svg: Path | None,
+    as_json: bool,
+) -> int:
+    """Run the closed loop: players play, a learner learns from them, its bots play against them.
 
-    Simulated people of different skill play through the real client over real HTTP; gateway, ingest and learner are
-    the processes that `understudy up` runs. It ends by itself with the first and the last bot on equal seeds.
+    Simulated players of different skill use the real client over real HTTP; gateway, ingest and
+    learner are the processes that `understudy up` runs. The learner never runs the game. Servers
+    that --stream, --store, --models or --ingest need are started if they are not running, and
+    stopped at the end. The demo ends by itself with an evaluation of the first and the last bot on
+    equal seeds.
     """
     if svg is not None:
-        check_picture(svg)
+        check_svg(svg)
     config = LoopConfig(
-        env_id=game, people=players, max_seconds=seconds, kill=kill, seed=seed,  # type: ignore[arg-type]
+        env_id=game,
+        people=players,
+        max_seconds=seconds,
+        kill=kill,  # type: ignore[arg-type]
+        seed=seed,
         backends=Backends(stream=stream, store=store, models=models, ingest=ingest),
-    )  # fmt: skip
-    out = Console(stderr=as_json, highlight=False, record=svg is not None, width=112 if svg else None)
+    )
+    out = Console(
+        stderr=as_json, highlight=False, record=svg is not None, width=112 if svg else None
+    )
     with Interrupts(hurry=kill_children) as interrupts, _scratch() as scratch:
         data = data_folder(keep) if keep else DataFolder(scratch / "data")
         if signing_key(data).exists():
-            raise ConfigError(f"--keep {keep}: there is a platform in it already; give a folder that is not there yet")
-        with watching_loop(out, config) as show:
+            raise ConfigError(
+                f"--keep {keep}: the folder already contains a platform; give a new folder"
+            )
+        with loop_view(out, config) as show:
 
-            def see(look: Look) -> None:
+            def show_or_stop(look: LoopProgress) -> None:
                 interrupts.check()
                 show(look)
 
             def begin() -> None:
-                way = "client → gateway → stream → ingest → store → learner → bot"
-                who = f"{players} people play" if players > 1 else "one person plays"
-                out.print(f"[bold]{who} {escape(game)}[/]: {way}", soft_wrap=True)
+                path = "client → gateway → stream → ingest → store → learner → bot"
+                subject = f"{players} people play" if players > 1 else "one person plays"
+                out.print(f"[bold]{subject} {escape(game)}[/]: {path}", soft_wrap=True)
 
-            result = Loop(data, config, see, scratch=scratch / "servers", on_begin=begin).run()
+            loop = Loop(data, config, show_or_stop, scratch=scratch / "servers", on_begin=begin)
+            result = loop.run()
     if result.first is None:
-        error = no_bot(config, result.seconds, shlex.quote(keep) if keep else None)
+        error = no_bot_error(config, result.seconds, shlex.quote(keep) if keep else None)
         finish({**result.to_json(), "error": error}, as_json=as_json)
         raise UnderstudyError(error)
     _print(out, result, config.kill, keep=keep)
     if svg is not None:
-        write_picture(svg, out, title="understudy demo")
+        write_svg(svg, out, title="understudy demo")
     return finish(result.to_json(), as_json=as_json, code=0 if result.is_sound or not check else 1)
 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A temporary folder; it and every process of ours are gone behind it, however often it is interrupted."""
+    """A temporary folder, removed on exit with every child process, even after interrupts."""
     path = Path(tempfile.gettempdir()) / f"understudy-demo-{secrets.token_hex(8)}"
 
     def clean() -> None:
@@ -116,16 +187,21 @@ def _scratch() -> Iterator[Path]:
         try:
             clean()
         finally:
-            clean()  # the one interrupt that is raised may have come in the middle of the first
+            clean()  # the only interrupt that raises may have stopped the first call
 
 
-def no_bot(config: LoopConfig, seconds: float, keep: str | None) -> str:
-    """What happened where no bot came, and what to do, in words; `keep`: the folder that stays."""
-    look = f"look at what is kept with `understudy status --data {keep or 'DIR'}`"
-    said = f"no bot came within {config.max_seconds:g} s of play ({seconds:.0f} s with starting up and ending)"
+def no_bot_error(config: LoopConfig, seconds: float, keep: str | None) -> str:
+    """The error for a demo that released no bot; `keep`: the folder that remains."""
+    inspect = f"inspect it with `understudy status --data {keep or 'DIR'}`"
+    error = (
+        f"no bot was released within {config.max_seconds:g} s of play ({seconds:.0f} s including "
+        "startup and shutdown)"
+    )
     if config.kill:
-        said += f", so the {config.kill} was never killed"
-    return f"{said}; give more --seconds, or {look if keep else f'give --keep DIR and {look}'}"
+        error += f", so the {config.kill} was never killed"
+    return (
+        f"{error}; give more --seconds, or {inspect if keep else f'give --keep DIR and {inspect}'}"
+    )
 
 
 def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | None) -> None:
@@ -133,29 +209,41 @@ def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | No
     out.print(_bots(result))
     colour, word = ("green", "better") if result.improved else ("yellow", "not proven to be better")
     out.print(
-        f"\n[{colour} bold]the last bot is {word}[/], on the same {result.judged_on}, after {result.seconds:.0f} s"
+        f"\n[{colour} bold]the last bot is {word}[/], on the same {result.judged_on}, after "
+        f"{result.seconds:.0f} s"
     )
-    verdict, is_lossless = result.verdict, not (result.verdict.lost_steps or result.verdict.duplicate_steps)
-    out.print(f"all it learnt came from players' games: {count(verdict.steps)} steps; the learner never had the game")
+    verification = result.verification
+    is_lossless = not (verification.lost_steps or verification.duplicate_steps)
+    out.print(
+        f"it learned from {format_count(verification.steps)} recorded steps alone; the learner "
+        "never ran the game"
+    )
     killed = f" although the {result.killed} was killed" if result.killed else ""
     out.print(
-        f"acknowledged {count(verdict.ledger_steps)} steps, stored {count(verdict.steps)}, by bytes: "
-        f"[{'green' if is_lossless else 'red'} bold]lost {count(verdict.lost_steps)}, stored twice "
-        f"{count(verdict.duplicate_steps)}[/]{killed}"
+        f"acknowledged {format_count(verification.ledger_steps)} steps, stored "
+        f"{format_count(verification.steps)}, verified byte by byte: "
+        f"[{'green' if is_lossless else 'red'} bold]lost {format_count(verification.lost_steps)}, "
+        f"stored twice {format_count(verification.duplicate_steps)}[/]{killed}"
     )
     if kill and not result.killed:
-        out.print(f"[yellow]the {kill} was never killed[/]: it did not run when the first bot came; try again")
+        out.print(
+            f"[yellow]the {kill} was never killed[/]: it was not running when the first bot was "
+            "released; try again"
+        )
     out.print("\nnext")
-    told = [
+    commands = [
         ("understudy play rally --web", "play it yourself, in a browser"),
-        (f"understudy up --data {shlex.quote(keep) if keep else 'D'}", "the same roles, for a game of yours"),
-        ("understudy demo --kill learner", "the same, with kill -9 in the middle"),
-        ("understudy train rally", "a bot from an env alone"),
+        (
+            f"understudy up --data {shlex.quote(keep) if keep else 'D'}",
+            "the same roles, for your own game",
+        ),
+        ("understudy demo --kill learner", "the same, with a kill -9 in the middle"),
+        ("understudy train rally", "train a bot from an env alone"),
     ]
     if result.killed:
-        del told[2]
-    width = max(len(command) for command, _ in told) + 2
-    for command, what in told:
+        del commands[2]
+    width = max(len(command) for command, _ in commands) + 2
+    for command, what in commands:
         out.print(f"  {escape(command):<{width}}[dim]# {what}[/dim]", soft_wrap=True)
 
 
@@ -166,119 +254,154 @@ def _bots(result: LoopResult) -> Table:
     form = ".0%" if result.is_match else ".1f"
     for name, returned in (("first bot", result.first), ("last bot", result.last)):
         assert returned is not None
-        found = shares(returned) if result.is_match else returned
-        low, high = (found.value if end is None else end for end in (found.low, found.high))
-        table.add_row(name, format(found.value, form), f"{format(low, form)} to {format(high, form)}")
+        score = point_share(returned) if result.is_match else returned
+        low, high = (score.value if end is None else end for end in (score.low, score.high))
+        table.add_row(
+            name, format(score.value, form), f"{format(low, form)} to {format(high, form)}"
+        )
     return table
 
 
-# --- While it runs ----------------------------------------------------------------------------------------------------
+# --- While it runs --------------------------------------------------------------------------------
 
 
 @contextmanager
-def watching_loop(out: Console, config: LoopConfig) -> Iterator[Show]:
+def loop_view(out: Console, config: LoopConfig) -> Iterator[Show]:
     """Show the loop until the block ends."""
-    seen: deque[Look] = deque()
-    has_room = out.is_terminal and not out.is_dumb_terminal and out.width >= _COLUMNS and out.height > _ROWS
+    recent: deque[LoopProgress] = deque()
+    has_room = (
+        out.is_terminal
+        and not out.is_dumb_terminal
+        and out.width >= _COLUMNS
+        and out.height > _ROWS
+    )
 
-    def draw(look: Look) -> RenderableType:
-        return _picture(look, seen[0], config, has_court=out.height > _ROWS + _COURT_ROWS)
+    def draw(look: LoopProgress) -> RenderableType:
+        return _view(look, recent[0], config, has_court=out.height > _ROWS + _COURT_ROWS)
 
-    def line(look: Look) -> str:
-        steps = f"acknowledged {count(look.acked_steps)}, stored {count(look.stored_steps)} steps"
+    def line(look: LoopProgress) -> str:
+        acked = format_count(look.acked_steps)
+        steps = f"acknowledged {acked}, stored {format_count(look.stored_steps)} steps"
         return f"[dim]{look.elapsed_s:5.1f} s[/]  {steps}; {_points(look) or escape(look.phase)}"
 
-    with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as update:
+    with live_view(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as update:
 
-        def show(look: Look) -> None:
-            if look.said:
-                out.print(f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.said)}", soft_wrap=True)
+        def show(look: LoopProgress) -> None:
+            if look.message:
+                out.print(
+                    f"[dim]{look.elapsed_s:5.1f} s[/]  {escape(look.message)}", soft_wrap=True
+                )
                 return
-            seen.append(look)
-            while seen[0].elapsed_s < look.elapsed_s - _OVER_S:
-                seen.popleft()
+            recent.append(look)
+            while recent[0].elapsed_s < look.elapsed_s - _WINDOW_S:
+                recent.popleft()
             update(look)
 
         yield show
-    if out.record and seen:
-        out.print(_picture(seen[-1], seen[0], config, has_court=True))  # what a picture of the output should have, too
+    if out.record and recent:
+        # The SVG file shows the last view, too.
+        out.print(_view(recent[-1], recent[0], config, has_court=True))
 
 
-def _points(look: Look) -> str:
+def _points(look: LoopProgress) -> str:
     """The share of points of each bot, oldest first."""
     names = sorted(look.points, key=lambda name: int(name.rpartition("/")[2]))
     shares = [f"{name} {look.points[name][0] / look.points[name][1]:.0%}" for name in names]
     return f"points won by {', '.join(shares)}" if shares else ""
 
 
-def _kept(look: Look, before: Look) -> Text:
-    """Whether all that was acknowledged some seconds ago is stored once; the loop's end proves it by the bytes."""
-    late, more = max(0, before.acked_steps - look.stored_steps), max(0, look.stored_steps - look.recorded_steps)
+def _losses(look: LoopProgress, before: LoopProgress) -> Text:
+    """Whether the steps acknowledged some seconds ago are stored; the bytes are verified last."""
+    late = max(0, before.acked_steps - look.stored_steps)
+    more = max(0, look.stored_steps - look.recorded_steps)
     if late:
-        return Text(f"{count(late)} steps acknowledged and not yet stored", style="yellow")
+        return Text(f"{format_count(late)} steps acknowledged and not yet stored", style="yellow")
     if more:
-        # People who play along in a browser are not among those who are counted.
-        return Text(f"0 lost so far, by counts; {count(more)} steps of others are stored as well", style="green")
-    return Text("0 lost, 0 twice so far, by counts", style="green")
+        # Players in a browser are not among the simulated players, whose steps are counted.
+        return Text(
+            f"0 lost so far, by counts; {format_count(more)} steps of other players are stored as "
+            "well",
+            style="green",
+        )
+    return Text("0 lost, 0 stored twice so far, by counts", style="green")
 
 
-def _picture(look: Look, before: Look, config: LoopConfig, *, has_court: bool) -> RenderableType:
+def _view(
+    look: LoopProgress, before: LoopProgress, config: LoopConfig, *, has_court: bool
+) -> RenderableType:
     took_s = max(look.elapsed_s - before.elapsed_s, 1e-9)
 
     def rate(name: str) -> str:
-        return f"{count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s" if took_s > 0.5 else ""
+        return (
+            f"{format_count(max(0, getattr(look, name) - getattr(before, name)) / took_s)}/s"
+            if took_s > 0.5
+            else ""
+        )
 
     table = Table(
-        title=f"{config.env_id}   {look.play_s:.0f} of at most {config.max_seconds:g} s of play", min_width=_COLUMNS,
+        title=f"{config.env_id}   {look.play_s:.0f} of at most {config.max_seconds:g} s of play",
+        min_width=_COLUMNS,
         title_justify="left",
-    )  # fmt: skip
+    )
     for name in ("", "steps", "rate", "lag"):
         table.add_column(name, justify="left" if not name else "right")
     waiting = max(0, look.recorded_steps - look.acked_steps)
     lag = "" if look.lag_s is None else f"{look.lag_s * 1000:.0f} ms"
     table.add_row(
-        f"{config.people} players", count(look.recorded_steps), rate("recorded_steps"), f"{count(waiting)} to send"
+        f"{config.people} players",
+        format_count(look.recorded_steps),
+        rate("recorded_steps"),
+        f"{format_count(waiting)} to send",
     )
-    on_the_way = f"{count(max(0, look.acked_steps - look.stored_steps))} on the way"
-    table.add_row("acknowledged", count(look.acked_steps), rate("acked_steps"), on_the_way)
-    table.add_row("stored", count(look.stored_steps), rate("stored_steps"), lag)
-    table.add_row("learner", f"{count(look.updates)} updates", rate("updates"), "")
-    bots = f"champion {look.champion or 'none yet'}" + (f", canary {look.canary}" if look.canary else "")
-    parts: list[RenderableType] = [table, Text(f"{bots}; {look.phase}", style="dim", overflow="ellipsis", no_wrap=True)]
-    parts.append(_kept(look, before))
+    in_flight = f"{format_count(max(0, look.acked_steps - look.stored_steps))} in flight"
+    table.add_row("acknowledged", format_count(look.acked_steps), rate("acked_steps"), in_flight)
+    table.add_row("stored", format_count(look.stored_steps), rate("stored_steps"), lag)
+    table.add_row("learner", f"{format_count(look.updates)} updates", rate("updates"), "")
+    bots = f"champion {look.champion or 'none yet'}" + (
+        f", canary {look.canary}" if look.canary else ""
+    )
+    parts: list[RenderableType] = [
+        table,
+        Text(f"{bots}; {look.phase}", style="dim", overflow="ellipsis", no_wrap=True),
+    ]
+    parts.append(_losses(look, before))
     if points := _points(look):
         parts.append(Text(points, overflow="ellipsis", no_wrap=True))
     if has_court and (court := look.view.get("court")):
         seats = ("person", "bot") if look.view["seat"] == 0 else ("bot", "person")
-        mine, bots_points = look.view["score"]
-        score = (mine, bots_points) if look.view["seat"] == 0 else (bots_points, mine)
+        person_points, bots_points = look.view["score"]
+        score = (
+            (person_points, bots_points) if look.view["seat"] == 0 else (bots_points, person_points)
+        )
         title = f"{seats[0]} {score[0]} : {score[1]} {seats[1]}"
         parts.append(Panel(as_text(Court(*court), columns=64, rows=9), title=title, width=68))
     return Group(*parts)
 
 
-# --- A picture of it --------------------------------------------------------------------------------------------------
+# --- The SVG file ---------------------------------------------------------------------------------
 
 
-def check_picture(path: Path) -> None:
-    """ConfigError where no picture can be written; leaves no file that was not there."""
+def check_svg(path: Path) -> None:
+    """Raise ConfigError if the file cannot be written; creates no file."""
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--svg {path}: there is no folder {path.absolute().parent}; make it first")
+        raise ConfigError(
+            f"--svg {path}: folder {path.absolute().parent} does not exist; create it first"
+        )
     try:
-        was_there = path.exists()
+        existed = path.exists()
         with path.open("ab"):
             pass
-        if not was_there:
+        if not existed:
             path.unlink()
     except OSError as error:
         raise ConfigError(
-            f"--svg {path} cannot be written: {error.strerror}; give a file in a folder of yours"
+            f"--svg {path} cannot be written: {error.strerror}; give a file in a writable folder"
         ) from None
 
 
-def write_picture(path: Path, out: Console, *, title: str) -> None:
-    """Write what a recording console printed, without fonts from elsewhere and without the keys in addresses."""
+def write_svg(path: Path, out: Console, *, title: str) -> None:
+    """Write what a recording console printed, without web fonts and without the keys in URLs."""
     svg = _COMMENT.sub("", _FONT.sub("", out.export_svg(title=title)))
-    # As long as before: each text of the picture has its length beside it, and would be stretched to it.
+    # The length is preserved: the SVG states the length of each text and stretches it to that.
     svg = _KEY.sub(lambda key: "…" + "&#160;" * (len(key[0]) - 1), svg)
     path.write_text(svg, encoding="utf-8")

@@ -1,37 +1,37 @@
-"""The deployment that a command is about, and its store where that lies on other machines."""
+"""The deployment that a command works on, and its store if that is a remote database."""
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from understudy.app.backends import check_backends, open_store
-from understudy.app.config import Config, resolve
-from understudy.app.data import DataFolder
-from understudy.app.deployment import Deployment, open_deployment, signing_key
-from understudy.app.specs import RegistrySpecs
+from understudy.backends.addresses import check_backends, open_store
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import Deployment, open_deployment, signing_key
+from understudy.backends.specs import RegistrySpecs
 from understudy.core.errors import ConfigError
-from understudy.core.ports import FullStore, Specs
+from understudy.platform.config import Config, resolve
+from understudy.ports import FullStore, Specs
 
 
 def config_of(text: str | None, *, store_url: str | None = None) -> Config:
-    """The config of a data folder, with `--store` where it was given."""
+    """The config of a data folder; `store_url` overrides its store."""
     return resolve({"data": text, "store.url": store_url}).config
 
 
 def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
-    """Keys and models of the data folder, as its config says; made where there are none, unless they must exist."""
+    """The deployment of a data folder; created if there is none, unless it must exist."""
     config = config_of(text)
-    where = config.folder
-    if must_exist and not signing_key(where).exists():
+    folder = config.folder
+    if must_exist and not signing_key(folder).exists():
         raise ConfigError(
-            f"{where.root} holds no deployment; start one with 'understudy up --data {where.root}', or name another "
-            "folder with --data"
+            f"{folder.root} contains no deployment; create one with 'understudy up --data "
+            f"{folder.root}', or choose another folder with --data"
         )
-    return open_deployment(where, models=config.models.url)
+    return open_deployment(folder, models=config.models.url)
 
 
 def released_models(text: str | None, games: list[str]) -> list[str]:
-    """The models of these games, as `rally/3`; none where there is no deployment."""
+    """The models of these games, as `rally/3`; empty without a deployment."""
     config = config_of(text)
     if not signing_key(config.folder).exists():
         return []
@@ -41,18 +41,18 @@ def released_models(text: str | None, games: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """A store on other machines, opened for one command."""
+    """A remote store, opened for one command."""
 
     data: DataFolder
     store: FullStore
     specs: Specs
     games: list[str]
-    """Every game that is registered."""
+    """Every registered game."""
 
 
 @contextlib.contextmanager
-def store_elsewhere(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
-    """The store that a flag or the config names; None where it is in the data folder."""
+def remote_store(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
+    """The store that a flag or the config names; None if it is in the data folder."""
     config = config_of(data_text, store_url=store_url)
     check_backends(stream="", store=config.store.url)
     if not config.store.url:

@@ -1,4 +1,4 @@
-"""understudy dev servers: real Cassandra, Kafka, Kinesis and S3 servers on this machine, for tests and development."""
+"""understudy dev servers: local Cassandra, Kafka, Kinesis and S3 for tests and development."""
 
 import shlex
 import time
@@ -13,73 +13,94 @@ from rich.markup import escape
 from understudy.cli.options import Command, console, examples, finish, json_option
 from understudy.core.errors import ServerFailed, UnderstudyError
 from understudy.dev import servers as background
-from understudy.dev.packages import PACKAGES, cached, place_of
-from understudy.dev.packages import fetch as fetch_one
-from understudy.dev.servers import AWS_SHAPED, SERVERS, Server, give_up_on_versity, is_ready, read_state, uses_moto
+from understudy.dev.packages import PACKAGES, cache_folder, cached
+from understudy.dev.packages import fetch as fetch_server
+from understudy.dev.servers import (
+    AWS_COMPATIBLE,
+    SERVERS,
+    Server,
+    fall_back_to_moto,
+    is_ready,
+    read_state,
+    uses_moto,
+)
 
 _FAILED = 3
 _DIED = 1
-_TELL_S = 10.0
+_LINE_EVERY_S = 10.0
 
 
-@click.group(epilog=examples("understudy dev servers start", "understudy dev servers status --json"))
+@click.group(
+    epilog=examples("understudy dev servers start", "understudy dev servers status --json")
+)
 def dev() -> None:
-    """For people who develop with or on understudy."""
+    """Tools for developing with and on understudy."""
 
 
 @dev.group(epilog=examples("understudy dev servers start", "understudy dev servers stop"))
 def servers() -> None:
-    """Real servers on this machine, on loopback alone: cassandra, kafka, kinesis, kinesalite, s3."""
+    """Run real servers on loopback: cassandra, kafka, kinesis, kinesalite, s3."""
 
 
 def _names(command: Command) -> Command:
-    return click.argument("names", nargs=-1, type=click.Choice(SERVERS), metavar="[NAME]...")(command)
+    return click.argument("names", nargs=-1, type=click.Choice(SERVERS), metavar="[NAME]...")(
+        command
+    )
 
 
 def _folder(command: Command) -> Command:
     return click.option(
-        "--folder", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-        help="Where data, logs and credentials lie (default: in the user's cache).",
-    )(command)  # fmt: skip
+        "--folder",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Folder for data, logs and credentials (default: in the user's cache).",
+    )(command)
 
 
 @servers.command(
     epilog=examples(
-        "understudy dev servers start", "understudy dev servers start kafka --json",
+        "understudy dev servers start",
+        "understudy dev servers start kafka --json",
         "understudy dev servers start s3 --folder D",
     )
-)  # fmt: skip
+)
 @_names
 @_folder
 @json_option
 def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
-    """Start servers in the background; without NAME cassandra, kafka, kinesis and s3. What is missing is fetched."""
-    place, out = _place(folder), console(as_json=as_json)
-    fields: dict[str, Any] = {}
-    begun: list[Server] = []
+    """Start servers in the background; by default cassandra, kafka, kinesis and s3.
 
-    def one(name: str) -> Mapping[str, Any]:
+    Servers that are not in the cache are downloaded first.
+    """
+    place = _place(folder)
+    out = console(as_json=as_json)
+    fields: dict[str, Any] = {}
+    started: list[Server] = []
+
+    def start_server(name: str) -> Mapping[str, Any]:
         if not is_ready(name):
             _fetch(name, out)
-        began_s, before = time.monotonic(), read_state(place / name)
+        began_s = time.monotonic()
+        before = read_state(place / name)
         with out.status(f"starting {name} ..."):
             server, is_new = background.ensure(name, place)
         if is_new:
-            begun.append(server)
-        took = f"started in {time.monotonic() - began_s:.1f} s" if is_new else "runs already"
+            started.append(server)
+        line = f"started in {time.monotonic() - began_s:.1f} s" if is_new else "already running"
         if before and is_new and server.place.ports != before["ports"]:
-            took += f" at {server.address}, since others use its port {before['ports'].get('client')}"
+            line += f" at {server.address}: port {before['ports'].get('client')} is in use"
         if name == "s3" and uses_moto():
-            took += " (moto, in memory; versitygw keeps data: understudy dev servers fetch s3)"
-        out.print(f"  {name:<11}{took}", soft_wrap=True)
+            line += " (moto, in memory; for persistent data: understudy dev servers fetch s3)"
+        out.print(f"  {name:<11}{line}", soft_wrap=True)
         return _fields(server)
 
     try:
-        fields = _each(_in_order(names or background.USUAL), one, out)
-        for server in begun:
+        fields = _each(_in_order(names or background.DEFAULT_SERVERS), start_server, out)
+        for server in started:
             server.detach()
     except BaseException:
-        for server in begun:
+        for server in started:
             server.stop()
         raise
     if not as_json:
@@ -87,59 +108,79 @@ def start(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
     return finish(fields, as_json=as_json, code=_code(fields))
 
 
-@servers.command(epilog=examples("understudy dev servers status", "understudy dev servers status kafka --json"))
+@servers.command(
+    epilog=examples("understudy dev servers status", "understudy dev servers status kafka --json")
+)
 @_names
 @_folder
 @json_option
 def status(names: Sequence[str], folder: Path | None, as_json: bool) -> int:
-    """Show which servers run, and the last words of one that died (then the exit code is 1)."""
+    """Show the state of each server; exits 1 if one died, and shows the end of its log."""
     place = _place(folder)
-    found = [background.look(name, place) for name in _in_order(names or SERVERS)]
+    statuses = [background.server_status(name, place) for name in _in_order(names or SERVERS)]
     fields = {
-        one.name: {
-            "state": one.state, **(_fields(one.server) if one.server else {}),
-            **({"words": one.words} if one.words else {}),
+        server.name: {
+            "state": server.state,
+            **(_fields(server.server) if server.server else {}),
+            **({"words": server.words} if server.words else {}),
         }
-        for one in found
-    }  # fmt: skip
+        for server in statuses
+    }
+    dead = [server for server in statuses if server.state == "died"]
     if not as_json:
         out = console()
         _show(fields, out)
-        for one in found:
-            if one.state == "died" and one.server is not None:
-                out.print(f"{one.name} died; {one.server.log} ends:\n{one.words}", soft_wrap=True, markup=False)
-                again = f" --folder {shlex.quote(str(folder))}" if folder else ""
-                out.print(f"next: understudy dev servers start {one.name}{again}", soft_wrap=True, markup=False)
-    return finish(fields, as_json=as_json, code=_DIED if any(one.state == "died" for one in found) else 0)
+        for server in dead:
+            assert server.server is not None
+            out.print(
+                f"{server.name} died; the end of {server.server.log}:\n{server.words}",
+                soft_wrap=True,
+                markup=False,
+            )
+            again = f" --folder {shlex.quote(str(folder))}" if folder else ""
+            out.print(
+                f"next: understudy dev servers start {server.name}{again}",
+                soft_wrap=True,
+                markup=False,
+            )
+    return finish(fields, as_json=as_json, code=_DIED if dead else 0)
 
 
-@servers.command(epilog=examples("understudy dev servers stop", "understudy dev servers stop kafka --erase"))
+@servers.command(
+    epilog=examples("understudy dev servers stop", "understudy dev servers stop kafka --erase")
+)
 @_names
 @_folder
-@click.option("--erase", is_flag=True, help="Remove data, log and credentials, too.")
+@click.option("--erase", is_flag=True, help="Also delete data, log and credentials.")
 @json_option
 def stop(names: Sequence[str], folder: Path | None, erase: bool, as_json: bool) -> int:
-    """Stop servers; without NAME all of them. Data stay for the next start."""
-    place, out = _place(folder), console(as_json=as_json)
+    """Stop servers, by default all of them. Their data remain for the next start."""
+    place = _place(folder)
+    out = console(as_json=as_json)
 
-    def one(name: str) -> Mapping[str, Any]:
+    def stop_server(name: str) -> Mapping[str, Any]:
         with out.status(f"stopping {name} ..."):
             ran = background.stop(name, place, erases=erase)
         if ran or names:
-            out.print(f"  {name:<11}{'stopped' if ran else 'did not run'}{', data erased' if erase else ''}")
+            out.print(
+                f"  {name:<11}{'stopped' if ran else 'was not running'}"
+                f"{', data erased' if erase else ''}"
+            )
         return {"stopped": ran}
 
-    fields = _each(_in_order(names or SERVERS), one, out)
-    if not names and not any(one.get("stopped", True) for one in fields.values()):
-        out.print("  no server ran")
+    fields = _each(_in_order(names or SERVERS), stop_server, out)
+    if not names and not any(server.get("stopped", True) for server in fields.values()):
+        out.print("  no server was running")
     return finish(fields, as_json=as_json, code=_code(fields))
 
 
-@servers.command(epilog=examples("understudy dev servers fetch", "understudy dev servers fetch cassandra kafka"))
+@servers.command(
+    epilog=examples("understudy dev servers fetch", "understudy dev servers fetch cassandra kafka")
+)
 @_names
 @json_option
 def fetch(names: Sequence[str], as_json: bool) -> int:
-    """Download servers into the cache; without NAME all of them. What is there already is checked byte by byte."""
+    """Download servers into the cache, by default all of them; cached ones are verified."""
     out = console(as_json=as_json)
     fields = _each(_in_order(names or SERVERS), lambda name: _fetch(name, out), out)
     return finish(fields, as_json=as_json, code=_code(fields))
@@ -147,51 +188,64 @@ def fetch(names: Sequence[str], as_json: bool) -> int:
 
 def _fetch(name: str, out: Console) -> Mapping[str, Any]:
     package = PACKAGES[name]
-    if name == "s3" and package.trouble() and uses_moto():
-        return _moto("there is no Go here to build versitygw with", out)
-    began_s, what = time.monotonic(), f"{name:<11}{package.version:<8}"
-    is_there = cached(name) is not None
-    doing = f"{what}{'checking' if is_there else f'about {package.size_mib} MiB by {package.tool}'} ..."
-    if not out.is_terminal and not is_there:
-        out.print(f"  {doing}", soft_wrap=True)
-    parts, told_s = 0, began_s
+    if name == "s3" and package.problem() and uses_moto():
+        return _moto("Go, which builds versitygw, is not installed", out)
+    began_s = time.monotonic()
+    title = f"{name:<11}{package.version:<8}"
+    is_cached = cached(name) is not None
+    work = "checking" if is_cached else f"about {package.size_mib} MiB with {package.tool}"
+    if not out.is_terminal and not is_cached:
+        out.print(f"  {title}{work} ...", soft_wrap=True)
+    parts = 0
+    printed_s = began_s
     try:
-        with out.status(doing) as shown:
+        with out.status(f"{title}{work} ...") as live:
 
-            def tell(part: str) -> None:
-                """Show each part as it comes: in place in a terminal, now and then as a line elsewhere."""
-                nonlocal parts, told_s
+            def show_part(part: str) -> None:
+                """Show each downloaded part in a terminal; elsewhere print a line now and then."""
+                nonlocal parts, printed_s
                 parts += 1
                 now_s = time.monotonic()
-                said = f"{what}{now_s - began_s:.0f} s, {parts} parts, {escape(part[-60:])}"
-                shown.update(said)
-                if not out.is_terminal and now_s - told_s >= _TELL_S:
-                    told_s = now_s
-                    out.print(f"  {said}", soft_wrap=True)
+                line = f"{title}{now_s - began_s:.0f} s, {parts} parts, {escape(part[-60:])}"
+                live.update(line)
+                if not out.is_terminal and now_s - printed_s >= _LINE_EVERY_S:
+                    printed_s = now_s
+                    out.print(f"  {line}", soft_wrap=True)
 
-            is_new = fetch_one(name, tell=tell)
+            is_new = fetch_server(name, on_part=show_part)
     except ServerFailed as error:
-        if name == "s3" and give_up_on_versity():
+        if name == "s3" and fall_back_to_moto():
             return _moto(f"versitygw could not be built: {error}", out)
         raise
     took_s = time.monotonic() - began_s
-    out.print(f"  {what}{f'fetched in {took_s:.0f} s' if is_new else 'is there'}", soft_wrap=True)
-    return {"version": package.version, "fetched": is_new, "folder": str(place_of(name))}
+    result = f"fetched in {took_s:.0f} s" if is_new else "already cached"
+    out.print(f"  {title}{result}", soft_wrap=True)
+    return {"version": package.version, "fetched": is_new, "folder": str(cache_folder(name))}
 
 
 def _moto(reason: str, out: Console) -> Mapping[str, Any]:
-    out.print(f"  {'s3':<11}moto will serve it, in memory: {reason}", soft_wrap=True, markup=False)
+    out.print(
+        f"  {'s3':<11}using moto, which keeps data in memory: {reason}",
+        soft_wrap=True,
+        markup=False,
+    )
     return {"version": "moto", "fetched": False}
 
 
-def _each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console) -> dict[str, Any]:
-    """What the work gave for each name; one that fails is shown and does not hold up the others."""
+def _each(
+    names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console
+) -> dict[str, Any]:
+    """The result of the work for each name; a failure is printed and does not stop the others."""
     fields: dict[str, Any] = {}
     for name in names:
         try:
             fields[name] = work(name)
         except (UnderstudyError, OSError) as error:
-            advice = "; check that the path is right and may be read and written" if isinstance(error, OSError) else ""
+            advice = (
+                "; check that the path is correct, readable and writable"
+                if isinstance(error, OSError)
+                else ""
+            )
             out.print(f"  {name:<11}{error}{advice}", soft_wrap=True, markup=False)
             fields[name] = {"error": f"{error}{advice}"}
     return fields
@@ -206,22 +260,28 @@ def _place(folder: Path | None) -> Path:
 
 
 def _fields(server: Server) -> dict[str, Any]:
-    fields = {"address": server.address, "credentials_file": str(server.credentials_file), "pid": server.pid}
-    return {**fields, "url": server.url} if server.name in AWS_SHAPED else fields
+    fields = {
+        "address": server.address,
+        "credentials_file": str(server.credentials_file),
+        "pid": server.pid,
+    }
+    return {**fields, "url": server.url} if server.name in AWS_COMPATIBLE else fields
 
 
 def _code(fields: Mapping[str, Any]) -> int:
-    return _FAILED if any("error" in one for one in fields.values()) else 0
+    return _FAILED if any("error" in server for server in fields.values()) else 0
 
 
 def _show(fields: Mapping[str, Any], out: Console) -> None:
-    """A table whose paths are never cut."""
+    """Print a table that never truncates paths."""
     rows = [("server", "state", "address", "pid", "credentials file")]
-    for name, one in fields.items():
-        if "error" not in one:
-            state = one.get("state", "running")
-            last = one.get("words", "") if state == "unavailable" else one.get("credentials_file", "")
-            rows.append((name, state, one.get("address", ""), str(one.get("pid", "")), last))
+    for name, server in fields.items():
+        if "error" not in server:
+            state = server.get("state", "running")
+            last = server.get("words" if state == "unavailable" else "credentials_file", "")
+            rows.append((name, state, server.get("address", ""), str(server.get("pid", "")), last))
     for row in rows if len(rows) > 1 else []:
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, (10, 11, 15, 7, 0), strict=True))
+        line = "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row, (10, 11, 15, 7, 0), strict=True)
+        )
         out.print(line.rstrip(), soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""understudy doctor: is this machine, and this data folder, fit for the platform?"""
+"""understudy doctor: checks whether this machine and a data folder are fit for the platform."""
 
 import contextlib
 import importlib.util
@@ -15,81 +15,102 @@ from typing import Literal
 
 import click
 
-from understudy.app.backends import open_store, open_stream
-from understudy.app.config import Config, hidden, resolve
-from understudy.app.data import DataFolder, data_folder
-from understudy.app.deployment import open_deployment, signing_key
-from understudy.app.specs import RegistrySpecs
+from understudy.backends.addresses import open_store, open_stream
+from understudy.backends.data import DataFolder, data_folder
+from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.local import open_view
+from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
-from understudy.stores.view import StoreView
+from understudy.platform.config import Config, mask_secrets, resolve
 
 Colour = Literal["green", "yellow", "red"]
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
-_NEEDED = ("numpy", "safetensors", "urllib3", "cryptography", "click", "rich", "gymnasium", "msgspec", "structlog")
+_NEEDED = (
+    "numpy",
+    "safetensors",
+    "urllib3",
+    "cryptography",
+    "click",
+    "rich",
+    "gymnasium",
+    "msgspec",
+    "structlog",
+)
 _FREE_BYTES = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One line: what was looked at, how it is, and what to do about it."""
+class DoctorCheck:
+    """One line: what was checked, the result, and the next step."""
 
     name: str
     colour: Colour
-    found: str
+    result: str
     next: str = ""
 
 
 @click.command(epilog=examples("understudy doctor", "understudy doctor --data D --json"))
 @common_options
 def doctor(data_text: str | None, as_json: bool) -> int:
-    """Check this machine and a data folder; every yellow or red line says what to do. Exits 1 on red."""
+    """Check this machine and a data folder; yellow and red lines name a fix. Exits 1 on red."""
     data = data_folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
-    out, checks = console(as_json=as_json), []
+    out = console(as_json=as_json)
+    checks = []
     for check in _checks(data, data_text):
         checks.append(check)
         advice = f"  → {check.next}" if check.next else ""
-        out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.found}{advice}", soft_wrap=True)
+        out.print(f"{_MARKS[check.colour]} {check.name:<15} {check.result}{advice}", soft_wrap=True)
     code = 1 if any(check.colour == "red" for check in checks) else 0
-    return finish({"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code)
+    return finish(
+        {"checks": [asdict(check) for check in checks], "ok": code == 0}, as_json=as_json, code=code
+    )
 
 
-def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[Check]:
-    """Every check in turn; a config that cannot be read is one that failed."""
+def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCheck]:
+    """Run every check; an unreadable config is a failed check."""
     config = Config()
     if data is not None:
         try:
             config = resolve({"data": data_text}).config.check()
         except ConfigError as error:
-            yield Check("config", "red", str(error), "understudy config check shows more")
-    yield Check("python", "green", platform.python_version())
+            yield DoctorCheck("config", "red", str(error), "run: understudy config check")
+    yield DoctorCheck("python", "green", platform.python_version())
     if sys.platform == "win32":
-        advice = "games can record; run stream, store and roles elsewhere"
-        yield Check("system", "yellow", platform.platform(), advice)
+        advice = "games can record; run stream, store and roles on another system"
+        yield DoctorCheck("system", "yellow", platform.platform(), advice)
     else:
-        yield Check("system", "green", platform.platform())
+        yield DoctorCheck("system", "green", platform.platform())
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        yield Check("packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'")
+        yield DoctorCheck(
+            "packages", "red", f"missing {', '.join(missing)}", "pip install 'understudy[platform]'"
+        )
     else:
-        yield Check("packages", "green", f"{len(_NEEDED)} needed, all there")
+        yield DoctorCheck("packages", "green", f"all {len(_NEEDED)} are installed")
     yield from _disk(data.root if data is not None else Path(tempfile.gettempdir()))
     if data is not None:
-        stream, store, models = config.stream.url, config.store.url, config.models.url
+        stream = config.stream.url
+        store = config.store.url
+        models = config.models.url
         yield from _stream(data, stream) if stream else ()
         yield from _store(data, store, models) if store else _folder(data)
         yield from _models(data, models)
 
 
-def _disk(where: Path) -> Iterator[Check]:
+def _disk(where: Path) -> Iterator[DoctorCheck]:
     while not where.exists():
         where = where.parent
     free = shutil.disk_usage(where).free
-    yield Check(
-        "free disk", "green" if free >= _FREE_BYTES else "red", f"{free / 1024**3:.1f} GiB at {where}",
-        "" if free >= _FREE_BYTES else "free some space: the stream stops acknowledging when the disk is full",
-    )  # fmt: skip
+    yield DoctorCheck(
+        "free disk",
+        "green" if free >= _FREE_BYTES else "red",
+        f"{free / 1024**3:.1f} GiB at {where}",
+        ""
+        if free >= _FREE_BYTES
+        else "free disk space: the stream stops acknowledging when the disk is full",
+    )
     times_s = []
     try:
         with tempfile.NamedTemporaryFile(dir=where, prefix=".understudy-doctor-") as file:
@@ -99,79 +120,109 @@ def _disk(where: Path) -> Iterator[Check]:
                 sync_data(file.fileno())
                 times_s.append(time.perf_counter() - began_s)
     except OSError as error:
-        yield Check("writing", "red", f"{where}: {error.strerror}", "give a folder you may write to with --data")
+        yield DoctorCheck(
+            "writing",
+            "red",
+            f"{where}: {error.strerror}",
+            "give a writable folder with --data",
+        )
         return
     took_ms = sorted(times_s)[4] * 1000
     slow = took_ms > 20
     advice = "acknowledgements wait for this; a local SSD is faster" if slow else ""
-    yield Check("sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice)
+    yield DoctorCheck(
+        "sync of 16 KiB", "yellow" if slow else "green", f"{took_ms:.2f} ms (median of 9)", advice
+    )
 
 
-def _folder(data: DataFolder) -> Iterator[Check]:
+def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
     if not data.has_store():
-        yield Check("store", "yellow", f"none in {data.root}", f"understudy simulate CartPole-v1 --data {data.root}")
+        yield DoctorCheck(
+            "store",
+            "yellow",
+            f"none in {data.root}",
+            f"understudy simulate CartPole-v1 --data {data.root}",
+        )
         return
     if not (data.root / "key").exists():
-        advice = "restore it from a backup: recording and forgetting need it"
-        yield Check("key", "red", f"{data.root / 'key'} is missing", advice)
-    yield Check("writer", "green", "a process has the store open" if data.has_writer() else "nobody has the store open")
+        advice = "restore it from a backup: recording and erasing need it"
+        yield DoctorCheck("key", "red", f"{data.root / 'key'} is missing", advice)
+    yield DoctorCheck(
+        "writer",
+        "green",
+        "a process has the store open" if data.has_writer() else "no process has the store open",
+    )
     try:
-        with StoreView(data.store) as view:
-            trouble = view.damage()
+        with open_view(data.store) as view:
+            damage = view.damage()
             arrivals = view.next_arrival - 1
     except StorageFailed as error:
-        yield Check("store", "red", str(error))  # which says what to do
+        yield DoctorCheck("store", "red", str(error))  # the message names the next step
         return
     except (UnderstudyError, OSError) as error:
-        yield Check("store", "red", str(error), f"understudy data verify --data {data.root}")
+        yield DoctorCheck("store", "red", str(error), f"understudy data verify --data {data.root}")
         return
-    if trouble:
-        yield Check("store", "red", f"database: {trouble}", "restore the folder from a backup")
+    if damage:
+        yield DoctorCheck("store", "red", f"database: {damage}", "restore the folder from a backup")
     else:
-        yield Check("store", "green", f"{arrivals} arrivals; the database is sound")
-    yield from _leftovers(data)
+        yield DoctorCheck("store", "green", f"{arrivals} arrivals; the database is intact")
+    yield from _unsent_frames(data)
 
 
-def _stream(data: DataFolder, url: str) -> Iterator[Check]:
+def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
     try:
         with contextlib.closing(open_stream(url, data)) as stream:
-            yield Check("stream", "green", f"{len(stream.partitions())} partitions at {hidden(url)}")
+            yield DoctorCheck(
+                "stream", "green", f"{len(stream.partitions())} partitions at {mask_secrets(url)}"
+            )
     except UnderstudyError as error:
-        yield Check("stream", "red", str(error))  # which says what to do
+        yield DoctorCheck("stream", "red", str(error))  # the message names the next step
 
 
-def _store(data: DataFolder, url: str, models: str) -> Iterator[Check]:
+def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
     try:
         specs = RegistrySpecs(open_deployment(data, models=models).registry)
         with contextlib.closing(open_store(url, specs=specs)) as store:
             store.tail(None, max_items=1, wait_s=0.0)
-            yield Check("store", "green", f"answers at {hidden(url)}")
+            yield DoctorCheck("store", "green", f"responds at {mask_secrets(url)}")
     except UnderstudyError as error:
-        yield Check("store", "red", str(error))
-    yield from _leftovers(data)
+        yield DoctorCheck("store", "red", str(error))
+    yield from _unsent_frames(data)
 
 
-def _leftovers(data: DataFolder) -> Iterator[Check]:
-    left = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
-    if left:
-        yield Check("spool", "yellow", f"{left} sessions wait to be sent", f"understudy data verify --data {data.root}")
+def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
+    sessions = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
+    if sessions:
+        yield DoctorCheck(
+            "spool",
+            "yellow",
+            f"{sessions} sessions have unsent frames",
+            f"understudy data verify --data {data.root}",
+        )
     else:
-        yield Check("spool", "green", "empty")
+        yield DoctorCheck("spool", "green", "empty")
 
 
-def _models(data: DataFolder, models: str) -> Iterator[Check]:
+def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
     if not signing_key(data).exists():
         return
     try:
-        registry = open_deployment(data, models=models).registry
+        deployment = open_deployment(data, models=models)
+        registry = deployment.registry
         games = registry.games()
         damaged = [
-            f"{game} ({what}): {why}" for game in games for what, why in registry.damage(game, every=True).items()
-        ]  # fmt: skip
+            f"{game} ({part}): {damage}"
+            for game in games
+            for part, damage in registry.damage(game, every=True).items()
+        ]
+        if damage := deployment.keys.damage():
+            damaged.append(f"keys: {damage}")
     except (UnderstudyError, OSError) as error:
-        yield Check("models", "red", str(error), "restore them from a backup: understudy restore --help")
+        yield DoctorCheck(
+            "models", "red", str(error), "restore them from a backup: understudy restore --help"
+        )
         return
     if damaged:
-        yield Check("models", "red", "; ".join(damaged))
+        yield DoctorCheck("models", "red", "; ".join(damaged))
     else:
-        yield Check("models", "green", f"{len(games)} games; journals and models are whole")
+        yield DoctorCheck("models", "green", f"{len(games)} games; journals and models are intact")

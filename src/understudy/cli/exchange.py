@@ -11,30 +11,36 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from understudy.app.backends import check_backends
-from understudy.app.config import resolve
-from understudy.app.data import data_folder
-from understudy.app.exchange.exporting import OnSteps, Wanted, copied, must_be_free, open_history
-from understudy.app.specs import registered_specs
-from understudy.cli.deployed import config_of, store_elsewhere
+from understudy.backends.addresses import check_backends
+from understudy.backends.data import data_folder
+from understudy.backends.local import open_view
+from understudy.backends.specs import registered_specs
+from understudy.cli.deployed import config_of, remote_store
 from understudy.cli.options import (
     PATH,
     common_options,
     console,
-    count,
     examples,
     finish,
+    format_count,
+    format_size,
     results,
-    size,
     store_option,
 )
-from understudy.core.chunk import CONSENTS
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name, player_name
-from understudy.stores.view import StoreView
+from understudy.exchange.exporting import (
+    ExportFilter,
+    OnSteps,
+    check_not_exists,
+    local_copy,
+    open_history,
+)
+from understudy.experience.chunk import CONSENTS
+from understudy.platform.config import resolve
 
 if TYPE_CHECKING:
-    from understudy.app.exchange.destination import Destination
+    from understudy.exchange.destination import Destination
 
 _LINE_EVERY_S = 2.0
 
@@ -47,75 +53,112 @@ _LINE_EVERY_S = 2.0
     ),
 )
 @click.argument("out", type=PATH, metavar="OUT")
-@click.option("--format", "kind", type=click.Choice(["parquet", "minari"]), required=True, help="What to write.")
-@click.option("--game", help="Which game, where there are several.")
-@click.option("--schema", default="", help="The beginning of a schema's id, where a game has several.")
-@click.option("--player", help="Only steps of this player (the name the game gave).")
-@click.option("--consent", type=click.Choice(CONSENTS), multiple=True,
-              help="Only steps under this consent; may be given twice. Default: any for parquet, granted for minari.",
-)  # fmt: skip
-@click.option("--since", help="Only what came at this time or later, such as 2026-11-01 or 2026-11-01T12:00 (UTC).")
-@click.option("--with-player", is_flag=True, help="Add a column with each player's pseudonym (parquet).")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "minari"]),
+    required=True,
+    help="Format of the output.",
+)
+@click.option("--game", help="The game, if there are several.")
+@click.option("--schema", default="", help="Prefix of a schema id, if the game has several.")
+@click.option("--player", help="Only steps of this player (the name that the game uses).")
+@click.option(
+    "--consent",
+    type=click.Choice(CONSENTS),
+    multiple=True,
+    help="Only steps with this consent; repeatable (default: any for parquet, granted for minari).",
+)
+@click.option(
+    "--since",
+    help="Only steps received since this time, such as 2026-11-01 or 2026-11-01T12:00 (UTC).",
+)
+@click.option(
+    "--with-player", is_flag=True, help="Add a column with each player's pseudonym (parquet)."
+)
 @store_option
 @common_options
 def export_data(
-    data_text: str | None, as_json: bool, store_url: str | None, out: Path, kind: str, consent: tuple[str, ...],
-    since: str | None, with_player: bool, **chosen: Any,
-) -> int:  # fmt: skip
-    """Write stored steps to OUT: a Parquet file with a row for each step, or a Minari dataset of whole episodes.
+    data_text: str | None,
+    as_json: bool,
+    store_url: str | None,
+    out: Path,
+    kind: str,
+    consent: tuple[str, ...],
+    since: str | None,
+    with_player: bool,
+    **chosen: Any,
+) -> int:
+    """Export stored steps to OUT: a Parquet file of steps, or a Minari dataset of whole episodes.
 
-    OUT appears when it is whole, and never replaces anything.
+    OUT appears only when it is complete, and never replaces an existing file.
     """
     if kind == "minari" and with_player:
-        raise ConfigError("--with-player is for parquet; a Minari dataset has no place for players")
-    # A Minari dataset is made to learn from, and does not tell consent apart.
+        raise ConfigError(
+            "--with-player needs --format parquet; a Minari dataset cannot hold players"
+        )
+    # A Minari dataset is meant for learning, and does not record consent.
     consent = consent or (("granted",) if kind == "minari" else ())
-    wanted = Wanted(consent=consent, since_s=_since(since), **chosen)
-    must_be_free(out)
+    export_filter = ExportFilter(consent=consent, since_s=_since(since), **chosen)
+    check_not_exists(out)
     more: dict[str, Any] = {}
     with ExitStack() as opened:
-        there = opened.enter_context(store_elsewhere(data_text, store_url))
-        data = there.data if there else data_folder(data_text).must_exist()
-        if there:
-            view = opened.enter_context(copied(there.store, there.specs, wanted, beside=out))
+        remote = opened.enter_context(remote_store(data_text, store_url))
+        data = remote.data if remote else data_folder(data_text).must_exist()
+        if remote:
+            specs = remote.specs
+            view = opened.enter_context(local_copy(remote.store, specs, export_filter, beside=out))
         else:
-            view = opened.enter_context(StoreView(data.store))
-        specs = there.specs if there else registered_specs(data, models=config_of(data_text).models.url)
-        history = open_history(data, view, wanted, specs=specs)
+            view = opened.enter_context(open_view(data.store))
+            specs = registered_specs(data, models=config_of(data_text).models.url)
+        history = open_history(data, view, export_filter, specs=specs)
         with _progress(console(as_json=as_json), f"exporting {history.spec.game}") as show:
             if kind == "parquet":
-                from understudy.app.exchange.parquet import write_parquet
+                from understudy.exchange.parquet import write_parquet
 
                 written = write_parquet(history, out, with_player=with_player, on_steps=show)
             else:
-                from understudy.app.exchange.minari import write_minari
+                from understudy.exchange.minari import write_minari
 
                 dataset = write_minari(history, out, on_steps=show)
                 written = dataset.written
-                more = {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.left)}
+                more = {"dataset_id": dataset.dataset_id, "left_out": dict(dataset.omitted)}
     fields = {
-        "out": str(written.path), "format": kind, "game": history.spec.game, "schema": history.spec.schema,
-        "steps": written.steps, "episodes": written.episodes, "sessions": written.sessions,
-        "size_bytes": written.size_bytes, "left_out_steps": dict(history.left_out), "gone_chunks": history.gone_chunks,
+        "out": str(written.path),
+        "format": kind,
+        "game": history.spec.game,
+        "schema": history.spec.schema,
+        "steps": written.steps,
+        "episodes": written.episodes,
+        "sessions": written.sessions,
+        "size_bytes": written.size_bytes,
+        "left_out_steps": dict(history.left_out),
+        "gone_chunks": history.gone_chunks,
         **more,
-    }  # fmt: skip
+    }
     if as_json:
         return finish(fields, as_json=True)
-    say = console()
-    say.print(
-        f"wrote {count(written.steps)} steps in {count(written.episodes)} episodes of {history.spec.game}, "
-        f"{size(written.size_bytes)}: {written.path}", soft_wrap=True,
-    )  # fmt: skip
+    terminal = console()
+    terminal.print(
+        f"wrote {format_count(written.steps)} steps in {format_count(written.episodes)} episodes "
+        f"of {history.spec.game}, {format_size(written.size_bytes)}: {written.path}",
+        soft_wrap=True,
+    )
     for name, steps in history.left_out.items():
-        say.print(f"left out {count(steps)} steps with consent {name}; --consent {name} takes them")
-    if history.gone_chunks:
-        say.print(f"{history.gone_chunks} chunks were forgotten or expired meanwhile")
-    if left := more.get("left_out"):
-        say.print(
-            f"left out {sum(left.values())} episodes that are not whole: {left['cut']} cut, {left['unfinished']} "
-            f"unfinished, {left['gaps']} with gaps"
+        terminal.print(
+            f"skipped {format_count(steps)} steps with consent {name}; include them: --consent "
+            f"{name}"
         )
-        say.print(f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True)
+    if history.gone_chunks:
+        terminal.print(f"{history.gone_chunks} chunks were forgotten or expired during the export")
+    if omitted := more.get("left_out"):
+        terminal.print(
+            f"skipped {sum(omitted.values())} incomplete episodes: {omitted['cut']} cut, "
+            f"{omitted['unfinished']} unfinished, {omitted['gaps']} with gaps"
+        )
+        terminal.print(
+            f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True
+        )
     return finish(fields, as_json=False)
 
 
@@ -123,140 +166,234 @@ def export_data(
     name="import",
     epilog=examples(
         "understudy data import steps.parquet --data D --format parquet",
-        "understudy data import people-v0 --data D --format minari --game my-game --consent granted",
-        "understudy data import records.jsonl --data D --format seed-a --repair-shift --consent granted",
+        "understudy data import people-v0 --data D --format minari --game my-game --consent "
+        "granted",
+        "understudy data import records.jsonl --data D --format seed-a --repair-shift --consent "
+        "granted",
     ),
 )
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
-@click.option("--format", "kind", type=click.Choice(["parquet", "minari", "seed-a"]), required=True,
-              help="What the files are.")  # fmt: skip
-@click.option("--game", help="The game's name here; default is what the files say.")
-@click.option("--player", help="Whose steps they are; default is 'imported', or what a file with pseudonyms says.")
-@click.option("--consent", type=click.Choice(CONSENTS), help="What the players agreed to; parquet files know it.")
-@click.option("--repair-shift", is_flag=True, help="seed-a: put each state before the action that it belongs to.")
-@click.option("--as-is", is_flag=True, help="seed-a: keep the records as they are, out of learners' reach.")
-@click.option("--limit", type=click.IntRange(min=1), help="seed-a: steps after which the game stops by itself.")
 @click.option(
-    "--actions", type=click.IntRange(min=1), help="seed-a: how many actions the game has, if nothing says so."
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "minari", "seed-a"]),
+    required=True,
+    help="Format of the files.",
+)
+@click.option("--game", help="Store under this game name (default: the name in the files).")
+@click.option(
+    "--player",
+    help="The player of the steps (default: the file's pseudonyms, else 'imported').",
+)
+@click.option(
+    "--consent",
+    type=click.Choice(CONSENTS),
+    help="Whether bots may learn from the steps (default for parquet: as in the file).",
+)
+@click.option(
+    "--repair-shift",
+    is_flag=True,
+    help="seed-a: the recorded state is the one after the action; use the previous record's as the "
+    "observation. Give this or --as-is.",
+)
+@click.option(
+    "--as-is",
+    is_flag=True,
+    help="seed-a: import unchanged, with consent `denied`, so that no learner uses it.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="seed-a: the game's step limit.",
+)
+@click.option(
+    "--actions",
+    type=click.IntRange(min=1),
+    help="seed-a: the number of actions, if the files do not state it.",
 )
 @click.option("--game-id", help="seed-a: only records with this game id.")
-@click.option("--stream", "stream_url", metavar="URL",
-              help="A stream elsewhere to send them by (default: the deployment's own).")  # fmt: skip
+@click.option(
+    "--stream",
+    "stream_url",
+    metavar="URL",
+    help="The stream to send the steps through (default: the deployment's own).",
+)
 @store_option
-@click.option("--models", "models_url", metavar="URL",
-              help="Where games are registered (default: the deployment's own).")  # fmt: skip
-@click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
-              help="With a store elsewhere: seconds to wait for its ingest while nothing gets on.")  # fmt: skip
+@click.option(
+    "--models",
+    "models_url",
+    metavar="URL",
+    help="The registry of games and models (default: the deployment's own).",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="With a remote store: give up after this many seconds without progress of ingest.",
+)
 @common_options
 def import_data(
-    data_text: str | None, as_json: bool, files: tuple[Path, ...], kind: str, player: str | None,
-    stream_url: str | None, store_url: str | None, models_url: str | None, wait_s: float, **options: Any,
-) -> int:  # fmt: skip
+    data_text: str | None,
+    as_json: bool,
+    files: tuple[Path, ...],
+    kind: str,
+    player: str | None,
+    stream_url: str | None,
+    store_url: str | None,
+    models_url: str | None,
+    wait_s: float,
+    **options: Any,
+) -> int:
     """Store the steps of FILES, each once, as if they had been recorded here.
 
-    Files are read and judged as a whole first: a bad one stores nothing. The command may be killed at any moment and
-    run again, and what is in the store already is left out.
+    All files are checked before any step is stored: one bad file stores nothing. The command can be
+    killed at any moment and run again; steps that are already stored are skipped.
     """
-    from understudy.app.exchange.destination import Destination
-    from understudy.app.exchange.importing import import_files
+    from understudy.exchange.destination import Destination
+    from understudy.exchange.importing import import_files
 
-    flags = {"data": data_text, "stream.url": stream_url, "store.url": store_url, "models.url": models_url}
-    data, config = data_folder(data_text), resolve(flags).config
+    flags = {
+        "data": data_text,
+        "stream.url": stream_url,
+        "store.url": store_url,
+        "models.url": models_url,
+    }
+    data = data_folder(data_text)
+    config = resolve(flags).config
     check_backends(stream=config.stream.url, store=config.store.url)
-    place = Destination(data, config, wait_s)
+    destination = Destination(data, config, wait_s)
     name = None if player is None else player_name(player)
-    incoming = _incoming(files, kind, place=place, **options)
+    incoming = _incoming(files, kind, destination=destination, **options)
     with _progress(console(as_json=as_json), f"importing {incoming[0].spec.game}") as show:
-        result = import_files(place, incoming, player=name, on_steps=show)
-    fields = {"format": kind, **result.to_json(), "next": place.next_step() if result.waiting_steps else ""}
+        result = import_files(destination, incoming, player=name, on_steps=show)
+    fields = {
+        "format": kind,
+        **result.to_json(),
+        "next": destination.next_step() if result.waiting_steps else "",
+    }
     _print_import(results(as_json=as_json), fields, data_text or str(data.root))
-    is_fine = not (result.refused_steps or result.waiting_steps or fields.get("refused_episodes"))
-    return finish(fields, as_json=as_json, code=0 if is_fine else 1)
+    has_failed = result.refused_steps or result.waiting_steps or fields.get("refused_episodes")
+    return finish(fields, as_json=as_json, code=1 if has_failed else 0)
 
 
 def _incoming(
-    files: tuple[Path, ...], kind: str, *, place: "Destination", game: str | None, consent: str | None,
-    repair_shift: bool, as_is: bool, **seed: Any,
-) -> list[Any]:  # fmt: skip
+    files: tuple[Path, ...],
+    kind: str,
+    *,
+    destination: "Destination",
+    game: str | None,
+    consent: str | None,
+    repair_shift: bool,
+    as_is: bool,
+    **seed: Any,
+) -> list[Any]:
     name = None if game is None else game_name(game)
     only_seed = {"repair_shift": repair_shift, "as_is": as_is, **seed}
-    if kind != "seed-a" and (given := [one.replace("_", "-") for one, value in only_seed.items() if value]):
-        raise ConfigError(f"--{', --'.join(given)} only make sense with --format seed-a")
+    flags = [f"--{flag.replace('_', '-')}" for flag, value in only_seed.items() if value]
+    if kind != "seed-a" and flags:
+        raise ConfigError(
+            f"{', '.join(flags)} cannot be used with --format {kind}; use --format seed-a"
+        )
     if kind == "parquet":
-        from understudy.app.exchange.parquet import ParquetFile
+        from understudy.exchange.parquet import ParquetFile
 
-        return [ParquetFile(one, game=name, consent=consent) for one in files]
+        return [ParquetFile(path, game=name, consent=consent) for path in files]
     if kind == "seed-a" and repair_shift == as_is:
         raise ConfigError(
-            "the records' state is the one after the action; say --repair-shift to put that right (the first step of "
-            "each episode is lost), or --as-is to keep them, out of learners' reach"
+            "the records hold the state after the action; give --repair-shift to correct that (the "
+            "first step of each episode is lost), or --as-is to import them unchanged, with "
+            "consent denied, so that no learner uses them"
         )
     if consent is None and not as_is:
         raise ConfigError(
-            f"{kind} files do not say what their players agreed to; give --consent {', '.join(CONSENTS)} (learners "
-            "read granted)"
+            f"{kind} files do not record the players' consent; pass --consent with "
+            f"one of {', '.join(CONSENTS)}; learners use only granted"
         )
     if kind == "minari":
-        from understudy.app.exchange.minari import MinariDataset
+        from understudy.exchange.minari import MinariDataset
 
-        return [MinariDataset(one, game=name, consent=str(consent)) for one in files]
-    from understudy.app.exchange.seed_a import SeedA, SeedOptions
+        return [MinariDataset(path, game=name, consent=str(consent)) for path in files]
+    from understudy.exchange.seed_a import SeedA, SeedOptions
 
     mode: Any = "as-is" if as_is else "repair-shift"
     return [
-        SeedA(files, SeedOptions(mode=mode, game=name, consent=consent or "unknown", **seed), registered=place.specs)
+        SeedA(
+            files,
+            SeedOptions(mode=mode, game=name, consent=consent or "unknown", **seed),
+            registered=destination.specs,
+        )
     ]
 
 
 def _print_import(out: Console, fields: dict[str, Any], data_text: str) -> None:
     out.print(
-        f"{count(fields['steps'])} steps of {fields['game']} in {count(fields['sessions'])} sessions: stored "
-        f"{count(fields['stored_steps'])}, there already {count(fields['there_steps'])}"
+        f"{format_count(fields['steps'])} steps of {fields['game']} in "
+        f"{format_count(fields['sessions'])} sessions: stored "
+        f"{format_count(fields['stored_steps'])}, already stored "
+        f"{format_count(fields['there_steps'])}"
     )
     if fields["format"] == "seed-a":
         _print_seed(out, fields)
     elif fields.get("episodes_without_end"):
-        out.print(f"{fields['episodes_without_end']} episodes have no end and were taken as cut")
+        out.print(f"{fields['episodes_without_end']} episodes have no end and were stored as cut")
     if fields["refused_steps"]:
-        out.print(f"[red]{count(fields['refused_steps'])} steps were refused[/]: {dict(fields['refusals'])}; next: "
-                  f"understudy data quarantine list --data {data_text}", soft_wrap=True)  # fmt: skip
+        out.print(
+            f"[red]{format_count(fields['refused_steps'])} steps were rejected[/]: "
+            f"{dict(fields['refusals'])}; next: understudy data quarantine list --data {data_text}",
+            soft_wrap=True,
+        )
     if fields["waiting_steps"]:
-        out.print(f"[yellow]{count(fields['waiting_steps'])} steps are in the stream and not stored yet[/]: "
-                  f"{fields['next']}", soft_wrap=True)  # fmt: skip
+        out.print(
+            f"[yellow]{format_count(fields['waiting_steps'])} steps are in the stream but not yet "
+            f"stored[/]: {fields['next']}",
+            soft_wrap=True,
+        )
 
 
 def _print_seed(out: Console, fields: dict[str, Any]) -> None:
     out.print(
-        f"{count(fields['records'])} records of {fields['game_id']!r}, {fields['duplicates']} of them doubled; "
-        f"{fields['episodes']} episodes, {fields['episodes_without_end']} without an end, {fields['gaps']} gaps"
+        f"{format_count(fields['records'])} records of {fields['game_id']!r}, "
+        f"{fields['duplicates']} duplicates; {fields['episodes']} episodes, "
+        f"{fields['episodes_without_end']} without an end, {fields['gaps']} gaps"
     )
     if fields["mode"] == "as-is":
-        out.print("kept as they are: misaligned, under consent denied, which no learner reads")
+        out.print("kept unchanged: misaligned, with consent denied, which no learner reads")
     else:
-        out.print(f"lost {fields['lost_first_steps']} first steps, whose state before the action nobody recorded")
-    limit = "no limit is known" if fields["limit"] is None else f"the limit is {fields['limit']}"
-    out.print(f"{fields['derived_truncations']} ends taken as truncations, derived from the step count ({limit})")
+        out.print(
+            f"lost {fields['lost_first_steps']} first steps: their state before the action was not "
+            "recorded"
+        )
+    limit = "no known limit" if fields["limit"] is None else f"the limit is {fields['limit']}"
+    out.print(
+        f"{fields['derived_truncations']} episode ends classified as truncations by step count "
+        f"({limit})"
+    )
     if fields["looks_aligned"]:
-        out.print("[yellow]these records look as if they had no shift: next_state is the following record's state[/]")
-    for name, why in list(fields["refused_episodes"].items())[:20]:
-        out.print(f"[red]refused[/] {name}: {why}")
+        out.print(
+            "[yellow]these records seem to have no shift: next_state equals the following record's "
+            "state[/]"
+        )
+    for name, reason in list(fields["refused_episodes"].items())[:20]:
+        out.print(f"[red]rejected[/] {name}: {reason}")
 
 
 def _since(text: str | None) -> float:
     if text is None:
         return 0.0
     try:
-        found = datetime.fromisoformat(text)
+        since = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"--since is {text[:40]!r}; give a day or time, such as 2026-11-01 or 2026-11-01T12:00"
+            f"--since is {text[:40]!r}; give a date or time, such as 2026-11-01 or 2026-11-01T12:00"
         ) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp()
 
 
 @contextmanager
 def _progress(out: Console, title: str) -> Iterator[OnSteps]:
-    """Shows how many steps are done: a bar in a terminal, a line now and then elsewhere."""
+    """Show how many steps are done: a bar in a terminal, a line now and then elsewhere."""
     if out.is_terminal:
         with Progress(console=out, transient=True) as bar:
             task = bar.add_task(title, total=None)
@@ -268,6 +405,10 @@ def _progress(out: Console, title: str) -> Iterator[OnSteps]:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _LINE_EVERY_S
-            out.print(f"{title}: {count(done)} of {count(total)} steps" if total else f"read {count(done)} steps")
+            out.print(
+                f"{title}: {format_count(done)} of {format_count(total)} steps"
+                if total
+                else f"read {format_count(done)} steps"
+            )
 
     yield line

@@ -6,26 +6,42 @@ from typing import Any
 import click
 from rich.table import Table
 
-from understudy.app.config import resolve
-from understudy.app.runs.choice import GameChoice, look_at
 from understudy.cli.deployed import deployment
-from understudy.cli.options import common_options, console, examples, finish, import_from_here, results
+from understudy.cli.options import (
+    common_options,
+    console,
+    examples,
+    finish,
+    import_from_here,
+    results,
+)
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec, game_spec, spec_from_json
-from understudy.core.spaces import Discrete
+from understudy.experience.game import GameSpec, game_spec, spec_from_json
+from understudy.experience.spaces import Discrete
 from understudy.models.registry import Registry
+from understudy.platform.config import resolve
+from understudy.training.env_info import GameChoice, inspect_env
 
-_WHAT = (
-    "GAME is a Gymnasium id, a name with --obs and --actions for a game of your own, or a .json file with a game spec "
-    "(what `spec.to_json()` gives)."
+_GAME_HELP = (
+    "GAME is a Gymnasium id, a name with --obs and --actions for your own game, or a .json file "
+    "with a game spec (written by `spec.to_json()`)."
 )
-_obs_option = click.option("--obs", type=click.IntRange(1, 1_000_000), metavar="N", help="Observations are N numbers.")
+_obs_option = click.option(
+    "--obs",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Number of values in an observation.",
+)
 _actions_option = click.option(
-    "--actions", metavar="N|NAMES", help="Actions: how many, or their names with commas between."
+    "--actions", metavar="N|NAMES", help="Number of actions, or their names, comma-separated."
 )
 
 
-@click.group(epilog=examples("understudy games add CartPole-v1 --data D", "understudy games list --data D --json"))
+@click.group(
+    epilog=examples(
+        "understudy games add CartPole-v1 --data D", "understudy games list --data D --json"
+    )
+)
 def games() -> None:
     """Register, list and check games."""
 
@@ -35,77 +51,102 @@ def games() -> None:
         "understudy games add CartPole-v1 --data D",
         "understudy games add my-game --obs 6 --actions up,stay,down --data D --json",
     ),
-    help=f"Register a game, so that keys without --registers may send steps of it.\n\n{_WHAT}",
+    help=f"Register a game, so that keys without --registers can send its steps.\n\n{_GAME_HELP}",
 )
 @click.argument("game")
 @_obs_option
 @_actions_option
 @common_options
-def add(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
+def add(
+    data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None
+) -> int:
     spec = _spec(game, obs, actions)
-    where = deployment(data_text)
-    known = {one.schema for one in where.registry.specs(spec.game)}
-    where.registry.register(spec)
+    registry = deployment(data_text).registry
+    schemas = {registered.schema for registered in registry.specs(spec.game)}
+    registry.register(spec)
     out = results(as_json=as_json)
-    was = "was registered before" if spec.schema in known else "is registered"
-    out.print(f"{spec.game} {was} ({_words(spec)}, schema {spec.schema[:12]})")
+    result = "was already registered" if spec.schema in schemas else "is registered"
+    out.print(f"{spec.game} {result} ({_summary(spec)}, schema {spec.schema[:12]})")
     out.print(f"[dim]next: understudy keys create --scopes play --game {spec.game}[/]")
-    return finish({**_fields(spec), "is_new": spec.schema not in known}, as_json=as_json)
+    return finish({**_fields(spec), "is_new": spec.schema not in schemas}, as_json=as_json)
 
 
-@games.command(name="list", epilog=examples("understudy games list --data D", "understudy games list --data D --json"))
+@games.command(
+    name="list",
+    epilog=examples("understudy games list --data D", "understudy games list --data D --json"),
+)
 @common_options
 def list_games(data_text: str | None, as_json: bool) -> int:
     """List registered games with their schemas and bots."""
     registry = deployment(data_text, must_exist=True).registry
     rows: list[dict[str, Any]] = []
     for name in registry.games():
-        specs, catalogue = registry.specs(name), registry.catalogue(name)
-        rows.append({
-            "game": name, "schemas": [_fields(spec) for spec in specs], "models": len(catalogue.models),
-            "champion": catalogue.points_to("champion"), "canary": catalogue.points_to("canary"),
-        })  # fmt: skip
+        specs = registry.specs(name)
+        catalogue = registry.catalogue(name)
+        rows.append(
+            {
+                "game": name,
+                "schemas": [_fields(spec) for spec in specs],
+                "models": len(catalogue.models),
+                "champion": catalogue.model_of("champion"),
+                "canary": catalogue.model_of("canary"),
+            }
+        )
     table = Table("game", "observations", "actions", "schemas", "models", "champion", "canary")
     for row in rows:
-        first, numbers = row["schemas"][0], [row[name] for name in ("models", "champion", "canary")]
+        first = row["schemas"][0]
+        numbers = [row[name] for name in ("models", "champion", "canary")]
         table.add_row(
-            row["game"], first["observation"], first["actions"], str(len(row["schemas"])),
+            row["game"],
+            first["observation"],
+            first["actions"],
+            str(len(row["schemas"])),
             *(str(number or "") for number in numbers),
-        )  # fmt: skip
-    results(as_json=as_json).print(table if rows else "no games yet; next: understudy games add GAME")
+        )
+    results(as_json=as_json).print(
+        table if rows else "no games yet; next: understudy games add GAME"
+    )
     return finish({"games": rows}, as_json=as_json)
 
 
 @games.command(
-    epilog=examples("understudy games check CartPole-v1", "understudy games check my-game.json --data D --json"),
-    help=f"Look whether a game can be recorded, and in a data folder whether it is registered; exits 1 when it is not."
-    f"\n\n{_WHAT}",
+    epilog=examples(
+        "understudy games check CartPole-v1", "understudy games check my-game.json --data D --json"
+    ),
+    help="Check whether a game can be recorded and, given a data folder, whether it is registered; "
+    f"exits 1 if it is not.\n\n{_GAME_HELP}",
 )
 @click.argument("game")
 @_obs_option
 @_actions_option
 @common_options
-def check(data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None) -> int:
+def check(
+    data_text: str | None, as_json: bool, game: str, obs: int | None, actions: str | None
+) -> int:
     has_folder = bool(resolve({"data": data_text}).config.data)
     registry = deployment(data_text, must_exist=True).registry if has_folder else None
     spec = _known_spec(game, registry) if obs is None and actions is None else None
     spec = spec or _spec(game, obs, actions)
-    fields, out = _fields(spec), console(as_json=as_json)
-    out.print(f"{spec.game} can be recorded: {_words(spec)}, schema {spec.schema[:12]}")
+    fields = _fields(spec)
+    out = console(as_json=as_json)
+    out.print(f"{spec.game} can be recorded: {_summary(spec)}, schema {spec.schema[:12]}")
     if registry is None:
         return finish(fields, as_json=as_json)
-    schemas = [one.schema for one in registry.specs(spec.game)]
+    schemas = [registered.schema for registered in registry.specs(spec.game)]
     is_registered = spec.schema in schemas
     if is_registered:
         out.print("it is registered")
     else:
-        others = f", only with schema {', '.join(one[:12] for one in schemas[:4])}" if schemas else ""
+        prefixes = ", ".join(schema[:12] for schema in schemas[:4])
+        others = f", only with schema {prefixes}" if schemas else ""
         out.print(f"it is [yellow]not registered[/]{others}; next: understudy games add {game}")
-    return finish({**fields, "is_registered": is_registered}, as_json=as_json, code=0 if is_registered else 1)
+    return finish(
+        {**fields, "is_registered": is_registered}, as_json=as_json, code=0 if is_registered else 1
+    )
 
 
 def _known_spec(game: str, registry: Registry | None) -> GameSpec | None:
-    """The spec of a game of one's own by its name alone: what is registered; None for files and envs."""
+    """The registered spec of a game, by its name; None for files and unregistered games."""
     if registry is None or game.endswith(".json") or game not in registry.games():
         return None
     try:
@@ -116,31 +157,46 @@ def _known_spec(game: str, registry: Registry | None) -> GameSpec | None:
 
 def _spec(game: str, obs: int | None, actions: str | None) -> GameSpec:
     if (obs is None) != (actions is None):
-        raise ConfigError("a game of your own needs both --obs and --actions; give both, or none for a Gymnasium id")
+        raise ConfigError(
+            "your own game needs both --obs and --actions; give both, or neither for a Gymnasium id"
+        )
     if obs is not None and actions is not None:
-        return game_spec(game, obs=obs, actions=int(actions) if actions.isdecimal() else actions.split(","))
+        if not all(name.strip() for name in actions.split(",")):
+            raise ConfigError(
+                f"--actions is {actions[:80]!r}; give a count such as 3, or names such as up,down"
+            )
+        return game_spec(
+            game, obs=obs, actions=int(actions) if actions.isdecimal() else actions.split(",")
+        )
     if not game.endswith(".json"):
         import_from_here()
-        return look_at(GameChoice(game=game)).spec
+        return inspect_env(GameChoice(game=game)).spec
     try:
         return spec_from_json(Path(game).read_bytes())
     except OSError as error:
-        raise ConfigError(f"{game} cannot be read: {error.strerror}; give a game spec as a .json file") from None
+        raise ConfigError(
+            f"cannot read {game}: {error.strerror}; give a .json file with a game spec"
+        ) from None
 
 
 def _fields(spec: GameSpec) -> dict[str, Any]:
     return {
-        "game": spec.game, "schema": spec.schema, "observation": _shapes(spec.obs), "actions": _shapes(spec.action)
-    }  # fmt: skip
+        "game": spec.game,
+        "schema": spec.schema,
+        "observation": _shapes(spec.obs),
+        "actions": _shapes(spec.action),
+    }
 
 
-def _words(spec: GameSpec) -> str:
+def _summary(spec: GameSpec) -> str:
     return f"observations {_shapes(spec.obs)}, actions {_shapes(spec.action)}"
 
 
 def _shapes(spaces: Any) -> str:
     shapes = {
-        path: f"{space.n} choices" if isinstance(space, Discrete) else f"{space.dtype}{list(space.shape)}"
+        path: f"{space.n} choices"
+        if isinstance(space, Discrete)
+        else f"{space.dtype}{list(space.shape)}"
         for path, space in spaces.items()
     }
     return "; ".join(f"{path + ': ' if path else ''}{shape}" for path, shape in shapes.items())

@@ -10,15 +10,23 @@ from typing import Any
 
 import click
 
-from understudy.app.config import Config, hidden, resolve
-from understudy.app.data import data_folder
-from understudy.app.roles.children import log_to_stderr
-from understudy.app.roles.ingest import RETENTION_S, open_ingest
+from understudy.backends.data import data_folder
 from understudy.cli.interrupts import INTERRUPTED
-from understudy.cli.options import common_options, console, count, examples, finish, results, store_option
+from understudy.cli.options import (
+    common_options,
+    console,
+    examples,
+    finish,
+    format_count,
+    results,
+    store_option,
+)
 from understudy.core.errors import ConfigError
+from understudy.platform.children import log_to_stderr
+from understudy.platform.config import Config, mask_secrets, resolve
+from understudy.platform.ingest import RETENTION_S, open_ingest
 
-_AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next start\n"
+_INTERRUPTED = b"interrupted; steps not stored yet are in the stream, for the next start\n"
 
 
 @click.command(
@@ -26,39 +34,58 @@ _AT_ONCE = b"interrupted; what is not stored yet is in the stream, for the next 
         "understudy ingest --data D",
         "understudy ingest --data D --keep-days 90",
         "understudy ingest --data D --until-empty --json",
-        "understudy ingest --data D --engine spark --stream kafka://HOST/TOPIC --store cassandra://HOST/KEYSPACE",
+        "understudy ingest --data D --engine spark --stream kafka://HOST/TOPIC --store "
+        "cassandra://HOST/KEYSPACE",
     )
 )
-@click.option("--until-empty", is_flag=True, help="Store what is in the stream now, then end.")
-@click.option("--retention", "retention_s", type=float,
-              help=f"Seconds a stream in the data folder keeps what is stored (default: {RETENTION_S:g}).")  # fmt: skip
-@click.option("--keep-days", type=float,
-              help="Expire steps in the folder's store older than this (default: keep them for ever).")  # fmt: skip
-@click.option("--stream", "stream_url", metavar="URL",
-              help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file (default: the deployment's own).")  # fmt: skip
+@click.option("--until-empty", is_flag=True, help="Store what is in the stream, then exit.")
+@click.option(
+    "--retention",
+    "retention_s",
+    type=float,
+    help=f"Seconds that a local stream keeps stored frames (default: {RETENTION_S:g}).",
+)
+@click.option(
+    "--keep-days",
+    type=float,
+    help="Expire steps in the local store after this many days (default: keep them forever).",
+)
+@click.option(
+    "--stream",
+    "stream_url",
+    metavar="URL",
+    help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file (default: the deployment's own).",
+)
 @store_option
-@click.option("--engine", type=click.Choice(["native", "spark"]), help="Our own service, or a Spark job.")
-@click.option("--master", metavar="MASTER", help="Where Spark runs, such as local[2] or spark://HOST:7077.")
+@click.option(
+    "--engine", type=click.Choice(["native", "spark"]), help="The built-in service, or a Spark job."
+)
+@click.option(
+    "--master", metavar="MASTER", help="Spark master, such as local[2] or spark://HOST:7077."
+)
 @common_options
 def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any) -> int:
     """Follow a stream and store each step exactly once.
 
-    Ctrl-C or SIGTERM drains and ends. A second one ends at once, which loses nothing: the rest is in the stream.
+    Ctrl-C or SIGTERM drains and exits. A second one exits immediately and loses nothing: the rest
+    is in the stream.
     """
-    data, out, stop = data_folder(data_text), console(as_json=as_json), threading.Event()
+    data = data_folder(data_text)
+    out = console(as_json=as_json)
+    stop = threading.Event()
     config = _config(data_text, flags)
     log_to_stderr(as_json=not out.is_terminal)
     data.root.mkdir(parents=True, exist_ok=True)
     if not until_empty:
-        _stop_on_signals(stop)  # before the store opens: a stop asked for meanwhile drains too
+        _stop_on_signals(stop)  # before the store opens, so that an early stop drains, too
     retention_s = RETENTION_S if flags["retention_s"] is None else flags["retention_s"]
     keep_s = None if flags["keep_days"] is None else flags["keep_days"] * 86_400
     with open_ingest(config.folder, config, retention_s=retention_s, keep_s=keep_s) as role:
         if until_empty:
             role.store_all()
         else:
-            where = hidden(config.stream.url) or data.stream
-            out.print(f"following {where}; Ctrl-C drains and ends", soft_wrap=True, markup=False)
+            stream = mask_secrets(config.stream.url) or data.stream
+            out.print(f"following {stream}; Ctrl-C drains and exits", soft_wrap=True, markup=False)
             role.run(stop)
         stats = role.service.stats
     fields = {
@@ -67,37 +94,54 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
         "fates": dict(stats.fates),
         "refusals": dict(stats.refusals),
     }
-    said = f"stored {count(stats.steps)} steps of {count(stats.frames)} frames; refused {dict(stats.refusals)}"
-    results(as_json=as_json).print(said)
+    results(as_json=as_json).print(
+        f"stored {format_count(stats.steps)} steps of {format_count(stats.frames)} frames; "
+        f"rejected {sum(stats.refusals.values())}"
+        + "".join(f", {reason} {count}" for reason, count in stats.refusals.items())
+    )
     return finish({**fields, **role.spark_figures()}, as_json=as_json)
 
 
 def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
-    """What flags, environment and file say together; only what ingest needs of it is checked."""
-    names = {"stream_url": "stream.url", "store_url": "store.url", "engine": "ingest.engine", "master": "ingest.master"}
-    given = {name: flags[flag] for flag, name in names.items()}
-    config = dataclasses.replace(resolve({"data": data_text, **given}).config, roles=("ingest",)).check()
+    """The config from flags, environment and file; only the part that ingest needs is checked."""
+    names = {
+        "stream_url": "stream.url",
+        "store_url": "store.url",
+        "engine": "ingest.engine",
+        "master": "ingest.master",
+    }
+    overrides = {name: flags[flag] for flag, name in names.items()}
+    config = dataclasses.replace(
+        resolve({"data": data_text, **overrides}).config, roles=("ingest",)
+    ).check()
     if flags["master"] is not None and config.ingest.engine != "spark":
-        raise ConfigError("--master is Spark's, and ingest.engine is native; leave it out, or give --engine spark")
+        raise ConfigError(
+            "--master needs the Spark engine, but ingest.engine is native; omit it, or give "
+            "--engine spark"
+        )
     if flags["keep_days"] is not None and config.store.url:
-        raise ConfigError("--keep-days is for a store in the data folder; leave it out: a store elsewhere has its own")
+        raise ConfigError(
+            "--keep-days applies to a store in the data folder only; omit it and set ttl_s in the "
+            "store's URL"
+        )
     if flags["retention_s"] is not None and config.stream.url:
         raise ConfigError(
-            "--retention is for a stream in the data folder; leave it out: one elsewhere has its own, see "
-            "docs/kinesis.md and docs/kafka.md"
+            "--retention applies to a stream in the data folder only; omit it: for a remote "
+            "stream, see docs/kinesis.md and docs/kafka.md"
         )
     return config
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
-    """The first one asks to drain. The second one ends at once, as `kill -9` might at any moment."""
+    """The first signal drains; the second exits immediately, as safe as a `kill -9`."""
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
+    def handle(_number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
-            with contextlib.suppress(OSError):  # a terminal that closed takes no more
-                os.write(2, _AT_ONCE)
-            os._exit(INTERRUPTED)  # whatever is waited for: nothing is tidied, and Spark's processes end with ours
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                os.write(2, _INTERRUPTED)
+            # No cleanup, whatever is still pending; Spark's processes end with this one.
+            os._exit(INTERRUPTED)
         stop.set()
 
-    signal.signal(signal.SIGINT, ask)
-    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)

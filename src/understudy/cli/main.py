@@ -1,4 +1,4 @@
-"""Entry point of the `understudy` command; says what to install when the platform extra is missing."""
+"""Entry point of the `understudy` command; names the extra to install if it is missing."""
 
 import os
 import signal
@@ -8,11 +8,12 @@ from understudy.cli.interrupts import INTERRUPTED, Interrupts, interrupted
 
 
 def main() -> int:
-    """Run the command line and give its exit code."""
+    """Run the command line and return its exit code."""
     try:
         return _main()
     except KeyboardInterrupt as error:
-        return interrupted(error, sys.argv[1:])  # before a command has begun, while it is still being loaded
+        # Interrupted while the command was still loading.
+        return interrupted(error, sys.argv[1:])
 
 
 def _main() -> int:
@@ -22,7 +23,7 @@ def _main() -> int:
             import rich  # noqa: F401
         except ImportError:
             print(
-                "this is the light client; the understudy command needs the platform: "
+                "only the light client is installed; the understudy command needs the platform: "
                 "pip install 'understudy[platform]'",
                 file=sys.stderr,
             )
@@ -31,10 +32,11 @@ def _main() -> int:
 
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C once more changes nothing: all is cleaned up
+        # Cleanup is complete: another Ctrl-C changes nothing.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == INTERRUPTED and "jax" in sys.modules:
-        # Every command has cleaned up behind itself by now, but JAX may be compiling in threads of its own, and
-        # taking the interpreter down under them crashes.
+        # Every command has cleaned up by now, but JAX may still be compiling in its own threads,
+        # and shutting down the interpreter under them crashes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

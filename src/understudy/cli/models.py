@@ -1,4 +1,4 @@
-"""understudy models: list, show, add, promote, roll back, export and hand out models."""
+"""understudy models: list, show, add, promote, roll back, export and share models."""
 
 import contextlib
 import hashlib
@@ -13,164 +13,225 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.service.gatekeeper import model_rows, release_run
 from understudy.cli.deployed import deployment
 from understudy.cli.options import (
     PATH,
     common_options,
     console,
-    count,
     data_option,
     examples,
     finish,
+    format_count,
+    format_size,
     results,
-    size,
 )
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import ConfigError
-from understudy.core.heads import head_to_json
 from understudy.core.log import storage_error
-from understudy.core.manifest import Manifest, open_policy
-from understudy.core.network import network_to_json
 from understudy.models.cloud import CloudObjects
+from understudy.models.manifest import Manifest, open_policy
 from understudy.models.registry import Registry
+from understudy.nn.heads import head_to_json
+from understudy.nn.network import network_to_json
+from understudy.release.gatekeeper import model_rows, release_run
 
 Kind = Literal["safetensors", "json"]
 
 
-@click.group(epilog=examples("understudy models list --data D", "understudy models rollback my-game --data D"))
+@click.group(
+    epilog=examples(
+        "understudy models list --data D", "understudy models rollback my-game --data D"
+    )
+)
 def models() -> None:
     """List, show, add, promote, roll back and export models."""
 
 
 @models.command(
-    name="list", epilog=examples("understudy models list --data D", "understudy models list my-game --data D --json")
+    name="list",
+    epilog=examples(
+        "understudy models list --data D", "understudy models list my-game --data D --json"
+    ),
 )
 @click.argument("game", required=False)
 @common_options
 def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
-    """List models, of one game or of all, with what points to them."""
-    where = deployment(data_text, must_exist=True)
-    games = [game] if game else where.registry.games()
-    rows = model_rows(where, games)
-    journals = {one: why for one in games if (why := where.registry.damage(one).get("journal"))}
-    table = Table("model", "points here", "algorithm", "steps learnt from", "size")
+    """List the models of one game, or of all, with their aliases."""
+    opened = deployment(data_text, must_exist=True)
+    games = [game] if game else opened.registry.games()
+    rows = model_rows(opened, games)
+    journals = {
+        name: damage for name in games if (damage := opened.registry.damage(name).get("journal"))
+    }
+    table = Table("model", "alias", "algorithm", "training steps", "size")
     for row in rows:
-        learnt = count(row["steps"]) if row["steps"] else ""
-        points = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
-        table.add_row(row["model"], points, row["algorithm"], learnt, size(row["bytes"]))
+        steps = format_count(row["steps"]) if row["steps"] else ""
+        aliases = ", ".join(row["aliases"]) + (" [red](damaged)[/]" if row["damage"] else "")
+        table.add_row(row["model"], aliases, row["algorithm"], steps, format_size(row["bytes"]))
     out = results(as_json=as_json)
-    out.print(table if rows else "no models yet; next: understudy models add RUN, or let people play")
-    for said in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
-        out.print(f"[red]![/] {escape(said)}", soft_wrap=True)
+    out.print(
+        table if rows else "no models yet; next: understudy models add RUN, or let people play"
+    )
+    for damage in (*journals.values(), *(row["damage"] for row in rows if row["damage"])):
+        out.print(f"[red]![/] {escape(damage)}", soft_wrap=True)
     return finish({"models": rows, "journals": journals}, as_json=as_json)
 
 
 @models.command(
-    epilog=examples("understudy models show my-game/7 --data D", "understudy models show my-game/7 --data D --json")
+    epilog=examples(
+        "understudy models show my-game/7 --data D",
+        "understudy models show my-game/7 --data D --json",
+    )
 )
 @click.argument("model")
 @common_options
 def show(data_text: str | None, as_json: bool, model: str) -> int:
-    """Show a model's facts, and prove that its bytes are the ones that were signed."""
+    """Show a model's metadata, and verify its bytes and signature."""
     registry = deployment(data_text, must_exist=True).registry
     manifest = registry.find(model)
     open_policy(manifest, registry.policy_bytes(manifest))
-    champions = registry.catalogue(manifest.game).history
-    history = [
-        {"since_s": one.at_s, "why": one.why} for one in champions if one.model_no == manifest.model_no
-    ]  # fmt: skip
+    promotions = [
+        promotion
+        for promotion in registry.catalogue(manifest.game).history
+        if promotion.model_no == manifest.model_no
+    ]
+    history = [{"since_s": promotion.at_s, "why": promotion.why} for promotion in promotions]
     fields = {**manifest.to_json(), "model": manifest.name, "champion_since": history}
     del fields["golden"]
-    out, lineage = results(as_json=as_json), fields["lineage"]
-    out.print(f"{manifest.name}: {size(fields['policy_bytes'])}, bytes and signature fit")
+    out = results(as_json=as_json)
+    lineage = fields["lineage"]
+    out.print(
+        f"{manifest.name}: {format_size(fields['policy_bytes'])}, bytes and signature are valid"
+    )
     parent = f", from model {lineage['parent']}" if lineage["parent"] else ""
-    out.print(f"  {lineage['algorithm'] or 'by hand'}, seed {lineage['seed']}{parent}, {lineage['code_version']}")
+    out.print(
+        f"  {lineage['algorithm'] or 'by hand'}, seed {lineage['seed']}{parent}, "
+        f"{lineage['code_version']}"
+    )
     if lineage["steps"]:
-        out.print(f"  learnt from {count(lineage['steps'])} steps")
+        out.print(f"  trained on {format_count(lineage['steps'])} steps")
     for name, value in lineage["metrics"].items():
         out.print(f"  {name} {value:g}")
-    for one in champions:
-        if one.model_no == manifest.model_no:
-            out.print(f"  champion since {time.strftime('%Y-%m-%d %H:%M', time.localtime(one.at_s))}: {one.why}")
+    for promotion in promotions:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(promotion.at_s))
+        out.print(f"  champion since {since}: {promotion.why}")
     return finish(fields, as_json=as_json)
 
 
 @models.command(
-    epilog=examples("understudy models add runs/CartPole-v1-ppo-1 --data D", "understudy models add R --data D --json")
+    epilog=examples(
+        "understudy models add runs/CartPole-v1-ppo-1 --data D",
+        "understudy models add R --data D --json",
+    )
 )
 @click.argument("run", type=PATH)
-@click.option("--policy", "which", type=click.Choice(["best", "last"]), default="best", show_default=True,
-              help="Which of the run's policies.")  # fmt: skip
+@click.option(
+    "--policy",
+    "which",
+    type=click.Choice(["best", "last"]),
+    default="best",
+    show_default=True,
+    help="The policy of the run to release.",
+)
 @common_options
 def add(data_text: str | None, as_json: bool, run: Path, which: str) -> int:
-    """Release a finished run's policy as a model; it becomes champion at once where the game has none."""
+    """Release a finished run's policy as a model; the first of a game becomes its champion."""
     released = release_run(deployment(data_text), run, which=which)
     name = released.manifest.name
+    why = released.decision.why
     out = results(as_json=as_json)
-    out.print(f"released {name}" + (f"; champion: {released.verdict.why}" if released.is_champion else ""))
+    out.print(f"released {name}" + (f"; champion: {why}" if released.is_champion else ""))
     if not released.is_champion:
-        out.print(f"[dim]the champion stays; next: understudy models promote {name}[/]")
-    fields = {"model": name, "model_no": released.manifest.model_no, "is_champion": released.is_champion}
-    return finish({**fields, "why": released.verdict.why}, as_json=as_json)
+        out.print(f"[dim]the champion is unchanged; next: understudy models promote {name}[/]")
+    fields = {
+        "model": name,
+        "model_no": released.manifest.model_no,
+        "is_champion": released.is_champion,
+    }
+    return finish({**fields, "why": why}, as_json=as_json)
 
 
 @models.command(
-    epilog=examples("understudy models promote my-game/7 --data D", "understudy models promote g/7 --why 'fun' --json")
+    epilog=examples(
+        "understudy models promote my-game/7 --data D",
+        "understudy models promote g/7 --why 'fun' --json",
+    )
 )
 @click.argument("model")
-@click.option("--why", default="by hand", show_default=True, help="Kept in the model's history.")
+@click.option(
+    "--why", default="by hand", show_default=True, help="Reason, stored in the model's history."
+)
 @common_options
 def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
-    """Make a model the champion; players get it with their next episode."""
+    """Make a model the champion; players get it in their next episode."""
     registry = deployment(data_text, must_exist=True).registry
     manifest = registry.find(model)
-    game, number = str(manifest.game), manifest.model_no
-    registry.policy(game, number)  # its bytes are checked before any player gets them
-    before = registry.catalogue(game).points_to("champion")
-    registry.point(game, "champion", number, why=why)
+    game = str(manifest.game)
+    number = manifest.model_no
+    registry.policy(game, number)  # verifies the bytes before any player gets them
+    before = registry.catalogue(game).model_of("champion")
+    registry.set_alias(game, "champion", number, why=why)
     return _pointed(game, number, before, as_json=as_json)
 
 
 @models.command(
-    epilog=examples("understudy models rollback my-game --data D", "understudy models rollback my-game --data D --json")
+    epilog=examples(
+        "understudy models rollback my-game --data D",
+        "understudy models rollback my-game --data D --json",
+    )
 )
 @click.argument("game")
-@click.option("--why", default="by hand", show_default=True, help="Kept in the model's history.")
+@click.option(
+    "--why", default="by hand", show_default=True, help="Reason, stored in the model's history."
+)
 @common_options
 def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
-    """Make the champion before this one champion again."""
+    """Make the previous champion of GAME champion again."""
     registry = deployment(data_text, must_exist=True).registry
-    before = registry.catalogue(game).points_to("champion")
+    before = registry.catalogue(game).model_of("champion")
     return _pointed(game, registry.rollback(game, why=why), before, as_json=as_json)
 
 
 @models.command(
     name="export",
     epilog=examples(
-        "understudy models export rally/3 --safetensors --data D", "understudy models export rally/3 --json"
+        "understudy models export rally/3 --safetensors --data D",
+        "understudy models export rally/3 --json",
     ),
 )
 @click.argument("model")
 @click.option(
-    "--safetensors", "as_tensors", is_flag=True, help="The very bytes that were signed (this is the default)."
+    "--safetensors",
+    "as_tensors",
+    is_flag=True,
+    help="Write the exact bytes that were signed (the default).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything as JSON; also prints facts as a line of JSON.")
-@click.option("--out", type=PATH, metavar="FILE", help="Where to (default: GAME-NUMBER.KIND).")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Write the policy as JSON; also print one JSON object as the last line.",
+)
+@click.option("--out", type=PATH, metavar="FILE", help="Output file (default: GAME-NUMBER.KIND).")
 @data_option
-def export_model(data_text: str | None, as_json: bool, as_tensors: bool, model: str, out: Path | None) -> int:
-    """Write a model's policy into a file, with its SHA-256 beside it.
+def export_model(
+    data_text: str | None, as_json: bool, as_tensors: bool, model: str, out: Path | None
+) -> int:
+    """Write a model's policy to a file, and its SHA-256 beside it.
 
     MODEL is GAME/NUMBER, GAME/champion or GAME/canary.
     """
     if as_json and as_tensors:
-        raise ConfigError("--json and --safetensors were given together; export once with each")
+        raise ConfigError("--json and --safetensors exclude each other; export once with each")
     registry = deployment(data_text, must_exist=True).registry
     manifest = registry.find(model)
-    path, size_bytes, sha256 = export(registry, manifest, kind="json" if as_json else "safetensors", out=out)
+    path, size_bytes, sha256 = export(
+        registry, manifest, kind="json" if as_json else "safetensors", out=out
+    )
     console(as_json=as_json).print(
-        f"{manifest.name} is in {path} ({size(size_bytes)}), SHA-256 {sha256}", soft_wrap=True
-    )  # fmt: skip
+        f"wrote {manifest.name} to {path} ({format_size(size_bytes)}), SHA-256 {sha256}",
+        soft_wrap=True,
+    )
     fields = {"model": manifest.name, "path": str(path), "bytes": size_bytes, "sha256": sha256}
     return finish(fields | {"policy_sha256": manifest.policy_sha256}, as_json=as_json)
 
@@ -178,82 +239,108 @@ def export_model(data_text: str | None, as_json: bool, as_tensors: bool, model: 
 @models.command(
     name="url",
     epilog=examples(
-        "understudy models url rally/champion --data D", "understudy models url rally/3 --minutes 60 --data D --json"
+        "understudy models url rally/champion --data D",
+        "understudy models url rally/3 --minutes 60 --data D --json",
     ),
 )
 @click.argument("model")
-@click.option("--minutes", type=click.FloatRange(1, 7 * 24 * 60), default=15.0, show_default=True,
-              help="How long the address works.")  # fmt: skip
+@click.option(
+    "--minutes",
+    type=click.FloatRange(1, 7 * 24 * 60),
+    default=15.0,
+    show_default=True,
+    help="How long the URL is valid.",
+)
 @common_options
 def url_of_model(data_text: str | None, as_json: bool, model: str, minutes: float) -> int:
-    """Sign an address from which anybody may fetch a model's policy for a while; for models in S3 and other clouds.
+    """Print a signed, expiring URL of a model's policy; for models in S3 and other clouds.
 
-    MODEL is GAME/NUMBER, GAME/champion or GAME/canary. Whoever fetches it compares the SHA-256.
+    MODEL is GAME/NUMBER, GAME/champion or GAME/canary. Compare the SHA-256 after the download.
     """
     opened = deployment(data_text, must_exist=True)
     if not isinstance(opened.objects, CloudObjects):
-        raise ConfigError("these models are in a folder, which has no addresses; give models.url, such as s3://BUCKET")
+        raise ConfigError(
+            "these models are in a folder, which has no URLs; set models.url to object storage, "
+            "such as s3://BUCKET"
+        )
     manifest = opened.registry.find(model)
     address = opened.objects.signed_url(opened.registry.policy_object(manifest), for_s=minutes * 60)
     fields = {"model": manifest.name, "url": address, "policy_sha256": manifest.policy_sha256}
     results(as_json=as_json).print(
-        f"{address}\n{manifest.name}, for {minutes:g} minutes; SHA-256 {manifest.policy_sha256}", soft_wrap=True,
+        f"{address}\n{manifest.name}, valid for {minutes:g} minutes; SHA-256 "
+        f"{manifest.policy_sha256}",
+        soft_wrap=True,
         markup=False,
-    )  # fmt: skip
+    )
     return finish(fields, as_json=as_json)
 
 
 def _pointed(game: str, number: int, before: int, *, as_json: bool) -> int:
-    was = f" (before: {game}/{before})" if before and before != number else ""
-    results(as_json=as_json).print(f"champion of {game} is {game}/{number}{was}")
+    previous = f" (before: {game}/{before})" if before and before != number else ""
+    results(as_json=as_json).print(f"champion of {game} is {game}/{number}{previous}")
     return finish({"game": game, "champion": number, "before": before}, as_json=as_json)
 
 
-# --- Export -----------------------------------------------------------------------------------------------------------
+# --- Export ---------------------------------------------------------------------------------------
 
 
-def export(registry: Registry, manifest: Manifest, *, kind: Kind, out: Path | None = None) -> tuple[Path, int, str]:
-    """Write a model's policy as the bytes that were signed, or as JSON for programs that read no safetensors.
+def export(
+    registry: Registry, manifest: Manifest, *, kind: Kind, out: Path | None = None
+) -> tuple[Path, int, str]:
+    """Write a model's policy as signed, or as JSON for programs that cannot read safetensors.
 
-    The checksum goes beside it, in the form that `sha256sum --check` reads. Returns path, size in bytes and SHA-256.
+    Its checksum is written beside it, as a file for `sha256sum --check`. Returns path, size in
+    bytes and SHA-256.
     """
-    name, raw = f"{manifest.game}-{manifest.model_no}.{kind}", registry.policy_bytes(manifest)
+    name = f"{manifest.game}-{manifest.model_no}.{kind}"
+    raw = registry.policy_bytes(manifest)
     policy = open_policy(manifest, raw)
     if kind == "json":
-        # All that a program needs to play this bot, as plain values; weights as nested lists.
-        raw = canonical_json({
-            "format": "understudy-policy-json/1", "model": manifest.name, "policy_sha256": manifest.policy_sha256,
-            "game": json.loads(policy.game.to_json()), "network": json.loads(network_to_json(policy.network)),
-            "head": head_to_json(policy.head), "stack": policy.stack,
-            "weights": {name: array.tolist() for name, array in sorted(policy.weights.items())},
-        })  # fmt: skip
+        # All that a program needs to run this bot, as plain values; weights are nested lists.
+        raw = canonical_json(
+            {
+                "format": "understudy-policy-json/1",
+                "model": manifest.name,
+                "policy_sha256": manifest.policy_sha256,
+                "game": json.loads(policy.game.to_json()),
+                "network": json.loads(network_to_json(policy.network)),
+                "head": head_to_json(policy.head),
+                "stack": policy.stack,
+                "weights": {name: array.tolist() for name, array in sorted(policy.weights.items())},
+            }
+        )
     path = (out or Path(name)).resolve()
-    sums, digest = path.with_name(f"{path.name}.sha256"), hashlib.sha256(raw).hexdigest()
-    _put({path: raw, sums: f"{digest}  {path.name}\n".encode()}, instead=path / name)
+    sums = path.with_name(f"{path.name}.sha256")
+    digest = hashlib.sha256(raw).hexdigest()
+    _write({path: raw, sums: f"{digest}  {path.name}\n".encode()}, suggestion=path / name)
     return path, len(raw), digest
 
 
-def _put(files: Mapping[Path, bytes], *, instead: Path) -> None:
-    """Put files where they belong, each whole; what goes wrong on the way leaves all of them as they were."""
-    halves = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+def _write(files: Mapping[Path, bytes], *, suggestion: Path) -> None:
+    """Write files completely; an error before the last step leaves existing ones unchanged."""
+    drafts = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
         for path in files:
             if path.is_dir():
-                raise ConfigError(f"{path} is a folder; give a file, such as {instead}")
+                raise ConfigError(f"{path} is a folder; give a file, such as {suggestion}")
             if path.exists() and not path.is_file():
-                raise ConfigError(f"{path} is a device or a pipe, which would be replaced; give a file")
+                raise ConfigError(
+                    f"{path} is a device or a pipe, which would be replaced; give a file"
+                )
             if not path.parent.is_dir():
-                raise ConfigError(f"there is no folder {path.parent}; make it first")
+                raise ConfigError(f"folder {path.parent} does not exist; create it first")
         for path, raw in files.items():
-            with halves[path].open("wb") as file:
+            with drafts[path].open("wb") as file:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
-        for path, half in halves.items():
-            os.replace(half, path)
+        for path, draft in drafts.items():
+            os.replace(draft, path)
     except OSError as error:
-        raise storage_error(error, f"writing {', '.join(path.name[:80] for path in files)}") from None
+        raise storage_error(
+            error, f"writing {', '.join(path.name[:80] for path in files)}"
+        ) from None
     finally:
-        for half in halves.values():
+        for draft in drafts.values():
             with contextlib.suppress(OSError):
-                half.unlink()
+                draft.unlink()

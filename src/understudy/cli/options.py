@@ -21,7 +21,7 @@ PATH = click.Path(path_type=Path)
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: command lines to try."""
+    """The epilog of a command's help: example command lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -29,12 +29,14 @@ def data_option(command: Command) -> Command:
     """`--data DIR`, also from UNDERSTUDY_DATA."""
     return click.option(
         "--data", "data_text", metavar="DIR", help="The data folder (or set UNDERSTUDY_DATA)."
-    )(command)  # fmt: skip
+    )(command)
 
 
 def json_option(command: Command) -> Command:
     """`--json`: one JSON object as the last line of standard output."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")(command)
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object as the last line."
+    )(command)
 
 
 def common_options(command: Command) -> Command:
@@ -43,38 +45,47 @@ def common_options(command: Command) -> Command:
 
 
 def config_option(command: Command) -> Command:
-    """`--config FILE`, also from UNDERSTUDY_CONFIG, else the one in the data folder."""
+    """`--config FILE`, also from UNDERSTUDY_CONFIG; default: the file in the data folder."""
     return click.option(
-        "--config", "file", type=PATH, metavar="FILE",
+        "--config",
+        "file",
+        type=PATH,
+        metavar="FILE",
         help="A TOML file (or set UNDERSTUDY_CONFIG; default: understudy.toml in the data folder).",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def store_option(command: Command) -> Command:
-    """`--store URL`, else the deployment's own."""
+    """`--store URL`; default: the deployment's own."""
     return click.option(
-        "--store", "store_url", metavar="URL",
+        "--store",
+        "store_url",
+        metavar="URL",
         help="cassandra://HOST:PORT/KEYSPACE, or local (default: the deployment's own).",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def console(*, as_json: bool = False) -> Console:
-    """Where people look: standard output, or standard error when standard output is for a program."""
+    """A console on standard output, or on standard error if standard output carries JSON."""
     return Console(stderr=as_json, highlight=False)
 
 
 def results(*, as_json: bool) -> Console:
-    """For what a command found: standard output, or nowhere when a JSON object says the same."""
-    # A quiet console still parses markup, and a name such as "[/x]" is none.
+    """A console for results on standard output; silent if a JSON object reports the same."""
+    # A quiet console still parses markup, and a name such as "[/x]" is invalid markup.
     return Console(quiet=as_json, markup=not as_json, highlight=False)
 
 
 @contextmanager
-def watching(
-    out: Console, *, draw: Callable[[State], RenderableType], line: Callable[[State], str], every_s: float,
+def live_view(
+    out: Console,
+    *,
+    draw: Callable[[State], RenderableType],
+    line: Callable[[State], str],
+    every_s: float,
     has_room: bool,
-) -> Iterator[Callable[[State], None]]:  # fmt: skip
-    """Show each new state until the block ends: as a picture where there is room, else as a line now and then."""
+) -> Iterator[Callable[[State], None]]:
+    """Show each new state until the block ends: as a live view if there is room, else as lines."""
     next_s = 0.0
 
     def print_line(state: State) -> None:
@@ -91,7 +102,7 @@ def watching(
 
 
 def finish(fields: Mapping[str, Any], *, as_json: bool, code: int = 0) -> int:
-    """Print the JSON object when asked for, and give the exit code."""
+    """Print the JSON object if requested, and return the exit code."""
     if as_json:
         sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
@@ -99,23 +110,25 @@ def finish(fields: Mapping[str, Any], *, as_json: bool, code: int = 0) -> int:
 
 
 def json_object(text: str, flag: str) -> dict[str, Any]:
-    """The JSON object that was given to a flag; ConfigError shows what one looks like."""
+    """Parse the JSON object of a flag; the ConfigError shows an example."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{flag} is no JSON: {error}; give an object such as '{{\"render_mode\": null}}'") from None
+        raise ConfigError(
+            f"{flag} is not valid JSON: {error}; give an object such as '{{\"render_mode\": null}}'"
+        ) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{flag} is {value!r}; give a JSON object")
     return value
 
 
-def count(number: float) -> str:
-    """A number for people: 12 345."""
+def format_count(number: float) -> str:
+    """Format a number for display: 12 345."""
     return f"{number:,.0f}".replace(",", " ")
 
 
-def size(size_bytes: float) -> str:
-    """Bytes for people."""
+def format_size(size_bytes: float) -> str:
+    """Format a number of bytes for display: 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024 or unit == "GiB":
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -124,6 +137,6 @@ def size(size_bytes: float) -> str:
 
 
 def import_from_here() -> None:
-    """Let `module:Class` name what lies in the folder the command was called in."""
+    """Let `module:Class` name modules in the current folder."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())

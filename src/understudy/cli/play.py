@@ -23,44 +23,52 @@ from rich.text import Text
 
 from understudy.act.vector import make_env
 from understudy.act.vector_envs import MASK
-from understudy.app.config import Config, Resolved, resolve
-from understudy.app.deployment import Deployment, open_deployment
-from understudy.app.play_web import (
-    answer_of,
-    await_gateway,
-    check_bot,
-    check_game,
-    for_others,
-    is_free,
-    is_running,
-    keep_port,
-    kept_port,
-    openable,
-    page_address,
-    play_key,
-)
-from understudy.app.roles.platform import Platform, Standing
-from understudy.app.runs.choice import GameChoice, look_at
-from understudy.app.runs.video import check_video, film, frame_of, rendering
+from understudy.backends.deployment import Deployment, open_deployment
 from understudy.cli.deployed import deployment
 from understudy.cli.interrupts import INTERRUPTED
-from understudy.cli.options import PATH, common_options, console, examples, finish, import_from_here, json_object
-from understudy.cli.up import Asked
+from understudy.cli.options import (
+    PATH,
+    common_options,
+    console,
+    examples,
+    finish,
+    import_from_here,
+    json_object,
+)
+from understudy.cli.up import StopRequest
 from understudy.core.errors import ConfigError, UnderstudyError
-from understudy.core.manifest import open_policy
-from understudy.core.policy import Policy
 from understudy.core.tensors import Array
+from understudy.models.manifest import open_policy
+from understudy.nn.policy import Policy
+from understudy.platform.config import Config, Resolved, resolve
+from understudy.platform.platform import Platform, RoleStatus
+from understudy.platform.play_page import (
+    await_gateway,
+    browser_url,
+    check_bot,
+    check_game,
+    is_free,
+    is_running,
+    network_url_text,
+    page_address,
+    play_error,
+    play_key,
+    save_port,
+    saved_port,
+)
+from understudy.training.env_info import GameChoice, inspect_env
+from understudy.training.video import check_video, film, frame_of, open_rendering_env
 
 MAX_STEPS = 100_000
-"""An episode of a game without an end is left here."""
+"""Episodes that do not end are stopped after this many steps."""
 _MAX_EPISODES = 1000
 _FPS = 15
 _COLUMNS = 72
-_WATCHED = ("episodes", "seed", "gif", "env_kwargs")
-"""Options that say how a bot is watched: a page has no use for them."""
-_KEPT = "Ctrl-C ends it; what was acknowledged is stored."
-_GONE = "Ctrl-C ends it, and what was played and learnt is gone with it; --data D keeps both."
-_PATIENCE_S = 20.0
+_WATCH_OPTIONS = ("episodes", "seed", "gif", "env_kwargs")
+"""Options for watching a bot; they do not apply to a page."""
+_STORED = "Press Ctrl-C to stop; acknowledged steps are stored."
+_TEMPORARY = "Press Ctrl-C to stop and discard games and models; --data D keeps them."
+_KEY_TIMEOUT_S = 20.0
 
 
 @click.command(
@@ -72,81 +80,116 @@ _PATIENCE_S = 20.0
     )
 )
 @click.argument("game")
-@click.option("--bot", default="champion", show_default=True, help="champion, canary, or a model's number.")
-@click.option("--episodes", type=click.IntRange(1, _MAX_EPISODES), default=1, show_default=True, help="How many.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first episode.")
-@click.option("--gif", type=PATH, metavar="DIR", help="Film them into DIR/episode-N.gif.")
-@click.option("--web", is_flag=True, help="Play rally or CartPole-v1 yourself in a browser, against the bot.")
-@click.option("--open", "opens", is_flag=True, help="With --web: open the page at once.")
-@click.option("--env-kwargs", default="{}", metavar="JSON", help="Keywords for gymnasium.make, as a JSON object.")
+@click.option(
+    "--bot", default="champion", show_default=True, help="champion, canary, or a model number."
+)
+@click.option(
+    "--episodes",
+    type=click.IntRange(1, _MAX_EPISODES),
+    default=1,
+    show_default=True,
+    help="Number of episodes.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the first episode.",
+)
+@click.option("--gif", type=PATH, metavar="DIR", help="Record each episode to DIR/episode-N.gif.")
+@click.option(
+    "--web", is_flag=True, help="Play rally or CartPole-v1 yourself, against the bot, in a browser."
+)
+@click.option("--open", "opens", is_flag=True, help="With --web: open the page in a browser.")
+@click.option(
+    "--env-kwargs",
+    default="{}",
+    metavar="JSON",
+    help="Keyword arguments for gymnasium.make, as a JSON object.",
+)
 @common_options
-def play(data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **asked: Any) -> int:
-    """Let a bot play GAME and watch it: in the terminal, or as GIFs. With --web, play against it in a browser.
+def play(
+    data_text: str | None, as_json: bool, game: str, bot: str, gif: Path | None, **options: Any
+) -> int:
+    """Watch a bot play GAME, in the terminal or as GIFs; with --web, play against it in a browser.
 
-    --web prints the address of a page whose games teach the bot, if whoever plays wants that. Where no platform runs on
-    the data folder, it runs one until Ctrl-C; without a folder in one of its own, which goes with it.
+    --web prints the URL of a page; its games train the bot if the player consents. If no platform
+    runs on the data folder, the command runs one until Ctrl-C; without --data, in a temporary
+    folder.
     """
-    _check_together(is_web=asked["web"], opens=asked["opens"])
-    if asked["web"]:
-        return _play_web(data_text, game, bot=bot, opens=asked["opens"], as_json=as_json)
+    _check_options(is_web=options["web"], opens=options["opens"])
+    if options["web"]:
+        return _play_web(data_text, game, bot=bot, opens=options["opens"], as_json=as_json)
     import_from_here()
-    choice = GameChoice(game=game, env_kwargs=json_object(asked["env_kwargs"], "--env-kwargs"))
+    choice = GameChoice(game=game, env_kwargs=json_object(options["env_kwargs"], "--env-kwargs"))
     name, policy = _find_bot(deployment(data_text, must_exist=True), choice, bot)
-    seeds, out = range(asked["seed"], asked["seed"] + asked["episodes"]), console(as_json=as_json)
+    seeds = range(options["seed"], options["seed"] + options["episodes"])
+    out = console(as_json=as_json)
     paths = []
     if gif is not None:
-        check_video(choice, asked="--gif")
-        paths = film(choice, policy, gif, seeds=seeds, asked="--gif")
+        check_video(choice, option="--gif")
+        paths = film(choice, policy, gif, seeds=seeds, option="--gif")
     returns = _watch(choice, name, policy, seeds, out, is_filmed=gif is not None)
     mean = float(np.mean(returns))
     out.print(f"{name}: mean return {mean:.4g} over {len(returns)} episodes")
     for path in paths:
         out.print(f"  {path}", soft_wrap=True)
-    fields = {"bot": name, "returns": returns, "mean": mean, "videos": [str(path) for path in paths]}
+    fields = {
+        "bot": name,
+        "returns": returns,
+        "mean": mean,
+        "videos": [str(path) for path in paths],
+    }
     return finish(fields, as_json=as_json)
 
 
-def _check_together(*, is_web: bool, opens: bool) -> None:
-    """ConfigError for options that mean nothing beside one another."""
+def _check_options(*, is_web: bool, opens: bool) -> None:
+    """Raise ConfigError for options that cannot be combined."""
     if opens and not is_web:
-        raise ConfigError("--open opens the page of --web, which was not given; add --web, or leave out --open")
+        raise ConfigError("--open needs --web, whose page it opens; add --web, or omit --open")
     source = click.get_current_context().get_parameter_source
-    given = [f"--{name.replace('_', '-')}" for name in _WATCHED if source(name) is ParameterSource.COMMANDLINE]
-    if is_web and given:
+    flags = ", ".join(
+        f"--{name.replace('_', '-')}"
+        for name in _WATCH_OPTIONS
+        if source(name) is ParameterSource.COMMANDLINE
+    )
+    if is_web and flags:
         raise ConfigError(
-            f"--web was given with {', '.join(given)}, which say how a bot is watched; leave out {', '.join(given)} to "
-            "play in a browser, or --web to watch"
+            f"--web cannot be combined with {flags}; omit {flags} to play in a browser, or --web "
+            "to watch a bot"
         )
 
 
 def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str, Policy]:
-    """The model that an alias, a number or GAME/NUMBER means; ConfigError when this game has none such."""
+    """Name and policy of an alias, a number or GAME/NUMBER; ConfigError if there is none."""
     registry = deployment.registry
     try:
-        spec = look_at(choice).spec
+        spec = inspect_env(choice).spec
     except ConfigError as error:
         if choice.name not in registry.games():
             raise
         raise ConfigError(
-            f"{choice.name} is registered, and there is no env of it here: {error}; its bots play in your own game"
+            f"{choice.name} is registered, but has no env on this machine: {error}; its bots play "
+            "in your own game"
         ) from None
     manifest = registry.find(bot, game=str(spec.game))
     policy = open_policy(manifest, registry.policy_bytes(manifest))
     if policy.game.schema != spec.schema:
         raise ConfigError(
-            f"{manifest.name} was made for another shape of {spec.game} than this env has; play it with the "
-            "same packages and wrappers"
+            f"{manifest.name} was trained on a {spec.game} with other spaces than this env; use "
+            "the same packages and wrappers"
         )
     return manifest.name, policy
 
 
-# --- Watching ---------------------------------------------------------------------------------------------------------
+# --- Watching -------------------------------------------------------------------------------------
 
 
 def _watch(
     choice: GameChoice, name: str, policy: Policy, seeds: range, out: Console, *, is_filmed: bool
 ) -> list[float]:
-    """Frames in a terminal where the game can show them, else a line for each episode."""
+    """Show frames in a terminal if the game can render them, else a line per episode."""
     can_show = out.is_terminal and not is_filmed
     if can_show:
         try:
@@ -155,21 +198,23 @@ def _watch(
             can_show = False
     if not can_show:
 
-        def tell(number: int, moment: Moment) -> None:
+        def report_episode(number: int, moment: Moment) -> None:
             if moment.has_ended:
                 out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
 
-        return watch(choice, policy, seeds=seeds, shows_frames=False, see=tell)
+        return watch(choice, policy, seeds=seeds, shows_frames=False, see=report_episode)
     next_s = time.monotonic()
     with Live(console=out, auto_refresh=False, transient=True) as live:
 
         def draw(number: int, moment: Moment) -> None:
             nonlocal next_s
-            time.sleep(max(0.0, next_s - time.monotonic()))  # at a pace that eyes can follow
+            time.sleep(max(0.0, next_s - time.monotonic()))  # at a pace that a viewer can follow
             next_s = time.monotonic() + 1 / _FPS
             assert moment.frame is not None
-            text = drawn(moment.frame)
-            text.append(f"\n{name}, episode {number}, step {moment.step}, return {moment.total:.4g}")
+            text = image_as_text(moment.frame)
+            text.append(
+                f"\n{name}, episode {number}, step {moment.step}, return {moment.total:.4g}"
+            )
             live.update(text, refresh=True)
 
         return watch(choice, policy, seeds=seeds, shows_frames=True, see=draw)
@@ -177,7 +222,7 @@ def _watch(
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One step of an episode that is being watched."""
+    """One step of a watched episode."""
 
     step: int
     action: Any
@@ -185,25 +230,30 @@ class Moment:
     total: float
     has_ended: bool
     frame: Array | None
-    """What the env shows, where it can."""
+    """The rendered image, if the env can render."""
 
 
 def watch(
-    choice: GameChoice, policy: Policy, *, seeds: Sequence[int], shows_frames: bool, see: Callable[[int, Moment], None]
+    choice: GameChoice,
+    policy: Policy,
+    *,
+    seeds: Sequence[int],
+    shows_frames: bool,
+    see: Callable[[int, Moment], None],
 ) -> list[float]:
-    """Play an episode for each seed and show each moment, with the episode's number; the returns."""
+    """Play an episode per seed, call `see` with its number and each moment; the returns."""
     returns = []
     with (
-        rendering(choice)
+        open_rendering_env(choice)
         if shows_frames
         else contextlib.closing(make_env(choice.name, choice.env_kwargs))
-    ) as env:  # fmt: skip
+    ) as env:
         for number, seed in enumerate(seeds, start=1):
             player = policy.player()
             obs, info = env.reset(seed=seed)
             total = 0.0
             for step in range(1, MAX_STEPS + 1):
-                action = player.act(obs, legal=info.get(MASK))
+                action = player.act(obs, action_mask=info.get(MASK))
                 obs, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
                 has_ended = bool(terminated or truncated)
@@ -215,8 +265,8 @@ def watch(
     return returns
 
 
-def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
-    """A picture uint8[height, width, 3] as coloured half blocks, two pixels to a letter."""
+def image_as_text(frame: Array, columns: int = _COLUMNS) -> Text:
+    """An image uint8[height, width, 3] as coloured half blocks, two pixels per character."""
     height, width, _ = frame.shape
     columns = min(columns, width)
     rows = max(2, round(columns * height / width) // 2 * 2)
@@ -224,96 +274,125 @@ def drawn(frame: Array, columns: int = _COLUMNS) -> Text:
     text = Text()
     for top, bottom in zip(small[::2], small[1::2], strict=True):
         for upper, lower in zip(top.tolist(), bottom.tolist(), strict=True):
-            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
+            text.append(
+                "▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})"
+            )
         text.append("\n")
     return text
 
 
-# --- In a browser -----------------------------------------------------------------------------------------------------
+# --- In a browser ---------------------------------------------------------------------------------
 
 
 def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_json: bool) -> int:
-    """Give the address of the page; where no platform runs on the folder, be one until Ctrl-C.
+    """Print the URL of the page; if no platform runs on the folder, run one until Ctrl-C.
 
-    Without a data folder it plays in one of its own, which goes with it.
+    Without a data folder, it uses a temporary one.
     """
     check_game(game)
-    resolved, out = resolve({"data": data_text}), console(as_json=as_json)
+    resolved = resolve({"data": data_text})
+    out = console(as_json=as_json)
     config = resolved.config
     if bot != "champion" and not (config.data and config.folder.root.is_dir()):
         raise ConfigError(
-            f"--bot is {bot}, but there are no models yet to choose from; leave out --bot, or give --data D, a folder "
-            "that has some (see 'understudy models list')"
+            f"--bot is {bot}, but there are no models yet; omit --bot, or give a data folder that "
+            "has models with --data (see 'understudy models list')"
         )
     with contextlib.ExitStack() as opened:
-        is_kept = bool(config.data)
-        runs = is_kept and is_running(config.folder)
+        has_data = bool(config.data)
+        runs = has_data and is_running(config.folder)
         if not runs:
-            config = _own(resolved)
-        if not is_kept:
+            config = _own_config(resolved)
+        if not has_data:
             scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="understudy-play-"))
             config = dataclasses.replace(config, data=str(Path(scratch) / "D"))
         served = open_deployment(config.folder, models=config.models.url)
-        model, key = check_bot(served, game, bot), play_key(served, game)
+        model = check_bot(served, game, bot)
+        key = play_key(served, game)
 
-        def say(url: str) -> None:
+        def announce(url: str) -> None:
             address = page_address(url, game, key=key, bot=model)
             if as_json:
-                sys.stdout.write(json.dumps({"url": openable(url), "game": game, "key": key, "page": address}) + "\n")
+                sys.stdout.write(
+                    json.dumps({"url": browser_url(url), "game": game, "key": key, "page": address})
+                    + "\n"
+                )
                 sys.stdout.flush()
             out.print(f"play {game} at\n\n  {escape(address)}\n", soft_wrap=True)
-            if others := for_others(url, config.gateway.hosts):
+            if others := network_url_text(url, config.gateway.hosts):
                 out.print(f"[dim]{escape(others)}[/]", soft_wrap=True)
             if opens and not webbrowser.open(address):
-                out.print("no browser could be opened from here; open the address by hand", soft_wrap=True)
+                out.print(
+                    "cannot open a browser on this machine; open the URL yourself", soft_wrap=True
+                )
 
         if not runs:
-            return _run(config, say, lambda url: answer_of(url, game, key=key), _KEPT if is_kept else _GONE, out)
-        say(await_gateway(config.folder, game, key=key))
+            return _run(
+                config,
+                announce,
+                lambda url: play_error(url, game, key=key),
+                _STORED if has_data else _TEMPORARY,
+                out,
+            )
+        announce(await_gateway(config.folder, game, key=key))
     return 0
 
 
-def _own(resolved: Resolved[Config]) -> Config:
-    """The config of a platform that this command runs itself; ConfigError when it would have no page."""
+def _own_config(resolved: Resolved[Config]) -> Config:
+    """The config of the platform that this command runs itself; ConfigError without a gateway."""
     config = resolved.config
     if "gateway" not in config.roles:
         raise ConfigError(
-            f"roles is {','.join(config.roles)} ({resolved.origins['roles']}), but the page is the gateway's and none "
-            "runs on this folder; add gateway to roles, or run 'understudy up --role gateway' on it first"
+            f"roles is {','.join(config.roles)} ({resolved.origins['roles']}), but the page needs "
+            "a gateway and none runs on this folder; add gateway to roles, or run 'understudy up "
+            "--role gateway' first"
         )
     is_set = resolved.origins["gateway.port"] != "default"
-    port = config.gateway.port if is_set else kept_port(config.folder) if config.data else 0
+    port = config.gateway.port if is_set else saved_port(config.folder) if config.data else 0
     port = port if port and is_free(config.gateway.host, port) else 0
     return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
 
 
-def _run(config: Config, say: Callable[[str], None], answer: Callable[[str], str], ends: str, out: Console) -> int:
-    """Be the platform until asked to stop; the exit code. `answer` says why a page could not play yet."""
-    asked, is_told, late_s = Asked(), False, time.monotonic() + _PATIENCE_S
+def _run(
+    config: Config,
+    announce: Callable[[str], None],
+    answer: Callable[[str], str],
+    stop_hint: str,
+    out: Console,
+) -> int:
+    """Run the platform until stopped; `answer` returns why a page cannot play yet."""
+    request = StopRequest()
+    is_announced = False
+    late_s = time.monotonic() + _KEY_TIMEOUT_S
 
-    def tell(standing: Standing, said: str) -> None:
-        if standing.state == "waiting":
-            out.print(f"[yellow]{standing.role.name}[/] {escape(said)}", soft_wrap=True)
+    def report_state(status: RoleStatus, text: str) -> None:
+        if status.state == "waiting":
+            out.print(f"[yellow]{status.role.name}[/] {escape(text)}", soft_wrap=True)
 
-    with asked, Platform(config, tell=tell) as platform:
+    with request, Platform(config, on_state_change=report_state) as platform:
 
         def each() -> None:
-            nonlocal is_told, late_s
+            nonlocal is_announced, late_s
             url = platform.url
-            if is_told or not platform.supervisor.is_ready or url is None:
+            if is_announced or not platform.supervisor.is_ready or url is None:
                 return
-            why = answer(url)
-            if not why:
-                is_told = True
-                keep_port(config.folder, int(platform.supervisor.standings["gateway"].report["port"]))
-                say(url)
-                out.print(f"[dim]{ends}[/]", soft_wrap=True)
+            reason = answer(url)
+            if not reason:
+                is_announced = True
+                save_port(
+                    config.folder, int(platform.supervisor.statuses["gateway"].report["port"])
+                )
+                announce(url)
+                out.print(f"[dim]{stop_hint}[/]", soft_wrap=True)
             elif time.monotonic() > late_s:
-                late_s += _PATIENCE_S
-                out.print(f"[yellow]the gateway at {url} does not take the page's key yet:[/] {escape(why)}")
+                late_s += _KEY_TIMEOUT_S
+                out.print(
+                    f"[yellow]the gateway at {url} does not accept the page's key yet:[/] "
+                    f"{escape(reason)}"
+                )
 
-        platform.supervisor.run(asked.stop, each)
-        finished = platform.supervisor.stop(asked.at_once)
-    if asked.number == signal.SIGINT:
+        platform.supervisor.run(request.stop, each)
+        finished = platform.supervisor.stop(request.at_once)
+    if request.number == signal.SIGINT:
         return INTERRUPTED
     return 0 if finished else 1

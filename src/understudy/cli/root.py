@@ -1,4 +1,4 @@
-"""The root command: sub-commands are imported only when they are called."""
+"""The root command; each subcommand is imported only when it is called."""
 
 import contextlib
 import difflib
@@ -12,32 +12,44 @@ from collections.abc import Sequence
 import click
 
 import understudy
-from understudy.cli.interrupts import Interrupts, ask_to_stop, interrupted, stop_signals
+from understudy.cli.interrupts import Interrupts, interrupted, raise_stop_signal, stop_signals
 from understudy.cli.options import examples, finish, json_option, results
-from understudy.core.chunk import CHUNK_FORMAT
 from understudy.core.errors import ConfigError, Corrupt, UnderstudyError
-from understudy.core.frame import VERSION
-from understudy.core.game import SPEC_FORMAT
+from understudy.experience.chunk import CHUNK_FORMAT
+from understudy.experience.frame import VERSION
+from understudy.experience.game import SPEC_FORMAT
 
 _COMMANDS = {
-    "arena": ("understudy.cli.arena:arena", "bots against bots, with intervals"),
-    "backup": ("understudy.cli.backup:backup", "copy store, models and keys while the platform runs"),
-    "config": ("understudy.cli.config:config", "make, show and check the config"),
-    "data": ("understudy.cli.data:data", "look at, verify and erase recorded data"),
-    "demo": ("understudy.cli.demo:demo", "people play, a learner learns, its bots play: the closed loop in a minute"),
-    "dev": ("understudy.cli.dev:dev", "real servers on this machine for tests and development"),
+    "arena": ("understudy.cli.arena:arena", "play bots against each other"),
+    "backup": (
+        "understudy.cli.backup:backup",
+        "copy store, models and keys while the platform runs",
+    ),
+    "config": ("understudy.cli.config:config", "create, show and check the config"),
+    "data": ("understudy.cli.data:data", "inspect, verify and erase recorded data"),
+    "demo": (
+        "understudy.cli.demo:demo",
+        "run the closed loop: people play, a learner learns, its bots play",
+    ),
+    "dev": ("understudy.cli.dev:dev", "run local servers for tests and development"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
     "evaluate": ("understudy.cli.train:evaluate", "play a run's policy on held-out seeds"),
     "games": ("understudy.cli.games:games", "register, list and check games"),
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
-    "keys": ("understudy.cli.keys:keys", "make, list and revoke keys"),
+    "keys": ("understudy.cli.keys:keys", "create, list and revoke keys"),
     "models": ("understudy.cli.models:models", "list, add, promote, roll back and export models"),
     "play": ("understudy.cli.play:play", "watch a bot play, or play against it in a browser"),
-    "restore": ("understudy.cli.backup:restore", "make a data folder from a backup"),
-    "simulate": ("understudy.cli.simulate:simulate", "real players, recorders and ingest in real processes"),
-    "status": ("understudy.cli.status:status", "roles, rates, games and models of a running platform"),
-    "store": ("understudy.cli.backends:store", "make a store on other machines ready"),
-    "stream": ("understudy.cli.backends:stream", "make a stream on other machines ready"),
+    "restore": ("understudy.cli.backup:restore", "create a data folder from a backup"),
+    "simulate": (
+        "understudy.cli.simulate:simulate",
+        "simulate players, through the real client, stream and ingest",
+    ),
+    "status": (
+        "understudy.cli.status:status",
+        "show roles, rates, games and models of a platform",
+    ),
+    "store": ("understudy.cli.backends:store", "create a Cassandra store"),
+    "stream": ("understudy.cli.backends:stream", "create a Kinesis stream or Kafka topic"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
     "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
     "version": ("understudy.cli.root:version", "print versions"),
@@ -52,7 +64,7 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, attribute = _COMMANDS[cmd_name][0].split(":")
-        with Interrupts():  # packages catch all kinds of errors while they are imported
+        with Interrupts():  # packages may catch every exception while they are imported
             command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -62,8 +74,12 @@ class _Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(sorted(_COMMANDS))}"
-            raise click.UsageError(f"there is no command '{args[0]}'{hint}")
+            hint = (
+                f"; did you mean '{near[0]}'?"
+                if near
+                else f"; commands are {', '.join(sorted(_COMMANDS))}"
+            )
+            raise click.UsageError(f"no such command '{args[0]}'{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,15 +88,16 @@ class _Lazy(click.Group):
 
 
 @click.group(
-    cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]},
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "understudy demo",
         "understudy simulate CartPole-v1 --players 4 --seconds 5 --data D",
         "understudy data verify --data D",
         "understudy train CartPole-v1",
     ),
-)  # fmt: skip
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+)
+@click.option("--debug", is_flag=True, help="Show a traceback on errors.")
 @click.pass_context
 def root(ctx: click.Context, debug: bool) -> None:
     """understudy turns the games people play into bots worth playing against."""
@@ -92,19 +109,25 @@ def root(ctx: click.Context, debug: bool) -> None:
 def version(as_json: bool) -> int:
     """Print the version of understudy and of the formats it reads and writes."""
     fields = {
-        "understudy": understudy.__version__, "python": platform.python_version(), "platform": platform.platform(),
-        "frame": VERSION, "chunk": CHUNK_FORMAT, "spec": SPEC_FORMAT,
-    }  # fmt: skip
-    results(as_json=as_json).print("\n".join(f"{name:<11}{value}" for name, value in fields.items()), soft_wrap=True)
+        "understudy": understudy.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "frame": VERSION,
+        "chunk": CHUNK_FORMAT,
+        "spec": SPEC_FORMAT,
+    }
+    results(as_json=as_json).print(
+        "\n".join(f"{name:<11}{value}" for name, value in fields.items()), soft_wrap=True
+    )
     return finish(fields, as_json=as_json)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line: 0 fine, 1 a found fault, 2 wrong use, 3 could not be carried out, 130 interrupted."""
-    # Being asked to stop is the same as Ctrl-C: every command cleans up behind itself.
+    """Run a command line: 0 success, 1 fault found, 2 usage error, 3 failure, 130 interrupted."""
+    # Other stop signals act like Ctrl-C: every command cleans up.
     for number in stop_signals():
         if number != signal.SIGINT:
-            signal.signal(number, ask_to_stop)
+            signal.signal(number, raise_stop_signal)
     try:
         code = root.main(args=list(arguments), prog_name="understudy", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -116,11 +139,13 @@ def run(arguments: Sequence[str]) -> int:
     except (UnderstudyError, OSError, sqlite3.Error) as error:
         if "--debug" in arguments:
             raise
-        said = str(error)
+        message = str(error)
         if isinstance(error, sqlite3.Error):
-            said = f"the store's database cannot be read: {error}; 'understudy doctor --data DIR' looks closer"
+            message = (
+                f"cannot read the store's database: {error}; next: understudy doctor --data DIR"
+            )
         elif isinstance(error, OSError):
-            said = f"{error}; check that the path is right and may be read and written"
+            message = f"{error}; check that the path is correct, readable and writable"
         with contextlib.suppress(OSError):
-            print(f"understudy: {said}", file=sys.stderr)
+            print(f"understudy: {message}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1 if isinstance(error, Corrupt) else 3

@@ -6,20 +6,20 @@ from typing import Any
 import click
 from rich.table import Table
 
-from understudy.app.config import hidden, resolve
-from understudy.app.crowd.people import Progress, SimulateConfig, Simulation
-from understudy.app.data import data_folder
+from understudy.backends.data import data_folder
 from understudy.cli.options import (
     common_options,
     console,
-    count,
     examples,
     finish,
+    format_count,
     json_object,
+    live_view,
     results,
-    watching,
 )
 from understudy.core.errors import ConfigError
+from understudy.platform.config import mask_secrets, resolve
+from understudy.simulation.people import SimulateConfig, Simulation, SimulationProgress
 
 _LINE_EVERY_S = 2.0
 
@@ -31,60 +31,96 @@ _LINE_EVERY_S = 2.0
     )
 )
 @click.argument("game")
-@click.option("--players", default=4, show_default=True, help="How many simulated players.")
+@click.option("--players", default=4, show_default=True, help="Number of simulated players.")
 @click.option("--seconds", default=10.0, show_default=True, help="How long they play.")
-@click.option("--rate", default=0.0, help="Steps a second and player; 0 (default) is as fast as they go.")
-@click.option("--linger", "linger_s", default=1.0, show_default=True, help="Seconds a step waits for others.")
+@click.option("--rate", default=0.0, help="Steps per second and player; 0 (default) is unlimited.")
+@click.option(
+    "--linger",
+    "linger_s",
+    default=1.0,
+    show_default=True,
+    help="Seconds that a step waits to be sent with others.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of games and players.")
-@click.option("--env-kwargs", default="{}", help="Keywords for gymnasium.make, as a JSON object.")
-@click.option("--no-ingest", is_flag=True, help="Only record; 'understudy ingest' or 'data verify' stores later.")
+@click.option(
+    "--env-kwargs",
+    default="{}",
+    help="Keyword arguments for gymnasium.make, as a JSON object.",
+)
+@click.option(
+    "--no-ingest",
+    is_flag=True,
+    help="Only record; store later with 'understudy ingest' or 'understudy data verify'.",
+)
 @common_options
-def simulate(game: str, data_text: str | None, as_json: bool, no_ingest: bool, env_kwargs: str, **settings: Any) -> int:
-    """Let simulated players play GAME (any Gymnasium id) through real recorders, a stream and ingest.
+def simulate(
+    game: str,
+    data_text: str | None,
+    as_json: bool,
+    no_ingest: bool,
+    env_kwargs: str,
+    **settings: Any,
+) -> int:
+    """Record simulated players of GAME (any Gymnasium id) with real recorders, stream and ingest.
 
-    Every acknowledgement goes into a ledger in the data folder, which 'understudy data verify' proves. The command may
-    be killed at any moment and run again on the same folder.
+    Every acknowledgement is written to a ledger in the data folder, which 'understudy data verify'
+    checks. The command can be killed at any moment and run again on the same folder.
     """
-    data, out = data_folder(data_text), console(as_json=as_json)
-    where = resolve({"data": data_text}).config
-    if url := where.stream.url or where.store.url:
+    data = data_folder(data_text)
+    out = console(as_json=as_json)
+    deployed = resolve({"data": data_text}).config
+    if url := deployed.stream.url or deployed.store.url:
         raise ConfigError(
-            f"the deployment in {data.root} records elsewhere ({hidden(url)}), and these players record into a data "
-            "folder itself; give another one with --data"
+            f"the deployment in {data.root} records to {mask_secrets(url)}, but simulate records "
+            "to a data folder only; give another folder with --data"
         )
     config = SimulateConfig(
-        env_id=game, ingest=not no_ingest, env_kwargs=json_object(env_kwargs, "--env-kwargs"), **settings
+        env_id=game,
+        ingest=not no_ingest,
+        env_kwargs=json_object(env_kwargs, "--env-kwargs"),
+        **settings,
     )
 
-    def line(progress: Progress) -> str:
+    def line(progress: SimulationProgress) -> str:
         return (
-            f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded {count(progress.recorded_steps)}, "
-            f"acked {count(progress.acked_steps)}, stored {count(progress.stored_steps)} steps"
+            f"{progress.elapsed_s:5.1f} s of {config.seconds:g}: recorded "
+            f"{format_count(progress.recorded_steps)}, acked {format_count(progress.acked_steps)}, "
+            f"stored {format_count(progress.stored_steps)} steps"
         )
 
-    def draw(progress: Progress) -> Table:
+    def draw(progress: SimulationProgress) -> Table:
         return _table(progress, config)
 
     with Simulation(data, config) as simulation:
         if simulation.uses_running_ingest:
-            out.print("another process has the store open; it stores what these players record")
+            out.print("another process has the store open and stores the recorded steps")
         has_room = out.is_terminal
-        with watching(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as show:
+        with live_view(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as show:
             result = simulation.run(show)
-    said = results(as_json=as_json)
-    said.print(
-        f"recorded {count(result.recorded_steps)} steps, acked {count(result.acked_steps)} "
-        f"({count(result.steps_per_s)}/s), stored {count(result.stored_steps)}"
+    summary = results(as_json=as_json)
+    summary.print(
+        f"recorded {format_count(result.recorded_steps)} steps, acked "
+        f"{format_count(result.acked_steps)} ({format_count(result.steps_per_s)}/s), stored "
+        f"{format_count(result.stored_steps)}"
     )
-    said.print(f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped {result.dropped_steps}")
+    summary.print(
+        f"ack p50 {result.ack_p50_ms:.2f} ms, p99 {result.ack_p99_ms:.2f} ms; dropped "
+        f"{result.dropped_steps}"
+    )
     if result.unsent_steps:
-        said.print(f"{count(result.unsent_steps)} steps were not acknowledged yet; the spool keeps what was cut")
-    said.print(f"next: understudy data verify --data {data_text or data.root}")
+        summary.print(
+            f"{format_count(result.unsent_steps)} steps are not acknowledged yet; complete chunks "
+            "are in the spool"
+        )
+    summary.print(f"next: understudy data verify --data {data_text or data.root}")
     return finish(asdict(result), as_json=as_json)
 
 
-def _table(progress: Progress, config: SimulateConfig) -> Table:
-    title = f"{config.players} players of {config.env_id}   {progress.elapsed_s:.1f} of {config.seconds:g} s"
+def _table(progress: SimulationProgress, config: SimulateConfig) -> Table:
+    title = (
+        f"{config.players} players of {config.env_id}   {progress.elapsed_s:.1f} of "
+        f"{config.seconds:g} s"
+    )
     table = Table(title=title, title_justify="left", min_width=64)
     for name in ("", "processes", "steps", "steps/s", "lag"):
         table.add_column(name, justify="left" if not name else "right")
@@ -92,7 +128,12 @@ def _table(progress: Progress, config: SimulateConfig) -> Table:
     for name, processes, steps, lag in (
         ("players", str(progress.players_alive), progress.recorded_steps, ""),
         ("acked", "", progress.acked_steps, ""),
-        ("stored", str(int(progress.ingest_alive)), progress.stored_steps, f"{progress.lag_s * 1000:.0f} ms"),
+        (
+            "stored",
+            str(int(progress.ingest_alive)),
+            progress.stored_steps,
+            f"{progress.lag_s * 1000:.0f} ms",
+        ),
     ):
-        table.add_row(name, processes, count(steps), count(steps / elapsed_s), lag)
+        table.add_row(name, processes, format_count(steps), format_count(steps / elapsed_s), lag)
     return table

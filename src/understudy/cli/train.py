@@ -13,29 +13,32 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from understudy.algorithm import Range, Schedule
 from understudy.cli.interrupts import Interrupts
 from understudy.cli.options import (
     PATH,
     console,
-    count,
     examples,
     finish,
+    format_count,
     import_from_here,
     json_object,
     json_option,
     results,
 )
-from understudy.cli.training_view import Progress, duration, watching_run
-from understudy.core.algorithm import Range, Schedule
+from understudy.cli.training_view import RunProgress, format_duration, run_view
 from understudy.core.errors import ConfigError, StorageFailed, StorageFull
-from understudy.core.events import Event
-from understudy.core.network import ACTIVATIONS
 from understudy.core.settings import parse_value
+from understudy.nn.network import ACTIVATIONS
+from understudy.training.events import Event
 
-_STEPS = "Env steps, at least: the round in which they are reached is finished. Updates, with --from-store."
+_STEPS = (
+    "Env steps to train for; the last round is finished, so slightly more may be played. With "
+    "--from-store: updates."
+)
 _UNTIL = (
-    "Solved at this return; inf: no goal (default: the preset's, else none where --steps or --from-store is given, "
-    "else what the game says)."
+    "Stop when the mean return reaches this; `inf` turns it off. Default: the preset's goal; else, "
+    "without --steps and --from-store, the game's."
 )
 
 
@@ -50,76 +53,169 @@ _UNTIL = (
     )
 )
 @click.argument("game", required=False)
-@click.option("--algorithm", help="dqn, ppo, bc, or your own as module:Class (default: the preset's, else ppo).")
-@click.option("--preset", help="A preset by name or file (default: the one for the algorithm and kind of game).")
-@click.option("--config", type=PATH, metavar="FILE", help="A TOML file of settings, written like a preset.")
-@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="One setting; again for more (see --list).")
-@click.option("--network", metavar="WIDTHS", help="Widths of the network's layers, such as 64,64.")
-@click.option("--wrapper", multiple=True, metavar="MODULE:CLASS", help="A wrapper around each env; again for more.")
-@click.option("--env-kwargs", default="{}", metavar="JSON", help="Keywords for gymnasium.make, as a JSON object.")
+@click.option(
+    "--algorithm",
+    help="dqn, ppo, bc, or your own as module:Class (default: the preset's, else ppo).",
+)
+@click.option(
+    "--preset",
+    help="Name or file of a preset (default: the one for the algorithm and kind of game).",
+)
+@click.option(
+    "--config",
+    type=PATH,
+    metavar="FILE",
+    help="A TOML file of settings, in the format of a preset.",
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="One setting; repeatable (see --list).",
+)
+@click.option("--network", metavar="WIDTHS", help="Widths of the network layers, such as 64,64.")
+@click.option(
+    "--wrapper",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="A wrapper around each env; repeatable.",
+)
+@click.option(
+    "--env-kwargs",
+    default="{}",
+    metavar="JSON",
+    help="Keyword arguments for gymnasium.make, as a JSON object.",
+)
 @click.option("--frame-skip", default=1, metavar="K", help="Repeat each action for K frames.")
-@click.option("--seed", type=int, help="Seed of everything (default 0).")
-@click.option("--seeds", type=int, metavar="N", help="N runs with seeds from --seed on, in OUT/seed-S, and a summary.")
+@click.option("--seed", type=int, help="Random seed of envs, weights and sampling (default 0).")
+@click.option(
+    "--seeds",
+    type=int,
+    metavar="N",
+    help="Train N runs with consecutive seeds from --seed, in OUT/seed-S, and summarise them.",
+)
 @click.option("--until", type=float, metavar="RETURN", help=_UNTIL)
 @click.option("--steps", type=int, metavar="N", help=_STEPS)
-@click.option("--eval-every", type=int, metavar="N", help="Env steps between two evaluations.")
-@click.option("--init-from", type=PATH, metavar="RUN", help="Start from the best policy of another run.")
-@click.option("--from-store", type=PATH, metavar="DIR", help="Learn from a data folder; the game is not played.")
-@click.option("--out", type=PATH, metavar="DIR", help="The run's folder (default: runs/GAME-ALGORITHM-N).")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out; past its end with more --steps or --until.")
-@click.option("--video", default=0, metavar="N", help="Film N episodes of the best policy into RUN/videos.")
-@click.option("--log", default="", metavar="NAMES", help="Also log to tensorboard, wandb, mlflow (with commas).")
-@click.option("--list", "is_list", is_flag=True, help="Show algorithms with their settings, defaults and ranges.")
+@click.option("--eval-every", type=int, metavar="N", help="Env steps between evaluations.")
+@click.option(
+    "--init-from", type=PATH, metavar="RUN", help="Start from the best policy of another run."
+)
+@click.option(
+    "--from-store",
+    type=PATH,
+    metavar="DIR",
+    help="Learn from a data folder instead of playing the game.",
+)
+@click.option(
+    "--out", type=PATH, metavar="DIR", help="The run folder (default: runs/GAME-ALGORITHM-N)."
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume the run in --out; give more --steps or --until to train beyond its end.",
+)
+@click.option(
+    "--video", default=0, metavar="N", help="Record N episodes of the best policy to RUN/videos."
+)
+@click.option(
+    "--log",
+    default="",
+    metavar="NAMES",
+    help="Also log to tensorboard, wandb, mlflow (comma-separated).",
+)
+@click.option(
+    "--list",
+    "is_list",
+    is_flag=True,
+    help="List algorithms with their settings, defaults and ranges.",
+)
 @json_option
-def train(game: str | None, sets: Sequence[str], env_kwargs: str, is_list: bool, as_json: bool, **asked: Any) -> int:
+def train(
+    game: str | None,
+    sets: Sequence[str],
+    env_kwargs: str,
+    is_list: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Train a policy on GAME (any Gymnasium id) until it is solved or its steps are done.
 
-    The run's folder holds the settings, checkpoints, the curve as CSV and PNG, and the best and the last policy. It may
-    be killed at any moment and go on with --resume.
+    The run folder contains the settings, checkpoints, the learning curve as CSV and PNG, and the
+    best and the last policy. A run can be killed at any moment and resumed with --resume.
     """
     import_from_here()
     if is_list:
-        fields = _listed(asked["algorithm"])
+        fields = _listed(options["algorithm"])
         _show_list(results(as_json=as_json), fields)
         return finish(fields, as_json=as_json)
-    if game is None and not asked["resume"]:
-        raise ConfigError("which game? give a Gymnasium id: understudy train CartPole-v1 (or see --help)")
-    asked |= {"settings": dict(map(_pair, sets)), "env_kwargs": json_object(env_kwargs, "--env-kwargs")}
-    out, progress = console(as_json=as_json), Progress()
+    if game is None and not options["resume"]:
+        if store := options["from_store"]:
+            raise ConfigError(
+                f"no game given; give the name of a recorded game: understudy train GAME "
+                f"--from-store {store} (list them: understudy data stats --data {store})"
+            )
+        raise ConfigError(
+            "no game given; give a Gymnasium id: understudy train CartPole-v1 (see --help)"
+        )
+    options |= {
+        "settings": dict(map(_pair, sets)),
+        "env_kwargs": json_object(env_kwargs, "--env-kwargs"),
+    }
+    out = console(as_json=as_json)
+    progress = RunProgress()
     try:
         with Interrupts() as interrupts:
-            result = _trained(out, progress, game, asked, interrupts)
+            result = _trained(out, progress, game, options, interrupts)
     except (KeyboardInterrupt, StorageFull, StorageFailed, OSError):
-        if stopped := _stopped(progress, asked["seeds"]):
-            print(stopped.pop("said"), file=sys.stderr)
+        if stopped := _stopped(progress, options["seeds"]):
+            print(stopped.pop("message"), file=sys.stderr)
             finish(stopped, as_json=as_json)
         raise
-    _print(results(as_json=as_json), result, seeds=asked["seeds"])
-    # Too few steps for an update are no failure; a run whose every chunk had to be refused is one.
+    _print(results(as_json=as_json), result, seeds=options["seeds"])
+    # Too few steps for an update is not a failure; a run whose every chunk was rejected is one.
     has_failed = result["updates"] == 0 and result.get("guarded_chunks", 0) > 0
     return finish(result, as_json=as_json, code=1 if has_failed else 0)
 
 
 def _trained(
-    out: Console, progress: Progress, game: str | None, asked: Mapping[str, Any], interrupts: Interrupts
+    out: Console,
+    progress: RunProgress,
+    game: str | None,
+    options: Mapping[str, Any],
+    interrupts: Interrupts,
 ) -> Mapping[str, Any]:
     began_s = time.perf_counter() - process_age_s()
-    with watching_run(out, progress) as hear:
-        from understudy.app.runs.train import train as train_one  # imported late: JAX takes a while
-        from understudy.app.runs.train import train_seeds
+    with run_view(out, progress) as handle_event:
+        # Imported late: importing JAX takes seconds.
+        from understudy.training.train import TrainOptions, train_seeds
+        from understudy.training.train import train as train_one
 
         def on_event(event: Event) -> None:
-            hear(event)
+            handle_event(event)
             interrupts.check()
 
-        complain = lambda text: out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)  # noqa: E731
-        common = {**asked, "on_event": on_event, "on_complaint": complain, "began_s": began_s}
+        def warn(text: str) -> None:
+            out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+
+        common = {**options, "on_event": on_event}
         seeds = common.pop("seeds")
-        return train_one(game, **common).result if seeds is None else train_seeds(game, seeds=seeds, **common).result
+        eval_every = common.pop("eval_every")
+        if eval_every is not None:
+            common["settings"] = {**common["settings"], "eval_every": eval_every}
+        names = [field.name for field in dataclasses.fields(TrainOptions) if field.name in common]
+        common["options"] = TrainOptions(
+            on_warning=warn, started_s=began_s, **{name: common.pop(name) for name in names}
+        )
+        return (
+            train_one(game, **common).result
+            if seeds is None
+            else train_seeds(game, seeds=seeds, **common).result
+        )
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, interpreter and all; 0 where the system does not tell."""
+    """Seconds since this process was started, including the interpreter; CPU time if unknown."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -135,8 +231,8 @@ def _pair(text: str) -> tuple[str, Any]:
     return name.strip(), parse_value(value)
 
 
-def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
-    """Where a run stands that was stopped, and how it goes on; empty before it has begun."""
+def _stopped(progress: RunProgress, seeds: int | None) -> dict[str, Any]:
+    """The state of a stopped run, and the command that resumes it; empty before it started."""
     run = progress.started
     if run is None:
         return {}
@@ -146,121 +242,170 @@ def _stopped(progress: Progress, seeds: int | None) -> dict[str, Any]:
         has_out = any(word == "--out" or word.startswith("--out=") for word in words)
         words += [] if has_out else ["--out", str(Path(run.run).parent)]
         command = shlex.join(["understudy", *words, "--resume"])
-    from understudy.app.runs.folder import RunFolder
+    from understudy.training.folder import RunFolder
 
-    # From the disk: whoever stops a run between a checkpoint and its event has it all the same.
-    unit, saved = progress.unit.removesuffix("s"), RunFolder(Path(run.run)).saved_steps()
-    where = "there is no checkpoint yet" if saved is None else f"the last checkpoint is at {unit} {saved}"
+    # Read from disk: the run may have been stopped between a checkpoint and its event.
+    unit = progress.unit.removesuffix("s")
+    saved = RunFolder(Path(run.run)).saved_steps()
+    checkpoint = (
+        "there is no checkpoint yet"
+        if saved is None
+        else f"the last checkpoint is at {unit} {saved}"
+    )
     stopped_at = max(progress.steps, saved or 0)
     return {
-        "stopped": True, "run": run.run, "stopped_at_step": stopped_at, "saved_at_step": saved, "next": command,
-        "said": f"stopped at {unit} {stopped_at}, {where}; go on with: {command}",
-    }  # fmt: skip
+        "stopped": True,
+        "run": run.run,
+        "stopped_at_step": stopped_at,
+        "saved_at_step": saved,
+        "next": command,
+        "message": f"stopped at {unit} {stopped_at}, {checkpoint}; resume with: {command}",
+    }
 
 
 def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> None:
     run = escape(shlex.quote(result["run"]))
-    work = f"{count(result['updates'])} update{'' if result['updates'] == 1 else 's'}"
+    work = f"{format_count(result['updates'])} update{'' if result['updates'] == 1 else 's'}"
     if result["env_steps"]:
-        work = f"{count(result['env_steps'])} steps and {work}"
+        work = f"{format_count(result['env_steps'])} steps and {work}"
+    time = format_duration(result["train_s"])
     lines = [
         _outcome(result) if seeds is None else _outcome_of_seeds(result),
-        f"{work} in {duration(result['train_s'])}, compiling took {result['compile_s']:.1f} s",
+        f"{work} in {time}, compiling took {result['compile_s']:.1f} s",
     ]
     if seeds is None:
         lines.append(f"policy  {escape(result['policy'])}")
     lines.append(f"run     {escape(result['run'])}")
     lines += [f"video   {escape(path)}" for path in result.get("videos", ())]
     if result["updates"] == 0:
-        refused = result.get("guarded_chunks", 0)
-        why = f"{count(refused)} chunks were refused" if refused else "the steps were too few for a first update"
-        lines.insert(1, f"[bold red]nothing was learned[/]: {why}")
+        rejected = result.get("guarded_chunks", 0)
+        reason = (
+            f"{format_count(rejected)} chunks were rejected"
+            if rejected
+            else "too few steps for a first update"
+        )
+        lines.insert(1, f"[bold red]nothing was learned[/]: {reason}")
     if result["return_mean"] is not None:
         lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
     if seeds is None and not result["solved"] and result["env_steps"]:
-        lines.append(f"      understudy train --resume --out {run} --steps {2 * result['env_steps']}")
+        lines.append(
+            f"      understudy train --resume --out {run} --steps {2 * result['env_steps']}"
+        )
     out.print("\n".join(lines), soft_wrap=True)
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
     if result["return_mean"] is None:
-        return "trained; no return: the game is not installed here, or says returns that are not finite"
+        return "trained; no return: the game is not installed here, or its returns are not finite"
     played = f"return {result['return_mean']:.1f} over {result['episodes']} held-out episodes"
     if result["solved"]:
         return f"[bold green]solved[/]: {played}, goal {result['until']:g}"
-    return played if result["until"] is None else f"[bold]not solved[/]: {played}, goal {result['until']:g}"
+    return (
+        played
+        if result["until"] is None
+        else f"[bold]not solved[/]: {played}, goal {result['until']:g}"
+    )
 
 
 def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
     if result["return_iqm"] is None:
         return (
-            f"trained {result['seeds']} seeds; no returns: the game is not installed here, or says none that is finite"
+            f"trained {result['seeds']} seeds; no returns: the game is not installed here, or its "
+            "returns are not finite"
         )
-    low, high = result["return_low"], result["return_high"]
-    interval = "no interval below 5 seeds" if low is None else f"95 % interval {low:.1f} to {high:.1f}"
+    low = result["return_low"]
+    high = result["return_high"]
+    interval = (
+        "no interval below 5 seeds" if low is None else f"95 % interval {low:.1f} to {high:.1f}"
+    )
     return (
         f"[bold]{result['solved_seeds']} of {result['seeds']} seeds solved[/]: IQM of returns "
         f"{result['return_iqm']:.1f}, {interval}"
     )
 
 
-# --- train --list: algorithms, their settings, defaults and ranges ----------------------------------------------------
+# --- train --list: algorithms, their settings, defaults and ranges --------------------------------
 
 
 def _listed(algorithm: str | None) -> dict[str, Any]:
-    """Every algorithm (or the one that was named) with its settings, and the presets."""
-    from understudy.app.runs.settings import ALGORITHMS, LearnerPart, RunPart, algorithm_class, described, preset_names
+    """All algorithms (or the named one) with their settings, and the presets."""
+    from understudy.training.settings import (
+        ALGORITHMS,
+        LearnerPart,
+        RunPart,
+        algorithm_class,
+        describe_algorithm,
+        preset_names,
+    )
 
     algorithms = {}
     for name in [algorithm] if algorithm else sorted(ALGORITHMS):
-        one: Any = described(name) if name in ALGORITHMS else algorithm_class(name)
-        says = (one.__doc__ or "").strip().partition("\n")[0]
-        algorithms[name] = {"says": says, "config": _settings_of(one.Config), "knobs": _settings_of(one.Knobs)}
+        described_class: Any = (
+            describe_algorithm(name) if name in ALGORITHMS else algorithm_class(name)
+        )
+        summary = (described_class.__doc__ or "").strip().partition("\n\n")[0]
+        algorithms[name] = {
+            "says": " ".join(summary.split()),
+            "config": _settings_of(described_class.Config),
+            "knobs": _settings_of(described_class.Knobs),
+        }
     return {
-        "algorithms": algorithms, "run": _settings_of(RunPart), "learner": _settings_of(LearnerPart),
+        "algorithms": algorithms,
+        "run": _settings_of(RunPart),
+        "learner": _settings_of(LearnerPart),
         "presets": preset_names(),
-    }  # fmt: skip
+    }
 
 
 _OTHERS = {
     "widths": "widths of the layers (--network 64,64)",
-    "network": "a network of one's own (in Python)",
-    "activation": f"what follows each layer: {', '.join(ACTIVATIONS)}",
+    "network": "a custom network (in Python)",
+    "activation": f"activation after each layer: {', '.join(ACTIVATIONS)}",
     "until": "the return at which a run is solved (--until)",
 }
-"""What settings without a range mean."""
+"""Descriptions of settings without a range."""
 
 
 def _settings_of(part: Any) -> list[dict[str, Any]]:
     """The fields of a settings dataclass: name, default, range, help."""
     rows = []
-    for one in dataclasses.fields(part):
-        limits: Range | None = one.metadata.get("range")
-        default: Any = None if one.default is dataclasses.MISSING else one.default
+    for setting in dataclasses.fields(part):
+        limits: Range | None = setting.metadata.get("range")
+        default: Any = None if setting.default is dataclasses.MISSING else setting.default
         is_switch = isinstance(default, bool)
         if isinstance(default, Schedule):
             default = {"start": default.start, "end": default.end, "until": default.until}
-        rows.append({
-            "name": one.name, "default": list(default) if isinstance(default, tuple) else default,
-            "is_switch": is_switch, "low": None if is_switch else limits and limits.low,
-            "high": None if is_switch else limits and limits.high,
-            "says": limits.says if limits else _OTHERS.get(one.name, ""),
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": setting.name,
+                "default": list(default) if isinstance(default, tuple) else default,
+                "is_switch": is_switch,
+                "low": None if is_switch else limits and limits.low,
+                "high": None if is_switch else limits and limits.high,
+                "says": limits.description if limits else _OTHERS.get(setting.name, ""),
+            }
+        )
     return rows
 
 
 def _show_list(out: Console, fields: Mapping[str, Any]) -> None:
-    """Print the list for people."""
-    for name, one in fields["algorithms"].items():
-        out.print(f"[bold]{escape(name)}[/]  {escape(one['says'])}", soft_wrap=True)
-        _show_rows(out, one["knobs"], note="may be schedules: --set 'NAME={start=1.0,end=0.1,until=0.5}'")
-        _show_rows(out, one["config"], note="fixed for a run")
+    """Print the list as text."""
+    for name, algorithm in fields["algorithms"].items():
+        out.print(f"[bold]{escape(name)}[/]  {escape(algorithm['says'])}", soft_wrap=True)
+        _show_rows(
+            out,
+            algorithm["knobs"],
+            note="may be schedules: --set 'NAME={start=1.0,end=0.1,until=0.5}'",
+        )
+        _show_rows(out, algorithm["config"], note="fixed for a run")
     out.print("[bold]every algorithm[/]")
     _show_rows(out, fields["run"], note="the run")
     _show_rows(out, fields["learner"], note="the learner; only for algorithms with a replay")
     out.print(f"presets: {', '.join(fields['presets'])}", soft_wrap=True)
-    out.print("set one with --set NAME=VALUE, a file of them with --config FILE", soft_wrap=True)
-    out.print("a preset changes some of these; RUN/preset.toml holds what a run has used", soft_wrap=True)
+    out.print("set one with --set NAME=VALUE, several with --config FILE", soft_wrap=True)
+    out.print(
+        "a preset changes some of these; RUN/preset.toml contains a run's settings", soft_wrap=True
+    )
 
 
 def _show_rows(out: Console, rows: Sequence[Mapping[str, Any]], *, note: str) -> None:
@@ -268,7 +413,9 @@ def _show_rows(out: Console, rows: Sequence[Mapping[str, Any]], *, note: str) ->
     cells = [_cells(row) for row in rows]
     wide = [max((len(row[at]) for row in cells), default=0) for at in range(3)]
     for row, (name, default, limits) in zip(rows, cells, strict=True):
-        line = f"    {name:{wide[0]}}  {default:{wide[1]}}  {limits:{wide[2]}}  {row['says']}".rstrip()
+        line = (
+            f"    {name:{wide[0]}}  {default:{wide[1]}}  {limits:{wide[2]}}  {row['says']}".rstrip()
+        )
         out.print(escape(line), soft_wrap=True)
 
 
@@ -284,7 +431,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["name"], default, "" if row["low"] is None else f"{row['low']:g} to {row['high']:g}"
 
 
-# --- evaluate ---------------------------------------------------------------------------------------------------------
+# --- evaluate -------------------------------------------------------------------------------------
 
 
 @click.command(
@@ -294,28 +441,44 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     )
 )
 @click.argument("run", type=PATH)
-@click.option("--episodes", default=100, show_default=True, help="Episodes per seed.")
-@click.option("--seeds", default=10, show_default=True, help="Held-out sets of env seeds; an interval wants 5.")
-@click.option("--policy", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which policy.")
+@click.option("--episodes", default=100, show_default=True, help="Episodes per set of seeds.")
+@click.option(
+    "--seeds",
+    default=10,
+    show_default=True,
+    help="Number of held-out seed sets; the interval needs at least 5.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["best", "last"]),
+    default="best",
+    show_default=True,
+    help="The policy to evaluate.",
+)
 @json_option
 def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -> int:
-    """Play the policy of RUN on env seeds that its training has not seen: IQM and 95 % interval.
+    """Evaluate the policy of RUN on held-out env seeds: IQM and 95 % interval.
 
-    RUN is a run's folder, or a folder of several runs with different seeds; then the interval is over those runs.
+    RUN is a run folder, or a folder of several runs with different seeds, which gives the interval
+    over those runs.
     """
     import_from_here()
-    from understudy.app.runs.evaluation import evaluate_run  # imported late: --help should not wait for it
+    # Imported late, so that --help is fast.
+    from understudy.training.evaluation import evaluate_run
 
     with console(as_json=as_json).status("playing ..."):
-        verdict = evaluate_run(run, episodes=episodes, seeds=seeds, policy=policy)
-    interval = f"95 % interval {verdict.low:.1f} to {verdict.high:.1f}" if verdict.low is not None else (
-        "no interval below 5 seeds" if verdict.runs == 1 else "no interval below 5 runs"
-    )  # fmt: skip
+        result = evaluate_run(run, episodes=episodes, seeds=seeds, policy=policy)
+    interval = (
+        f"95 % interval {result.low:.1f} to {result.high:.1f}"
+        if result.low is not None
+        else ("no interval below 5 seeds" if result.runs == 1 else "no interval below 5 runs")
+    )
     out = results(as_json=as_json)
-    out.print(f"IQM [bold]{verdict.iqm:.1f}[/], {interval}; mean {verdict.mean:.1f}", soft_wrap=True)
-    runs = "" if verdict.runs == 1 else f" of {verdict.runs} runs"
+    out.print(f"IQM [bold]{result.iqm:.1f}[/], {interval}; mean {result.mean:.1f}", soft_wrap=True)
+    runs = "" if result.runs == 1 else f" of {result.runs} runs"
     out.print(
-        f"{count(verdict.played)} episodes of the {policy} policy{runs}, {seeds} seeds of {episodes} each",
+        f"{format_count(result.played)} episodes of the {policy} policy{runs}, {seeds} seeds of "
+        f"{episodes} each",
         soft_wrap=True,
     )
-    return finish(dataclasses.asdict(verdict), as_json=as_json)
+    return finish(dataclasses.asdict(result), as_json=as_json)

@@ -12,52 +12,66 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.cli.options import count
-from understudy.core.events import Compiling, Episode, Evaluation, Event, Guarded, InitFrom, OnEvent, Started, Update
+from understudy.cli.options import format_count
+from understudy.training.events import (
+    Compiling,
+    EpisodeEnded,
+    Evaluation,
+    Event,
+    Guarded,
+    InitFrom,
+    OnEvent,
+    Started,
+    Update,
+)
 
 _LINE_EVERY_S = 5.0
 _WINDOW_S = 5.0
 _GUARDS_SHOWN = 3
-"""Of each kind; the others are counted, and lie in the run's folder."""
+"""Per kind; further ones are counted, and listed in the run folder."""
 _NAMES_SHOWN = 6
 
 
-class Progress:
-    """Where a run stands, from its events."""
+class RunProgress:
+    """The progress of a run, from its events."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._begin(None)
 
     def _begin(self, started: Started | None) -> None:
-        self.started, self.steps = started, 0 if started is None else started.env_steps
-        self.updates = self.lag_versions = 0
-        self.replay_ratio, self.is_compiling = 0.0, False
+        self.started = started
+        self.steps = 0 if started is None else started.env_steps
+        self.updates = 0
+        self.lag_versions = 0
+        self.replay_ratio = 0.0
+        self.is_compiling = False
         self.evaluation: Evaluation | None = None
         self._recent: deque[float] = deque(maxlen=100)
-        self._seen: deque[tuple[float, int, int]] = deque()
+        self._history: deque[tuple[float, int, int]] = deque()
         self.guards: Counter[str] = Counter()
-        """How often the guard stepped in, by kind of reason."""
+        """How often the guard intervened, by kind of reason."""
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         self.steps = max(self.steps, event.env_steps)
         match event:
             case Started():
                 self._begin(event)
             case Compiling():
                 self.is_compiling = True
-            case Episode():
+            case EpisodeEnded():
                 self._recent.append(event.return_)
             case Update():
-                self.updates, self.lag_versions = event.updates, event.lag_versions
+                self.updates = event.updates
+                self.lag_versions = event.lag_versions
                 self.replay_ratio = event.replay_ratio
                 if self.is_compiling:
-                    # Compiling is not training: rates count from here.
+                    # Compiling is not training: rates are measured from here.
                     self.is_compiling = False
-                    self._seen.clear()
-                self._seen.append((self._now(), self.steps, self.updates))
-                while len(self._seen) > 2 and self._seen[0][0] < self._now() - _WINDOW_S:
-                    self._seen.popleft()
+                    self._history.clear()
+                self._history.append((self._now(), self.steps, self.updates))
+                while len(self._history) > 2 and self._history[0][0] < self._now() - _WINDOW_S:
+                    self._history.popleft()
             case Evaluation():
                 self.evaluation = event
             case Guarded():
@@ -65,27 +79,32 @@ class Progress:
 
     @property
     def unit(self) -> str:
-        """What a run's progress is counted in."""
+        """The unit of a run's progress."""
         return "updates" if self.started is not None and self.started.is_from_store else "steps"
 
     def times_guarded(self, event: Guarded) -> int:
-        """How often the guard stepped in for this kind of reason, this event included once it was heard."""
+        """How often the guard intervened for this kind of reason, including this event."""
         return self.guards[_kind(event)]
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Steps and updates a second, over the last seconds; 0 before there is anything to say."""
-        if len(self._seen) < 2:
+        """Steps and updates per second, over the last seconds; 0 before the second update."""
+        if len(self._history) < 2:
             return 0.0, 0.0
-        (from_s, steps, updates), (to_s, *now) = self._seen[0], self._seen[-1]
+        from_s, first_steps, first_updates = self._history[0]
+        to_s, steps, updates = self._history[-1]
         took_s = max(to_s - from_s, 1e-9)
-        return (now[0] - steps) / took_s, (now[1] - updates) / took_s
+        return (steps - first_steps) / took_s, (updates - first_updates) / took_s
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds to the last step, at the pace of now."""
+    def remaining_s(self) -> float | None:
+        """Seconds until the last step, at the current rate."""
         steps_s = self.rates[0]
-        return None if self.started is None or steps_s <= 0 else max(0, self.started.steps - self.steps) / steps_s
+        return (
+            None
+            if self.started is None or steps_s <= 0
+            else max(0, self.started.steps - self.steps) / steps_s
+        )
 
     @property
     def train_return(self) -> float | None:
@@ -93,127 +112,157 @@ class Progress:
 
 
 @contextmanager
-def watching_run(out: Console, progress: Progress) -> Iterator[OnEvent]:
-    """Show a run until the block ends; `progress` hears every event first."""
+def run_view(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
+    """Show a run until the block ends; `progress` receives every event first."""
     next_s = 0.0
 
-    def hear(event: Event) -> None:
+    def handle_event(event: Event) -> None:
         nonlocal next_s
-        progress.hear(event)
+        progress.handle_event(event)
         is_news = not isinstance(event, Guarded) or progress.times_guarded(event) <= _GUARDS_SHOWN
         if isinstance(event, Started | Guarded) and is_news:
-            out.print(_said(event, progress), soft_wrap=not out.is_terminal)
+            out.print(_message(event, progress), soft_wrap=not out.is_terminal)
         elif out.is_terminal or not is_news:
             return
         elif isinstance(event, Compiling):
             out.print("compiling ...", soft_wrap=True)
-        elif isinstance(event, Evaluation) or (isinstance(event, Update) and time.monotonic() >= next_s):
-            out.print(line(progress), soft_wrap=True)
+        elif isinstance(event, Evaluation) or (
+            isinstance(event, Update) and time.monotonic() >= next_s
+        ):
+            out.print(progress_line(progress), soft_wrap=True)
         else:
             return
         next_s = time.monotonic() + _LINE_EVERY_S
 
     if not out.is_terminal:
-        yield hear
+        yield handle_event
         return
-    with Live(console=out, refresh_per_second=4, transient=True, get_renderable=lambda: table(progress)):
-        yield hear
+    with Live(
+        console=out,
+        refresh_per_second=4,
+        transient=True,
+        get_renderable=lambda: progress_table(progress),
+    ):
+        yield handle_event
 
 
 def _kind(event: Guarded) -> str:
     return re.sub(r"[0-9]+", "", event.what.partition(":")[0])
 
 
-def _said(event: Started | Guarded, progress: Progress) -> str:
-    at = f"at {progress.unit.removesuffix('s')} {count(event.env_steps)}"
+def _message(event: Started | Guarded, progress: RunProgress) -> str:
+    at = f"at {progress.unit.removesuffix('s')} {format_count(event.env_steps)}"
     if isinstance(event, Started):
-        goes_on = f", goes on {at}" if event.env_steps else ""
-        said = f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run {escape(event.run)}{goes_on}"
-        return said if event.init_from is None or goes_on else f"{said}\n{escape(fitted(event.init_from))}"
-    said = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
-    if progress.times_guarded(event) == _GUARDS_SHOWN:
-        said += (
-            f"\n[yellow]guarded[/] further ones of this kind are only counted; {_guarded_csv(progress)} has them all"
+        resumed = f", resumed {at}" if event.env_steps else ""
+        message = (
+            f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run "
+            f"{escape(event.run)}{resumed}"
         )
-    return said
+        if event.init_from is None or resumed:
+            return message
+        return f"{message}\n{escape(init_from_line(event.init_from))}"
+    message = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
+    if progress.times_guarded(event) == _GUARDS_SHOWN:
+        message += (
+            "\n[yellow]guarded[/] further ones of this kind are only counted; "
+            f"{_guarded_csv(progress)} lists them all"
+        )
+    return message
 
 
-def _guarded_csv(progress: Progress) -> str:
-    return escape(str(Path("RUN" if progress.started is None else progress.started.run) / "guarded.csv"))
-
-
-def fitted(found: InitFrom) -> str:
-    """Which weights of another run this one begins with, in one line."""
-    whole = len(found.fit) + len(found.new)
-    if not found.new:
-        return f"from {found.run}: all {whole} weights fit"
-    names = ", ".join(found.new[:_NAMES_SHOWN])
-    more = len(found.new) - _NAMES_SHOWN
-    return f"from {found.run}: {len(found.fit)} of {whole} weights fit; new: {names}" + (
-        f" and {more} more" if more > 0 else ""
+def _guarded_csv(progress: RunProgress) -> str:
+    return escape(
+        str(Path("RUN" if progress.started is None else progress.started.run) / "guarded.csv")
     )
 
 
-def returns(event: Evaluation) -> str:
-    """A return with its interval, where there is one."""
+def init_from_line(source: InitFrom) -> str:
+    """One line that lists the weights that this run starts with from another run."""
+    total = len(source.fit) + len(source.new)
+    if not source.new:
+        return f"from {source.run}: all {total} weights fit"
+    names = ", ".join(source.new[:_NAMES_SHOWN])
+    more = len(source.new) - _NAMES_SHOWN
+    rest = f" and {more} more" if more > 0 else ""
+    return f"from {source.run}: {len(source.fit)} of {total} weights fit; new: {names}{rest}"
+
+
+def format_return(event: Evaluation) -> str:
+    """A return with its interval, if there is one."""
     if event.low is None or event.high is None:
         return f"{event.mean:.1f}"
     return f"{event.mean:.1f} ({event.low:.1f} to {event.high:.1f})"
 
 
-def duration(seconds: float | None) -> str:
-    """Seconds for people."""
+def format_duration(seconds: float | None) -> str:
+    """Format seconds for display: 2 min 05 s."""
     if seconds is None:
         return "?"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
     return (
-        f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+        f"{rounded // 60} min {rounded % 60:02d} s"
+        if rounded < 3600
+        else f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
     )
 
 
-def line(progress: Progress) -> str:
-    """Where a run stands, in one line."""
+def progress_line(progress: RunProgress) -> str:
+    """The progress of a run in one line."""
     steps_s, updates_s = progress.rates
-    shown = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
+    counts = {"steps": (progress.steps, steps_s), "updates": (progress.updates, updates_s)}
     if progress.unit == "updates":
-        del shown["steps"]
-    parts = [f"{count(done)} {unit}" for unit, (done, _) in shown.items()]
+        del counts["steps"]
+    parts = [f"{format_count(done)} {unit}" for unit, (done, _) in counts.items()]
     if steps_s:
-        parts.append(", ".join(f"{count(rate)} {unit}/s" for unit, (_, rate) in shown.items()))
+        parts.append(
+            ", ".join(f"{format_count(rate)} {unit}/s" for unit, (_, rate) in counts.items())
+        )
     if progress.evaluation is not None:
-        parts.append(f"return {returns(progress.evaluation)}")
+        parts.append(f"return {format_return(progress.evaluation)}")
     parts += [f"lag {progress.lag_versions}, replay ratio {progress.replay_ratio:.1f}"]
     if guards := progress.guards.total():
-        parts.append(f"guarded {count(guards)} times")
-    if progress.left_s:
-        parts.append(f"{duration(progress.left_s)} left at most")
+        parts.append(f"guarded {format_count(guards)} times")
+    if progress.remaining_s:
+        parts.append(f"{format_duration(progress.remaining_s)} left at most")
     return "; ".join(parts)
 
 
-def table(progress: Progress) -> Table:
-    """Where a run stands, as a table."""
+def progress_table(progress: RunProgress) -> Table:
+    """The progress of a run as a table."""
     run = progress.started
-    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     if run is None:
-        shown.add_row("[dim]starting ...[/]")
-        return shown
+        table.add_row("[dim]starting ...[/]")
+        return table
     steps_s, updates_s = progress.rates
-    waits = "[bold yellow]compiling ...[/]" if progress.is_compiling else f"{count(updates_s)}/s"
+    waits = (
+        "[bold yellow]compiling ...[/]" if progress.is_compiling else f"{format_count(updates_s)}/s"
+    )
     if progress.unit == "steps":
-        shown.add_row("steps", f"{count(progress.steps)} of {count(run.steps)}", f"{count(steps_s)}/s")
-        shown.add_row("updates", count(progress.updates), waits)
+        table.add_row(
+            "steps",
+            f"{format_count(progress.steps)} of {format_count(run.steps)}",
+            f"{format_count(steps_s)}/s",
+        )
+        table.add_row("updates", format_count(progress.updates), waits)
     else:
-        shown.add_row("updates", f"{count(progress.steps)} of {count(run.steps)}", waits)
+        table.add_row(
+            "updates", f"{format_count(progress.steps)} of {format_count(run.steps)}", waits
+        )
     goal = "" if run.until is None else f"goal {run.until:g}"
-    best = "-" if progress.evaluation is None else returns(progress.evaluation)
-    shown.add_row("return", f"[bold]{best}[/]", goal)
+    best = "-" if progress.evaluation is None else format_return(progress.evaluation)
+    table.add_row("return", f"[bold]{best}[/]", goal)
     if progress.train_return is not None:
-        shown.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
-    shown.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
+        table.add_row("while training", f"{progress.train_return:.1f}", "[dim]last 100 episodes[/]")
+    table.add_row("replay ratio", f"{progress.replay_ratio:.1f}", f"lag {progress.lag_versions}")
     if guards := progress.guards.total():
-        shown.add_row("[yellow]guarded[/]", f"{count(guards)} times", f"[dim]{_guarded_csv(progress)}[/]")
-    left = duration(progress.left_s)
-    shown.add_row("time left", left if run.until is None else f"{left} at most", "")
-    return shown
+        table.add_row(
+            "[yellow]guarded[/]",
+            f"{format_count(guards)} times",
+            f"[dim]{_guarded_csv(progress)}[/]",
+        )
+    remaining = format_duration(progress.remaining_s)
+    table.add_row("time left", remaining if run.until is None else f"{remaining} at most", "")
+    return table

@@ -17,14 +17,23 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from understudy.app.config import FILE_NAME as CONFIG_FILE
-from understudy.app.config import HERE, Config, hidden, keep_used, moved, read_used, resolve, used_by
-from understudy.app.deployment import open_deployment
-from understudy.app.play_web import PAGES, for_others, openable, page_address
-from understudy.app.roles.platform import GAME, DevelopmentKeys, Platform, Standing
+from understudy.backends.deployment import open_deployment
 from understudy.cli.interrupts import INTERRUPTED, stop_signals
-from understudy.cli.options import config_option, console, count, data_option, examples
+from understudy.cli.options import config_option, console, data_option, examples, format_count
 from understudy.core.errors import ConfigError
+from understudy.platform.config import FILE_NAME as CONFIG_FILE
+from understudy.platform.config import (
+    HERE,
+    Config,
+    backend_urls,
+    location_changes,
+    mask_secrets,
+    read_last_start,
+    resolve,
+    save_last_start,
+)
+from understudy.platform.platform import GAME, DevelopmentKeys, Platform, RoleStatus
+from understudy.platform.play_page import PAGES, browser_url, network_url_text, page_address
 
 
 @click.command(
@@ -32,98 +41,169 @@ from understudy.core.errors import ConfigError
         "understudy up --data D",
         "understudy up --data D --port 8600 --json-ready",
         "understudy up --data D --role gateway,ingest",
-        "understudy up --data D --stream kinesis://games --store cassandra://db/games --models s3://bots",
+        "understudy up --data D --stream kinesis://games --store cassandra://db/games --models "
+        "s3://bots",
     )
 )
 @config_option
-@click.option("--port", type=int, metavar="P", help="Where the gateway listens; 0: any free port (default 8600).")
-@click.option("--host", metavar="HOST", help="The address it listens on (default 127.0.0.1: this machine only).")
-@click.option("--role", "roles", metavar="ROLES", help="Only these of gateway,ingest,learner (default: all).")
-@click.option("--stream", "stream_url", metavar="URL", help="kinesis://STREAM, kafka://HOST:PORT/TOPIC, or file.")
-@click.option("--store", "store_url", metavar="URL", help="cassandra://HOST:PORT/KEYSPACE, or local.")
-@click.option("--models", "models_url", metavar="URL", help="s3://BUCKET/PATH, or folder.")
-@click.option("--ingest", "engine", type=click.Choice(["native", "spark"]), help="What stores the stream.")
-@click.option("--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages.")
+@click.option(
+    "--port",
+    type=int,
+    metavar="P",
+    help="Port of the gateway; 0: any free port (default 8600).",
+)
+@click.option(
+    "--host",
+    metavar="HOST",
+    help="Address that the gateway listens on (default 127.0.0.1: this machine only).",
+)
+@click.option(
+    "--role",
+    "roles",
+    metavar="ROLES",
+    help="Run only these of gateway,ingest,learner (default: all).",
+)
+@click.option(
+    "--stream",
+    "stream_url",
+    metavar="URL",
+    help="Where the stream is: kinesis://STREAM, kafka://HOST:PORT/TOPIC, or the word `file` for "
+    "the data folder.",
+)
+@click.option(
+    "--store",
+    "store_url",
+    metavar="URL",
+    help="Where the store is: cassandra://HOST:PORT/KEYSPACE, or the word `local` for the data "
+    "folder.",
+)
+@click.option(
+    "--models",
+    "models_url",
+    metavar="URL",
+    help="Where models are: s3://BUCKET/PATH, or the word `folder` for the data folder.",
+)
+@click.option(
+    "--ingest", "engine", type=click.Choice(["native", "spark"]), help="The ingest engine."
+)
+@click.option(
+    "--json-ready", is_flag=True, help="Print one JSON line when ready: url, admin_key, key, pages."
+)
 @data_option
 def up(
-    data_text: str | None, file: Path | None, port: int | None, host: str | None, roles: str | None,
-    stream_url: str | None, store_url: str | None, models_url: str | None, engine: str | None, json_ready: bool,
-) -> int:  # fmt: skip
-    """Run the platform: gateway, ingest and learner, each in a process that is restarted when it crashes.
+    data_text: str | None,
+    file: Path | None,
+    port: int | None,
+    host: str | None,
+    roles: str | None,
+    stream_url: str | None,
+    store_url: str | None,
+    models_url: str | None,
+    engine: str | None,
+    json_ready: bool,
+) -> int:
+    """Run the platform: gateway, ingest and learner as processes that are restarted on a crash.
 
-    Ctrl-C or SIGTERM stops it without losing anything: the gateway takes no more, what it acknowledged is stored, the
-    learner keeps what it learned. A second Ctrl-C ends it at once, which loses nothing that was acknowledged either.
+    Ctrl-C or SIGTERM stops it without loss: the gateway accepts no more frames, acknowledged ones
+    are stored, the learner saves its state. A second Ctrl-C exits immediately, which also loses
+    nothing that was acknowledged.
 
-    Where stream, store and models lie, and what stores, is kept in the data folder: later starts and other commands go
-    on with it until they are told otherwise. `file`, `local` and `folder` mean: in the data folder, where they begin.
+    The URLs of stream, store and models and the ingest engine are saved in the data folder: later
+    starts and other commands use them until they are changed. `file`, `local` and `folder` switch
+    back to the data folder, the default.
     """
     flags = {
-        "data": data_text, "gateway.port": port, "gateway.host": host, "roles": roles, "stream.url": stream_url,
-        "store.url": store_url, "models.url": models_url, "ingest.engine": engine,
-    }  # fmt: skip
-    config, out, asked = resolve(flags, file=file).config, console(as_json=json_ready), Asked()
-    _say_where(config, out)
+        "data": data_text,
+        "gateway.port": port,
+        "gateway.host": host,
+        "roles": roles,
+        "stream.url": stream_url,
+        "store.url": store_url,
+        "models.url": models_url,
+        "ingest.engine": engine,
+    }
+    config = resolve(flags, file=file).config
+    out = console(as_json=json_ready)
+    request = StopRequest()
+    _print_urls(config, out)
     view = _View(out, is_json=config.log.json)
-    with contextlib.closing(view), asked, Platform(config, tell=view.tell, log=view.log) as platform:
-        view.standings = platform.supervisor.standings
-        is_told = False
+    with (
+        contextlib.closing(view),
+        request,
+        Platform(config, on_state_change=view.show_state, log=view.log) as platform,
+    ):
+        view.statuses = platform.supervisor.statuses
+        is_announced = False
 
         def each() -> None:
-            nonlocal is_told
-            if not is_told and platform.supervisor.is_ready:
-                is_told = True
-                _keep_where(config, out)
-                _say_ready(platform, out, json_ready=json_ready)
+            nonlocal is_announced
+            if not is_announced and platform.supervisor.is_ready:
+                is_announced = True
+                _save_urls(config, out)
+                _announce(platform, out, json_ready=json_ready)
                 view.begin()
             view.refresh()
 
         try:
-            platform.supervisor.run(asked.stop, each)
+            platform.supervisor.run(request.stop, each)
         except ConfigError as error:
             view.drop(str(error))
             raise
         finally:
             view.end()
-        finished = platform.supervisor.stop(asked.at_once)
-    if asked.number == signal.SIGINT:
+        finished = platform.supervisor.stop(request.at_once)
+    if request.number == signal.SIGINT:
         return INTERRUPTED
     return 0 if finished else 1
 
 
-def _say_where(config: Config, out: Console) -> None:
-    """Name what lies elsewhere, and what lay elsewhere at the last start."""
-    for said in moved(read_used(config.folder.root), config):
-        out.print(f"[yellow]![/] {escape(said)}", soft_wrap=True)
-    for name, url in used_by(config).items():
+def _print_urls(config: Config, out: Console) -> None:
+    """Print the remote stream, store and models, and what changed since the last start."""
+    for change in location_changes(read_last_start(config.folder.root), config):
+        out.print(f"[yellow]![/] {escape(change)}", soft_wrap=True)
+    for name, url in backend_urls(config).items():
         if url:
-            out.print(f"{name.partition('.')[0]} at {escape(hidden(url))}", soft_wrap=True)
+            out.print(f"{name.partition('.')[0]} at {escape(mask_secrets(url))}", soft_wrap=True)
 
 
-def _keep_where(config: Config, out: Console) -> None:
-    """From now on every command on this folder looks where this platform writes; where one will not, say so."""
+def _save_urls(config: Config, out: Console) -> None:
+    """Save the URLs for later commands on this folder; warn where another setting overrides one."""
     try:
-        keep_used(config)
-        others = used_by(resolve({"data": config.data}).config)
+        save_last_start(config)
+        others = backend_urls(resolve({"data": config.data}).config)
     except (ConfigError, OSError) as error:
-        out.print(f"[yellow]![/] where stream, store and models are was not kept: {escape(str(error))}", soft_wrap=True)
+        out.print(
+            "[yellow]![/] could not save the URLs of stream, store and models: "
+            f"{escape(str(error))}",
+            soft_wrap=True,
+        )
         return
-    for name, url in used_by(config).items():
+    for name, url in backend_urls(config).items():
         if others[name] != url:
-            said = f"other commands on this folder go by {name} of its {CONFIG_FILE}, or of the environment"
-            out.print(f"[yellow]![/] {escape(said)}: {escape(hidden(others[name])) or HERE[name]}", soft_wrap=True)
+            warning = (
+                f"other commands on this folder use {name} of its {CONFIG_FILE} or of the "
+                "environment"
+            )
+            out.print(
+                f"[yellow]![/] {escape(warning)}: "
+                f"{escape(mask_secrets(others[name])) or HERE[name]}",
+                soft_wrap=True,
+            )
 
 
-class Asked:
-    """Being asked to stop: the first time gently, the second time at once."""
+class StopRequest:
+    """Collects stop signals: the first stops gracefully, the second immediately."""
 
     def __init__(self) -> None:
-        self.stop, self.at_once, self.number = threading.Event(), threading.Event(), 0
+        self.stop = threading.Event()
+        self.at_once = threading.Event()
+        self.number = 0
 
-    def __enter__(self) -> "Asked":
-        self._before = {one: signal.signal(one, self._ask) for one in stop_signals()}
+    def __enter__(self) -> "StopRequest":
+        self._before = {number: signal.signal(number, self._handle) for number in stop_signals()}
         return self
 
-    def _ask(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.stop.is_set():
             self.at_once.set()
         self.number = self.number or number
@@ -134,53 +214,60 @@ class Asked:
             signal.signal(number, handler)
 
 
-def _say_ready(platform: Platform, out: Console, *, json_ready: bool) -> None:
-    url, keys, pages = platform.url, platform.keys, dict[str, str]()
+def _announce(platform: Platform, out: Console, *, json_ready: bool) -> None:
+    url = platform.url
+    keys = platform.keys
+    pages = dict[str, str]()
     if url is not None and keys is not None:
-        # Where games are played in a browser with the development key: those that are registered and have a page.
+        # Pages to play registered games in a browser with the development key.
         games = open_deployment(platform.data, models=platform.config.models.url).registry.games()
         pages = {game: page_address(url, game, key=keys.key) for game in PAGES if game in games}
     if json_ready:
-        fields = {**platform.ready_line(), "url": url and openable(url), "pages": pages}
+        fields = {**platform.ready_line(), "url": url and browser_url(url), "pages": pages}
         sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
     elif url is not None:
-        others = for_others(url, platform.config.gateway.hosts)
-        _print_ready(out, openable(url), keys, pages=pages, others=others)
+        others = network_url_text(url, platform.config.gateway.hosts)
+        _print_ready(out, browser_url(url), keys, pages=pages, others=others)
 
 
 def _print_ready(
-    out: Console, url: str, keys: DevelopmentKeys | None, *, pages: Mapping[str, str], others: str = ""
+    out: Console,
+    url: str,
+    keys: DevelopmentKeys | None,
+    *,
+    pages: Mapping[str, str],
+    others: str = "",
 ) -> None:
-    out.print(f"[bold]ready[/] at {url}; Ctrl-C stops it without losing anything", soft_wrap=True)
+    out.print(f"[bold]ready[/] at {url}; Ctrl-C stops it without data loss", soft_wrap=True)
     if others:
         out.print(escape(others), soft_wrap=True)
     if keys is None:
         out.print("next: understudy keys create --scopes play --game GAME", soft_wrap=True)
         return
     for game in PAGES:
-        where = pages.get(game, f"'understudy play {game} --web' on this folder says where")
-        out.print(f"play {game} in a browser: {escape(where)}", soft_wrap=True)
+        page = pages.get(game, f"run 'understudy play {game} --web' on this folder for the URL")
+        out.print(f"play {game} in a browser: {escape(page)}", soft_wrap=True)
     out.print(f"\nexport UNDERSTUDY_URL={url}\nexport UNDERSTUDY_KEY={keys.key}", soft_wrap=True)
-    out.print(f"\n[dim]# the admin's key: {keys.admin_key}[/]", soft_wrap=True)
-    out.print("[dim]# a game to start from; with the key above it registers itself:[/]")
+    out.print(f"\n[dim]# admin key: {keys.admin_key}[/]", soft_wrap=True)
+    out.print("[dim]# an example game; with the key above it registers itself:[/]")
     out.print(GAME, markup=False, soft_wrap=True)
 
 
 class _Lines:
-    """Lines on their way to standard error; while they are not read the newest are dropped, and nothing waits."""
+    """Writes lines to standard error without blocking; when its queue is full, drops new lines."""
 
     def __init__(self) -> None:
-        self._waiting: queue.Queue[str | None] = queue.Queue(maxsize=1000)
+        self._queue: queue.Queue[str | None] = queue.Queue(maxsize=1000)
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
     def put(self, line: str | None) -> None:
         with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(line)
+            self._queue.put_nowait(line)
 
     def _write(self) -> None:
-        while (line := self._waiting.get()) is not None:
+        while (line := self._queue.get()) is not None:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(f"{line}\n")
                 sys.stderr.flush()
@@ -191,20 +278,21 @@ class _Lines:
 
 
 class _View:
-    """Roles as a table in a terminal, as a line for each change elsewhere."""
+    """Shows roles as a table in a terminal, as a line per change elsewhere."""
 
     def __init__(self, out: Console, *, is_json: bool) -> None:
-        """`is_json`: roles' events stay lines of JSON in a terminal, too."""
-        self._out, self._is_json = out, is_json
+        """`is_json`: show the roles' events as JSON lines in a terminal, too."""
+        self._out = out
+        self._is_json = is_json
         self._lines = None if out.is_terminal else _Lines()
         self._live: Live | None = None
         self._held: dict[str, str] | None = {}
-        """Until everything runs: the last line of each role, which may be the error that ends the command."""
-        self.standings: dict[str, Standing] = {}
+        """During startup: the last line of each role, which may be the error that ends it all."""
+        self.statuses: dict[str, RoleStatus] = {}
         self._next_s = 0.0
 
     def begin(self) -> None:
-        """Everything runs: from now on a table, where there is a terminal."""
+        """Call when all roles run; a terminal shows the table from now on."""
         self._release()
         self._held = None
         if self._out.is_terminal:
@@ -216,21 +304,23 @@ class _View:
             self._live.stop()
             self._live = None
 
-    def tell(self, standing: Standing, said: str) -> None:
-        """What became of a role; its own last line is left out where that is the reason."""
-        if self._held and (line := self._held.get(standing.role.name)) and line[:300] in standing.last_error:
-            del self._held[standing.role.name]
-        self._release(standing.role.name)
+    def show_state(self, status: RoleStatus, text: str) -> None:
+        """Show a role's change of state; its last line is omitted if the text repeats it."""
+        name = status.role.name
+        if self._held and (line := self._held.get(name)) and line[:300] in status.last_error:
+            del self._held[name]
+        self._release(name)
         if self._lines is not None:
-            self._lines.put(f"{standing.role.name:<8} {said}")
+            self._lines.put(f"{name:<8} {text}")
             return
-        colour = {"waiting": "yellow", "running": "green"}.get(standing.state, "dim")
-        self._out.print(f"[{colour}]{standing.role.name:<8}[/] {escape(said)}", soft_wrap=True)
+        colour = {"waiting": "yellow", "running": "green"}.get(status.state, "dim")
+        self._out.print(f"[{colour}]{name:<8}[/] {escape(text)}", soft_wrap=True)
 
     def log(self, role: str, line: str) -> None:
-        """What a role wrote to standard error: as it is for programs, as words in a terminal."""
-        # Why a role ended is told already.
-        if (standing := self.standings.get(role)) is not None and line and line[:300] in standing.last_error:
+        """Show a role's line of standard error: unchanged for programs, as text in a terminal."""
+        # The reason why a role ended was already shown.
+        status = self.statuses.get(role)
+        if status is not None and line and line[:300] in status.last_error:
             return
         self._release(role)
         if self._held is None:
@@ -239,25 +329,29 @@ class _View:
             self._held[role] = line
 
     def drop(self, error: str) -> None:
-        """Do not show what a role said last when the command itself ends with just that."""
+        """Discard the last line of a role if it equals the error that ends the command."""
         self._held = {role: line for role, line in (self._held or {}).items() if line != error}
 
     def _release(self, role: str | None = None) -> None:
         for name in list(self._held or ()):
-            if role in (None, name) and self._held and (line := self._held.pop(name, None)) is not None:
+            if (
+                role in (None, name)
+                and self._held
+                and (line := self._held.pop(name, None)) is not None
+            ):
                 self._put(name, line)
 
     def _put(self, role: str, line: str) -> None:
         if self._lines is not None:
             self._lines.put(line)
         else:
-            said = line if self._is_json else _words(line)
-            self._out.print(f"[dim]{role:<8} {escape(said[:400])}[/]", soft_wrap=True)
+            text = line if self._is_json else _text(line)
+            self._out.print(f"[dim]{role:<8} {escape(text[:400])}[/]", soft_wrap=True)
 
     def refresh(self) -> None:
         if self._live is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + 0.5
-            self._live.update(_table(self.standings), refresh=True)
+            self._live.update(_table(self.statuses), refresh=True)
 
     def close(self) -> None:
         self._release()
@@ -266,24 +360,30 @@ class _View:
             self._lines.close()
 
 
-def _words(line: str) -> str:
-    """An event's line of JSON as words; any other line as it is."""
+def _text(line: str) -> str:
+    """A JSON event as readable text; any other line unchanged."""
     try:
         fields = json.loads(line)
         event = fields.pop("event")
     except (ValueError, AttributeError, KeyError, TypeError):
         return line
-    shown = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
-    return " ".join([str(event), *(f"{name}={value}" for name, value in shown.items())])
+    rest = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
+    return " ".join([str(event), *(f"{name}={value}" for name, value in rest.items())])
 
 
-def _table(standings: dict[str, Standing]) -> Table:
-    table = Table("role", "state", "since", "restarts", "a second", "lag", min_width=64)
-    for standing in standings.values():
-        rates = ", ".join(f"{count(rate)} {name}" for name, rate in standing.rates().items() if rate)
-        lag_s = standing.report.get("lag_s")
+def _table(statuses: dict[str, RoleStatus]) -> Table:
+    table = Table("role", "state", "since", "restarts", "rates per s", "lag", min_width=64)
+    for status in statuses.values():
+        rates = ", ".join(
+            f"{format_count(rate)} {name}" for name, rate in status.rates().items() if rate
+        )
+        lag_s = status.report.get("lag_s")
         table.add_row(
-            standing.role.name, standing.state, f"{max(0, time.time() - standing.since_s):.0f} s",
-            str(standing.restarts or ""), rates, "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
-        )  # fmt: skip
+            status.role.name,
+            status.state,
+            f"{max(0, time.time() - status.since_s):.0f} s",
+            str(status.restarts or ""),
+            rates,
+            "" if lag_s is None else f"{lag_s * 1000:.0f} ms",
+        )
     return table

@@ -1,11 +1,19 @@
-"""What a game imports: `connect`, and the classes it returns."""
+"""The client API of a game: `connect`, its settings, and the classes it returns."""
 
 from understudy.client.connect import ClientConfig, Game, connect
 from understudy.client.episode import Episode, Recorder
 from understudy.client.sender import SenderConfig, Stats
 from understudy.client.session import RecordingWarning
-from understudy.core.builder import Extras
+from understudy.experience.builder import Extras
 
 __all__ = [
-    "ClientConfig", "Episode", "Extras", "Game", "Recorder", "RecordingWarning", "SenderConfig", "Stats", "connect",
-]  # fmt: skip
+    "ClientConfig",
+    "Episode",
+    "Extras",
+    "Game",
+    "Recorder",
+    "RecordingWarning",
+    "SenderConfig",
+    "Stats",
+    "connect",
+]

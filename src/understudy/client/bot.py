@@ -1,12 +1,14 @@
-"""Bots in the game: the last good ones from the disk at once, newer ones as they come, each checked before it plays.
+"""Bots in the game: the last good ones from disk at once, newer ones after all checks.
 
-    link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden ─► disk ─► on stage
+    link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden
+        ─► disk ─► live
 
-Nothing here ever makes a game wait: a decision reads one attribute, and a thread that begins with the first decision
-does the rest. What is kept for the next start lies in a folder that several processes may share:
+A game never waits: a decision reads one attribute, and a thread does the rest. It starts at the
+first `act` or `wait_for_bot`, so a game that only records never fetches bots. A folder that several
+processes may share stores what the next start needs:
 
-    bot.json             the last good casting, and the highest entry seen of each alias
-    trust.json           the public keys that were pinned when the deployment was first met
+    bot.json             the last good live models, and the highest entry seen of each alias
+    trust.json           the deployment's public keys, pinned at first contact
     SHA256.safetensors   policies
 """
 
@@ -21,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from understudy.client.sender import Backoff
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.clock import Clock
-from understudy.core.door import create_once
 from understudy.core.errors import (
     ConfigError,
     Corrupt,
@@ -31,92 +32,109 @@ from understudy.core.errors import (
     StorageFull,
     UnderstudyError,
 )
-from understudy.core.game import GameSpec
 from understudy.core.log import make_folder, write_file
-from understudy.core.ports import Casting, Link
 from understudy.core.signed import Trusted, open_signed, trusted_keys
-from understudy.core.writer import action_writer
+from understudy.experience.game import GameSpec
+from understudy.experience.intake import create_once
+from understudy.experience.writer import action_writer
+from understudy.ports import Link, LiveModels
 
 if TYPE_CHECKING:
-    # Policies are loaded with the first bot; a game that only records does without them.
-    from understudy.core.manifest import Manifest
-    from understudy.core.policy import Policy
+    # Imported with the first bot; a game that only records does not need policies.
+    from understudy.models.manifest import Manifest
+    from understudy.nn.policy import Policy
 
 
 _POLL_S = 25.0
-"""How long one question waits for news."""
+"""How long one poll waits for newer live models."""
 _PUMP_EVERY_S = 1.0
-_RETRY_FIRST_S, _RETRY_CAP_S = 0.5, 30.0
-_AGAIN_FIRST_S, _AGAIN_CAP_S = 15.0, 600.0
-"""A refused bot is looked at again after this, in case it was damaged on its way; doubled up to the second."""
+_RETRY_FIRST_S = 0.5
+_RETRY_CAP_S = 30.0
+_AGAIN_FIRST_S = 15.0
+_AGAIN_CAP_S = 600.0
+"""A rejected bot is checked again after `_AGAIN_FIRST_S`, in case it was damaged in transit; the
+wait doubles up to `_AGAIN_CAP_S`."""
 _MAX_CANARY = 0.5
 _ALIASES = ("champion", "canary")
 _BAD = (Refused, Corrupt, ConfigError, KeyError, TypeError, ValueError, AttributeError)
-"""What checking strange documents may raise."""
+"""What checking an invalid document may raise."""
 
 
 class BotCache:
-    """Files are replaced whole; a damaged or missing one means that the bot is fetched again."""
+    """Stores bots on disk; if a file is damaged or missing, its bot is fetched again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pinned: tuple[str, ...] = ()
 
-    def read(self) -> tuple[Casting | None, dict[str, int]]:
-        """The last good news, None when there were none, and the highest entry seen of each alias."""
+    def read(self) -> tuple[LiveModels | None, dict[str, int]]:
+        """Return the last good live models, if any, and the highest entry seen of each alias."""
         path = self._folder / "bot.json"
         try:
-            found = strict_json(path.read_bytes())
-            news = found["casting"]
-            seen = {alias: int(found["seen"][alias]) for alias in _ALIASES}
-            return None if news is None else Casting(**news | {"trust": tuple(news["trust"])}), seen
+            document = strict_json(path.read_bytes())
+            fields = document["live_models"]
+            newest_entries = {alias: int(document["seen"][alias]) for alias in _ALIASES}
+            if fields is None:
+                return None, newest_entries
+            return LiveModels(**fields | {"trust": tuple(fields["trust"])}), newest_entries
         except FileNotFoundError:
             return None, dict.fromkeys(_ALIASES, 0)
         except (Refused, KeyError, TypeError, ValueError) as error:
-            raise Corrupt(f"{path} is damaged and not used: {error!r}"[:200]) from None
+            raise Corrupt(f"{path} is damaged and was ignored: {error!r}"[:200]) from None
 
     def policy(self, sha256: str) -> bytes:
         try:
             return (self._folder / f"{sha256}.safetensors").read_bytes()
         except FileNotFoundError:
-            raise Corrupt(f"{self._folder} has lost the policy of its bot; it is fetched again") from None
+            raise Corrupt(
+                f"the policy of the bot is missing in {self._folder}; it is fetched again"
+            ) from None
 
-    def keep_policy(self, sha256: str, raw: bytes) -> None:
-        """Keep a policy that passed its checks; `write` comes after."""
+    def write_policy(self, sha256: str, raw: bytes) -> None:
+        """Store a policy that passed its checks; must be called before `write`."""
         path = self._folder / f"{sha256}.safetensors"
         if not path.exists():
             make_folder(self._folder)
             write_file(path, raw)
 
-    def write(self, casting: Casting | None, seen: dict[str, int], policies: Collection[str]) -> None:
-        """Keep the news, and only these policies; unless another process has newer ones there."""
+    def write(
+        self,
+        live_models: LiveModels | None,
+        newest_entries: dict[str, int],
+        policies: Collection[str],
+    ) -> None:
+        """Store live models and delete other policies, unless another process stored newer ones."""
         with contextlib.suppress(Corrupt):
-            there = self.read()[0]
-            if there is not None and there.number > (0 if casting is None else casting.number):
+            stored = self.read()[0]
+            number = 0 if live_models is None else live_models.number
+            if stored is not None and stored.number > number:
                 return
-        news = None if casting is None else asdict(casting) | {"trust": list(casting.trust)}
+        fields = None
+        if live_models is not None:
+            fields = asdict(live_models) | {"trust": list(live_models.trust)}
         make_folder(self._folder)
-        write_file(self._folder / "bot.json", canonical_json({"casting": news, "seen": seen}))
+        document = canonical_json({"live_models": fields, "seen": newest_entries})
+        write_file(self._folder / "bot.json", document)
         for path in self._folder.glob("*.safetensors"):
             if path.stem not in policies:
                 path.unlink(missing_ok=True)
 
-    def pinned(self, met: Sequence[str] = ()) -> tuple[str, ...]:
-        """The deployment's public keys as they were when it was first met, which may be now."""
+    def pinned(self, keys: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the deployment's public keys from first contact; pins `keys` if this is it."""
         path = self._folder / "trust.json"
-        if met and not self._pinned and not path.exists():
-            # Where nothing can be written, they are remembered until the program ends.
-            self._pinned = tuple(met)
+        if keys and not self._pinned and not path.exists():
+            # If nothing can be written, the keys stay pinned until the program ends.
+            self._pinned = tuple(keys)
             with contextlib.suppress(OSError, StorageFull, StorageFailed):
                 make_folder(self._folder)
-                create_once(path, canonical_json(list(met)))
+                create_once(path, canonical_json(list(keys)))
         try:
-            found = strict_json(path.read_bytes())
+            pinned = strict_json(path.read_bytes())
         except OSError:
             return self._pinned
-        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise Corrupt(f"{path} is damaged; delete it to meet the deployment anew")
-        return tuple(found)
+        if not isinstance(pinned, list) or not all(isinstance(text, str) for text in pinned):
+            raise Corrupt(f"{path} is damaged; delete it to trust the platform's current keys")
+        return tuple(pinned)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,8 +146,8 @@ class Bot:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Who plays new episodes; replaced as a whole."""
+class LivePolicies:
+    """The bots that play new episodes; replaced as a whole."""
 
     champion: Bot | None = None
     canary: Bot | None = None
@@ -137,22 +155,34 @@ class Stage:
 
 
 class Bots:
-    """The bots of one connected game; any thread may ask."""
+    """The bots of one connected game; thread-safe."""
 
     def __init__(
-        self, link: Link, spec: GameSpec, folder: Path, *, clock: Clock, rng: random.Random, trust: Sequence[str],
+        self,
+        link: Link,
+        spec: GameSpec,
+        folder: Path,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        trust: Sequence[str],
         has_thread: bool,
-    ) -> None:  # fmt: skip
-        self._link, self.spec, self._clock, self.rng = link, spec, clock, rng
+    ) -> None:
+        self._link = link
+        self.spec = spec
+        self._clock = clock
+        self.rng = rng
         self.write_action = action_writer(spec)
-        self._cache, self._trust, self._has_thread = BotCache(folder), tuple(trust), has_thread
+        self._cache = BotCache(folder)
+        self._trust = tuple(trust)
+        self._has_thread = has_thread
         self._backoff = Backoff(clock, rng, first_s=_RETRY_FIRST_S, cap_s=_RETRY_CAP_S)
         self._lock = threading.Lock()
-        self._stage: Stage | None = None
-        self._casting: Casting | None = None
-        """The last good news."""
+        self._live: LivePolicies | None = None
+        self._live_models: LiveModels | None = None
+        """The last good ones."""
         self._seen = dict.fromkeys(_ALIASES, 0)
-        """The highest entry of each alias whose signature was right; older ones are never obeyed."""
+        """The highest validly signed entry of each alias; older entries are never accepted."""
         self._after = self._good_number = 0
         self._again_at_s: float | None = None
         self._again_s = _AGAIN_FIRST_S
@@ -161,66 +191,70 @@ class Bots:
         self._has_registered = False
         self._pump_at_s = clock.monotonic()
         self.refused_bots = 0
-        self._refusal = self._link_error = ""
+        self._rejection = self._link_error = ""
 
     @property
     def name(self) -> str:
-        """The champion's; empty while there is none, or before anybody asked for one."""
-        stage = self._stage
-        return stage.champion.manifest.name if stage is not None and stage.champion is not None else ""
+        """The champion's name; empty while there is none, or before the first `pick`."""
+        live = self._live
+        return live.champion.manifest.name if live is not None and live.champion is not None else ""
 
     @property
     def last_error(self) -> str:
-        return self._refusal or self._link_error
+        return self._rejection or self._link_error
 
-    def cast(self) -> Bot | None:
-        """Who plays the episode that asks: the canary with its share, else the champion; None while there is none."""
-        stage = self._stage
-        if stage is None:
-            stage = self._begin()
-        if stage.canary is not None and self.rng.random() < stage.canary_share:
-            return stage.canary
-        return stage.champion
+    def pick(self) -> Bot | None:
+        """Return a bot for a new episode: the canary for its share, else the champion, if any."""
+        live = self._live
+        if live is None:
+            live = self._start()
+        if live.canary is not None and self.rng.random() < live.canary_share:
+            return live.canary
+        return live.champion
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether there is a bot by then; for programs that would rather begin late than without one."""
+        """Wait for a bot and return whether there is one."""
         deadline_s = self._clock.monotonic() + timeout_s
-        while self.cast() is None and (left_s := deadline_s - self._clock.monotonic()) > 0:
+        while self.pick() is None and (remaining_s := deadline_s - self._clock.monotonic()) > 0:
             if self._has_thread and not self._stop.is_set():
-                self._clock.wait(self._stop, min(left_s, 0.02))
-            elif self._stop.is_set() or (pause_s := self.step(min(left_s, 1.0))) >= left_s:
+                self._clock.wait(self._stop, min(remaining_s, 0.02))
+            elif (
+                self._stop.is_set() or (pause_s := self.step(min(remaining_s, 1.0))) >= remaining_s
+            ):
                 break
             else:
                 self._clock.wait(self._stop, pause_s)
-        return self.cast() is not None
+        return self.pick() is not None
 
-    def _begin(self) -> Stage:
+    def _start(self) -> LivePolicies:
         with self._lock:
-            if self._stage is None:
-                self._stage = self._load()
+            if self._live is None:
+                self._live = self._load()
                 if self._has_thread and not self._stop.is_set():
                     name = f"understudy-bots-{self.spec.game}"
-                    self._thread = threading.Thread(target=self.run, args=(self._stop,), name=name, daemon=True)
+                    self._thread = threading.Thread(
+                        target=self.run, args=(self._stop,), name=name, daemon=True
+                    )
                     self._thread.start()
-            return self._stage
+            return self._live
 
-    def _load(self) -> Stage:
-        """The last good bots. Their signatures were checked when they were kept; what may have rotted is checked."""
+    def _load(self) -> LivePolicies:
+        """Load the last good bots; signatures were checked before, so only damage is checked."""
         try:
-            self._casting, self._seen = self._cache.read()
-            if self._casting is None:
-                return Stage()
-            known = trusted_keys(*(self._trust or self._cache.pinned()))
-            champion = self._restored(self._casting.champion_release, known)
-            canary = self._restored(self._casting.canary_release, known)
-            self._after = self._good_number = self._casting.number
-            return Stage(champion, canary, min(self._casting.canary_share, _MAX_CANARY))
+            self._live_models, self._seen = self._cache.read()
+            if self._live_models is None:
+                return LivePolicies()
+            trusted = trusted_keys(*(self._trust or self._cache.pinned()))
+            champion = self._restored(self._live_models.champion_release, trusted)
+            canary = self._restored(self._live_models.canary_release, trusted)
+            self._after = self._good_number = self._live_models.number
+            return LivePolicies(champion, canary, min(self._live_models.canary_share, _MAX_CANARY))
         except (*_BAD, OSError) as error:
-            self._refuse(error)
-            return Stage()
+            self._reject(error)
+            return LivePolicies()
 
-    def _restored(self, release: str | None, known: Trusted) -> Bot | None:
-        from understudy.core.manifest import manifest_from_json, open_policy
+    def _restored(self, release: str | None, trusted: Trusted) -> Bot | None:
+        from understudy.models.manifest import manifest_from_json, open_policy
 
         if release is None:
             return None
@@ -230,36 +264,39 @@ class Bots:
             or not {"entry", "key_id"} <= signed.keys()
             or "manifest" not in signed["entry"]
         ):
-            raise Corrupt("the release of a kept bot is damaged")
-        if signed["key_id"] not in known:
+            raise Corrupt("the release of the stored bot is damaged; it is fetched again")
+        if signed["key_id"] not in trusted:
             raise Refused(
-                "unknown_key", f"the bot on this disk was signed by {signed['key_id']}, which is not trusted now"
+                "unknown_key",
+                f"the bot on this disk was signed by {signed['key_id']}, which is no longer "
+                "trusted; the current bot is fetched instead",
             )
         manifest = self._fitting(manifest_from_json(signed["entry"]["manifest"]))
         return Bot(manifest, open_policy(manifest, self._cache.policy(manifest.policy_sha256)))
 
-    # --- News -------------------------------------------------------------------------------------------------------
+    # --- Updates ----------------------------------------------------------------------------------
 
     def step(self, wait_s: float = _POLL_S) -> float:
-        """Ask once for news, and take them when they are good; how many seconds may pass before the next question."""
+        """Poll once and accept valid live models; returns seconds until the next poll is due."""
         now_s = self._clock.monotonic()
         if self._again_at_s is not None:
             if now_s >= self._again_at_s:
-                self._after, self._again_at_s = self._good_number, None
+                self._after = self._good_number
+                self._again_at_s = None
             else:
                 wait_s = min(wait_s, self._again_at_s - now_s)
         try:
-            news = self._link.bot(self._after, wait_s=wait_s)
+            update = self._link.bot(self._after, wait_s=wait_s)
             self._link_error = ""
-            if news is not None:
-                self._take(news)
+            if update is not None:
+                self._accept(update)
             self._backoff.succeeded()
-            # A link that does not wait must not be asked without end.
+            # A link that returns at once must not be polled in a busy loop.
             waited_s = self._clock.monotonic() - now_s
-            return max(0.0, min(wait_s, _PUMP_EVERY_S) - waited_s) if news is None else 0.0
+            return max(0.0, min(wait_s, _PUMP_EVERY_S) - waited_s) if update is None else 0.0
         except LinkFailed as failed:
             if failed.code == "not_registered" and not self._has_registered:
-                # A bot may be asked for before the first step is sent.
+                # A bot may be requested before the first step is sent.
                 self._has_registered = True
                 with contextlib.suppress(LinkFailed):
                     self._link.register(self.spec)
@@ -269,75 +306,94 @@ class Bots:
         except Exception as error:
             self._link_error = repr(error)[:300]
             self._backoff.failed(wholly=True, retry_after_s=0.0)
-        return max(0.0, self._backoff.left_s)
+        return max(0.0, self._backoff.remaining_s)
 
     def run(self, stop: threading.Event) -> None:
-        """Repeat `step` until told to stop."""
+        """Repeat `step` until `stop` is set."""
         while not stop.is_set():
             wait_s = self.step()
             if wait_s > 0:
                 self._clock.wait(stop, wait_s)
 
     def pump(self) -> float:
-        """For games without threads: look for news, if any decision was asked for and it is time."""
-        if self._stage is None or self._has_thread or self._stop.is_set():
+        """Poll if it is due and a bot was requested, for games without threads."""
+        if self._live is None or self._has_thread or self._stop.is_set():
             return float("inf")
-        left_s = self._pump_at_s - self._clock.monotonic()
-        if left_s <= 0:
-            left_s = max(_PUMP_EVERY_S, self.step(0.0))
-            self._pump_at_s = self._clock.monotonic() + left_s
-        return left_s
+        remaining_s = self._pump_at_s - self._clock.monotonic()
+        if remaining_s <= 0:
+            remaining_s = max(_PUMP_EVERY_S, self.step(0.0))
+            self._pump_at_s = self._clock.monotonic() + remaining_s
+        return remaining_s
 
-    def _take(self, news: Casting) -> None:
+    def _accept(self, update: LiveModels) -> None:
         try:
-            trusted = trusted_keys(*(self._trust or self._cache.pinned(news.trust)))
-            champion = self._opened(news, "champion", trusted)
+            trusted = trusted_keys(*(self._trust or self._cache.pinned(update.trust)))
+            champion = self._opened(update, "champion", trusted)
         except _BAD as error:
-            # The last good ones stay; a newer entry is waited for, and this one looked at again later.
-            self._refuse(error)
-            self._after, self._again_at_s = news.number, self._clock.monotonic() + self._again_s
+            # The last good bots stay; newer entries are polled for, and this one is checked again
+            # later.
+            self._reject(error)
+            self._after = update.number
+            self._again_at_s = self._clock.monotonic() + self._again_s
             self._again_s = min(2 * self._again_s, _AGAIN_CAP_S)
-            return self._keep(self._casting)
-        self._refusal, self._again_at_s, self._again_s = "", None, _AGAIN_FIRST_S
+            return self._store(self._live_models)
+        self._rejection = ""
+        self._again_at_s = None
+        self._again_s = _AGAIN_FIRST_S
         canary = None
         try:
-            canary = self._opened(news, "canary", trusted)
+            canary = self._opened(update, "canary", trusted)
         except _BAD as error:
-            # The champion plays on; a canary that cannot be checked plays nowhere.
-            self._refuse(error)
-        self._stage = Stage(champion, canary, min(news.canary_share, _MAX_CANARY))
-        self._after = self._good_number = news.number
-        return self._keep(news if canary else replace(news, canary_release=None))
+            # The champion still plays; a canary that fails its checks does not.
+            self._reject(error)
+        self._live = LivePolicies(champion, canary, min(update.canary_share, _MAX_CANARY))
+        self._after = self._good_number = update.number
+        return self._store(update if canary else replace(update, canary_release=None))
 
-    def _opened(self, news: Casting, alias: str, trusted: Trusted) -> Bot | None:
-        from understudy.core.manifest import manifest_from_json, open_policy
+    def _opened(self, update: LiveModels, alias: str, trusted: Trusted) -> Bot | None:
+        from understudy.models.manifest import manifest_from_json, open_policy
 
-        point = self._entry(getattr(news, alias), "point", trusted)
+        point = self._entry(getattr(update, alias), "point", trusted)
         if point is None:
             if alias == "champion" and self._seen[alias]:
-                raise Refused("old_bot", "the platform knows of no champion, yet there was one; is it the same one?")
+                raise Refused(
+                    "old_bot",
+                    "the platform has no bot, but it had one before; check that url= or data= "
+                    "still names the same platform",
+                )
             return None
-        number, model_no = point["number"], point["model_no"]
+        number = point["number"]
+        model_no = point["model_no"]
         if point["alias"] != alias or type(number) is not int or type(model_no) is not int:
-            raise Refused("bad_entry", f"the pointer of {alias} is one of {str(point['alias'])[:20]!r}")
+            raise Refused(
+                "bad_entry",
+                f"the entry of the {alias} is not valid: it names {str(point['alias'])[:20]!r}",
+            )
         if number < self._seen[alias]:
-            raise Refused("old_bot", f"entry {number} is older than {self._seen[alias]}, which was seen before")
+            raise Refused(
+                "old_bot",
+                f"entry {number} of the {alias} is older than entry {self._seen[alias]}, which "
+                "this game has already seen",
+            )
         self._seen[alias] = number
         if model_no == 0:
             return None
-        release = self._entry(getattr(news, f"{alias}_release"), "release", trusted)
+        release = self._entry(getattr(update, f"{alias}_release"), "release", trusted)
         if release is None:
-            raise Refused("bad_entry", f"model {model_no} came without its release")
+            raise Refused("bad_entry", f"the release of model {model_no} is missing")
         manifest = self._fitting(manifest_from_json(release["manifest"]))
         if manifest.model_no != model_no:
-            raise Refused("bad_entry", f"{alias} means model {model_no}, the release is of {manifest.name}")
-        for bot in self._on_stage():
+            raise Refused(
+                "bad_entry",
+                f"the {alias} is model {model_no}, but its release is of {manifest.name}",
+            )
+        for bot in self._live_bots():
             if bot.manifest == manifest:
                 return bot
         raw = self._link.policy(model_no)
         bot = Bot(manifest, open_policy(manifest, raw))
         with contextlib.suppress(StorageFull, StorageFailed, OSError):
-            self._cache.keep_policy(manifest.policy_sha256, raw)
+            self._cache.write_policy(manifest.policy_sha256, raw)
         return bot
 
     def _entry(self, text: str | None, kind: str, trusted: Trusted) -> dict[str, Any] | None:
@@ -346,35 +402,43 @@ class Bots:
         entry = open_signed(text.encode(), trusted)
         if (entry.get("kind"), entry.get("journal")) != (kind, f"registry/{self.spec.game}"):
             raise Refused(
-                "bad_entry", f"a {str(entry.get('kind'))[:20]} of {str(entry.get('journal'))[:80]} came instead"
+                "bad_entry",
+                f"the platform sent a {str(entry.get('kind'))[:20]} of "
+                f"{str(entry.get('journal'))[:80]} instead of a {kind} of {self.spec.game}",
             )
         return entry
 
     def _fitting(self, manifest: "Manifest") -> "Manifest":
         if (manifest.game, manifest.schema) != (self.spec.game, self.spec.schema):
-            raise Refused("wrong_schema", f"{manifest.name} learned another version of {self.spec.game} than this one")
+            raise Refused(
+                "wrong_schema",
+                f"{manifest.name} was trained on another version of {self.spec.game}, with other "
+                "observations or actions; train a bot on this version",
+            )
         return manifest
 
-    def _on_stage(self) -> list[Bot]:
-        stage = self._stage or Stage()
-        return [bot for bot in (stage.champion, stage.canary) if bot is not None]
+    def _live_bots(self) -> list[Bot]:
+        live = self._live or LivePolicies()
+        return [bot for bot in (live.champion, live.canary) if bot is not None]
 
-    def _refuse(self, error: Exception) -> None:
+    def _reject(self, error: Exception) -> None:
         self.refused_bots += 1
-        self._refusal = str(error)[:300] if isinstance(error, UnderstudyError) else repr(error)[:300]
+        is_ours = isinstance(error, UnderstudyError)
+        self._rejection = str(error)[:300] if is_ours else repr(error)[:300]
 
-    def _keep(self, casting: Casting | None) -> None:
-        self._casting = casting
+    def _store(self, live_models: LiveModels | None) -> None:
+        self._live_models = live_models
+        policies = [bot.manifest.policy_sha256 for bot in self._live_bots()]
         try:
-            self._cache.write(casting, self._seen, [bot.manifest.policy_sha256 for bot in self._on_stage()])
+            self._cache.write(live_models, self._seen, policies)
         except (StorageFull, StorageFailed, OSError) as error:
-            # They play all the same; only the next start has to fetch them again.
-            self._link_error = f"cannot be kept for the next start: {error}"[:300]
+            # The bots still play; only the next start has to fetch them again.
+            self._link_error = f"the bot cannot be stored for the next start: {error}"[:300]
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
+    # --- Stopping ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take no more news; whoever waits is woken when the link is closed."""
+        """Stop polling; closing the link ends a poll that is waiting."""
         self._stop.set()
 
     def join(self, timeout_s: float) -> None:
@@ -382,6 +446,8 @@ class Bots:
             self._thread.join(timeout_s)
 
     def abandon(self) -> None:
-        """In a forked child: the thread is the parent's; the bots that are here play on."""
-        self._lock, self._thread, self._stop = threading.Lock(), None, threading.Event()
+        """Stop polling in a forked child, which has no such thread; loaded bots still play."""
+        self._lock = threading.Lock()
+        self._thread = None
+        self._stop = threading.Event()
         self._stop.set()

@@ -1,4 +1,4 @@
-"""connect: from a game's name and shape, and the folder or address it records to, to a Game that records."""
+"""connect: turns a game's name and shape, and a place to record to, into a Game that records."""
 
 import atexit
 import contextlib
@@ -12,9 +12,9 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import understudy
 from understudy.client.bot import Bots
@@ -23,22 +23,22 @@ from understudy.client.local import LocalLink
 from understudy.client.sender import Sender, SenderConfig, Stats
 from understudy.client.session import RecordingWarning, Sessions, Tolerance
 from understudy.client.spool import Spool
-from understudy.core.chunk import CONSENTS, KINDS, EpisodeNote
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import Door, create_once, deployment_key
 from understudy.core.errors import Closed, ConfigError
-from understudy.core.game import GameSpec, game_spec
 from understudy.core.names import PlayerName, player_name
-from understudy.core.ports import Link
 from understudy.core.signed import trusted_keys
+from understudy.experience.chunk import CONSENTS, KINDS, EpisodeNote
+from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.intake import Intake, create_once, deployment_key
+from understudy.ports import Link
 
-Held = TypeVar("Held", Episode, Recorder)
+Opened = TypeVar("Opened", Episode, Recorder)
 
 _JOIN_S = 1.0
-"""How long closing waits for a sender that was told to stop."""
+"""How long `close` waits for the sender thread after telling it to stop."""
 
 _GAMES: "set[Game]" = set()
-"""Every game that is not closed; leaving the program closes them, even those nobody refers to any more."""
+"""Every open game. They are closed at exit, even those the program no longer refers to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,41 +48,54 @@ class ClientConfig:
     kind: str = "player"
     """`player` for live games, `actor` for a learner's own envs."""
     strict: bool = False
-    """Raise on every bad input, not only on the first decision."""
-    spool: Path | None = None
-    """Where unsent chunks wait; the data folder's `spool`, or the user's cache folder."""
+    """Raise on every invalid input, not only on the first decision."""
+    link: Link | None = None
+    """Your own connection to a platform, instead of `url` or `data`."""
+    spool: str | os.PathLike[str] | None = None
+    """Folder for unsent steps. Default: `spool` in the data folder, or in the user's cache."""
     spool_cap_bytes: int = 256 * 1024 * 1024
-    """Beyond this the oldest unsent chunks are dropped and reported."""
+    """Above this size, the oldest unsent steps are dropped and reported."""
     close_timeout_s: float = 5.0
-    """How long closing waits for acknowledgements; the rest stays spooled."""
+    """How long `close` waits for acknowledgements; the rest stays spooled."""
     background: bool = True
-    """Send, and look for bots, in threads; otherwise the game calls `pump` now and then."""
+    """Send and fetch bots in background threads; if False, the game must call `pump`."""
     trust: tuple[str, ...] = ()
-    """Public keys of those who may sign bots; none: the deployment's own, remembered from the first meeting."""
+    """Public keys that may sign bots. Default: the deployment's keys, pinned at first contact."""
     insecure: bool = False
-    """Allow http:// to other machines, where anybody on the way can read the key."""
+    """Allow http:// to other machines, which exposes the key to the network."""
     sender: SenderConfig = field(default_factory=SenderConfig)
+    """When recorded steps are sent, and how failed sends are retried."""
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"kind is {self.kind!r}; give one of {KINDS}")
+            raise ConfigError(f"kind is {self.kind!r}; use one of {KINDS}")
         if self.spool_cap_bytes < 64 * 1024:
-            raise ConfigError(f"spool_cap_bytes is {self.spool_cap_bytes}; give at least 65536")
+            raise ConfigError(f"spool_cap_bytes is {self.spool_cap_bytes}; use at least 65536")
         trusted_keys(*self.trust)
 
 
 class Game:
-    """A connected game; many episodes on many threads share it and its one sender."""
+    """A connected game. Episodes on any number of threads share it and its one sender."""
 
     def __init__(
-        self, spec: GameSpec, link: Link, *, spool: Path, tag: str, consent: str, config: ClientConfig
+        self,
+        spec: GameSpec,
+        link: Link,
+        *,
+        spool: Path,
+        tag: str,
+        consent: str,
+        config: ClientConfig,
     ) -> None:
         if consent not in CONSENTS:
-            raise ConfigError(f"consent is {consent!r}; give one of {CONSENTS}")
-        self.spec, self.consent = spec, consent
-        self._link, self._config, self._spool_folder = link, config, spool
+            raise ConfigError(f"consent is {consent!r}; use one of {CONSENTS}")
+        self.spec = spec
+        self.consent = consent
+        self._link = link
+        self._config = config
+        self._spool_folder = spool
         clock = config.clock
         self._tolerance = Tolerance(strict=config.strict)
         self._sessions = Sessions(
@@ -94,81 +107,125 @@ class Game:
         )
         folder = Spool(spool / tag, cap_bytes=config.spool_cap_bytes)
         self._sender = Sender(
-            link, self._sessions, folder, spec=spec, clock=clock, config=config.sender, rng=config.rng
+            link,
+            self._sessions,
+            folder,
+            spec=spec,
+            clock=clock,
+            config=config.sender,
+            rng=config.rng,
         )
         self._bots = Bots(
-            link, spec, spool / "bots" / tag, clock=clock, rng=config.rng, trust=config.trust,
+            link,
+            spec,
+            spool / "bots" / tag,
+            clock=clock,
+            rng=config.rng,
+            trust=config.trust,
             has_thread=config.background,
-        )  # fmt: skip
+        )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._player: PlayerName | None = None
         self._closed: str | None = None
         self._all_sent = False
-        """What the first `close` answered."""
+        """What the first `close` returned."""
         _GAMES.add(self)
-        if folder.has_leftovers():
+        if folder.has_sessions():
             self._start()
 
     def episode(
-        self, player: str | None = None, *, seat: int = 0, match: str | None = None, consent: str | None = None,
-        opponents: Sequence[str] = (), seed: int | None = None, model: str | None = None,
-    ) -> Episode:  # fmt: skip
-        """Start recording an episode; without a `player` it belongs to a random id kept on this machine."""
-        note = EpisodeNote(row=0, seat=seat, match=match, opponents=tuple(opponents), seed=seed, model=model)
-        return self._hold(Episode, player, note, consent)
+        self,
+        player: str | None = None,
+        *,
+        seat: int = 0,
+        match: str | None = None,
+        consent: str | None = None,
+        opponents: Sequence[str] = (),
+        seed: int | None = None,
+        model: str | None = None,
+    ) -> Episode:
+        """Start recording an episode; `player` defaults to a random id stored on this machine."""
+        note = EpisodeNote(
+            row=0, seat=seat, match=match, opponents=tuple(opponents), seed=seed, model=model
+        )
+        return self._open(Episode, player, note, consent)
 
     def recorder(
-        self, player: str | None = None, *, seat: int = 0, match: str | None = None, consent: str | None = None,
-        opponents: Sequence[str] = (), model: str | None = None,
-    ) -> Recorder:  # fmt: skip
-        """A Gymnasium-shaped recorder with a session of its own, for one env after another reset."""
+        self,
+        player: str | None = None,
+        *,
+        seat: int = 0,
+        match: str | None = None,
+        consent: str | None = None,
+        opponents: Sequence[str] = (),
+        model: str | None = None,
+    ) -> Recorder:
+        """Return a recorder with its own session, for a loop that resets and steps one env."""
         note = EpisodeNote(row=0, seat=seat, match=match, opponents=tuple(opponents), model=model)
-        return self._hold(Recorder, player, note, consent)
+        return self._open(Recorder, player, note, consent)
 
-    def _hold(self, make: type[Held], player: str | None, note: EpisodeNote, consent: str | None) -> Held:
+    def _open(
+        self, kind: type[Opened], player: str | None, note: EpisodeNote, consent: str | None
+    ) -> Opened:
         if self._closed:
             raise Closed(self._closed)
         consent = self.consent if consent is None else consent
         if consent not in CONSENTS:
-            raise ConfigError(f"consent is {consent!r}; give one of {CONSENTS}")
+            raise ConfigError(f"consent is {consent!r}; use one of {CONSENTS}")
         if player is not None:
             name = player_name(player)
         else:
-            name = self._player = self._player or own_player(self._spool_folder)
+            name = self._player = self._player or default_player(self._spool_folder)
         self._start()
-        session = self._sessions.acquire(name, note.seat, is_kept=self._sessions.keeping.keeps())
-        # A sender that found no session sleeps long; from now on there are steps to cut after a linger.
+        session = self._sessions.acquire(
+            name, note.seat, is_recorded=self._sessions.recording_rate.draw()
+        )
+        # Without sessions the sender sleeps for long; from now on it has steps to send.
         self._sender.wake.set()
         try:
-            made = make(self._sessions, session, note=note, consent=consent, tolerance=self._tolerance, bots=self._bots)
+            opened = kind(
+                self._sessions,
+                session,
+                note=note,
+                consent=consent,
+                tolerance=self._tolerance,
+                bots=self._bots,
+            )
         except BaseException:
             self._sessions.release(session)
             raise
-        # A game may forget its episode without an end; then the sender sees the dead reference and cuts it.
-        session.holder = weakref.ref(made)
-        return made
+        # A game may drop its episode without ending it; the sender sees the dead reference and cuts
+        # the episode.
+        session.holder = weakref.ref(opened)
+        return opened
 
     def wait_for_bot(self, timeout_s: float = 5.0) -> bool:
-        """Whether there is a bot by then. Nothing needs this: without it, a bot plays as soon as it is there."""
+        """Wait for a bot; return whether there is one.
+
+        Games need not call this: `act` uses a bot as soon as one arrives.
+        """
         return self._bots.wait(timeout_s)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until everything recorded so far is acknowledged (or refused or dropped); False when time ran out."""
-        return self._all_sent if self._closed else self._sender.flush(timeout_s, pumps=self._thread is None)
+        """Wait until all recorded steps are acknowledged, rejected or dropped; False on timeout."""
+        if self._closed:
+            return self._all_sent
+        return self._sender.flush(timeout_s, pumps=self._thread is None)
 
     def pump(self) -> float:
-        """One round of sending and of looking for bots, for games without threads; seconds until the next is due."""
+        """Send and check for bots once, without threads; returns seconds until the next call."""
         return min(self._sender.step(), self._bots.pump())
 
     def stats(self) -> Stats:
-        """What happened so far, as numbers."""
+        """Return counters of what was recorded, sent and dropped so far."""
         return Stats(
             **asdict(self._sender.counts),
-            recorded_steps=self._sessions.handoff.put_steps + self._sessions.waiting_steps(is_kept=True),
+            recorded_steps=self._sessions.handoff.put_steps
+            + self._sessions.waiting_steps(is_recorded=True),
             skipped_steps=self._sessions.skipped_steps,
-            keep_share=self._sessions.keeping.share,
+            recording_rate=self._sessions.recording_rate.value,
             bad_inputs=self._tolerance.bad_inputs,
             ignored_calls=self._tolerance.ignored_calls,
             open_episodes=self._sessions.n_open,
@@ -178,11 +235,11 @@ class Game:
         )
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Cut open episodes, send what can be sent in time, leave the rest spooled; True when all was acknowledged."""
+        """Cut open episodes and send until the timeout; True if everything was acknowledged."""
         with self._lock:
             if self._closed:
                 return self._all_sent
-            self._closed = f"the game {self.spec.game} was closed; connect again to record"
+            self._closed = f"the game {self.spec.game} was closed; to record, connect again"
         _GAMES.discard(self)
         self._bots.stop()
         ended = self._sessions.close(self._closed)
@@ -204,12 +261,17 @@ class Game:
             self._link.close()
             self._bots.join(_JOIN_S)
             if not self._all_sent:
-                self._sender.warn("left", "not all recorded steps are acknowledged yet; they stay spooled on this "
-                                          "machine and are sent by the next start")  # fmt: skip
+                self._sender.warn(
+                    "left",
+                    "some recorded steps have not reached the platform yet; they are saved on this "
+                    "machine and will be sent when the game starts again, with the same address "
+                    "and key",
+                )
         else:
             warnings.warn(
-                f"the sender of {self.spec.game} did not end within {_JOIN_S} s, so its link is still busy; what was "
-                "not acknowledged stays spooled and is sent by the next start",
+                f"the sender thread of {self.spec.game} did not stop within {_JOIN_S} s because a "
+                "request is still running; unsent steps are saved on this machine and will be sent "
+                "when the game starts again",
                 RecordingWarning,
                 stacklevel=2,
             )
@@ -226,11 +288,13 @@ class Game:
             with self._lock:
                 if self._thread is None and not self._closed:
                     name = f"understudy-sender-{self.spec.game}"
-                    self._thread = threading.Thread(target=self._sender.run, args=(self._stop,), name=name, daemon=True)
+                    self._thread = threading.Thread(
+                        target=self._sender.run, args=(self._stop,), name=name, daemon=True
+                    )
                     self._thread.start()
 
     def abandon(self) -> None:
-        """In a forked child: this Game, its sender and its spool belong to the parent."""
+        """Close this Game in a forked child: its sender and its spool belong to the parent."""
         self._closed = (
             f"the game {self.spec.game} was connected before this process was forked; "
             "call understudy.connect again in the child"
@@ -241,85 +305,93 @@ class Game:
         self._bots.abandon()
 
 
-class Settings(TypedDict, total=False):
-    """Fields of ClientConfig that `connect` takes by name as well."""
-
-    spool: str | os.PathLike[str]
-    spool_cap_bytes: int
-    close_timeout_s: float
-    background: bool
-    trust: tuple[str, ...]
-    insecure: bool
-    sender: SenderConfig
-    clock: Clock
-    rng: random.Random
-
-
 def connect(
-    game: str | None = None, *, obs: Any = None, actions: Any = None, has_legal: bool | None = None,
-    max_episode_steps: int | None = None, spec: GameSpec | None = None, consent: str = "unknown",
-    kind: str | None = None, data: str | os.PathLike[str] | None = None, url: str | None = None,
-    key: str | None = None, link: Link | None = None, linger_s: float | None = None,
-    strict: bool | None = None, config: ClientConfig | None = None, **settings: Unpack[Settings],
-) -> Game:  # fmt: skip
-    """A Game that records to the platform at `url` with a `key` (or UNDERSTUDY_URL and UNDERSTUDY_KEY), into the folder
-    `data` (or UNDERSTUDY_DATA), or through `link`.
+    game: str | None = None,
+    *,
+    obs: Any = None,
+    actions: Any = None,
+    has_action_mask: bool | None = None,
+    spec: GameSpec | None = None,
+    consent: str = "unknown",
+    url: str | None = None,
+    key: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    config: ClientConfig | None = None,
+) -> Game:
+    """Return a Game that records to the platform at `url`, or into the folder `data`.
 
-    `obs`, `actions`, `has_legal` and `max_episode_steps` describe the game as in `core.game.game_spec`; or give a whole
-    `spec`. `kind`, `linger_s`, `strict` and `settings` go before what `config` says.
+    Defaults come from UNDERSTUDY_URL and UNDERSTUDY_KEY, then UNDERSTUDY_DATA. `obs` is a length, a
+    shape, names or spaces; `actions` is a count, names or spaces; with `has_action_mask`, decisions
+    record which actions were valid. Alternatively, pass a complete `spec`. `consent` tells whether
+    bots may learn from the players' steps: `granted`, `denied` or `unknown`. All other settings are
+    fields of ClientConfig.
     """
-    if spec is not None:
-        shape = {"obs": obs, "actions": actions, "has_legal": has_legal, "max_episode_steps": max_episode_steps}
-        if extra := [name for name, given in shape.items() if given is not None]:
-            raise ConfigError(
-                f"connect was given a spec and {', '.join(extra)} as well; the spec says it all, so drop one"
-            )
-        if game not in (None, spec.game):
-            raise ConfigError(f"connect was given the name {game!r} and a spec of {spec.game!r}; give one of them")
-    elif game is None or obs is None or actions is None:
-        raise ConfigError("connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)")
-    else:
-        spec = game_spec(game, obs=obs, actions=actions, has_legal=bool(has_legal), max_episode_steps=max_episode_steps)
-    config = _config(config, {**settings, "kind": kind, "linger_s": linger_s, "strict": strict})
-    folder, tag = config.spool or user_folder() / "spool", ""
+    config = ClientConfig() if config is None else config
+    if not isinstance(config, ClientConfig):
+        raise ConfigError(
+            f"config is {str(config)[:80]!r}; pass a ClientConfig, such as "
+            "understudy.ClientConfig(strict=True)"
+        )
+    spec = _spec(game, spec, obs=obs, actions=actions, has_action_mask=has_action_mask)
+    spool = Path(config.spool) if config.spool is not None else user_folder() / "spool"
+    link = config.link
     if link is not None:
         if data is not None or url is not None:
-            raise ConfigError("connect was given a link and data= or url= as well; give the one to record through")
+            raise ConfigError(
+                "connect got config.link together with data= or url=; pass only one of them"
+            )
         tag = spool_tag(str(getattr(link, "address", type(link).__qualname__)), spec.game)
-    elif isinstance(place := place_of(data, url, key), Address):
-        from understudy.client.http import HttpLink  # late: games that record into a folder need no sockets
+    elif isinstance(destination := find_destination(data, url, key), Address):
+        # Imported late: games that record into a folder need no sockets.
+        from understudy.client.http import HttpLink
 
-        link = HttpLink(place, spec.game, insecure=config.insecure)
-        tag = spool_tag(link.address, spec.game, place.key)
+        link = HttpLink(destination, spec.game, insecure=config.insecure)
+        tag = spool_tag(link.address, spec.game, destination.key)
     else:
-        link = local_link(place, spec, config.clock)
-        tag, folder = spool_tag("data", spec.game), config.spool or place / "spool"
-    return Game(spec, link, spool=folder, tag=tag, consent=consent, config=config)
+        link = local_link(destination, spec, config.clock)
+        tag = spool_tag("data", spec.game)
+        spool = spool if config.spool is not None else destination / "spool"
+    return Game(spec, link, spool=spool, tag=tag, consent=consent, config=config)
 
 
-def _config(config: ClientConfig | None, given: dict[str, Any]) -> ClientConfig:
-    config = ClientConfig() if config is None else config
-    changes = {name: value for name, value in given.items() if value is not None}
-    if "spool" in changes:
-        changes["spool"] = Path(changes["spool"])
-    if "linger_s" in changes:
-        changes["sender"] = replace(changes.get("sender", config.sender), linger_s=changes.pop("linger_s"))
-    known = {one.name for one in fields(ClientConfig)}
-    if unknown := changes.keys() - known:
-        raise ConfigError(f"connect does not know {sorted(unknown)}; known settings are {sorted(known)}")
-    return replace(config, **changes)
+def _spec(name: str | None, spec: GameSpec | None, **shape: Any) -> GameSpec:
+    """Return `spec`, or the spec that a name and a shape describe; ConfigError if they conflict."""
+    if spec is not None:
+        if not isinstance(spec, GameSpec):
+            raise ConfigError(
+                f"spec is {str(spec)[:80]!r}; pass a GameSpec, or a name, obs= and actions="
+            )
+        if extra := [setting for setting, value in shape.items() if value is not None]:
+            raise ConfigError(
+                f"connect got spec and {', '.join(extra)}; the spec already describes the game, so "
+                "remove one of the two"
+            )
+        if name not in (None, spec.game):
+            raise ConfigError(
+                f"connect got the name {name!r} and a spec of {spec.game!r}; remove one of the two"
+            )
+        return spec
+    obs = shape["obs"]
+    actions = shape["actions"]
+    if name is None or obs is None or actions is None:
+        raise ConfigError(
+            "connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)"
+        )
+    has_action_mask = bool(shape["has_action_mask"])
+    return game_spec(name, obs=obs, actions=actions, has_action_mask=has_action_mask)
 
 
 def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
-    """The link into the embedded platform's own stream."""
+    """Return a link that writes to the stream of the platform in a data folder."""
     from understudy.streams.file import FileStream
 
-    must_record_into(data_folder)
-    door = Door(deployment_key(data_folder), spec.game, clock)
-    return LocalLink(FileStream(data_folder / "stream"), door=door, specs_folder=data_folder / "models" / "games")
+    check_data_folder(data_folder)
+    intake = Intake(deployment_key(data_folder), spec.game, clock)
+    stream = FileStream(data_folder / "stream")
+    return LocalLink(stream, intake=intake, specs_folder=data_folder / "models" / "games")
 
 
-# --- Where a game records to, and what a client keeps beside its spool ------------------------------------------------
+# --- Where a game records to, and what a client stores beside its spool ---------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,68 +402,79 @@ class Address:
     key: str = field(repr=False)
 
 
-def place_of(data: str | os.PathLike[str] | None, url: str | None, key: str | None) -> Path | Address:
-    """The folder or address that was named, by arguments first and by the environment then."""
+def find_destination(
+    data: str | os.PathLike[str] | None, url: str | None, key: str | None
+) -> Path | Address:
+    """Return the folder or address to record to; arguments take precedence over the environment."""
     if data is not None and url is not None:
-        raise ConfigError(f"connect was given both data={str(data)!r} and url={url!r}; give the one to record to")
-    if data is None and (url := _given("url", url)):
-        if not (key := _given("key", key)):
-            raise ConfigError(f"{url} needs a key; give key=, or set UNDERSTUDY_KEY as `understudy up` prints it")
+        raise ConfigError(
+            f"connect got both data={str(data)!r} and url={url!r}; pass only one of them"
+        )
+    if data is None and (url := _setting("url", url)):
+        if not (key := _setting("key", key)):
+            raise ConfigError(
+                f"{url} needs a key; pass key=, or set UNDERSTUDY_KEY as `understudy up` prints it"
+            )
         return Address(url, key)
     if key is not None:
-        raise ConfigError("connect was given a key and no url; give url= too, or set UNDERSTUDY_URL")
-    given = _given("data", None) if data is None else data
-    if not given:
+        raise ConfigError("connect got a key but no url; pass url=, or set UNDERSTUDY_URL")
+    path = _setting("data", None) if data is None else data
+    if not path:
         raise ConfigError(
-            "connect was given no place to record to; give url= and key= (or set UNDERSTUDY_URL and UNDERSTUDY_KEY), "
-            "data='DIR' (or set UNDERSTUDY_DATA), or link=... of your own"
+            "connect has no place to record to; pass url= and key= (or set UNDERSTUDY_URL and "
+            "UNDERSTUDY_KEY), data='DIR' (or set UNDERSTUDY_DATA), or ClientConfig(link=...)"
         )
     try:
-        folder = Path(given).resolve()
-        is_taken = folder.exists() and not folder.is_dir()
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"data={str(given)[:80]!r} is no folder: {error}; give a path such as 'D'") from None
-    if is_taken:
-        raise ConfigError(f"data={str(given)!r} is a file; give a folder")
+        folder = Path(path).resolve()
+        is_file = folder.exists() and not folder.is_dir()
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"data={str(path)[:80]!r} is not a valid folder: {error}; use a path such as 'D'"
+        ) from None
+    if is_file:
+        raise ConfigError(f"data={str(path)!r} is a file; pass a folder")
     return folder
 
 
-def _given(name: str, argument: str | None) -> str:
-    """An argument, else UNDERSTUDY_NAME, else what the file holds that UNDERSTUDY_NAME_FILE names."""
-    from understudy.core.settings import Leaf, find  # not what a game loads that names its place
+def _setting(name: str, argument: str | None) -> str:
+    """Return an argument, else UNDERSTUDY_NAME, else the content of the UNDERSTUDY_NAME_FILE."""
+    # Imported late: a game that passes its destination does not need it.
+    from understudy.core.settings import Leaf, find_value
 
-    found = find(Leaf(name, "", None), {name: argument or None}, os.environ)
-    return str(found[0]) if found else ""
+    setting = find_value(Leaf(name, "", None), {name: argument or None}, os.environ)
+    return str(setting[0]) if setting else ""
 
 
-def must_record_into(folder: Path) -> None:
-    """ConfigError when the platform of a data folder takes steps or games elsewhere: nobody would look there."""
+def check_data_folder(folder: Path) -> None:
+    """Raise ConfigError if the platform of a data folder reads steps or games from elsewhere."""
     path = folder / "backends.json"
     try:
-        used = json.loads(path.read_bytes())
-        places = {part: str(used[f"{part}.url"]) for part in ("stream", "models")}
+        backends = json.loads(path.read_bytes())
+        urls = {part: str(backends[f"{part}.url"]) for part in ("stream", "models")}
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path}, which says where the platform takes steps, cannot be read ({type(error).__name__}); restore it, "
-            "or record over HTTP: url= and key= as `understudy up` prints them"
+            f"{path}, which names the backends of the platform, cannot be read "
+            f"({type(error).__name__}); restore it, or record over HTTP: pass url= and key= as "
+            "`understudy up` prints them"
         ) from None
-    for part, url in places.items():
+    for part, url in urls.items():
         if url:
             raise ConfigError(
-                f"the platform of {folder} has its {part} elsewhere ({url.partition('?')[0]}), so what is recorded "
-                "into the folder would not be stored; record over HTTP: url= and key= as `understudy up` prints them"
+                f"the platform of {folder} has its {part} elsewhere ({url.partition('?')[0]}), so "
+                "it would never read steps recorded into this folder; record over HTTP: pass url= "
+                "and key= as `understudy up` prints them"
             )
 
 
 def spool_tag(address: str, game: str, key: str = "") -> str:
-    """The folder name that sessions of the same address, game and key share."""
+    """Return the folder name shared by all sessions of one address, game and key."""
     return hashlib.sha256("\0".join((address, game, key)).encode()).hexdigest()[:16]
 
 
 def user_folder() -> Path:
-    """Where this user's programs keep such things."""
+    """Return the folder for cached files of the current user."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -401,8 +484,8 @@ def user_folder() -> Path:
     return Path(base) / "understudy"
 
 
-def own_player(folder: Path) -> PlayerName:
-    """A random player's name, made once and kept beside the spool."""
+def default_player(folder: Path) -> PlayerName:
+    """Return this machine's random player name, which is created once and stored in `folder`."""
     path = folder / "player"
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -410,12 +493,12 @@ def own_player(folder: Path) -> PlayerName:
     return player_name(path.read_text().strip())
 
 
-# --- At exit and after a fork -----------------------------------------------------------------------------------------
+# --- At exit and after a fork ---------------------------------------------------------------------
 
 
 def _close_all() -> None:
     for game in list(_GAMES):
-        # A raised warning (-W error) must not keep the other games from closing.
+        # A warning raised as an error (-W error) must not stop the other games from closing.
         with contextlib.suppress(RecordingWarning):
             game.close()
 

@@ -1,5 +1,4 @@
-"""Episode: what a game calls while it is played; Recorder: the same for a loop in Gymnasium's shape, whose every step
-brings the next observation."""
+"""Episode records the decisions of a game as it is played; Recorder records a Gymnasium loop."""
 
 import contextlib
 from collections.abc import Mapping
@@ -10,33 +9,37 @@ import numpy as np
 
 from understudy.client.bot import Bots
 from understudy.client.session import Session, Sessions, Tolerance
-from understudy.core.builder import Extras
-from understudy.core.chunk import By, EpisodeNote
 from understudy.core.errors import Closed, Refused
-from understudy.core.game import random_action
 from understudy.core.tensors import Array
-from understudy.core.writer import check_mask
+from understudy.experience.builder import Extras
+from understudy.experience.chunk import By, EpisodeNote
+from understudy.experience.game import random_action
+from understudy.experience.writer import check_mask
 
 if TYPE_CHECKING:
-    from understudy.core.policy import Player
+    from understudy.nn.policy import Player
 
 
 Decider = Literal["unknown", "person", "bot", "script"]
-"""Who decided a step."""
+"""What decided a step."""
 
 BY: Mapping[str, int] = {by.name.lower(): int(by) for by in By}
 
 
-class Decided(NamedTuple):
-    """An action as the game takes it, and who chose it."""
+class ChosenAction(NamedTuple):
+    """An action in the game's format, and what chose it."""
 
     action: Any
     by: int
     extras: Extras | None = None
 
 
-class Deciding:
-    """One episode's bot, the same to the episode's end; while there is none, the game's own choice or chance."""
+class ActionChooser:
+    """Chooses an episode's actions.
+
+    Once a bot is available, that bot chooses until the episode ends; before that, the fallback
+    chooses, or else the action is random.
+    """
 
     __slots__ = ("_bots", "_chance", "_player", "_version", "model")
 
@@ -48,55 +51,75 @@ class Deciding:
         self.model = ""
         """The bot's name, once it has decided."""
 
-    def own_choice(self, obs: Any, otherwise: Any) -> Any:
-        """What the game does without a bot: `otherwise`, or what that function says; None with a bot."""
+    def fallback(self, obs: Any, otherwise: Any) -> Any:
+        """Return `otherwise`, or the result of calling it, while there is no bot; else None."""
         if self._player is None:
-            bot = self._bots.cast()
+            bot = self._bots.pick()
             if bot is None:
                 return otherwise(obs) if callable(otherwise) else otherwise
-            self._player, self._version, self.model = bot.policy.player(), bot.policy.version, bot.manifest.name
+            self._player = bot.policy.player()
+            self._version = bot.policy.version
+            self.model = bot.manifest.name
         return None
 
-    def choose(self, obs: Any, own: Any, *, legal: Any, deterministic: bool) -> Decided:
-        """The decision; Refused when observation or mask cannot be used."""
+    def choose(
+        self, obs: Any, fallback: Any, *, action_mask: Any, deterministic: bool
+    ) -> ChosenAction:
+        """Return the decision; Refused if the observation or the mask is invalid."""
         player = self._player
         if player is None:
-            return Decided(self._random(legal) if own is None else self._checked(own, legal), By.SCRIPT)
+            return ChosenAction(
+                self._random(action_mask)
+                if fallback is None
+                else self._checked(fallback, action_mask),
+                By.SCRIPT,
+            )
         rng = None if deterministic else self._rng()
-        action, logp, raw = player.choose(obs, legal=legal, deterministic=deterministic, rng=rng)
-        return Decided(action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw))
+        action, logp, raw = player.choose(
+            obs, action_mask=action_mask, deterministic=deterministic, rng=rng
+        )
+        return ChosenAction(
+            action, By.BOT, Extras(logp=logp, version=self._version, raw_action=raw)
+        )
 
-    def any_action(self, legal: Any) -> Any:
-        """Something the game allows, whatever was wrong with what it gave."""
+    def any_action(self, action_mask: Any) -> Any:
+        """Return an action that the game allows, even if its input was invalid."""
         try:
-            return self._random(legal)
+            return self._random(action_mask)
         except Exception:
             return self._random(None)
 
-    def _random(self, legal: Any) -> Any:
-        return random_action(self._bots.spec, self._rng(), legal=self._mask(legal))
+    def _random(self, action_mask: Any) -> Any:
+        return random_action(self._bots.spec, self._rng(), action_mask=self._mask(action_mask))
 
-    def _checked(self, action: Any, legal: Any) -> Any:
-        """The game's own choice; a number also where it was named, since bots give numbers."""
+    def _checked(self, action: Any, action_mask: Any) -> Any:
+        """Return the game's fallback action; a named one as its number, since bots use numbers."""
         columns: list[list[Any]] = [[None] for _ in self._bots.spec.action_columns]
         self._bots.write_action(columns, 0, action)
-        discrete, mask = self._bots.spec.discrete, self._mask(legal)
+        discrete = self._bots.spec.discrete
+        mask = self._mask(action_mask)
         if discrete is None:
             return action
         number = columns[0][0]
         if mask is not None and not mask[number - discrete.start]:
-            raise Refused("illegal_action", f"otherwise gave {str(action)[:40]}, which is not legal")
+            raise Refused(
+                "invalid_action",
+                f"`otherwise` is action {str(action)[:40]}, which action_mask forbids; give an "
+                "allowed one",
+            )
         return number
 
-    def _mask(self, legal: Any) -> Array | None:
-        if legal is None:
+    def _mask(self, action_mask: Any) -> Array | None:
+        if action_mask is None:
             return None
         spec = self._bots.spec
         if spec.discrete is None:
-            raise Refused("bad_columns", f"{spec.game} has no discrete actions; leave out legal")
-        mask = check_mask(legal, spec.discrete.n)
+            raise Refused("bad_columns", f"{spec.game} has no discrete actions; omit action_mask")
+        mask = check_mask(action_mask, spec.discrete.n)
         if not mask.any():
-            raise Refused("illegal_action", "legal allows no action; give a mask with one, or end the episode")
+            raise Refused(
+                "invalid_action", "action_mask allows no action; allow one, or end the episode"
+            )
         return mask
 
     def _rng(self) -> np.random.Generator:
@@ -106,22 +129,34 @@ class Deciding:
 
 
 def by_code(by: str) -> int:
-    """The number a row keeps for whoever decided."""
+    """Return the number that a row stores for `by`; Refused if it is not a Decider."""
     code = BY.get(by)
     if code is None:
-        raise Refused("bad_by", f"by is {str(by)[:20]!r}; give one of {list(BY)}")
+        raise Refused("bad_by", f"by is {str(by)[:20]!r}; use one of {list(BY)}")
     return code
 
 
 class Episode:
-    """One episode of one player; a decision closes the transition before it. Leaving without `end` cuts it."""
+    """Records one episode of one player.
+
+    A step is complete when the next decision or `end` gives its next observation. Leaving the
+    `with` block without `end` cuts the episode: the last, incomplete step is dropped.
+    """
 
     def __init__(
-        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance,
+        self,
+        sessions: Sessions,
+        session: Session,
+        *,
+        note: EpisodeNote,
+        consent: str,
+        tolerance: Tolerance,
         bots: Bots,
-    ) -> None:  # fmt: skip
-        self._sessions, self._session, self._tolerance = sessions, session, tolerance
-        self._deciding = Deciding(bots)
+    ) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._tolerance = tolerance
+        self._chooser = ActionChooser(bots)
         self._over: str | None = None
         with session.lock:
             block = session.builder.begin(note, consent=consent)
@@ -130,61 +165,89 @@ class Episode:
 
     @property
     def model(self) -> str:
-        """The bot that decides in this episode; empty while none has."""
-        return self._deciding.model
+        """The name of the bot that decides in this episode; empty until it has decided."""
+        return self._chooser.model
 
-    def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
-        """What the bot does, recorded as its decision; never waits. Where actions have names, it is the number.
+    def act(
+        self,
+        obs: Any,
+        *,
+        action_mask: Any = None,
+        deterministic: bool = False,
+        otherwise: Any = None,
+    ) -> Any:
+        """The bot decides: record and return its action for `obs`; never waits.
 
-        While there is no bot: `otherwise`, which is an action or a function of the observation, else any legal action.
+        Without a bot, returns `otherwise` (an action, or a function of the observation), or else a
+        random valid action. Named actions are returned as numbers. To record the decision of a
+        person, use `acted`.
         """
-        deciding, session = self._deciding, self._session
-        own = deciding.own_choice(obs, otherwise)
+        chooser = self._chooser
+        session = self._session
+        fallback = chooser.fallback(obs, otherwise)
         try:
-            action, by, extras = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
+            action, by, extras = chooser.choose(
+                obs, fallback, action_mask=action_mask, deterministic=deterministic
+            )
         except Exception as error:
             with session.lock:
                 if self._over is not None or session.ended:
                     self._late("act")
                 else:
-                    self._spoil(error)
-            return deciding.any_action(legal)
+                    self._reject(error)
+            return chooser.any_action(action_mask)
         with session.lock:
             if self._over is not None or session.ended:
                 self._late("act")
                 return action
             builder = session.builder
             try:
-                if deciding.model:
-                    builder.name_model(deciding.model)
-                is_full = builder.decide(obs, action, legal=legal, by=by, t_ms=session.t_ms(), extras=extras)
+                if chooser.model:
+                    builder.name_model(chooser.model)
+                is_full = builder.decide(
+                    obs, action, action_mask=action_mask, by=by, t_ms=session.t_ms(), extras=extras
+                )
             except Exception as error:
-                self._spoil(error)
-                return deciding.any_action(legal)
+                self._reject(error)
+                return chooser.any_action(action_mask)
             self._tolerance.decided = True
             if is_full:
-                session.hand_over()
+                session.submit()
         return action
 
     def acted(
-        self, obs: Any, action: Any, *, legal: Any = None, by: Decider = "person", frames: int = 1,
+        self,
+        obs: Any,
+        action: Any,
+        *,
+        action_mask: Any = None,
+        by: Decider = "person",
+        frames: int = 1,
         extras: Extras | None = None,
-    ) -> None:  # fmt: skip
-        """A person (or `by`) saw `obs` and chose `action`; ends the transition of the decision before."""
+    ) -> None:
+        """A person (or `by`) decided: record that `action` was chosen for `obs`.
+
+        Completes the previous step, whose next observation is `obs`. For a bot, use `act`.
+        """
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
                 return self._late("acted")
             try:
                 is_full = session.builder.decide(
-                    obs, action, legal=legal, by=BY.get(by) or by_code(by), frames=frames, t_ms=session.t_ms(),
+                    obs,
+                    action,
+                    action_mask=action_mask,
+                    by=BY[by] if by in BY else by_code(by),  # a call only for the error: it is slow
+                    frames=frames,
+                    t_ms=session.t_ms(),
                     extras=extras,
-                )  # fmt: skip
+                )
             except Exception as error:
-                return self._spoil(error)
+                return self._reject(error)
             self._tolerance.decided = True
             if is_full:
-                session.hand_over()
+                session.submit()
         return None
 
     def reward(self, x: float) -> None:
@@ -196,13 +259,18 @@ class Episode:
             try:
                 session.builder.add_reward(x)
             except Exception as error:
-                return self._spoil(error)
+                return self._reject(error)
         return None
 
     def end(
-        self, obs: Any = None, *, legal: Any = None, truncated: bool = False, result: str | float | None = None
+        self,
+        obs: Any = None,
+        *,
+        action_mask: Any = None,
+        truncated: bool = False,
+        result: str | float | None = None,
     ) -> None:
-        """The episode is over: the game ended it, or (`truncated`) only the watching stopped."""
+        """End the episode: the game is over, or only the recording stops (`truncated`)."""
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
@@ -213,23 +281,27 @@ class Episode:
                     is_full = builder.cut(result=result)
                 else:
                     is_full = builder.finish(
-                        obs, terminated=not truncated, truncated=truncated, legal=legal, result=result,
+                        obs,
+                        terminated=not truncated,
+                        truncated=truncated,
+                        action_mask=action_mask,
+                        result=result,
                         t_ms=session.t_ms(),
-                    )  # fmt: skip
+                    )
             except Exception as error:
-                return self._spoil(error)
+                return self._reject(error)
             if is_full:
-                session.hand_over()
-            self._leave("it has ended")
+                session.submit()
+            self._leave("has ended")
         return None
 
     def cut(self) -> None:
-        """Stop recording here, without an end: the last decision is dropped. Does nothing after `end`."""
+        """Stop recording without an end and drop the last decision. Does nothing after `end`."""
         session = self._session
         with session.lock:
             if self._over is None and not session.ended:
                 session.cut()
-                self._leave("it was cut")
+                self._leave("was cut")
 
     def __enter__(self) -> "Episode":
         return self
@@ -237,49 +309,64 @@ class Episode:
     def __exit__(self, *_: object) -> None:
         self.cut()
 
-    def _leave(self, why: str) -> None:
-        self._over = why
+    def _leave(self, reason: str) -> None:
+        self._over = reason
         self._sessions.release(self._session)
 
-    def _spoil(self, error: Exception) -> None:
+    def _reject(self, error: Exception) -> None:
         refused = self._tolerance.judge(error)
         self._session.cut()
         self._leave("")
         self._tolerance.warn(refused)
 
     def _late(self, call: str) -> None:
-        # A spoiled episode and a closed game stay quiet: the game goes on, only the recording does not.
+        # After invalid input, or once the game is closed, calls are only counted: the game
+        # continues without recording.
         if self._over and not self._session.ended:
-            late = Refused("bad_order", f"{call} was called on an episode, but {self._over}; start a new one")
+            late = Refused(
+                "bad_order",
+                f"{call} was called on an episode that {self._over}; start a new episode",
+            )
             self._tolerance.warn(self._tolerance.judge(late))
             return
         self._tolerance.ignored_calls += 1
 
 
 class Recorder:
-    """Records one env's steps, episode after episode, in one session a day; observations are copied when given."""
+    """Records one env, episode after episode, in a new session each day; copies observations."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, *, note: EpisodeNote, consent: str, tolerance: Tolerance,
+        self,
+        sessions: Sessions,
+        session: Session,
+        *,
+        note: EpisodeNote,
+        consent: str,
+        tolerance: Tolerance,
         bots: Bots,
-    ) -> None:  # fmt: skip
-        self._sessions, self._session, self._tolerance = sessions, session, tolerance
-        self._bots, self._deciding = bots, Deciding(bots)
-        self._decided: Decided | None = None
-        self._note, self._consent = note, consent
+    ) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._tolerance = tolerance
+        self._bots = bots
+        self._chooser = ActionChooser(bots)
+        self._decided: ChosenAction | None = None
+        self._note = note
+        self._consent = consent
         self._is_closed = False
 
-    def reset(self, obs: Any, *, legal: Any = None, seed: int | None = None) -> None:
-        """An episode begins with this observation; one that is still running is cut at its last observation."""
+    def reset(self, obs: Any, *, action_mask: Any = None, seed: int | None = None) -> None:
+        """Start an episode with this observation; cuts a running episode at its last one."""
         session = self._session
-        is_kept = self._sessions.keeping.keeps()
-        if not self._is_closed and (session.is_old or session.is_kept != is_kept):
+        is_recorded = self._sessions.recording_rate.draw()
+        if not self._is_closed and (session.is_old or session.is_recorded != is_recorded):
             with session.lock:
                 session.cut()
-            # A game that was closed meanwhile has no new session; the old one says so.
+            # If the game was closed meanwhile there is no new session, and the old one has ended.
             with contextlib.suppress(Closed):
-                session = self._session = self._sessions.renew(session, is_kept=is_kept)
-        self._deciding, self._decided = Deciding(self._bots), None
+                session = self._session = self._sessions.renew(session, is_recorded=is_recorded)
+        self._chooser = ActionChooser(self._bots)
+        self._decided = None
         with session.lock:
             if self._is_closed or session.ended:
                 self._tolerance.ignored_calls += 1
@@ -289,60 +376,87 @@ class Recorder:
             if block is not None:
                 session.handoff.put(session, block)
             try:
-                session.builder.stage(obs, legal=legal, t_ms=session.t_ms())
+                session.builder.stage(obs, action_mask=action_mask, t_ms=session.t_ms())
             except Exception as error:
-                self._spoil(error)
+                self._reject(error)
 
-    def act(self, obs: Any, *, legal: Any = None, deterministic: bool = False, otherwise: Any = None) -> Any:
-        """What the bot does, as in `Episode.act`; recorded by the `step` that gets this very action."""
-        deciding = self._deciding
-        own = deciding.own_choice(obs, otherwise)
+    def act(
+        self,
+        obs: Any,
+        *,
+        action_mask: Any = None,
+        deterministic: bool = False,
+        otherwise: Any = None,
+    ) -> Any:
+        """Return the bot's action, as `Episode.act` does; the `step` that gets it records it."""
+        chooser = self._chooser
+        fallback = chooser.fallback(obs, otherwise)
         try:
-            self._decided = deciding.choose(obs, own, legal=legal, deterministic=deterministic)
+            self._decided = chooser.choose(
+                obs, fallback, action_mask=action_mask, deterministic=deterministic
+            )
         except Exception as error:
             with self._session.lock:
                 if not self._is_closed and not self._session.ended:
-                    self._spoil(error)
-            return deciding.any_action(legal)
+                    self._reject(error)
+            return chooser.any_action(action_mask)
         return self._decided.action
 
     def step(
-        self, action: Any, reward: float, next_obs: Any, terminated: bool, truncated: bool, *, legal: Any = None,
-        by: Decider = "unknown", frames: int = 1, extras: Extras | None = None,
-    ) -> None:  # fmt: skip
-        """One env step: the action taken at the last observation and what came of it; `legal` is `next_obs`'s."""
-        session, decided, self._decided = self._session, self._decided, None
+        self,
+        action: Any,
+        reward: float,
+        next_obs: Any,
+        terminated: bool,
+        truncated: bool,
+        *,
+        action_mask: Any = None,
+        by: Decider = "unknown",
+        frames: int = 1,
+        extras: Extras | None = None,
+    ) -> None:
+        """Record one env step after the last observation; `action_mask` is that of `next_obs`."""
+        session = self._session
+        decided = self._decided
+        self._decided = None
         with session.lock:
             builder = session.builder
             if self._is_closed or session.ended or not builder.in_episode:
-                # Between an end (or bad input) and the next reset nothing can be recorded.
+                # Between an end (or invalid input) and the next reset nothing can be recorded.
                 self._tolerance.ignored_calls += 1
                 return
             t_ms = session.t_ms()
             try:
-                code = BY.get(by) or by_code(by)
-                if decided is not None and (decided.action is action or np.array_equal(decided.action, action)):
-                    code, extras = decided.by, decided.extras
-                    if self._deciding.model:
-                        builder.name_model(self._deciding.model)
+                code = BY[by] if by in BY else by_code(by)
+                if decided is not None and (
+                    decided.action is action or np.array_equal(decided.action, action)
+                ):
+                    code = decided.by
+                    extras = decided.extras
+                    if self._chooser.model:
+                        builder.name_model(self._chooser.model)
                 builder.act(action, code, frames, t_ms, extras)
                 builder.add_reward(reward)
                 if terminated or truncated:
                     is_full = builder.finish(
-                        next_obs, terminated=bool(terminated), truncated=bool(truncated), legal=legal, t_ms=t_ms
+                        next_obs,
+                        terminated=bool(terminated),
+                        truncated=bool(truncated),
+                        action_mask=action_mask,
+                        t_ms=t_ms,
                     )
                 else:
-                    builder.stage(next_obs, legal, t_ms)
+                    builder.stage(next_obs, action_mask, t_ms)
                     is_full = builder.is_full
             except Exception as error:
-                self._spoil(error)
+                self._reject(error)
                 return
             self._tolerance.decided = True
             if is_full:
-                session.hand_over()
+                session.submit()
 
     def close(self) -> None:
-        """Cut what is running and give the session back; may be called twice."""
+        """Cut a running episode and release the session; may be called twice."""
         with self._session.lock:
             if not self._is_closed and not self._session.ended:
                 self._session.cut()
@@ -355,7 +469,8 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _spoil(self, error: Exception) -> None:
-        # The env has moved on, so there is nothing to try again: what follows is another episode.
+    def _reject(self, error: Exception) -> None:
+        # The env has already stepped, so the call cannot be repeated: recording resumes with the
+        # next episode.
         self._session.cut()
         self._tolerance.warn(self._tolerance.judge(error))

@@ -1,4 +1,4 @@
-"""LocalLink: the way into any Stream of this process, through the same door as over the wire."""
+"""LocalLink: writes to a Stream in this process, with the same intake checks as over HTTP."""
 
 import threading
 import uuid
@@ -8,36 +8,40 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.door import Door
 from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
-from understudy.core.frame import Frame
-from understudy.core.game import GameSpec
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Casting, Stream
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
+from understudy.experience.intake import Intake
+from understudy.ports import Ack, LiveModels, Stream
 
 if TYPE_CHECKING:
     from understudy.models.registry import Registry
 
 RETRY_AFTER_S = 1.0
-_LOOK_EVERY_S = 0.25
+_POLL_EVERY_S = 0.25
 _REGISTERING = Lock()
 
 
 class LocalLink:
-    """Link over a Stream; specs go where the embedded platform looks for them, bots come from the models beside."""
+    """Link over a Stream; specs and models are in the folders of the embedded platform."""
 
-    keep_share = 1.0
+    recording_rate = 1.0
 
-    def __init__(self, stream: Stream, *, door: Door, specs_folder: Path, clock: Clock | None = None) -> None:
-        self._stream, self._door, self._specs_folder = stream, door, specs_folder
+    def __init__(
+        self, stream: Stream, *, intake: Intake, specs_folder: Path, clock: Clock | None = None
+    ) -> None:
+        self._stream = stream
+        self._intake = intake
+        self._specs_folder = specs_folder
         self._clock = clock or SystemClock()
         self._closing = threading.Event()
         self._registry: Registry | None = None
         self._trust: tuple[str, ...] = ()
 
     def register(self, spec: GameSpec) -> None:
-        """Write the spec as GAME/SCHEMA.json, unless it is there."""
+        """Write the spec as GAME/SCHEMA.json, unless the file exists."""
         path = self._specs_folder / spec.game / f"{spec.schema}.json"
         with _REGISTERING:
             if not path.exists():
@@ -45,45 +49,57 @@ class LocalLink:
                 write_file(path, spec.to_json(), mode=0o644)
 
     def send(
-        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], *, skipped_steps: int = 0
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
     ) -> Sequence[Ack]:
-        """Append what the door lets in; accepted means durable in the stream."""
-        judged = self._door.admit(frames, players)
-        admitted = [frame for frame in judged if isinstance(frame, Frame)]
+        """Append the frames that the intake admits; an accepted frame is durable in the stream."""
+        checked = self._intake.admit(frames, players)
+        admitted = [frame for frame in checked if isinstance(frame, Frame)]
         try:
             appended = iter(self._stream.append(admitted) if admitted else ())
         except (StorageFull, StorageFailed, OSError) as error:
-            # Nothing was promised; the spool keeps the frames until the disk takes them again.
-            appended = iter([Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))] * len(admitted))
-        return [Ack(False, refused=str(one)) if isinstance(one, Refused) else next(appended) for one in judged]
+            # Nothing was acknowledged; the spool keeps the frames until the disk has space again.
+            ack = Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))
+            appended = iter([ack] * len(admitted))
+        return [
+            Ack(False, refused=str(result)) if isinstance(result, Refused) else next(appended)
+            for result in checked
+        ]
 
-    def bot(self, after: int, *, wait_s: float) -> Casting | None:
-        """Who plays, by looking now and then."""
-        from understudy.models.catalogue import casting
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+        """Return live models newer than `after`, by polling; None if there are none in time."""
+        from understudy.models.catalogue import live_models
 
         while True:
             registry = self._models()
-            catalogue = None if registry is None else registry.catalogue(self._door.game)
+            catalogue = None if registry is None else registry.catalogue(self._intake.game)
             if catalogue is not None and catalogue.number > after:
-                champion, canary = (catalogue.aliases.get(alias) for alias in ("champion", "canary"))
-                return casting(catalogue, champion, canary, trust=self._trust)
+                champion, canary = (
+                    catalogue.aliases.get(alias) for alias in ("champion", "canary")
+                )
+                return live_models(catalogue, champion, canary, trust=self._trust)
             if wait_s <= 0 or self._closing.is_set():
                 return None
-            self._clock.wait(self._closing, min(_LOOK_EVERY_S, wait_s))
-            wait_s -= _LOOK_EVERY_S
+            self._clock.wait(self._closing, min(_POLL_EVERY_S, wait_s))
+            wait_s -= _POLL_EVERY_S
 
     def policy(self, model_no: int) -> bytes:
-        """A model's policy as it lies in the registry, not checked."""
+        """Return the bytes of a model's policy, not checked."""
         registry = self._models()
         try:
             if registry is None:
                 raise KeyError(model_no)
-            return registry.policy_bytes(registry.catalogue(self._door.game).models[model_no])
+            return registry.policy_bytes(registry.catalogue(self._intake.game).models[model_no])
         except (KeyError, Corrupt) as error:
-            raise LinkFailed("not_found", f"model {model_no} of {self._door.game}: {error}") from None
+            raise LinkFailed(
+                "not_found", f"model {model_no} of {self._intake.game} is missing: {error}"
+            ) from None
 
     def _models(self) -> "Registry | None":
-        """The registry beside the specs; None until somebody who signs models has left a key there."""
+        """Return the registry beside the specs; None until it has a key that signs models."""
         from understudy.core.signed import trusted_keys
         from understudy.models.objects import FolderObjects
         from understudy.models.registry import Registry, read_trust
@@ -91,7 +107,8 @@ class LocalLink:
         objects = FolderObjects(self._specs_folder.parent)
         trust = read_trust(objects)
         if trust != self._trust:
-            self._trust, self._registry = trust, Registry(objects, trusted=trusted_keys(*trust))
+            self._trust = trust
+            self._registry = Registry(objects, trusted=trusted_keys(*trust))
         return self._registry
 
     def close(self) -> None:

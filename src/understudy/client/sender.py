@@ -1,4 +1,4 @@
-"""Sender: the background thread that numbers, spools and sends what games recorded, until it is acknowledged."""
+"""Sender: numbers, spools and sends recorded steps in the background until acknowledged."""
 
 import contextlib
 import random
@@ -11,42 +11,53 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.client.session import RecordingWarning, Session, Sessions
-from understudy.client.spool import Entry, SessionSpool, Spool, Waiting, read_about
-from understudy.core.builder import Block, encode_block
+from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_session
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
-from understudy.core.frame import MAX_FRAMES_PER_SEND, CloseReport, DropReport, Frame, close_frame, drop_frame
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName
-from understudy.core.ports import Ack, Link
+from understudy.experience.builder import Block, encode_block
+from understudy.experience.frame import (
+    MAX_FRAMES_PER_SEND,
+    CloseReport,
+    DropReport,
+    Frame,
+    close_frame,
+    drop_frame,
+)
+from understudy.experience.game import GameSpec
+from understudy.ports import Ack, Link
 
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MEMORY_BYTES = 8 * 1024 * 1024
-_TELL_EVERY_S = 10.0
-"""Skipped steps travel with what is sent; when nothing is, they are told this often, and the share is heard again."""
+_REPORT_EVERY_S = 10.0
+"""Skipped steps are reported with each send, or this often without one; the response updates the
+recording rate."""
 _CHECK_BYTES = 1024 * 1024
-"""The cap is looked at whenever this much was spooled, or a 32nd of it."""
+"""The spool's cap is checked each time this much, or a 32nd of the cap, was spooled."""
 
 
 class Backoff:
-    """Waits are random between 0 and a bound that doubles with each failure, up to `cap_s`."""
+    """Random waits between 0 and a bound that doubles with each failure, up to `cap_s`."""
 
     def __init__(self, clock: Clock, rng: random.Random, *, first_s: float, cap_s: float) -> None:
-        self._clock, self._rng, self._first_s, self._cap_s = clock, rng, first_s, cap_s
+        self._clock = clock
+        self._rng = rng
+        self._first_s = first_s
+        self._cap_s = cap_s
         self._failures = 0
         self._not_before_s = clock.monotonic()
 
     @property
-    def left_s(self) -> float:
-        """Seconds until the next try is due; 0 or less when it is."""
+    def remaining_s(self) -> float:
+        """Seconds until the next attempt; 0 or less if it is due."""
         return self._not_before_s - self._clock.monotonic()
 
     def succeeded(self) -> None:
-        """Everything was answered for good; the next failure starts small."""
+        """Reset the bound: nothing has to be sent again."""
         self._failures = 0
 
     def failed(self, *, wholly: bool, retry_after_s: float) -> None:
-        """Some of what was sent (`wholly`: all of it) must go again, no sooner than the platform said."""
+        """Schedule a retry of some frames, or of all (`wholly`), after `retry_after_s` or later."""
         self._failures = self._failures + 1 if wholly else 1
         bound_s = min(self._cap_s, self._first_s * 2.0 ** min(self._failures - 1, 16))
         delay_s = max(self._rng.uniform(0.0, bound_s), min(retry_after_s, self._cap_s))
@@ -54,8 +65,8 @@ class Backoff:
 
 
 @dataclass(slots=True)
-class Counts:
-    """What happened so far."""
+class SenderCounts:
+    """Counters of a sender."""
 
     spooled_steps: int = 0
     acked_steps: int = 0
@@ -72,13 +83,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What a Game did so far; steps are closed transitions."""
+    """Counters of a Game; steps are closed transitions."""
 
     recorded_steps: int
     skipped_steps: int
-    """Played and not recorded, because the platform asked for a share of episodes only."""
-    keep_share: float
-    """The probability with which the next episode is recorded."""
+    """Played but not recorded, because the platform requested only a share of the episodes."""
+    recording_rate: float
+    """The probability that the next episode is recorded."""
     spooled_steps: int
     acked_steps: int
     refused_steps: int
@@ -89,45 +100,47 @@ class Stats:
     failed_sends: int
     adopted_sessions: int
     expired_sessions: int
-    """What killed games left and nobody could send within a week; it was deleted."""
+    """Sessions of killed games that could not be sent within a week and were deleted."""
     bad_inputs: int
     ignored_calls: int
     open_episodes: int
     last_error: str
     bot: str
-    """Who plays new episodes, such as `my-game/7`; empty while there is no bot."""
+    """The bot that plays new episodes, such as `my-game/7`; empty while there is no bot."""
     refused_bots: int
     last_bot_error: str
-    """Why the newest bot is not played, or could not be fetched; the last good one stays."""
+    """Why the newest bot was rejected or could not be fetched; the last good one stays."""
 
 
 _MAX_RANGES = 1024
-"""As many as one report may hold."""
+"""The most ranges in one report."""
 
 
 class Losses:
-    """Lost numbers and steps by session, since the last report."""
+    """Lost chunk numbers and steps of each session since the last report."""
 
     def __init__(self) -> None:
         self._lost: dict[uuid.UUID, tuple[list[int], int]] = {}
 
     def add(self, session: uuid.UUID, numbers: Iterable[int], n_steps: int) -> None:
-        """These numbers, which hold so many steps, will not be sent."""
-        known, steps = self._lost.setdefault(session, ([], 0))
-        known.extend(numbers)
-        self._lost[session] = (known, steps + n_steps)
+        """Note that these chunk numbers, with `n_steps` in total, will not be sent."""
+        lost_numbers, steps = self._lost.setdefault(session, ([], 0))
+        lost_numbers.extend(numbers)
+        self._lost[session] = (lost_numbers, steps + n_steps)
 
     def reports(self) -> Iterator[tuple[uuid.UUID, DropReport]]:
-        """What to report now, by session; it is forgotten here."""
-        lost, self._lost = self._lost, {}
-        for session, (numbers, n_steps) in lost.items():
+        """Yield and forget the reports that are due, by session."""
+        losses = self._lost
+        self._lost = {}
+        for session, (numbers, n_steps) in losses.items():
             ranges = merge(numbers)
-            for at in range(0, len(ranges), _MAX_RANGES):
-                yield session, DropReport(ranges[at : at + _MAX_RANGES], n_steps if at == 0 else 0)
+            for start in range(0, len(ranges), _MAX_RANGES):
+                part = ranges[start : start + _MAX_RANGES]
+                yield session, DropReport(part, n_steps if start == 0 else 0)
 
 
 def merge(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Numbers as sorted, closed ranges."""
+    """Return numbers as sorted, closed ranges."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:
@@ -139,63 +152,87 @@ def merge(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
-    """When chunks are cut and how a link that does not answer is tried again."""
+    """When recorded steps are sent, and how failed sends are retried."""
 
     linger_s: float = 1.0
-    """A closed step waits at most this long for others."""
+    """How long a closed step waits for others, at most."""
     idle_s: float = 60.0
     """A session without an episode for this long is closed."""
     adopt_every_s: float = 30.0
-    """How often to look for sessions that another, killed process left."""
+    """How often to look for unsent steps of other processes that were killed."""
     retry_first_s: float = 0.5
+    """The bound of the first wait before a retry; waits are random between 0 and the bound."""
     retry_cap_s: float = 30.0
-    """Waits before a retry are random between 0 and a bound that doubles up to this."""
+    """The bound doubles with each failure, up to this."""
 
     def __post_init__(self) -> None:
-        times = (self.linger_s, self.idle_s, self.adopt_every_s, self.retry_first_s, self.retry_cap_s)
+        times = (
+            self.linger_s,
+            self.idle_s,
+            self.adopt_every_s,
+            self.retry_first_s,
+            self.retry_cap_s,
+        )
         if not all(time_s > 0 for time_s in times):
-            raise ConfigError(f"{self} holds a time that is not above 0; give seconds such as linger_s=1.0")
+            raise ConfigError(
+                f"{self} has a time that is not above 0; use seconds such as linger_s=1.0"
+            )
 
 
 class Sender:
-    """Moves blocks from a client's sessions into its spool and on through its link; `step()` does one round."""
+    """Moves blocks from a client's sessions to its spool, and on through its link."""
 
     def __init__(
-        self, link: Link, sessions: Sessions, spool: Spool, *, spec: GameSpec, clock: Clock,
-        config: SenderConfig | None = None, rng: random.Random | None = None,
-    ) -> None:  # fmt: skip
-        self._link, self._sessions, self._spool, self._spec, self._clock = link, sessions, spool, spec, clock
+        self,
+        link: Link,
+        sessions: Sessions,
+        spool: Spool,
+        *,
+        spec: GameSpec,
+        clock: Clock,
+        config: SenderConfig | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._link = link
+        self._sessions = sessions
+        self._spool = spool
+        self._spec = spec
+        self._clock = clock
         self._config = SenderConfig() if config is None else config
         self._backoff = Backoff(
-            clock, random.Random() if rng is None else rng,
-            first_s=self._config.retry_first_s, cap_s=self._config.retry_cap_s,
-        )  # fmt: skip
+            clock,
+            random.Random() if rng is None else rng,
+            first_s=self._config.retry_first_s,
+            cap_s=self._config.retry_cap_s,
+        )
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self._never = threading.Event()
         self.wake = sessions.handoff.filled
-        self.counts = Counts()
+        self.counts = SenderCounts()
         self._open: dict[uuid.UUID, SessionSpool] = {}
-        self._waiting = Waiting(memory_bytes=_MEMORY_BYTES)
+        self._waiting = UnackedFrames(memory_bytes=_MEMORY_BYTES)
         self._unchecked_bytes = 0
         self._losses = Losses()
-        self._keeping = sessions.keeping
-        self._tell_at_s = clock.monotonic() + _TELL_EVERY_S
+        self._recording_rate = sessions.recording_rate
+        self._report_at_s = clock.monotonic() + _REPORT_EVERY_S
         self._registered: set[str] = set()
         self._warned: set[str] = set()
         self._adopt_at_s = clock.monotonic()
         self._hurry = False
 
-    # --- One round --------------------------------------------------------------------------------------------------
+    # --- One round --------------------------------------------------------------------------------
 
     def step(self) -> float:
-        """Cut, spool, and send one batch; how many seconds may pass before the next round."""
+        """Spool recorded steps and send one batch; returns seconds until the next call is due."""
         with self._work:
             self._adopt()
             self._collect()
             batch = self._batch()
         if batch or (
-            self._sessions.untold_steps and self._clock.monotonic() >= self._tell_at_s and self._backoff.left_s <= 0
+            self._sessions.unreported_steps
+            and self._clock.monotonic() >= self._report_at_s
+            and self._backoff.remaining_s <= 0
         ):
             acks, error = self._send(batch)
             with self._work:
@@ -204,13 +241,13 @@ class Sender:
             return self._wait_s()
 
     def run(self, stop: threading.Event) -> None:
-        """Repeat `step` until told to stop; nothing that goes wrong inside ends the thread."""
+        """Repeat `step` until `stop` is set; errors do not end the thread."""
         while not stop.is_set():
             self.wake.clear()
             try:
                 wait_s = self.step()
             except Exception as error:
-                self.warn("sender", f"a round of the sender failed and is tried again: {error!r}")
+                self.warn("sender", f"sending recorded steps failed and is retried: {error!r}")
                 wait_s = 1.0
             if wait_s > 0:
                 self._clock.wait(self.wake, wait_s)
@@ -219,17 +256,17 @@ class Sender:
         now_s = self._clock.monotonic()
         due_s = [self._adopt_at_s - now_s]
         if self._waiting:
-            due_s.append(self._backoff.left_s)
-        if self._sessions.untold_steps:
-            due_s.append(max(self._tell_at_s - now_s, self._backoff.left_s))
+            due_s.append(self._backoff.remaining_s)
+        if self._sessions.unreported_steps:
+            due_s.append(max(self._report_at_s - now_s, self._backoff.remaining_s))
         for session in self._sessions.live():
             oldest_ms = session.builder.oldest_ms
             waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
-            # A step that closes right after this look is due one linger from now at the earliest.
+            # A step that closes right after this check is due in `linger_s` at the earliest.
             due_s.append(self._linger_s(session) - waited_s)
         return max(0.0, min(due_s))
 
-    # --- From the game into the spool -------------------------------------------------------------------------------
+    # --- From the game into the spool -------------------------------------------------------------
 
     def _adopt(self) -> None:
         now_s = self._clock.monotonic()
@@ -256,7 +293,7 @@ class Sender:
                 continue
             if self._hurry or session.t_ms() - oldest_ms >= self._linger_s(session) * 1000:
                 with session.lock:
-                    session.hand_over()
+                    session.submit()
                 self._drain()
         self._drain()
         for session in self._sessions.retire(idle_s=self._config.idle_s):
@@ -264,8 +301,9 @@ class Sender:
         self._close_finished()
 
     def _linger_s(self, session: Session) -> float:
-        # Steps that are only counted may lie where they are.
-        return self._config.linger_s if session.is_kept else max(self._config.linger_s, _TELL_EVERY_S)
+        linger_s = self._config.linger_s
+        # Steps that are only counted are not urgent.
+        return linger_s if session.is_recorded else max(linger_s, _REPORT_EVERY_S)
 
     def _drain(self) -> None:
         while (item := self._sessions.handoff.take()) is not None:
@@ -292,9 +330,10 @@ class Sender:
                 left_steps -= encoded.n_steps
         except Exception as error:
             self.counts.last_error = repr(error)[:300]
-            self.warn("sender", f"recorded steps could not be spooled and are dropped: {error!r}")
+            self.warn("sender", f"recorded steps could not be saved and are dropped: {error!r}")
         finally:
-            # Nobody holds the block any more: what is not spooled by now is lost, and must be known to be.
+            # The block has no other owner: steps that are not spooled by now are lost and must be
+            # reported.
             if left_steps:
                 self._lose(spool, [spool.skip(left_steps)], left_steps)
             self._sessions.pool.give(block.columns)
@@ -314,7 +353,7 @@ class Sender:
     def _close_finished(self) -> None:
         for spool in [spool for spool in self._open.values() if spool.has_ended and spool.is_idle]:
             if not spool.is_closing and spool.next_no:
-                # Only now, so that a drop before this moment could still take a number of its own.
+                # Closed this late, so that a drop until now could still get a number of its own.
                 report = CloseReport(spool.next_no, spool.n_steps)
                 self._add(spool, close_frame(spool.session, spool.next_no, report), 0)
                 spool.is_closing = True
@@ -322,20 +361,23 @@ class Sender:
                 del self._open[spool.session]
                 spool.remove()
 
-    # --- Dropping, and saying so ------------------------------------------------------------------------------------
+    # --- Dropping and reporting -------------------------------------------------------------------
 
     def _keep_cap(self) -> None:
         if self._unchecked_bytes < min(_CHECK_BYTES, self._spool.cap_bytes // 32):
             return
         self._unchecked_bytes = 0
-        cap, memory = self._spool.cap_bytes, sum(spool.memory_bytes for spool in self._open.values())
+        cap = self._spool.cap_bytes
+        memory = sum(spool.memory_bytes for spool in self._open.values())
         size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
         if size <= cap and memory <= _MEMORY_BYTES:
             return
         for spool in self._open.values():
             spool.tidy(and_current=True)
         size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
-        dropped = self._waiting.drop_oldest(size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES)
+        dropped = self._waiting.drop_oldest(
+            size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES
+        )
         for entry in dropped:
             self._lose(entry.spool, [entry.chunk_no], entry.n_steps)
         self._report_lost()
@@ -345,7 +387,11 @@ class Sender:
     def _lose(self, spool: SessionSpool, numbers: Sequence[int], n_steps: int) -> None:
         self._losses.add(spool.session, numbers, n_steps)
         self.counts.dropped_steps += n_steps
-        self.warn("dropped", "recorded steps had to be dropped; game.stats().dropped_steps counts them")
+        self.warn(
+            "dropped",
+            "recorded steps were dropped before they could be sent; game.stats().dropped_steps "
+            "counts them",
+        )
 
     def _report_lost(self) -> None:
         for session, report in self._losses.reports():
@@ -353,16 +399,16 @@ class Sender:
             if not (spool.is_muted or spool.is_closing):
                 self._add(spool, drop_frame(session, spool.next_no, report), 0)
 
-    # --- From the spool through the link ----------------------------------------------------------------------------
+    # --- From the spool through the link ----------------------------------------------------------
 
-    def _batch(self) -> list[tuple[Entry, Frame]]:
-        if self._backoff.left_s > 0:
+    def _batch(self) -> list[tuple[SpooledFrame, Frame]]:
+        if self._backoff.remaining_s > 0:
             return []
-        batch: list[tuple[Entry, Frame]] = []
-        room = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
+        batch: list[tuple[SpooledFrame, Frame]] = []
+        left_bytes = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
         for entry in self._waiting:
-            room -= entry.size_bytes
-            if batch and (room < 0 or len(batch) == MAX_FRAMES_PER_SEND):
+            left_bytes -= entry.size_bytes
+            if batch and (left_bytes < 0 or len(batch) == MAX_FRAMES_PER_SEND):
                 break
             frame = entry.spool.read(entry)
             if frame is None:
@@ -374,36 +420,46 @@ class Sender:
         self._report_lost()
         return batch
 
-    def _send(self, batch: Sequence[tuple[Entry, Frame]]) -> tuple[Sequence[Ack], str]:
-        players: dict[uuid.UUID, PlayerName] = {entry.spool.session: entry.spool.player for entry, _ in batch}
-        skipped = self._sessions.untold_steps
+    def _send(self, batch: Sequence[tuple[SpooledFrame, Frame]]) -> tuple[Sequence[Ack], str]:
+        players: dict[uuid.UUID, PlayerName] = {
+            entry.spool.session: entry.spool.player for entry, _ in batch
+        }
+        skipped = self._sessions.unreported_steps
         try:
             for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
                 if spec.schema not in self._registered:
                     self._link.register(spec)
                     self._registered.add(spec.schema)
             acks = self._link.send([frame for _, frame in batch], players, skipped_steps=skipped)
-            self._keeping.told_steps += skipped
-            self._keeping.share = self._link.keep_share
-            self._tell_at_s = self._clock.monotonic() + _TELL_EVERY_S
+            self._recording_rate.reported_steps += skipped
+            self._recording_rate.value = self._link.recording_rate
+            self._report_at_s = self._clock.monotonic() + _REPORT_EVERY_S
             if len(acks) == len(batch):
                 return acks, ""
-            return (), f"{len(acks)} answers for {len(batch)} frames"
+            return (), f"the platform sent {len(acks)} acknowledgements for {len(batch)} frames"
         except LinkFailed as failed:
-            # Whoever answers next may know nothing of us: another gateway, or a new one.
+            # The next response may come from another or a new gateway, which does not know the
+            # game.
             self._registered.clear()
-            self.warn(failed.code, f"recorded steps wait on this machine and are sent later: {failed}")
-            return [Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))] * len(batch), str(failed)
+            self.warn(
+                failed.code,
+                f"recorded steps are saved on this machine and will be sent later: {failed}",
+            )
+            ack = Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))
+            return [ack] * len(batch), str(failed)
         except Exception as error:
-            # A timeout after success looks the same; sending again is a duplicate, which the store knows.
+            # A timeout after a success looks the same; the platform discards duplicates.
             return (), repr(error)[:300]
 
-    def _settle(self, batch: Sequence[tuple[Entry, Frame]], acks: Sequence[Ack], error: str) -> None:
+    def _settle(
+        self, batch: Sequence[tuple[SpooledFrame, Frame]], acks: Sequence[Ack], error: str
+    ) -> None:
         self.counts.sent_frames += len(batch)
-        again, retry_after_s = len(batch) - len(acks), 0.0
+        again = len(batch) - len(acks)
+        retry_after_s = 0.0
         for (entry, _), ack in zip(batch, acks, strict=False):
             if entry.is_done:
-                continue  # two threads pumped at once, and the other heard of it first
+                continue  # two threads called pump at once, and the other got its response first
             if ack.accepted:
                 self.counts.acked_frames += 1
                 self.counts.acked_steps += entry.n_steps
@@ -411,7 +467,8 @@ class Sender:
             elif ack.refused is not None:
                 self._refuse(entry, ack.refused)
             else:
-                again, retry_after_s = again + 1, max(retry_after_s, ack.retry_after_s)
+                again += 1
+                retry_after_s = max(retry_after_s, ack.retry_after_s)
                 error = ack.error or error
         self._report_lost()
         for spool in {entry.spool for entry, _ in batch}:
@@ -426,23 +483,23 @@ class Sender:
             self._backoff.succeeded()
         self._settled.notify_all()
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
+    def _refuse(self, entry: SpooledFrame, reason: str) -> None:
         self.counts.refused_frames += 1
         self.counts.refused_steps += entry.n_steps
         self.counts.last_error = reason
-        self.warn("refused", f"the platform refused recorded steps for good: {reason}")
+        self.warn("refused", f"the platform rejected recorded steps permanently: {reason}")
         self._waiting.finish(entry, arrived=False)
         if entry.is_data:
             self._losses.add(entry.spool.session, [entry.chunk_no], entry.n_steps)
         else:
             entry.spool.is_muted = True
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
+    # --- Flushing and closing ---------------------------------------------------------------------
 
     def flush(self, timeout_s: float, *, pumps: bool = False) -> bool:
-        """Wait until everything recorded so far is acknowledged, refused or dropped; False when time ran out.
+        """Wait until all recorded steps are acknowledged, rejected or dropped; False on timeout.
 
-        `pumps`: no thread runs, so the rounds are made here.
+        With `pumps`, `step` is called here, because no thread runs.
         """
         with self._work:
             self._hurry = True
@@ -453,27 +510,29 @@ class Sender:
         return wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
 
     def finish(self, ended: Iterable[Session], timeout_s: float) -> bool:
-        """Spool and send the rest of ended sessions and close them; what is not acknowledged in time stays spooled."""
+        """Spool, send and close ended sessions until the timeout; the rest stays spooled."""
         with self._work:
             for session in ended:
                 self._end(session)
             self._close_finished()
             waiting = [spool for spool in self._open.values() if spool.has_ended]
-        return self._wait_for(lambda: not any(spool.session in self._open for spool in waiting), timeout_s)
+        return self._wait_for(
+            lambda: not any(spool.session in self._open for spool in waiting), timeout_s
+        )
 
     @property
     def is_clear(self) -> bool:
-        """Whether every ended session is closed and gone."""
+        """Whether every ended session is closed and removed."""
         return not any(spool.has_ended for spool in self._open.values())
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's files; its locks may be held by a thread that is not here."""
+        """Release the parent's files in a forked child; its locks may never be released."""
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self.release()
 
     def release(self) -> None:
-        """Let go of every folder; another process may adopt them now."""
+        """Release every folder, so that another process can adopt it."""
         with self._work:
             for spool in self._open.values():
                 spool.close()
@@ -484,40 +543,45 @@ class Sender:
         deadline_s = self._clock.monotonic() + timeout_s
         with self._work:
             while not done():
-                left_s = deadline_s - self._clock.monotonic()
-                if left_s <= 0:
+                remaining_s = deadline_s - self._clock.monotonic()
+                if remaining_s <= 0:
                     return False
                 self.wake.set()
-                self._settled.wait(min(left_s, 0.05))
+                self._settled.wait(min(remaining_s, 0.05))
         return True
 
     def _pump_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        began_s, waited_s = self._clock.monotonic(), 0.0
+        began_s = self._clock.monotonic()
+        waited_s = 0.0
         while not done():
-            # The waits count as well, so that a clock that stands still ends this too.
-            left_s = timeout_s - max(waited_s, self._clock.monotonic() - began_s)
-            if left_s <= 0:
+            # The waits count too, so that this ends even if the clock stands still.
+            remaining_s = timeout_s - max(waited_s, self._clock.monotonic() - began_s)
+            if remaining_s <= 0:
                 return False
             due_s = self.step()
             if due_s > 0 and not done():
-                pause_s = min(max(due_s, 0.01), left_s)
+                pause_s = min(max(due_s, 0.01), remaining_s)
                 self._clock.wait(self._never, pause_s)
                 waited_s += pause_s
         return True
 
     def warn(self, topic: str, text: str) -> None:
-        """Say something once; nothing ends by it."""
+        """Warn once for each topic; never raises."""
         if topic not in self._warned:
             self._warned.add(topic)
-            # Raised warnings (-W error) must not end a background thread.
+            # Warnings raised as errors (-W error) must not end a background thread.
             with contextlib.suppress(RecordingWarning):
                 warnings.warn(text, RecordingWarning, stacklevel=2)
 
 
-def send_leftovers(
-    folder: Path, link_to: Callable[[GameSpec], Link], *, timeout_s: float = 60.0, clock: Clock | None = None
+def send_unsent_frames(
+    folder: Path,
+    link_to: Callable[[GameSpec], Link],
+    *,
+    timeout_s: float = 60.0,
+    clock: Clock | None = None,
 ) -> int:
-    """Adopt every unlocked session in one spool folder and send it; how many frames were acknowledged."""
+    """Send every unlocked session of a spool folder; returns how many frames were acknowledged."""
     clock = clock or SystemClock()
     spec = _spec_in(folder)
     if spec is None:
@@ -525,7 +589,7 @@ def send_leftovers(
     link = link_to(spec)
     sender = Sender(
         link,
-        Sessions(spec, kind="player", client="understudy-leftovers", clock=clock),
+        Sessions(spec, kind="player", client="understudy-unsent-frames", clock=clock),
         Spool(folder),
         spec=spec,
         clock=clock,
@@ -545,5 +609,5 @@ def send_leftovers(
 def _spec_in(folder: Path) -> GameSpec | None:
     for path in sorted(folder.glob("*/session.json")):
         with contextlib.suppress(Corrupt, SpecError):
-            return read_about(path.parent).spec()
+            return read_session(path.parent).spec()
     return None

@@ -1,4 +1,4 @@
-"""Sessions on the game's side: the episodes that follow one another for one player and seat, and their rows."""
+"""Sessions in the client: consecutive episodes of one player and seat, and their rows."""
 
 import random
 import uuid
@@ -9,53 +9,54 @@ from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Generic, TypeVar
 
-from understudy.core.builder import Block, BlockPool, ChunkBuilder
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
-from understudy.core.game import GameSpec
 from understudy.core.names import PlayerName, new_session, session_time_s
-from understudy.core.session import DAY_S
+from understudy.experience.builder import Block, BlockPool, ChunkBuilder
+from understudy.experience.game import GameSpec
+from understudy.experience.session import DAY_S
 
 MAX_AGE_S = DAY_S
-"""An episode joins a session no older than this: what it records must still be fresh when it can be sent at last."""
+"""Episodes join sessions up to this age, so that unsent steps are not too old once they arrive."""
 
 
-class Keeping:
-    """Whole episodes are kept with the platform's `share`; the others are played into here, counted and forgotten."""
+class RecordingRate:
+    """The share of episodes to record; steps of all other episodes are counted and discarded."""
 
     def __init__(self, pool: BlockPool, rng: random.Random) -> None:
-        self._pool, self._rng = pool, rng
+        self._pool = pool
+        self._rng = rng
         self._lock = Lock()
-        self.share = 1.0
-        """By the platform's last answer."""
+        self.value = 1.0
+        """As in the platform's last response."""
         self.skipped_steps = 0
-        """Played and not recorded; `Sessions.skipped_steps` knows of those too that are still with the game's side."""
-        self.told_steps = 0
-        """Those of them that the platform has heard of."""
+        """Discarded steps; `Sessions.skipped_steps` includes those still in open blocks."""
+        self.reported_steps = 0
+        """Skipped steps that were reported to the platform."""
 
-    def keeps(self) -> bool:
-        """Whether the episode that begins now is recorded."""
-        return self.share >= 1.0 or self._rng.random() < self.share
+    def draw(self) -> bool:
+        """Return whether to record the episode that starts now."""
+        return self.value >= 1.0 or self._rng.random() < self.value
 
     def put(self, owner: object, block: Block) -> None:
-        """What `Handoff.put` is to episodes that are kept."""
+        """Count and discard a block; the counterpart of `Handoff.put`."""
         with self._lock:
             self.skipped_steps += block.n_steps
         self._pool.give(block.columns)
 
     def abandon(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not here."""
+        """Replace the lock in a forked child: a thread of the parent may have held it."""
         self._lock = Lock()
 
 
 Owner = TypeVar("Owner")
 
-_GIVE_WAY_S = 0.0005
+_YIELD_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
 class Item(Generic[Owner]):
-    """A block and its session; before it `lost_blocks` of the same session were dropped."""
+    """A block and its session; `lost_blocks` of the same session were dropped before it."""
 
     owner: Owner
     block: Block | None
@@ -64,17 +65,23 @@ class Item(Generic[Owner]):
 
 
 class Handoff(Generic[Owner]):
-    """Blocks on their way from game threads to the sender, in the order they were filled; bounded in blocks and bytes.
+    """A queue of blocks from game threads to the sender, bounded in blocks and bytes.
 
-    When it is more than half full, whoever fills it gives way for half a millisecond per block, so that the sender
-    gets to run beside a game that never rests; when it is full the oldest block makes room, takes a number and is
-    reported.
+    While it is more than half full, each `put` sleeps for half a millisecond, so that the sender
+    gets to run beside a game that never pauses. When it is full, the oldest block is dropped and
+    reported under a chunk number of its own.
     """
 
     def __init__(
-        self, pool: BlockPool, *, clock: Clock, max_blocks: int = 64, max_bytes: int = 64 * 1024 * 1024
+        self,
+        pool: BlockPool,
+        *,
+        clock: Clock,
+        max_blocks: int = 64,
+        max_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        self._pool, self._clock = pool, clock
+        self._pool = pool
+        self._clock = clock
         self.filled = Event()
         """Set with every block; the sender sleeps on it."""
         self._never = Event()
@@ -83,17 +90,17 @@ class Handoff(Generic[Owner]):
         self._items: deque[tuple[Owner, Block]] = deque()
         self._lost: dict[int, tuple[Owner, int, int]] = {}
         self.put_steps = 0
-        """Steps handed over so far, dropped ones included."""
+        """Steps put in so far, including dropped ones."""
 
     def put(self, owner: Owner, block: Block) -> None:
-        """Hand over a block; called under the owner's lock, so that its blocks keep their order."""
+        """Queue a block; called under the owner's lock, so that its blocks stay in order."""
         dropped: Block | None = None
         with self._lock:
             self.put_steps += block.n_steps
             if len(self._items) >= self._max_blocks:
-                loser, dropped = self._items.popleft()
-                _, blocks, steps = self._lost.get(id(loser), (loser, 0, 0))
-                self._lost[id(loser)] = (loser, blocks + 1, steps + dropped.n_steps)
+                oldest, dropped = self._items.popleft()
+                _, blocks, steps = self._lost.get(id(oldest), (oldest, 0, 0))
+                self._lost[id(oldest)] = (oldest, blocks + 1, steps + dropped.n_steps)
             self._items.append((owner, block))
             n_waiting = len(self._items)
         if not self.filled.is_set():
@@ -101,10 +108,10 @@ class Handoff(Generic[Owner]):
         if dropped is not None:
             self._pool.give(dropped.columns)
         if n_waiting * 2 > self._max_blocks:
-            self._clock.wait(self._never, _GIVE_WAY_S)
+            self._clock.wait(self._never, _YIELD_S)
 
     def take(self) -> Item[Owner] | None:
-        """The oldest block with the losses before it; losses alone once nothing else waits."""
+        """Return the oldest block and the losses before it; losses alone if no block is left."""
         with self._lock:
             if self._items:
                 owner, block = self._items.popleft()
@@ -117,11 +124,11 @@ class Handoff(Generic[Owner]):
 
 
 class RecordingWarning(UserWarning):
-    """Something of a game is not recorded as it should be; said once, then counted in `game.stats()`."""
+    """A game is not recorded as expected; warned once, then counted in `game.stats()`."""
 
 
 class Tolerance:
-    """What happens to input that cannot be recorded: raised on the first decision, later counted and warned once."""
+    """Handles invalid input: raises on the first decision, later counts it and warns once."""
 
     __slots__ = ("bad_inputs", "decided", "ignored_calls", "strict", "warned")
 
@@ -133,59 +140,79 @@ class Tolerance:
         self.ignored_calls = 0
 
     def judge(self, error: Exception) -> Refused:
-        """Count the error and hand it back as a refusal, or raise it when the game is still being written."""
+        """Count the error and return it as Refused; raise it on the first decision or if strict."""
         self.bad_inputs += 1
-        may_go_on = self.decided and not self.strict
+        may_continue = self.decided and not self.strict
         self.decided = True
         if isinstance(error, Refused):
-            if not may_go_on:
+            if not may_continue:
                 raise error
             return error
-        # Whatever a strange object raises inside NumPy must not stop a game that has been running.
+        # An unexpected error inside NumPy must not stop a game that has been running.
         refused = Refused("bad_input", f"{type(error).__name__}: {str(error)[:120]}")
-        if not may_go_on:
+        if not may_continue:
             raise refused from error
         return refused
 
     def warn(self, error: Refused) -> None:
-        """Say it once, after the recording was brought in order."""
+        """Warn once; called after the episode was cut."""
         if not self.warned:
             self.warned = True
             warnings.warn(
-                f"an episode is no longer recorded: {error}. Later ones are counted in game.stats().bad_inputs only; "
-                "connect with strict=True to raise each",
+                f"recording of this episode stopped because of invalid input: {error}. "
+                "game.stats().bad_inputs counts further ones without a warning; connect with "
+                "config=ClientConfig(strict=True) to raise each",
                 RecordingWarning,
                 stacklevel=4,
             )
 
 
 class Session:
-    """One player's seat in one client: a lock, the rows being built, and whoever holds it now."""
+    """One player's seat in one client: a lock, the rows being built, and the current holder."""
 
     __slots__ = (
-        "__weakref__", "_monotonic", "_started_s", "builder", "clock", "ended", "handoff", "holder", "id",
-        "idle_since_s", "lock", "player", "seat",
-    )  # fmt: skip
+        "__weakref__",
+        "_monotonic",
+        "_started_s",
+        "builder",
+        "clock",
+        "ended",
+        "handoff",
+        "holder",
+        "id",
+        "idle_since_s",
+        "lock",
+        "player",
+        "seat",
+    )
 
     def __init__(
-        self, builder: ChunkBuilder, *, player: PlayerName, seat: int, handoff: "Handoff[Session] | Keeping",
+        self,
+        builder: ChunkBuilder,
+        *,
+        player: PlayerName,
+        seat: int,
+        handoff: "Handoff[Session] | RecordingRate",
         clock: Clock,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.id: uuid.UUID = builder.session
-        self.builder, self.player, self.seat = builder, player, seat
-        self.handoff, self.clock = handoff, clock
+        self.builder = builder
+        self.player = player
+        self.seat = seat
+        self.handoff = handoff
+        self.clock = clock
         self.lock = Lock()
         self.ended = False
-        """No call is recorded any more; set under the lock."""
+        """Later calls are not recorded; set under the lock."""
         self.holder: Callable[[], object] | None = None
-        """A weak reference to the episode or recorder that records into it now."""
+        """A weak reference to the episode or recorder that uses the session now."""
         self._monotonic = clock.monotonic
         self._started_s = self.idle_since_s = clock.monotonic()
 
     @property
-    def is_kept(self) -> bool:
-        """Whether its episodes are recorded; otherwise their steps are only counted."""
-        return not isinstance(self.handoff, Keeping)
+    def is_recorded(self) -> bool:
+        """Whether its episodes are recorded; if not, their steps are only counted."""
+        return not isinstance(self.handoff, RecordingRate)
 
     def t_ms(self) -> int:
         """Milliseconds since the session began."""
@@ -193,84 +220,100 @@ class Session:
 
     @property
     def is_old(self) -> bool:
-        """Whether the next episode needs another session, since a door refuses ids from far back or ahead."""
-        # As the door counts: by the wall clock, which goes on while a machine sleeps and may be set.
+        """Whether the next episode needs a new session; platforms reject too old or future ids."""
+        # By the wall clock, as the platform does: it advances while a machine sleeps and may be
+        # set.
         return abs(self.clock.now() - session_time_s(self.id)) > MAX_AGE_S
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether its episode was forgotten by the game without an end."""
+        """Whether the game dropped its episode without ending it."""
         holder = self.holder
         return holder is not None and holder() is None
 
-    def hand_over(self) -> None:
-        """Pass the closed rows on; called under the lock."""
+    def submit(self) -> None:
+        """Pass the closed rows to the sender; called under the lock."""
         block = self.builder.take()
         if block is not None:
             self.handoff.put(self, block)
 
     def cut(self) -> None:
-        """Stop the running episode where it is known; called under the lock."""
+        """Cut the running episode after its last closed step; called under the lock."""
         if self.builder.in_episode and self.builder.cut():
-            self.hand_over()
+            self.submit()
 
     def end(self) -> None:
-        """Cut and pass on everything; nothing is recorded afterwards."""
+        """Cut the episode and submit all rows; nothing is recorded afterwards."""
         with self.lock:
             self.cut()
-            self.hand_over()
+            self.submit()
             self.ended = True
 
 
-_Place = tuple[PlayerName, int, bool]
-"""A player, a seat, and whether what they do is recorded."""
+_Slot = tuple[PlayerName, int, bool]
+"""A player, a seat, and whether the episodes are recorded."""
 
 
 class Sessions:
-    """Every session a client has open; free ones are reused by the next episode of the same player and seat."""
+    """All open sessions of a client; episodes of the same player and seat reuse free ones."""
 
     def __init__(
-        self, spec: GameSpec, *, kind: str, client: str, clock: Clock, rng: random.Random | None = None
+        self,
+        spec: GameSpec,
+        *,
+        kind: str,
+        client: str,
+        clock: Clock,
+        rng: random.Random | None = None,
     ) -> None:
-        self._spec, self._kind, self._client, self._clock = spec, kind, client, clock
+        self._spec = spec
+        self._kind = kind
+        self._client = client
+        self._clock = clock
         self.pool = BlockPool(spec)
         self.handoff: Handoff[Session] = Handoff(self.pool, clock=clock)
-        self.keeping = Keeping(self.pool, random.Random() if rng is None else rng)
+        self.recording_rate = RecordingRate(self.pool, random.Random() if rng is None else rng)
         self._lock = Lock()
         self._live: dict[uuid.UUID, Session] = {}
-        self._free: defaultdict[_Place, list[Session]] = defaultdict(list)
+        self._free: defaultdict[_Slot, list[Session]] = defaultdict(list)
         self._closed: str | None = None
 
-    def acquire(self, player: PlayerName, seat: int, *, is_kept: bool = True) -> Session:
-        """A session nobody else holds, for an episode or a recorder."""
+    def acquire(self, player: PlayerName, seat: int, *, is_recorded: bool = True) -> Session:
+        """Return a free or new session for an episode or a recorder."""
         with self._lock:
             if self._closed:
                 raise Closed(self._closed)
-            free = self._free[player, seat, is_kept]
+            free = self._free[player, seat, is_recorded]
             session = free.pop() if free else None
             if session is None or session.is_old:
                 builder = ChunkBuilder(
-                    self._spec, session=new_session(self._clock.now()), kind=self._kind, client=self._client,
+                    self._spec,
+                    session=new_session(self._clock.now()),
+                    kind=self._kind,
+                    client=self._client,
                     pool=self.pool,
-                )  # fmt: skip
-                handoff = self.handoff if is_kept else self.keeping
-                session = Session(builder, player=player, seat=seat, handoff=handoff, clock=self._clock)
+                )
+                handoff = self.handoff if is_recorded else self.recording_rate
+                session = Session(
+                    builder, player=player, seat=seat, handoff=handoff, clock=self._clock
+                )
                 self._live[session.id] = session
-            session.holder = lambda: True  # held, until its episode or recorder is there to be referred to
+            # Held until a reference to its episode or recorder replaces this.
+            session.holder = lambda: True
             return session
 
     def release(self, session: Session) -> None:
-        """Give a session back; the same player's next episode goes on in it."""
+        """Return a session; the next episode of the same player and seat reuses it."""
         with self._lock:
             if session.holder is None or session.ended:
                 return
             session.holder = None
             session.idle_since_s = self._clock.monotonic()
-            self._free[session.player, session.seat, session.is_kept].append(session)
+            self._free[session.player, session.seat, session.is_recorded].append(session)
 
-    def renew(self, session: Session, *, is_kept: bool) -> Session:
-        """Another session for the holder of one that is old or of another kind."""
-        fresh = self.acquire(session.player, session.seat, is_kept=is_kept)
+    def renew(self, session: Session, *, is_recorded: bool) -> Session:
+        """Replace a session that is too old, or whose recording flag changed, by another one."""
+        fresh = self.acquire(session.player, session.seat, is_recorded=is_recorded)
         fresh.holder = session.holder
         self.release(session)
         return fresh
@@ -281,25 +324,29 @@ class Sessions:
 
     @property
     def n_open(self) -> int:
-        """Sessions held by an episode or recorder now."""
+        """The number of sessions held by an episode or a recorder."""
         return sum(session.holder is not None for session in self.live())
 
-    def waiting_steps(self, *, is_kept: bool) -> int:
-        """Closed steps that are still with the game's side."""
-        return sum(session.builder.closed_steps for session in self.live() if session.is_kept == is_kept)
+    def waiting_steps(self, *, is_recorded: bool) -> int:
+        """The number of closed steps not yet submitted to the sender."""
+        return sum(
+            session.builder.closed_steps
+            for session in self.live()
+            if session.is_recorded == is_recorded
+        )
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that were played and not recorded, up to now."""
-        return self.keeping.skipped_steps + self.waiting_steps(is_kept=False)
+        """The number of steps that were played but not recorded."""
+        return self.recording_rate.skipped_steps + self.waiting_steps(is_recorded=False)
 
     @property
-    def untold_steps(self) -> int:
-        """Those of them that the platform has not heard of."""
-        return max(0, self.skipped_steps - self.keeping.told_steps)
+    def unreported_steps(self) -> int:
+        """The number of skipped steps that were not yet reported to the platform."""
+        return max(0, self.skipped_steps - self.recording_rate.reported_steps)
 
     def retire(self, *, idle_s: float) -> list[Session]:
-        """End sessions that were free for long; they are no longer live."""
+        """End and return the sessions that were free for at least `idle_s`."""
         now_s = self._clock.monotonic()
         with self._lock:
             idle = [
@@ -309,7 +356,7 @@ class Sessions:
             ]
             for session in idle:
                 del self._live[session.id]
-                key = (session.player, session.seat, session.is_kept)
+                key = (session.player, session.seat, session.is_recorded)
                 if session in self._free[key]:
                     self._free[key].remove(session)
                 if not self._free[key]:
@@ -318,10 +365,10 @@ class Sessions:
             session.end()
         return idle
 
-    def close(self, why: str) -> list[Session]:
-        """End every session; `acquire` raises Closed from now on."""
+    def close(self, reason: str) -> list[Session]:
+        """End and return every session; `acquire` raises Closed from now on."""
         with self._lock:
-            self._closed = self._closed or why
+            self._closed = self._closed or reason
             ended = list(self._live.values())
             self._live.clear()
             self._free.clear()
@@ -329,11 +376,11 @@ class Sessions:
             session.end()
         return ended
 
-    def abandon(self, why: str) -> None:
-        """In a forked child: forget the parent's sessions without a trace; its locks may be held by nobody."""
+    def abandon(self, reason: str) -> None:
+        """Forget the parent's sessions in a forked child; their locks may never be released."""
         self._lock = Lock()
-        self.keeping.abandon()
-        self._closed = why
+        self.recording_rate.abandon()
+        self._closed = reason
         for session in self._live.values():
             session.lock = Lock()
             session.ended = True

@@ -1,1 +1,1 @@
-"""The words every stage shares; read `ports.py` first."""
+"""What every other package uses: errors, names, settings, logs and codecs."""

@@ -1,4 +1,4 @@
-"""JSON with one form per value on the way out, and nothing ambiguous on the way in."""
+"""JSON that is written in one canonical form and read strictly."""
 
 import json
 import re
@@ -9,18 +9,20 @@ from understudy.core.errors import Refused
 
 
 def canonical_json(value: object) -> bytes:
-    """Compact JSON with sorted keys: equal values give equal bytes; NaN and infinities are refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """Compact JSON with sorted keys: equal values yield equal bytes; rejects NaN and infinity."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def strict_json(raw: bytes | str) -> Any:
-    """JSON without duplicate keys, NaN, infinities, half characters or deep nesting; Refused otherwise."""
+    """Parse JSON; Refused for duplicate keys, NaN, infinity, lone surrogates or deep nesting."""
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8", "strict")
         value = _STRICT.decode(text)
-        # Looked for only where there can be one: a search takes longer than reading the JSON.
+        # Searched only where one is possible: the search takes longer than parsing the JSON.
         if ("\\u" in text or not text.isascii()) and _SURROGATE.search(text):
-            canonical_json(value)  # half of a surrogate pair could be written nowhere
+            canonical_json(value)  # raises for a lone surrogate, which cannot be encoded
         return value
     except (ValueError, RecursionError) as error:
         raise Refused("bad_json", str(error)[:200]) from None
@@ -29,7 +31,7 @@ def strict_json(raw: bytes | str) -> Any:
 def _no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key appears twice")
     return fields
 
 

@@ -1,4 +1,4 @@
-"""Time as an argument, so that tests hold it still."""
+"""Time as an argument, so that tests can control it."""
 
 import time
 from threading import Event
@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a component reads the time and waits."""
+    """The source of time for a component, and how it waits."""
 
     def now(self) -> float:
         """Seconds since 1970."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Seconds that never decrease."""
         ...
 
     def wait(self, event: Event, timeout_s: float) -> bool:
-        """Wait until the event is set or the time is over; says whether it was set."""
+        """Wait until the event is set or the timeout expires; return whether it was set."""
         ...
 
 
 class SystemClock:
-    """The machine's own time."""
+    """The time of this machine."""
 
     def now(self) -> float:
         return time.time()

@@ -1,56 +1,59 @@
-"""One tree of errors; each says whether a retry helps and whose fault it is.
+"""The tree of errors; each class states whether a retry helps and who can fix the cause.
 
 UnderstudyError
-├── ConfigError        a setting, argument or spec that cannot work (caller)
-│   ├── InvalidName    a name outside the allowed letters
-│   ├── SpecError      a game description that cannot be recorded
+├── ConfigError        a setting, argument or spec cannot work (caller)
+│   ├── InvalidName    a name has characters that are not allowed
+│   ├── SpecError      a game description cannot be recorded
 │   └── MissingExtra   a package of an optional extra is not installed
-├── Refused            a frame or chunk that may not enter, with a reason code (sender)
-├── PositionGone       a stream position that was trimmed (nobody: read on from `earliest`)
-├── ClaimLost          another owner holds the partition, or a newer epoch (operator)
+├── Refused            a frame or chunk was rejected, with a reason code (sender)
+├── PositionGone       a stream position was trimmed (no fault: continue from `earliest`)
+├── ClaimLost          another owner or a newer epoch holds the partition (operator, retry helps)
 ├── Fenced             a newer learner releases this game's models; this one must stop (operator)
-├── Locked             another process holds the folder (operator)
-├── StorageFull        no room; nothing was acknowledged (operator, retry helps)
-├── StorageFailed      the disk refused; reopen to recover (operator)
-│   └── Unreachable    a stream or store elsewhere did not answer; nothing was acknowledged (operator, retry helps)
-├── Corrupt            stored bytes that fail their checksum (operator)
-├── LinkFailed         the platform was not reached, or took nothing of a request (operator, retry helps)
-├── ServerFailed       a server for tests and development could not be fetched, started or asked (operator)
-├── GameFailed         an env that raised, or gave what does not fit its spaces (the game's author)
-├── LearningFailed     a run that cannot go on, whatever was restored (caller)
-└── Closed             used after close (caller)
+├── Locked             another process holds the folder (operator, retry helps)
+├── StorageFull        the disk is full; nothing was acknowledged (operator, retry helps)
+├── StorageFailed      the disk failed a write; reopen to recover (operator)
+│   └── Unreachable    a remote stream or store did not respond; nothing was acknowledged
+│                      (operator, retry helps)
+├── Corrupt            stored bytes do not match their checksum (operator)
+├── LinkFailed         the platform was unreachable or rejected a whole request
+│                      (operator, retry helps)
+├── ServerFailed       a server for tests and development could not be fetched, started or called
+│                      (operator)
+├── GameFailed         an env raised or returned values outside its spaces (the game's author)
+├── LearningFailed     a run cannot continue, even from a checkpoint (caller)
+└── Closed             an object was used after close() (caller)
 """
 
 from typing import Literal
 
-Blame = Literal["caller", "sender", "operator", "nobody"]
+Blame = Literal["caller", "sender", "operator", "none"]
 
 
 class UnderstudyError(Exception):
-    """Anything understudy raises on purpose."""
+    """The base class of every error that understudy raises on purpose."""
 
     retry_helps: bool = False
     blame: Blame = "caller"
 
 
 class ConfigError(UnderstudyError):
-    """A setting or argument that cannot work; the message says what to give instead."""
+    """A setting or argument cannot work; the message states what to give instead."""
 
 
 class InvalidName(ConfigError):
-    """A name outside the allowed letters."""
+    """A name has characters that are not allowed."""
 
 
 class SpecError(ConfigError):
-    """A game description that cannot be recorded."""
+    """A game description cannot be recorded."""
 
 
 class MissingExtra(ConfigError):
-    """A package of an optional extra is missing; the message holds the install command."""
+    """A package of an optional extra is missing; the message contains the install command."""
 
 
 class Refused(UnderstudyError):
-    """A frame or chunk that may not enter; `reason` is a stable code, the text explains."""
+    """A frame or chunk was rejected; `reason` is a stable code and `detail` explains it."""
 
     blame: Blame = "sender"
 
@@ -61,19 +64,19 @@ class Refused(UnderstudyError):
 
 
 class PositionGone(UnderstudyError):
-    """The stream no longer holds this position; read on from `earliest`."""
+    """The stream no longer has this position; continue reading from `earliest`."""
 
     retry_helps = True
-    blame: Blame = "nobody"
+    blame: Blame = "none"
 
     def __init__(self, position: str, *, earliest: str | None) -> None:
-        super().__init__(f"position {position} was trimmed; the earliest kept is {earliest}")
+        super().__init__(f"position {position} was trimmed; the earliest available is {earliest}")
         self.position = position
         self.earliest = earliest
 
 
 class ClaimLost(UnderstudyError):
-    """Another owner or a newer epoch holds the partition; `retry_after_s` says when a claim may work."""
+    """Another owner or a newer epoch holds the partition; claim again after `retry_after_s`."""
 
     retry_helps = True
     blame: Blame = "operator"
@@ -84,7 +87,7 @@ class ClaimLost(UnderstudyError):
 
 
 class Fenced(UnderstudyError):
-    """A newer learner has taken over; whatever this one wanted to release was not."""
+    """A newer learner has taken over; the model of this one was not released."""
 
     blame: Blame = "operator"
 
@@ -97,54 +100,58 @@ class Locked(UnderstudyError):
 
 
 class StorageFull(UnderstudyError):
-    """No room on the disk; nothing was acknowledged, and work resumes when space returns."""
+    """The disk is full; nothing was acknowledged, and work resumes when space is available."""
 
     retry_helps = True
     blame: Blame = "operator"
 
 
 class StorageFailed(UnderstudyError):
-    """The disk refused a write or a sync; reopening recovers what was acknowledged."""
+    """A write or sync failed; reopening recovers everything that was acknowledged."""
 
     blame: Blame = "operator"
 
 
 class Unreachable(StorageFailed):
-    """A stream or store on another machine did not answer, or was too busy; the same call may be made again."""
+    """A remote stream or store did not respond or was too busy; the same call can be retried."""
 
     retry_helps = True
 
 
 class Corrupt(UnderstudyError):
-    """Stored bytes that fail their checksum."""
+    """Stored bytes do not match their checksum."""
 
     blame: Blame = "operator"
 
 
 class LinkFailed(UnderstudyError):
-    """A whole request came to nothing, nothing is lost by it; `code` is stable, `retry_after_s` what was asked for."""
+    """A whole request failed without loss; `code` is stable, `retry_after_s` is the server's."""
 
     retry_helps = True
     blame: Blame = "operator"
 
     def __init__(self, code: str, detail: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{code}: {detail}")
-        self.code, self.retry_after_s = code, retry_after_s
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class ServerFailed(UnderstudyError):
-    """A server for tests and development could not be fetched or started, or died; the text says its last words."""
+    """A server for tests and development could not be fetched or started, or died.
+
+    The message includes its last output.
+    """
 
     blame: Blame = "operator"
 
 
 class GameFailed(UnderstudyError):
-    """An env raised, or gave what does not fit its own spaces; the cause is chained."""
+    """An env raised or returned values outside its own spaces; the cause is chained."""
 
 
 class LearningFailed(UnderstudyError):
-    """A run that cannot go on: its weights stay broken whatever is restored, or its actor and learner disagree."""
+    """A run cannot continue: restoring does not repair its weights, or actor and learner differ."""
 
 
 class Closed(UnderstudyError):
-    """Something was used after its close()."""
+    """An object was used after close()."""

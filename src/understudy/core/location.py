@@ -1,7 +1,8 @@
-"""Where a backend is reached, as one line of text: `SCHEME://HOST:PORT,HOST:PORT/PATH?option=value`.
+"""The address of a backend: `SCHEME://HOST:PORT,HOST:PORT/PATH?option=value`.
 
-Secrets are never part of it, since it is shown by `ps`, logs and errors: an option names the file that holds them. What
-streams and models on AWS share is here too: botocore's session with its chain of credentials, and checked endpoints.
+Secrets are never part of an address, since `ps`, logs and errors show it: an option names the file
+that contains them. This module also has what streams and models on AWS share: botocore's session
+with its credential chain, and endpoint checks.
 """
 
 import difflib
@@ -16,12 +17,12 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from understudy.core.errors import ConfigError, MissingExtra
 
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A backend's address, taken apart; options are text, checked by whoever knows what they mean."""
+    """A parsed address of a backend; options are text, validated by the backend that reads them."""
 
     scheme: str
     hosts: tuple[tuple[str, int | None], ...]
@@ -30,66 +31,71 @@ class Location:
 
     @property
     def url(self) -> str:
-        """The same as one line of text, whatever characters its path and options have."""
+        """The address as one line of text, with special characters quoted."""
         named = [(f"[{name}]" if ":" in name else name, port) for name, port in self.hosts]
         hosts = ",".join(name if port is None else f"{name}:{port}" for name, port in named)
         path = f"/{quote(self.path)}" if self.path else ""
         query = urlencode(self.options, safe="/:,", quote_via=quote)
         return f"{self.scheme}://{hosts}{path}{f'?{query}' if query else ''}"
 
-    def refuse_others(self, known: Collection[str]) -> None:
-        """ConfigError for an option that nobody reads, so that a misspelt one is noticed."""
+    def check_options(self, allowed: Collection[str]) -> None:
+        """Raise ConfigError for an unknown option, so that typos are noticed."""
         for name in self.options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                advice = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(known))}"
+            if name not in allowed:
+                near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+                advice = (
+                    f"did you mean {near[0]}?"
+                    if near
+                    else f"its options are {', '.join(sorted(allowed))}"
+                )
                 raise ConfigError(f"{self.scheme}:// has no option {name!r}; {advice}")
 
     def text(self, name: str, default: str = "") -> str:
         return self.options.get(name, default)
 
     def number(self, name: str, default: float, *, least: float = 0.0, most: float = 1e12) -> float:
-        """An option as a number; ConfigError when it is none, or out of range."""
-        given = self.options.get(name)
+        """An option as a number; ConfigError if it is not a number or out of range."""
+        text = self.options.get(name)
         try:
-            value = default if given is None else float(given)
+            value = default if text is None else float(text)
         except ValueError:
             value = float("nan")
         if not least <= value <= most:
             raise ConfigError(
-                f"{name} of {self.scheme}:// is {given!r}; give one from {least:g} to {most:g}, such as {default:g}"
+                f"{name} of {self.scheme}:// is {text!r}; give a number from {least:g} to "
+                f"{most:g}, such as {default:g}"
             )
         return value
 
-    def whole(self, name: str, default: int, *, least: int = 0, most: int) -> int:
-        """An option as a whole number, written in digits; ConfigError when it is none, or out of range."""
-        given = self.options.get(name, str(default))
-        is_number = given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS
-        if not (is_number and least <= int(given) <= most):
+    def integer(self, name: str, default: int, *, least: int = 0, most: int) -> int:
+        """An option as a whole number in digits; ConfigError if it is not one or out of range."""
+        text = self.options.get(name, str(default))
+        is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+        if not (is_number and least <= int(text) <= most):
             raise ConfigError(
-                f"{name} of {self.scheme}:// is {given[:80]!r}; give a whole number from {least} to {most}, such as "
-                f"{default}"
+                f"{name} of {self.scheme}:// is {text[:80]!r}; give a whole number from {least} "
+                f"to {most}, such as {default}"
             )
-        return int(given)
+        return int(text)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """An option as true or false."""
-        given = self.options.get(name, "true" if default else "false").lower()
-        if given not in ("true", "false"):
-            raise ConfigError(f"{name} of {self.scheme}:// is {given!r}; give true or false")
-        return given == "true"
+        text = self.options.get(name, "true" if default else "false").lower()
+        if text not in ("true", "false"):
+            raise ConfigError(f"{name} of {self.scheme}:// is {text!r}; give true or false")
+        return text == "true"
 
 
 def parse_location(text: str) -> Location:
-    """The parts of a backend's address; ConfigError when it is none, or carries a password."""
+    """Parse a backend's address; ConfigError if it is malformed or contains a password."""
     try:
         split = urlsplit(text)
         options = parse_qsl(split.query, keep_blank_values=True, strict_parsing=bool(split.query))
         hosts = tuple(_host(part) for part in split.netloc.split(",") if part)
     except ValueError as error:
-        raise ConfigError(f"an address cannot be read ({error}); write it as {_FORM}") from None
+        raise ConfigError(f"the address cannot be read ({error}); write it as {_FORM}") from None
     if not split.scheme or "://" not in text:
-        raise ConfigError(f"{text[:80]!r} is no address of a backend; write it as {_FORM}")
+        raise ConfigError(f"{text[:80]!r} is not the address of a backend; write it as {_FORM}")
     names = [name for name, _ in options]
     if len(set(names)) < len(names):
         raise ConfigError(f"an option of {split.scheme}:// is given twice; give it once")
@@ -102,8 +108,9 @@ _FORM = "SCHEME://HOST:PORT/PATH?option=value"
 def _host(text: str) -> tuple[str, int | None]:
     if "@" in text:
         raise ConfigError(
-            "an address carries a user or password, which everybody on the machine could read; put them in a file and "
-            'name it: ?credentials=FILE, with the lines username = "..." and password = "..."'
+            "the address contains a user or password, which any user of this machine could read; "
+            "put them in a file and name it: ?credentials=FILE, with the lines "
+            'username = "..." and password = "..."'
         )
     if text.startswith("["):
         name, _, rest = text[1:].partition("]")
@@ -111,51 +118,57 @@ def _host(text: str) -> tuple[str, int | None]:
     else:
         name, _, port = text.partition(":")
     if not name or (port and not (port.isdigit() and int(port) < 65536)):
-        raise ConfigError(f"{text[:80]!r} is no host; write HOST:PORT")
+        raise ConfigError(f"{text[:80]!r} is not a host; write HOST:PORT")
     return name, int(port) if port else None
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user and a password that no log shows."""
+    """A user name and a password; the password is excluded from repr and logs."""
 
     username: str
     password: str = field(repr=False)
 
 
 def read_credentials(path: str | Path) -> Credentials:
-    """What a credentials file holds; ConfigError says what is wrong with it, never what is in it."""
+    """Read a credentials file; ConfigError states the problem without quoting the content."""
     try:
         fields = tomllib.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"credentials file {path} cannot be read: {reason}; {_CREDENTIALS}") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(
+            f"credentials file {path} cannot be read: {reason}; {_CREDENTIALS}"
+        ) from None
     except tomllib.TOMLDecodeError:
-        raise ConfigError(f"credentials file {path} is no TOML; {_CREDENTIALS}") from None
-    username, password = fields.get("username"), fields.get("password")
+        raise ConfigError(f"credentials file {path} is not TOML; {_CREDENTIALS}") from None
+    username = fields.get("username")
+    password = fields.get("password")
     if not (isinstance(username, str) and isinstance(password, str) and username):
         raise ConfigError(f"credentials file {path} lacks a username or a password; {_CREDENTIALS}")
     return Credentials(username, password)
 
 
-_CREDENTIALS = 'it has two lines: username = "..." and password = "..."'
+_CREDENTIALS = 'it needs two lines: username = "..." and password = "..."'
 
 
 _FROM_THE_NETWORK = ("container-role", "iam-role")
-"""Providers of botocore that ask the machine for the keys of its role."""
+"""The botocore providers that request the keys of the machine's role over the network."""
 
 
 def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region: str = "") -> Any:
-    """A botocore session; ConfigError when a source of keys that was named holds none.
+    """A botocore session; ConfigError if the named credentials file or profile has no keys.
 
-    A named credentials file or profile is the only source. Without either, botocore's chain applies: the environment,
-    the shared files, and the role of the machine, which is asked with the first request and not here.
+    A named credentials file or profile is the only source. Without either, botocore's chain
+    applies: the environment, the shared files, and the role of the machine, which is requested with
+    the first call and not here.
     """
     try:
         import botocore.session
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise MissingExtra(f"{scheme}:// needs the package boto3 ({error}); pip install 'understudy[aws]'") from None
+        raise MissingExtra(
+            f"{scheme}:// needs the package boto3 ({error}); pip install 'understudy[aws]'"
+        ) from None
     session = botocore.session.Session(profile=profile or ("default" if credentials else None))
     if credentials:
         path = str(Path(credentials).expanduser())
@@ -163,7 +176,7 @@ def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region
         session.set_config_variable("config_file", path)
     if region or os.environ.get("AWS_REGION"):
         session.set_config_variable("region", region or os.environ["AWS_REGION"])
-    reason = "nothing there says where they are"
+    reason = "it names no source of keys"
     try:
         chain = session.get_component("credential_provider")
         machine = [provider for provider in chain.providers if provider.METHOD in _FROM_THE_NETWORK]
@@ -176,39 +189,47 @@ def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region
     except (BotoCoreError, OSError, ValueError) as error:
         reason = str(error)
     raise ConfigError(
-        f"{source_of_keys(credentials=credentials, profile=profile)} has no AWS keys: {reason}; it needs "
-        "aws_access_key_id and aws_secret_access_key, or a source of them such as role_arn"
+        f"{source_of_keys(credentials=credentials, profile=profile)} has no AWS keys: {reason}; it "
+        "needs aws_access_key_id and aws_secret_access_key, or a source of them such as role_arn"
     )
 
 
 def source_of_keys(*, credentials: str, profile: str) -> str:
-    """Where the keys come from that an address with these two options uses, for people."""
+    """The source of the keys for these two options of an address, as text for people."""
     if credentials:
         return f"[{profile or 'default'}] of credentials file {credentials}"
-    return f"profile [{profile}]" if profile else "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+    return (
+        f"profile [{profile}]"
+        if profile
+        else "AWS_ACCESS_KEY_ID, AWS_PROFILE or the role of this machine"
+    )
 
 
 def check_endpoint(endpoint: str, *, insecure: bool) -> None:
-    """ConfigError for what is no address of a server, or plain HTTP that would leave this machine."""
+    """Raise ConfigError unless this is a server's URL and plain HTTP stays on this machine."""
     try:
         split = urlsplit(endpoint)
-        host, _port = split.hostname or "", split.port
+        host = split.hostname or ""
+        _port = split.port
     except ValueError:
-        host, split = "", urlsplit("")
-    # Without a user, whose password nobody should read in an error.
-    scheme, found, rest = endpoint.partition("://")
-    shown = f"{scheme}{found}{rest.rpartition('@')[2]}"[:80]
+        host = ""
+        split = urlsplit("")
+    # Shown without the user part, so that no error contains a password.
+    scheme, separator, rest = endpoint.partition("://")
+    server = f"{scheme}{separator}{rest.rpartition('@')[2]}"[:80]
     if split.scheme not in ("http", "https") or not host or split.username is not None:
-        raise ConfigError(f"endpoint is {shown!r}; give http://127.0.0.1:PORT or https://HOST, no user in it")
+        raise ConfigError(
+            f"endpoint is {server!r}; give http://127.0.0.1:PORT or https://HOST, without a user"
+        )
     if split.scheme == "http" and not insecure and not is_loopback(host):
         raise ConfigError(
-            f"endpoint {shown} is plain http on another machine; give https://, or insecure=true where the network is "
-            "your own"
+            f"endpoint {server} is plain http on another machine; give https://, or insecure=true "
+            "on a private network"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Whether a host is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

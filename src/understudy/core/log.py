@@ -1,12 +1,13 @@
-"""The one framed log under spool, stream and store: append-only files of checksummed entries.
+"""The log format of the spool and the file stream: append-only files of checksummed entries.
 
     entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload
 
-A file is appended to only by the process that created it; whoever comes later starts a new file. One entry is one
-commit: written at once, synced (unless the log says otherwise) before it is acknowledged and before the next one is
-written. So an unreadable entry at the end of a file is a torn write that nobody was promised, and an unreadable entry
-with a readable one behind it is damage. The checksum covers the entry's offset, so that bytes of a payload that look
-like an entry are none.
+Only the process that created a file appends to it; a later process creates a new file. One entry is
+one commit: it is written at once and synced (unless the log was opened with `no_sync`) before it is
+acknowledged and before the next one is written. So an unreadable entry at the end of a file is a
+torn write that was never acknowledged, and an unreadable entry followed by a readable one is
+damage. The checksum covers the entry's offset, so that payload bytes which look like an entry do
+not pass as one.
 """
 
 import contextlib
@@ -31,10 +32,10 @@ _PLACE = struct.Struct("<QI")
 HEAD_BYTES = _HEAD.size
 MAX_ENTRY_BYTES = 256 * 1024 * 1024
 _BINARY = getattr(os, "O_BINARY", 0)
-"""Without it Windows would write two bytes for each newline byte."""
+"""Without it, Windows writes two bytes for each newline byte."""
 
 Sync = Callable[[int], None]
-"""Makes a file descriptor's bytes durable; tests pass others to count, delay or sabotage."""
+"""Makes a file descriptor's bytes durable; tests pass variants that count, delay or fail."""
 
 
 def sync_data(descriptor: int) -> None:
@@ -46,7 +47,7 @@ def sync_data(descriptor: int) -> None:
 
 
 def no_sync(descriptor: int) -> None:
-    """For logs that promise nothing across a power cut."""
+    """Do nothing, for logs that need not survive a power cut."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -61,11 +62,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and what is missing above it, so that a power cut takes neither away."""
+    """Create a folder and its missing parents durably, so that they survive a power cut."""
     if not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    # Also where it was there already: whoever made it may not have come this far.
+    # Also if the folder existed: the process that created it may have died before syncing.
     sync_folder(folder.parent)
 
 
@@ -90,16 +91,21 @@ def write_file(path: Path, raw: bytes, *, mode: int = 0o600) -> None:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDIES = {
-    errno.EACCES: "give this user the right to write there",
-    errno.EPERM: "give this user the right to write there",
+    errno.EACCES: "grant this user write permission there",
+    errno.EPERM: "grant this user write permission there",
     errno.EROFS: "mount that disk for writing",
     errno.EMFILE: "raise this process's limit of open files (ulimit -n)",
     errno.ENFILE: "raise the machine's limit of open files",
 }
 
 
-def storage_error(error: OSError, doing: str, *, then: str = "try again") -> StorageFull | StorageFailed:
-    """What a refusing disk means: no room (a retry helps), or a failure that says what to mend before `then`."""
+def storage_error(
+    error: OSError, doing: str, *, then: str = "try again"
+) -> StorageFull | StorageFailed:
+    """The error for a failed write: the disk is full (a retry helps), or what to fix before `then`.
+
+    `doing` names what failed.
+    """
     why = error.strerror or str(error)
     if error.filename is not None:
         why += f" ({error.filename})"
@@ -118,7 +124,9 @@ class LogFile:
         self.size_bytes = 0
         self._failed: str | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
+        self._descriptor: int | None = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600
+        )
         if sync is not no_sync:
             try:
                 sync_folder(path.parent)
@@ -128,18 +136,21 @@ class LogFile:
                 raise
 
     def append(self, parts: Sequence[bytes | memoryview]) -> "Entry":
-        """Write one entry made of these parts and sync it.
+        """Write one entry that consists of these parts and sync it.
 
-        StorageFull leaves the file as it was. After StorageFailed the last entry may or may not be there: start a new
-        file.
+        StorageFull leaves the file unchanged. After StorageFailed the last entry may or may not be
+        stored: start a new file.
         """
         if self._descriptor is None:
-            raise Closed(f"log {self.path.name} was closed")
+            raise Closed(f"log {self.path.name} is closed")
         if self._failed:
             raise StorageFailed(self._failed)
         payload = b"".join(parts)
         if len(payload) > MAX_ENTRY_BYTES:
-            raise Refused("too_large", f"an entry of {len(payload)} bytes; a log takes at most {MAX_ENTRY_BYTES}")
+            raise Refused(
+                "too_large",
+                f"an entry of {len(payload)} bytes; a log accepts at most {MAX_ENTRY_BYTES}",
+            )
         start = at = self.size_bytes
         view = memoryview(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload)
         try:
@@ -149,14 +160,20 @@ class LogFile:
                 at += written
             self._sync(self._descriptor)
         except OSError as error:
-            failure = storage_error(error, f"writing {self.path.name}", then="open a new file to go on")
+            failure = storage_error(
+                error, f"writing {self.path.name}", then="open a new file to continue"
+            )
             if isinstance(failure, StorageFull):
                 try:
                     os.ftruncate(self._descriptor, start)
                 except OSError:
-                    self._failed = f"log {self.path.name} could not be cut back after a full disk; open a new one"
+                    self._failed = (
+                        f"log {self.path.name} could not be truncated after the disk was full; "
+                        "open a new one"
+                    )
             else:
-                # A failed sync may have dropped the pages it could not write: never sync the same bytes again.
+                # A failed sync may have dropped the pages that it could not write, so the same
+                # bytes are never synced again.
                 self._failed = str(failure)
             raise failure from error
         self.size_bytes = at
@@ -185,7 +202,7 @@ def _checksum(payload: bytes, start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One commit as it lies in a file: payload, where the entry starts, and where the next one does."""
+    """One commit in a file: its payload, its start, and its end, where the next one starts."""
 
     start: int
     end: int
@@ -193,14 +210,14 @@ class Entry:
 
 
 class LogReader:
-    """Reads entries of one file in order; safe while another process appends."""
+    """Reads the entries of one file in order; safe while another process appends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = os.open(path, os.O_RDONLY | _BINARY)
 
     def at(self, start: int) -> Entry | None:
-        """The entry that starts here, or None when there is no whole, readable one."""
+        """The entry that starts at this offset, or None if there is no complete, readable one."""
         descriptor = self._usable()
         head = _pread(descriptor, HEAD_BYTES, start)
         if len(head) < HEAD_BYTES:
@@ -214,25 +231,25 @@ class LogReader:
         return Entry(start, start + HEAD_BYTES + length, payload)
 
     def entries(self) -> Iterator[Entry]:
-        """Readable entries up to the first unreadable one."""
+        """Yield the readable entries up to the first unreadable one."""
         entry = self.at(0)
         while entry is not None:
             yield entry
             entry = self.at(entry.end)
 
     def next_readable(self, start: int) -> int | None:
-        """Where the next readable entry behind damage at `start` begins, or None: then it was a torn end."""
+        """The offset of the next readable entry after damage at `start`; None for a torn end."""
         size = self.size_bytes
         at = start + 1
         while at < size:
             window = _pread(self._usable(), 1 << 20, at)
-            found = window.find(_MAGIC)
-            if found < 0:
+            offset = window.find(_MAGIC)
+            if offset < 0:
                 at += max(1, len(window) - len(_MAGIC) + 1)
                 continue
-            if self.at(at + found) is not None:
-                return at + found
-            at += found + 1
+            if self.at(at + offset) is not None:
+                return at + offset
+            at += offset + 1
         return None
 
     @property
@@ -241,7 +258,7 @@ class LogReader:
 
     def _usable(self) -> int:
         if self._descriptor is None:
-            raise Closed(f"reader of {self.path.name} was closed")
+            raise Closed(f"reader of {self.path.name} is closed")
         return self._descriptor
 
     def close(self) -> None:
@@ -274,18 +291,18 @@ else:
 
 
 def remove(path: Path) -> None:
-    """Delete a file that may already be gone."""
+    """Delete a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
 
 
-# --- Group commit -----------------------------------------------------------------------------------------------------
+# --- Group commit ---------------------------------------------------------------------------------
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class _Waiting(Generic[Item, Result]):
+class _PendingCommit(Generic[Item, Result]):
     __slots__ = ("done", "error", "item", "result", "size")
 
     def __init__(self, item: Item, size: int) -> None:
@@ -297,29 +314,36 @@ class _Waiting(Generic[Item, Result]):
 
 
 class GroupCommit(Generic[Item, Result]):
-    """Turns concurrent `submit` calls into few `commit` calls; one sync serves all that waited for it."""
+    """Merges concurrent `submit` calls into few `commit` calls, which share one sync."""
 
-    def __init__(self, commit: Callable[[Sequence[Item]], Sequence[Result]], *, size: Callable[[Item], int], most: int):
+    def __init__(
+        self,
+        commit: Callable[[Sequence[Item]], Sequence[Result]],
+        *,
+        size: Callable[[Item], int],
+        most: int,
+    ):
         self._commit = commit
         self._size = size
         self._most = most
-        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._waiting: deque[_PendingCommit[Item, Result]] = deque()
         self.alone = threading.Lock()
-        """While it is held, no commit runs; callers of `submit` wait."""
+        """While this lock is held, no commit runs and callers of `submit` wait."""
 
     def submit(self, item: Item) -> Result:
-        """The commit's result for this item, once it is durable; its error when the commit failed."""
-        mine: _Waiting[Item, Result] = _Waiting(item, self._size(item))
-        self._waiting.append(mine)
-        while not mine.done:
-            # The lock's holder commits for everybody queued; the next holder usually finds its own item done.
+        """Return the commit's result for this item once it is durable, or raise its error."""
+        pending: _PendingCommit[Item, Result] = _PendingCommit(item, self._size(item))
+        self._waiting.append(pending)
+        while not pending.done:
+            # The holder of the lock commits every queued item; the next holder usually finds its
+            # own item done.
             with self.alone:
-                if not mine.done:
+                if not pending.done:
                     self._commit_waiting()
-        if mine.error is not None:
-            raise mine.error
-        assert mine.result is not None
-        return mine.result
+        if pending.error is not None:
+            raise pending.error
+        assert pending.result is not None
+        return pending.result
 
     def _commit_waiting(self) -> None:
         group = [self._waiting.popleft()]
@@ -328,19 +352,20 @@ class GroupCommit(Generic[Item, Result]):
             group.append(self._waiting.popleft())
             total += group[-1].size
         try:
-            for one, result in zip(group, self._commit([one.item for one in group]), strict=True):
-                one.result = result
+            results = self._commit([pending.item for pending in group])
+            for pending, result in zip(group, results, strict=True):
+                pending.result = result
         except BaseException as error:
-            for one in group:
-                one.error = error
+            for pending in group:
+                pending.error = error
             if not isinstance(error, Exception):
                 raise
         finally:
-            for one in group:
-                one.done = True
+            for pending in group:
+                pending.done = True
 
 
-# --- One process at a time: advisory locks that the system releases when the holder dies ------------------------------
+# --- Advisory locks between processes, which the system releases when the holder dies -------------
 
 if sys.platform == "win32":
     import msvcrt
@@ -364,13 +389,15 @@ _RETRY_S = 0.01
 
 
 class FileLock:
-    """Holds a lock file from construction to close; Locked when another process has it."""
+    """Holds a lock file from construction to close; Locked if another process holds it."""
 
-    def __init__(self, path: Path, *, what: str, patience_s: float = 0.0) -> None:
-        """`patience_s`: how long to try, since others take the lock for a moment to see whether it is free."""
+    def __init__(self, path: Path, *, what: str, timeout_s: float = 0.0) -> None:
+        """Retry for up to `timeout_s`, since other processes take the lock briefly to probe it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
-        deadline = time.monotonic() + patience_s
+        self._descriptor: int | None = os.open(
+            path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600
+        )
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 _take(self._descriptor)
@@ -380,14 +407,15 @@ class FileLock:
                     os.close(self._descriptor)
                     self._descriptor = None
                     raise Locked(
-                        f"{what} is in use by another process ({path}); stop that process, or wait for it"
+                        f"{what} is in use by another process ({path}); stop that process, or wait "
+                        "for it"
                     ) from None
             time.sleep(_RETRY_S)
 
     def close(self) -> None:
         """Release the lock; the file stays."""
         if self._descriptor is not None:
-            # Said aloud, since a child that was forked meanwhile may still hold the descriptor.
+            # Released explicitly, since a child forked in the meantime may hold the descriptor.
             _release(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
@@ -400,7 +428,7 @@ class FileLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds this lock file now."""
+    """Whether a process holds this lock file now."""
     if not path.exists():
         return False
     try:
@@ -408,5 +436,5 @@ def is_locked(path: Path) -> bool:
     except Locked:
         return True
     except OSError:
-        pass  # a folder that cannot be written to has no writer
+        pass  # a folder without write permission has no writer
     return False

@@ -1,8 +1,8 @@
-"""Settings: frozen dataclasses whose fields say what they mean, read from one chain of sources for every part.
+"""Settings: frozen dataclasses with documented fields, read from one chain of sources.
 
-    flag or argument  >  UNDERSTUDY_GATEWAY_PORT  >  UNDERSTUDY_GATEWAY_PORT_FILE  >  TOML file  >  default
+    flag or argument > UNDERSTUDY_GATEWAY_PORT > UNDERSTUDY_GATEWAY_PORT_FILE > TOML file > default
 
-The type of a setting is that of its default. A field whose default is another such dataclass is a table of its own.
+A setting has the type of its default. A field whose default is another such dataclass is a table.
 """
 
 import dataclasses
@@ -30,43 +30,53 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A number that moves in a straight line from `start` to `end` over the first `until` of a run, then stays."""
+    """A number that moves linearly from `start` to `end` by share `until` of a run, then stays."""
 
     start: float
     end: float
     until: float = 1.0
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(value) for value in (self.start, self.end)) or not 0 < self.until <= 1:
-            raise ConfigError(f"a schedule {self}; give finite numbers, and an until above 0 and at most 1")
+        if (
+            not all(math.isfinite(value) for value in (self.start, self.end))
+            or not 0 < self.until <= 1
+        ):
+            raise ConfigError(
+                f"{self} is not a schedule; give finite numbers, and an until above 0 and at most 1"
+            )
 
     def at(self, progress: float) -> float:
-        """Its value when this share of the run is done."""
+        """The value at this progress of a run, from 0 to 1."""
         share = min(1.0, max(0.0, progress) / self.until)
         return self.start + (self.end - self.start) * share
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a setting may be, for checks, help texts and searches."""
+    """The allowed values of a setting, for checks, help texts and searches."""
 
     low: float
     high: float
-    says: str
+    description: str
     choices: tuple[str, ...] = ()
-    """The texts it may be; empty: any."""
+    """The allowed texts; empty for any."""
 
 
 def setting(
-    default: Any, low: float = -math.inf, high: float = math.inf, says: str = "", *, choices: Sequence[str] = ()
+    default: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    description: str = "",
+    *,
+    choices: Sequence[str] = (),
 ) -> Any:
-    """A dataclass field with its range and its line of help."""
-    return field(default=default, metadata={"range": Range(low, high, says, tuple(choices))})
+    """A dataclass field with its range and a line of help."""
+    return field(default=default, metadata={"range": Range(low, high, description, tuple(choices))})
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value that can be set: `gateway.port`."""
+    """One value that can be set, such as `gateway.port`."""
 
     name: str
     default: Any
@@ -79,32 +89,36 @@ class Leaf:
 
     @property
     def help(self) -> str:
-        return self.range.says if self.range else ""
+        return self.range.description if self.range else ""
 
 
 def leaves(kind: Any, *, prefix: str = PREFIX, above: str = "") -> Iterator[Leaf]:
-    """Every setting of a dataclass and of those inside it, in order."""
-    for one in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(one.default) and not isinstance(one.default, Schedule):
-            yield from leaves(type(one.default), prefix=prefix, above=f"{above}{one.name}.")
+    """Yield every setting of a dataclass and of the dataclasses nested in it, in order."""
+    for entry in dataclasses.fields(kind):
+        name = f"{above}{entry.name}"
+        if dataclasses.is_dataclass(entry.default) and not isinstance(entry.default, Schedule):
+            yield from leaves(type(entry.default), prefix=prefix, above=f"{name}.")
         else:
-            yield Leaf(f"{above}{one.name}", one.default, one.metadata.get("range"), prefix)
+            yield Leaf(name, entry.default, entry.metadata.get("range"), prefix)
 
 
-# --- From sources to values -------------------------------------------------------------------------------------------
+# --- From sources to values -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved(Generic[T]):
-    """Settings, and for each value where it came from."""
+    """Settings, and the origin of each value."""
 
     config: T
     origins: Mapping[str, str]
 
-    def shown(self) -> dict[str, dict[str, Any]]:
-        """Each value as it may be shown, with its origin."""
+    def masked(self) -> dict[str, dict[str, Any]]:
+        """Each value with its secrets hidden, and its origin."""
         tree = dataclasses.asdict(self.config)  # type: ignore[call-overload]
-        return {name: {"value": hidden(_at(tree, name)), "origin": origin} for name, origin in self.origins.items()}
+        return {
+            name: {"value": mask_secrets(_at(tree, name)), "origin": origin}
+            for name, origin in self.origins.items()
+        }
 
 
 def resolve(
@@ -114,35 +128,37 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
     instead: Callable[[str, Any], Any] = lambda name, value: value,
-    kept: Callable[[str, Mapping[str, Any]], tuple[Any, str] | None] = lambda name, values: None,
+    saved: Callable[[str, Mapping[str, Any]], tuple[Any, str] | None] = lambda name, values: None,
 ) -> Resolved[T]:
-    """Settings from flags, environment, file and defaults; a flag of None was not given.
+    """Read settings from flags, environment, file and defaults; a flag of None counts as absent.
 
-    `instead` may replace a value before it is checked. `kept` is asked before a default is used, with what was found
-    so far; it gives a value and its origin, or None.
+    `instead` may replace a value before it is checked. `saved` is called before a default is used,
+    with the values so far; it returns a value and its origin, or None.
     """
     environ = os.environ if environ is None else environ
-    known = list(leaves(kind))
+    fields = list(leaves(kind))
     tree = read_toml(file) if file else {}
-    check_names(tree, known, where=str(file))
-    _check_variables(environ, known)
+    check_names(tree, fields, where=str(file))
+    _check_variables(environ, fields)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for leaf in known:
-        found = find(leaf, flags, environ)
-        if found is None and (value := _at(tree, leaf.name)) is not None:
-            found = value, str(file)
-        found = found or kept(leaf.name, values)
-        value, origins[leaf.name] = found or (leaf.default, "default")
-        if found:
+    for leaf in fields:
+        source = find_value(leaf, flags, environ)
+        if source is None and (value := _at(tree, leaf.name)) is not None:
+            source = value, str(file)
+        source = source or saved(leaf.name, values)
+        value, origins[leaf.name] = source or (leaf.default, "default")
+        if source:
             value = parse_text(leaf, instead(leaf.name, value))
             value = check_value(leaf, value, origin=origins[leaf.name])
         values[leaf.name] = value
     return Resolved(_build(kind, values), origins)
 
 
-def find(leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """A value from a flag, a variable or the file that a variable names, with its origin."""
+def find_value(
+    leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[Any, str] | None:
+    """Find a value in a flag, a variable or the file that a variable names; with its origin."""
     if flags.get(leaf.name) is not None:
         return flags[leaf.name], f"flag --{leaf.name.rpartition('.')[2].replace('_', '-')}"
     if leaf.variable in environ:
@@ -153,34 +169,39 @@ def find(leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]) -> tu
                 return file.read(_MAX_FILE_BYTES).decode().strip(), f"{leaf.variable}_FILE ({path})"
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{leaf.variable}_FILE names {path}, which cannot be read: {error}; give a small text file"
+                f"{leaf.variable}_FILE names {path}, which cannot be read: {error}; give a small "
+                "text file"
             ) from None
     return None
 
 
 def from_tree(kind: type[T], tree: Mapping[str, Any], *, where: str) -> T:
-    """Settings as a file of JSON or TOML holds them, checked; what it leaves out has its default."""
-    known = list(leaves(kind))
-    check_names(tree, known, where=where)
+    """Validate the settings of a JSON or TOML file; missing settings have their default."""
+    fields = list(leaves(kind))
+    check_names(tree, fields, where=where)
     values = {}
-    for leaf in known:
+    for leaf in fields:
         value = _at(tree, leaf.name)
-        values[leaf.name] = leaf.default if value is None else check_value(leaf, value, origin=where)
+        values[leaf.name] = (
+            leaf.default if value is None else check_value(leaf, value, origin=where)
+        )
     return _build(kind, values)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A settings file; ConfigError says what is wrong with it."""
+    """Read a settings file; ConfigError states the problem."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; correct its name, or create it") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; correct its name, or create it"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}; correct it") from None
+        raise ConfigError(f"{path} is not TOML: {error}; correct it") from None
 
 
 def parse_value(text: str) -> Any:
-    """What a text on a command line means: a TOML value, or plain text."""
+    """Parse text from a command line as a TOML value, or return it as plain text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -188,15 +209,21 @@ def parse_value(text: str) -> Any:
 
 
 def parse_text(leaf: Leaf, value: Any) -> Any:
-    """What a text from a variable or a file means for its setting: a number, a list, a switch; or the text itself."""
+    """Parse text from a variable or file as the type of its setting, or return it unchanged."""
     default = leaf.default
     if not isinstance(value, str) or isinstance(default, str):
         return value
     if isinstance(default, bool):
-        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower(), value)
+        return {"true": True, "1": True, "false": False, "0": False}.get(
+            value.strip().lower(), value
+        )
     if isinstance(default, tuple) and not value.lstrip().startswith("["):
         parts = [part.strip() for part in value.split(",") if part.strip()]
-        return [parse_value(part) for part in parts] if default and isinstance(default[0], int) else parts
+        return (
+            [parse_value(part) for part in parts]
+            if default and isinstance(default[0], int)
+            else parts
+        )
     return parse_value(value.strip())
 
 
@@ -209,19 +236,21 @@ def _at(tree: Any, name: str) -> Any:
 
 
 def _build(kind: type[T], values: Mapping[str, Any], above: str = "") -> T:
-    given = {}
-    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
-        name = above + one.name
-        given[one.name] = values[name] if name in values else _build(type(one.default), values, f"{name}.")
-    return kind(**given)
+    arguments = {}
+    for entry in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name = above + entry.name
+        arguments[entry.name] = (
+            values[name] if name in values else _build(type(entry.default), values, f"{name}.")
+        )
+    return kind(**arguments)
 
 
-# --- Checks -----------------------------------------------------------------------------------------------------------
+# --- Checks ---------------------------------------------------------------------------------------
 
 
-def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -> None:
-    """ConfigError for a name that does not exist, so that a misspelt one is noticed."""
-    names = [leaf.name for leaf in known]
+def check_names(tree: Mapping[str, Any], fields: Sequence[Leaf], *, where: str) -> None:
+    """Raise ConfigError for a name that does not exist, so that typos are noticed."""
+    names = [leaf.name for leaf in fields]
 
     def inside(part: Mapping[str, Any], above: str) -> Iterator[str]:
         for key, value in part.items():
@@ -237,101 +266,133 @@ def check_names(tree: Mapping[str, Any], known: Sequence[Leaf], *, where: str) -
 
     for name in inside(tree, ""):
         if name not in names:
-            raise ConfigError(f"{where} sets {name}, which does not exist; {nearest(name, names)}")
+            raise ConfigError(
+                f"{where} sets {name}, but there is no such setting; {nearest(name, names)}"
+            )
 
 
-def _check_variables(environ: Mapping[str, str], known: Sequence[Leaf]) -> None:
-    """A misspelt variable of a table is refused; others may belong to games, such as UNDERSTUDY_URL."""
-    names = [leaf.variable for leaf in known]
-    tables = tuple({f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in known if "." in leaf.name})
+def _check_variables(environ: Mapping[str, str], fields: Sequence[Leaf]) -> None:
+    """Reject unknown variables of a table; others may belong to games, such as UNDERSTUDY_URL."""
+    names = [leaf.variable for leaf in fields]
+    tables = tuple(
+        {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in fields if "." in leaf.name}
+    )
     for name in environ:
         if name.startswith(tables) and name.removesuffix("_FILE") not in names:
-            raise ConfigError(f"{name} is set in the environment and means nothing; {nearest(name, names)}")
+            raise ConfigError(
+                f"{name} is set in the environment, but there is no such setting; "
+                f"{nearest(name, names)}"
+            )
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """The next step after a name that does not exist."""
+    """The hint for a name that does not exist: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    # A key in the wrong table is near by its last part.
-    near = near or [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    # A key in the wrong table matches by its last part.
+    last = name.rpartition(".")[2]
+    near = near or [candidate for candidate in known if candidate.rpartition(".")[2] == last]
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = False) -> Any:
-    """A value as its setting wants it; ConfigError says what was given, where, and what is wanted.
+    """Convert a value to its setting's type; ConfigError states the value, its origin and the fix.
 
-    Only where it `may_move` it may be a schedule.
+    A schedule is allowed only if it `may_move`.
     """
-    name, default, limits = leaf.name, leaf.default, leaf.range
-    value = value.item() if isinstance(value, np.generic) else tuple(value) if isinstance(value, list) else value
+    name = leaf.name
+    default = leaf.default
+    limits = leaf.range
+    value = (
+        value.item()
+        if isinstance(value, np.generic)
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+    )
     by = f" ({origin})" if origin else ""
     if may_move and isinstance(value, Mapping):
         try:
             value = Schedule(**{key: float(number) for key, number in value.items()})
         except (TypeError, ValueError):
-            raise ConfigError(f"{name} is {dict(value)}{by}; a schedule has start, end and until") from None
+            raise ConfigError(
+                f"{name} is {dict(value)}{by}; a schedule has start, end and until"
+            ) from None
     if isinstance(value, Schedule) and not may_move:
         raise ConfigError(f"{name} is a schedule{by}; it is fixed for a run, so give one value")
-    about = f": {limits.says}" if limits and limits.says else ""
-    if wanted := _wanted(value, default, may_move=may_move):
-        raise ConfigError(f"{name} is {hidden(value)!r}{by}; give {wanted}{about}")
+    about = f": {limits.description}" if limits and limits.description else ""
+    if expected := _expected_type(value, default, may_move=may_move):
+        raise ConfigError(f"{name} is {mask_secrets(value)!r}{by}; give {expected}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
-        raise ConfigError(f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}")
+        raise ConfigError(
+            f"{name} is {value!r}{by}; give one of {', '.join(limits.choices)}{about}"
+        )
     if limits is not None and isinstance(value, int | float | Schedule):
         for number in (value.start, value.end) if isinstance(value, Schedule) else (value,):
             if not limits.low <= number <= limits.high:
-                raise ConfigError(f"{name} is {number}{by}; give {limits.low:g} to {limits.high:g}{about}")
+                raise ConfigError(
+                    f"{name} is {number}{by}; give {limits.low:g} to {limits.high:g}{about}"
+                )
     return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
-def _wanted(value: Any, default: Any, *, may_move: bool) -> str:
-    """What to give instead of a value that is not of its default's kind; empty where it is."""
+def _expected_type(value: Any, default: Any, *, may_move: bool) -> str:
+    """The expected type, in words, of a value that does not have it; empty if it does."""
     match default:
         case bool():
             return "" if isinstance(value, bool) else "true or false"
         case int():
-            return "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
+            return (
+                "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
+            )
         case float() | Schedule():
             if isinstance(value, int | float | Schedule) and not isinstance(value, bool):
                 return ""
             return "a number, or a schedule {start=, end=, until=}" if may_move else "a number"
         case (int(), *_):
-            is_sizes = isinstance(value, tuple) and all(isinstance(one, int) and one > 0 for one in value)
+            is_sizes = isinstance(value, tuple) and all(
+                isinstance(size, int) and size > 0 for size in value
+            )
             return "" if is_sizes else "a list, such as [64, 64]"
         case tuple():
-            is_texts = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+            is_texts = isinstance(value, tuple) and all(isinstance(text, str) for text in value)
             return "" if is_texts else 'a list, such as ["a", "b"]'
         case str():
-            return "" if isinstance(value, str) else "a text"
+            return "" if isinstance(value, str) else "text"
     return ""
 
 
-# --- As text ----------------------------------------------------------------------------------------------------------
+# --- As text --------------------------------------------------------------------------------------
 
 
-def hidden(value: Any) -> Any:
-    """A value as it may be shown: names and passwords inside a URL are stars."""
+def mask_secrets(value: Any) -> Any:
+    """The value with names and passwords inside a URL replaced by stars."""
     if not isinstance(value, str) or "://" not in value:
         return value
     return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
 
 
 def toml_text(value: Any) -> str:
-    """A value as TOML has it."""
+    """The value as TOML."""
     if isinstance(value, Schedule):
         return f"{{ start = {value.start!r}, end = {value.end!r}, until = {value.until!r} }}"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(toml_text(one) for one in value)}]"
+        return f"[{', '.join(toml_text(item) for item in value)}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
 
 
-def load(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
-    """What an import path stands for; ConfigError names the nearest of the known short names."""
+def load_object(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
+    """Import what a path names; ConfigError suggests the nearest of the known short names."""
     module, _, attribute = path.partition(":")
     if not attribute:
         names = sorted(known)
         near = difflib.get_close_matches(path, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}" if names else ""
+        hint = (
+            f"; did you mean {near[0]!r}?"
+            if near
+            else f"; known are {', '.join(names)}"
+            if names
+            else ""
+        )
         raise ConfigError(f"there is no {what} {path!r}{hint} (or name your own as module:Class)")
     try:
         return getattr(importlib.import_module(module), attribute)

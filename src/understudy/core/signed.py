@@ -1,8 +1,9 @@
-"""Signed documents: facts with an Ed25519 signature, checked before anything in them is believed.
+"""Signed documents: JSON with an Ed25519 signature, verified before the content is used.
 
-    {"entry": {...}, "key_id": "16 hex", "signature": "base64"}      signature over PREFIX + canonical_json(entry)
+    {"entry": {...}, "key_id": "16 hex", "signature": "base64"}
 
-`cryptography` is loaded when a signature is first made or checked, not by importing this module.
+The signature covers PREFIX + canonical_json(entry). `cryptography` is loaded when a signature is
+first created or verified, not by importing this module.
 """
 
 import base64
@@ -26,13 +27,16 @@ Trusted = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Whoever may speak for a deployment; holds the private key, so it is never shown."""
+    """Signs documents of a deployment; holds the private key, which repr never shows."""
 
     _private: bytes
 
     def __post_init__(self) -> None:
         if len(self._private) != KEY_BYTES:
-            raise ConfigError(f"a signing key has {KEY_BYTES} bytes, this one {len(self._private)}; restore it")
+            raise ConfigError(
+                f"the signing key has {len(self._private)} bytes instead of {KEY_BYTES}; restore "
+                "it from a backup"
+            )
 
     def __repr__(self) -> str:
         return f"Signer({self.key_id})"
@@ -51,40 +55,58 @@ class Signer:
         """The entry as a signed document."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        signature = Ed25519PrivateKey.from_private_bytes(self._private).sign(_PREFIX + canonical_json(entry))
-        signed = {"entry": entry, "key_id": self.key_id, "signature": base64.b64encode(signature).decode()}
+        signature = Ed25519PrivateKey.from_private_bytes(self._private).sign(
+            _PREFIX + canonical_json(entry)
+        )
+        signed = {
+            "entry": entry,
+            "key_id": self.key_id,
+            "signature": base64.b64encode(signature).decode(),
+        }
         raw = canonical_json(signed)
         if len(raw) > MAX_SIGNED_BYTES:
-            raise ConfigError(f"a document of {len(raw)} bytes cannot be signed; at most {MAX_SIGNED_BYTES} are read")
+            raise ConfigError(
+                f"the document has {len(raw)} bytes when signed; give one of at most "
+                f"{MAX_SIGNED_BYTES}"
+            )
         return raw
 
 
 def open_signed(raw: bytes, trusted: Trusted) -> dict[str, Any]:
-    """What a trusted key signed; Refused when anything about it is wrong."""
+    """Return the entry that a trusted key signed; Refused if the document is not valid."""
     if len(raw) > MAX_SIGNED_BYTES:
-        raise Refused("too_large", f"a signed document of {len(raw)} bytes; at most {MAX_SIGNED_BYTES} are read")
-    found = strict_json(raw)
-    if not isinstance(found, dict) or found.keys() != {"entry", "key_id", "signature"}:
-        raise Refused("bad_entry", "a signed document has entry, key_id and signature, and nothing else")
-    entry, name = found["entry"], found["key_id"]
+        raise Refused(
+            "too_large",
+            f"the signed document has {len(raw)} bytes; at most {MAX_SIGNED_BYTES} are accepted",
+        )
+    document = strict_json(raw)
+    if not isinstance(document, dict) or document.keys() != {"entry", "key_id", "signature"}:
+        raise Refused(
+            "bad_entry", "not a signed document, which has exactly entry, key_id and signature"
+        )
+    entry = document["entry"]
+    name = document["key_id"]
     if not isinstance(entry, dict) or not isinstance(name, str):
-        raise Refused("bad_entry", "the entry is no object, or the key's id no text")
+        raise Refused("bad_entry", "entry must be an object and key_id must be text")
     public = trusted.get(name)
     if public is None:
-        raise Refused("unknown_key", f"signed by {name[:16]!r}, who is not among the {len(trusted)} trusted keys")
-    if not _fits(public, found["signature"], _PREFIX + canonical_json(entry)):
-        raise Refused("bad_signature", f"the signature of {name} does not fit what was signed")
+        raise Refused(
+            "unknown_key",
+            f"signed by key {name[:16]!r}, which is not one of the {len(trusted)} trusted keys",
+        )
+    if not _is_valid(public, document["signature"], _PREFIX + canonical_json(entry)):
+        raise Refused("bad_signature", f"the signature of {name} does not match the entry")
     return entry
 
 
-def _fits(public: bytes, signature: Any, message: bytes) -> bool:
+def _is_valid(public: bytes, signature: Any, message: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         decoded = base64.b64decode(signature, validate=True)
         if base64.b64encode(decoded).decode() != signature:
-            return False  # base64 has several texts for the same bytes; only one is ours
+            return False  # base64 has several texts for the same bytes; only one is accepted
         Ed25519PublicKey.from_public_bytes(public).verify(decoded, message)
     except (InvalidSignature, binascii.Error, TypeError, ValueError):
         return False
@@ -92,17 +114,17 @@ def _fits(public: bytes, signature: Any, message: bytes) -> bool:
 
 
 def key_id(public: bytes) -> str:
-    """The short name of a public key."""
+    """The short id of a public key."""
     return hashlib.sha256(public).hexdigest()[:16]
 
 
 def public_key_text(public: bytes) -> str:
-    """A public key as people copy it."""
+    """A public key as text, for people to copy."""
     return _KIND + base64.b64encode(public).decode()
 
 
 def trusted_keys(*texts: str) -> dict[str, bytes]:
-    """Public keys as `ed25519:BASE64`, by their id."""
+    """Parse public keys of the form `ed25519:BASE64`; returns them by id."""
     keys = {}
     for text in texts:
         try:
@@ -111,7 +133,8 @@ def trusted_keys(*texts: str) -> dict[str, bytes]:
             raw = b""
         if not text.startswith(_KIND) or len(raw) != KEY_BYTES:
             raise ConfigError(
-                f"{text[:60]!r} is no public key; give one as {_KIND}BASE64, such as `understudy up` prints"
+                f"{text[:60]!r} is not a public key; give one as {_KIND}BASE64, such as "
+                "`understudy up` prints"
             )
         keys[key_id(raw)] = raw
     return keys

@@ -13,7 +13,7 @@ Sample = Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95 % interval; the ends are None where there is too little to say."""
+    """A value with its 95 % interval; low and high are None with too little data."""
 
     value: float
     low: float | None = None
@@ -21,26 +21,37 @@ class Estimate:
 
 
 def iqm(sample: Sample) -> float:
-    """The mean of the middle half: as steady as a median, and it does not throw half the sample away."""
+    """The mean of the middle half: as robust as a median, but based on half of the sample."""
     values = np.sort(_checked(sample))
     cut = len(values) / 4
-    weights = np.clip(np.minimum(np.arange(1, len(values) + 1) - cut, len(values) - cut - np.arange(len(values))), 0, 1)
+    weights = np.clip(
+        np.minimum(np.arange(1, len(values) + 1) - cut, len(values) - cut - np.arange(len(values))),
+        0,
+        1,
+    )
     return float((values * weights).sum() / weights.sum())
 
 
-def bootstrap(groups: Sequence[Sample], figure: Callable[[Sample], float], *, resamples: int = 2_000) -> Estimate:
-    """A figure over all groups (seeds, runs) together, and its interval from resampling within and among them.
+def bootstrap(
+    groups: Sequence[Sample], figure: Callable[[Sample], float], *, resamples: int = 2_000
+) -> Estimate:
+    """A figure over all groups (seeds, runs), with an interval from resampling groups and values.
 
-    Below 5 groups there is no interval: too few seeds say nothing about other seeds.
+    With fewer than 5 groups there is no interval: so few seeds do not generalise to others.
     """
-    whole = [_checked(group) for group in groups]
-    value = figure(np.concatenate(whole))
-    if len(whole) < 5:
+    samples = [_checked(group) for group in groups]
+    value = figure(np.concatenate(samples))
+    if len(samples) < 5:
         return Estimate(value)
     rng = np.random.default_rng(0)
     drawn = [
         figure(
-            np.concatenate([rng.choice(whole[at], len(whole[at])) for at in rng.integers(0, len(whole), len(whole))])
+            np.concatenate(
+                [
+                    rng.choice(samples[at], len(samples[at]))
+                    for at in rng.integers(0, len(samples), len(samples))
+                ]
+            )
         )
         for _ in range(resamples)
     ]
@@ -49,7 +60,7 @@ def bootstrap(groups: Sequence[Sample], figure: Callable[[Sample], float], *, re
 
 
 def mean(sample: Sample, *, resamples: int = 500) -> Estimate:
-    """The mean with its bootstrap interval; below 5 values there is none."""
+    """The mean with its bootstrap interval; no interval with fewer than 5 values."""
     values = _checked(sample)
     if len(values) < 5:
         return Estimate(float(values.mean()))
@@ -61,5 +72,8 @@ def mean(sample: Sample, *, resamples: int = 500) -> Estimate:
 def _checked(sample: Sample) -> NDArray[np.float64]:
     values = np.asarray(sample, np.float64).ravel()
     if values.size == 0 or not np.isfinite(values).all():
-        raise ConfigError(f"a sample of {values.size} numbers is empty or not finite; measure at least once")
+        raise ConfigError(
+            f"a sample of {values.size} numbers is empty or not finite; give at least one finite "
+            "number"
+        )
     return values

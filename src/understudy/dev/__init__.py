@@ -1,1 +1,1 @@
-"""Real servers for tests and development: Cassandra, Kafka, Kinesis and S3 on this machine, on loopback alone."""
+"""Local Cassandra, Kafka, Kinesis and S3 servers for tests and development, on loopback only."""

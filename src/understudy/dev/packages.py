@@ -1,8 +1,8 @@
-"""What servers are resolved from and run by, with fixed versions, and the cache of those that were resolved.
+"""Server packages with pinned versions, the tools that they need, and the cache of downloads.
 
-Servers come by the ordinary clients of their worlds: Maven, npm, Go. Each is resolved in a folder beside its place and
-renamed when it is complete; `files.json` in it lists every file with size and SHA-256. Sizes are compared before every
-start, digests by `fetch`.
+Servers are downloaded by the package managers of their ecosystems: Maven, npm, Go. Each is resolved
+in a temporary folder and renamed when it is complete; `files.json` in it lists every file with size
+and SHA-256. Sizes are compared before every start, digests by `fetch`.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from understudy.core.errors import ServerFailed, StorageFull
 from understudy.core.log import FileLock
 
 _NEXT = {
-    "java": "install a Java runtime 17 (Debian: apt install openjdk-17-jre-headless), or name one in JAVA_HOME",
+    "java": "install a Java 17 runtime (Debian: apt install openjdk-17-jre-headless), or set "
+    "JAVA_HOME to one",
     "mvn": "install Maven (Debian: apt install maven)",
     "node": "install Node.js 18 or newer (Debian: apt install nodejs)",
     "npm": "install npm (Debian: apt install npm)",
@@ -45,129 +46,165 @@ _OTHER_FETCH_S = 1800.0
 _LIST = "files.json"
 _FETCH_S = 1800.0
 _SHOWN_LINES = 8
-_ERROR = re.compile(r"\[ERROR\] (?!To see|Re-run|For more|\[Help)\S|npm (?:error|ERR!) (?! *at |A complete log)\S|go: ")
-"""A line that says what went wrong, among those that do not."""
+_ERROR = re.compile(
+    r"\[ERROR\] (?!To see|Re-run|For more|\[Help)\S"
+    r"|npm (?:error|ERR!) (?! *at |A complete log)\S"
+    r"|go: "
+)
+"""A line of a tool's output that states the error."""
 _POM = """\
 <project>
   <modelVersion>4.0.0</modelVersion>
-  <groupId>understudy.dev</groupId> <artifactId>server</artifactId> <version>1</version> <packaging>pom</packaging>
+  <groupId>understudy.dev</groupId> <artifactId>server</artifactId> <version>1</version>
+  <packaging>pom</packaging>
   <dependencies>{dependencies}</dependencies>
 </project>
 """
-_DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+_DEPENDENCY = (
+    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+)
 _NEEDS = {"mvn": ("mvn", "java"), "npm": ("npm", "node"), "go": ("go",)}
-"""What each tool does not run without."""
+"""The programs that each tool needs."""
 _PARTS = {
     "mvn": re.compile(r"Downloaded from \S+ \S*/(\S+)"),
     "npm": re.compile(r"http fetch GET 200 \S*/(\S+)"),
     "go": re.compile(r"(?:go: downloading )?([a-z0-9.-]+/\S+)"),
 }
-"""How each tool says that it has one more part."""
+"""How each tool reports a downloaded part."""
 
-Tell = Callable[[str], None]
+OnPart = Callable[[str], None]
 
 
 def find(tool: str) -> Path | None:
-    """Where a program is; Java is looked for in JAVA_HOME first."""
+    """The path of a program, or None; for Java, JAVA_HOME is tried first."""
     home = os.environ.get("JAVA_HOME") if tool == "java" else None
-    where = (home and shutil.which("java", path=str(Path(home) / "bin"))) or shutil.which(tool)
-    return Path(where) if where else None
+    path = (home and shutil.which("java", path=str(Path(home) / "bin"))) or shutil.which(tool)
+    return Path(path) if path else None
 
 
 def must_find(tool: str) -> Path:
-    """Where a program is that was found before."""
-    where = find(tool)
-    if where is None:
+    """The path of a program that was found before."""
+    path = find(tool)
+    if path is None:
         raise FileNotFoundError(missing(tool))
-    return where
+    return path
 
 
 def missing(tool: str) -> str:
-    """One sentence for a program that is not there, with the next step."""
+    """The error for a program that is not installed, with the next step."""
     return f"{tool} is not installed; {_NEXT[tool]}"
 
 
-def java_trouble(wanted: range) -> str | None:
-    """Why the Java of this machine cannot run a server that wants a release of this range."""
-    where = find("java")
-    if where is None:
+def java_problem(supported: range) -> str | None:
+    """Why this machine's Java cannot run a server that needs one of these releases; None if ok."""
+    path = find("java")
+    if path is None:
         return missing("java")
-    release = _java_release(where)
+    release = _java_release(path)
     if release is None:
-        return f"{where} does not tell its version; {_NEXT['java']}"
-    if release not in wanted:
-        spoken = f"{wanted.start}" if len(wanted) == 1 else f"{wanted.start} or newer"
-        return f"{where} is Java {release}, wanted is {spoken}; {_NEXT['java']}"
+        return f"{path} does not report its version; {_NEXT['java']}"
+    if release not in supported:
+        needed = f"{supported.start}" if len(supported) == 1 else f"{supported.start} or newer"
+        return f"{path} is Java {release}, but Java {needed} is needed; {_NEXT['java']}"
     return None
 
 
 @cache
-def _java_release(where: Path) -> int | None:
+def _java_release(path: Path) -> int | None:
     try:
-        said = subprocess.run([where, "-version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)
+        process = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=_VERSION_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
-    return int(found[1]) if found else None
+    version = re.search(r'version "(?:1\.)?(\d+)', process.stderr + process.stdout)
+    return int(version[1]) if version else None
 
 
-def client_trouble(module: str) -> str | None:
-    """Why a server cannot be spoken to: the package of its client is not installed."""
+def client_problem(module: str) -> str | None:
+    """Why a server's client package cannot be used: it is not installed; None if it is."""
     package, extra = _CLIENTS[module]
-    return None if find_spec(module) else f"needs the package {package}; pip install 'understudy[{extra}]'"
+    return (
+        None
+        if find_spec(module)
+        else f"needs the package {package}; pip install 'understudy[{extra}]'"
+    )
 
 
-def plain_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a server: ours, without what would change a JVM or a Node behind our back."""
-    dropped = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "NODE_OPTIONS", "CLASSPATH")
-    kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**kept, **(more or {})}
+def server_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a server: ours, without variables that change how a JVM or Node runs."""
+    dropped = (
+        "JAVA_TOOL_OPTIONS",
+        "_JAVA_OPTIONS",
+        "JDK_JAVA_OPTIONS",
+        "NODE_OPTIONS",
+        "CLASSPATH",
+    )
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**inherited, **(more or {})}
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One server as it is resolved: a version, a tool, and names that the tool knows."""
+    """A downloadable server: a version, the tool that resolves it, and the tool's package names."""
 
     version: str
     tool: str
     names: Sequence[str]
     size_mib: int
 
-    def trouble(self) -> str | None:
-        """Why it cannot be resolved here; None when the tool is there."""
+    def problem(self) -> str | None:
+        """Why it cannot be resolved here; None if the tool is installed."""
         return next((missing(tool) for tool in _NEEDS[self.tool] if not find(tool)), None)
 
-    def resolve(self, into: Path, tell: Tell) -> None:
-        """Download it into an empty folder, naming each part; ServerFailed shows what the tool said.
+    def resolve(self, into: Path, on_part: OnPart) -> None:
+        """Download it into an empty folder, reporting each part; errors contain the tool's output.
 
-        The tools keep what they have downloaded in caches of their own: one that is tried again goes on from there.
+        The tools cache what they have downloaded: another attempt resumes from there.
         """
         if self.tool == "mvn":
             dependencies = "".join(_DEPENDENCY.format(*name.split(":")) for name in self.names)
             (into / "pom.xml").write_text(_POM.format(dependencies=dependencies))
-            words = ["-B", "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=lib"]
+            words = [
+                "-B",
+                "dependency:copy-dependencies",
+                "-DincludeScope=runtime",
+                "-DoutputDirectory=lib",
+            ]
         elif self.tool == "npm":
             (into / "package.json").write_text('{"private": true}\n')
-            # No install script is run: what is needed comes built.
-            words = ["install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--loglevel=http"]
+            # Install scripts are not run: the packages are already built.
+            words = [
+                "install",
+                "--ignore-scripts",
+                "--no-audit",
+                "--no-fund",
+                "--no-save",
+                "--loglevel=http",
+            ]
             words += self.names
         else:
             words = ["install", "-v", *self.names]
         errors: list[str] = []
-        said = deque[str](maxlen=_SHOWN_LINES)
-        late = threading.Event()
-        env = plain_environment({"GOBIN": str(into)} if self.tool == "go" else None)
+        last_lines = deque[str](maxlen=_SHOWN_LINES)
+        timed_out = threading.Event()
+        env = server_environment({"GOBIN": str(into)} if self.tool == "go" else None)
         with subprocess.Popen(
-            [must_find(self.tool), *words], cwd=into, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        ) as child:  # fmt: skip
+            [must_find(self.tool), *words],
+            cwd=into,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as child:
 
             def end() -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
 
             def give_up() -> None:
-                late.set()
+                timed_out.set()
                 end()
 
             timer = threading.Timer(_FETCH_S, give_up)
@@ -177,10 +214,10 @@ class Package:
                 assert child.stdout is not None
                 for raw in child.stdout:
                     line = raw.decode(errors="replace").rstrip()
-                    said.append(line)
+                    last_lines.append(line)
                     errors += [line] if _ERROR.match(line) and len(errors) < _SHOWN_LINES else []
                     if part := _PARTS[self.tool].search(line):
-                        tell(part[1])
+                        on_part(part[1])
                 child.wait()  # the timer ends it
             except BaseException:
                 end()
@@ -188,83 +225,99 @@ class Package:
             finally:
                 timer.cancel()
         if child.returncode != 0:
-            text = "\n".join(errors or said).strip()
-            what = (
-                f"{self.tool} did not end within {_FETCH_S / 60:g} minutes and was stopped; is the network slow?"
-                if late.is_set()
-                else f"{self.tool} failed with {child.returncode}; is there a network?"
+            output = "\n".join(errors or last_lines).strip()
+            error = (
+                f"{self.tool} did not finish within {_FETCH_S / 60:g} minutes and was stopped"
+                if timed_out.is_set()
+                else f"{self.tool} failed with exit code {child.returncode}"
             )
-            raise ServerFailed(f"{what} What it has is kept: try again. It said:\n{text or 'nothing'}")
+            raise ServerFailed(
+                f"{error}; check the network and try again: finished downloads are cached. "
+                f"Output:\n{output or 'none'}"
+            )
 
 
 PACKAGES = {
     "cassandra": Package("5.0.9", "mvn", ["org.apache.cassandra:cassandra-all:5.0.9"], 67),
     "kafka": Package(
-        "4.3.1", "mvn",
-        ["org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"], 44,
+        "4.3.1",
+        "mvn",
+        ["org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"],
+        44,
     ),
     "kinesis": Package("0.6.2", "npm", ["kinesis-local@0.6.2"], 16),
     "kinesalite": Package("3.3.3", "npm", ["kinesalite@3.3.3"], 15),
     "s3": Package("1.8.0", "go", ["github.com/versity/versitygw/cmd/versitygw@v1.8.0"], 80),
-}  # fmt: skip
+}
 
 
 def cache_root() -> Path:
-    """Where resolved servers are kept: UNDERSTUDY_SERVERS_CACHE, else a folder of the user's cache."""
-    if given := os.environ.get("UNDERSTUDY_SERVERS_CACHE"):
-        return Path(given).expanduser().absolute()
+    """The cache folder: UNDERSTUDY_SERVERS_CACHE, else a folder of the user's cache."""
+    if folder := os.environ.get("UNDERSTUDY_SERVERS_CACHE"):
+        return Path(folder).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "understudy" / "servers"
 
 
-def place_of(name: str) -> Path:
-    """The folder where this server is, or will be."""
+def cache_folder(name: str) -> Path:
+    """The folder of this server in the cache, whether it exists or not."""
     return cache_root() / f"{name}-{PACKAGES[name].version}"
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a resolved server; None when it is missing or incomplete."""
-    place = place_of(name)
+    """The folder of a cached server; None if it is missing or incomplete."""
+    place = cache_folder(name)
     listed = _listed(place)
     try:
-        is_complete = bool(listed) and all(os.stat(place / path).st_size == facts[0] for path, facts in listed.items())
+        is_complete = bool(listed) and all(
+            os.stat(place / path).st_size == facts[0] for path, facts in listed.items()
+        )
     except OSError:
         return None
     return place if is_complete else None
 
 
-def fetch(name: str, *, package: Package | None = None, tell: Tell = lambda part: None) -> bool:
-    """Resolve a server into the cache, naming each part; False when it was there and every byte is right."""
+def fetch(
+    name: str, *, package: Package | None = None, on_part: OnPart = lambda part: None
+) -> bool:
+    """Resolve a server into the cache; False if it was cached and every byte is correct."""
     package = package or PACKAGES[name]
-    place = place_of(name)
+    place = cache_folder(name)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = place.parent / f".{place.name}.lock"
-        with FileLock(lock, what=f"the download of {name}", patience_s=_OTHER_FETCH_S):
-            if cached(name) and all(_digest(place / path) == facts[1] for path, facts in _listed(place).items()):
+        with FileLock(lock, what=f"the download of {name}", timeout_s=_OTHER_FETCH_S):
+            if cached(name) and all(
+                _digest(place / path) == facts[1] for path, facts in _listed(place).items()
+            ):
                 return False
-            if trouble := package.trouble():
-                raise ServerFailed(f"{name} {package.version} cannot be fetched: {trouble}")
-            _make(place, package, tell)
+            if problem := package.problem():
+                raise ServerFailed(f"{name} {package.version} cannot be fetched: {problem}")
+            _resolve(place, package, on_part)
             return True
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
-                f"no room for {name} ({package.size_mib} MiB) in {place.parent}: {error}; free some, or name another "
-                "folder in UNDERSTUDY_SERVERS_CACHE"
+                f"no disk space for {name} ({package.size_mib} MiB) in {place.parent}: {error}; "
+                "free some, or set UNDERSTUDY_SERVERS_CACHE to another folder"
             ) from None
         raise
 
 
-def _make(place: Path, package: Package, tell: Tell) -> None:
-    for path in place.parent.glob(f".{place.name}.*"):  # left by a fetch that was killed; the lock is ours
+def _resolve(place: Path, package: Package, on_part: OnPart) -> None:
+    # Remove what a killed fetch left; this process holds the lock.
+    for path in place.parent.glob(f".{place.name}.*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
     try:
-        package.resolve(draft, tell)
-        files = sorted(path for path in draft.rglob("*") if path.is_file() and not path.is_symlink())
-        listed = {str(path.relative_to(draft)): [path.stat().st_size, _digest(path)] for path in files}
+        package.resolve(draft, on_part)
+        files = sorted(
+            path for path in draft.rglob("*") if path.is_file() and not path.is_symlink()
+        )
+        listed = {
+            str(path.relative_to(draft)): [path.stat().st_size, _digest(path)] for path in files
+        }
         (draft / _LIST).write_text(json.dumps(listed))
         draft.chmod(0o755)
         shutil.rmtree(place, ignore_errors=True)
@@ -275,7 +328,7 @@ def _make(place: Path, package: Package, tell: Tell) -> None:
 
 
 def _listed(place: Path) -> Mapping[str, Any]:
-    """Each file with size and digest; empty where there is no list that can be read."""
+    """Each file with size and digest; empty if the list is missing or unreadable."""
     with contextlib.suppress(OSError, ValueError):
         listed = json.loads((place / _LIST).read_bytes())
         if isinstance(listed, dict):

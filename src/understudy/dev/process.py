@@ -1,11 +1,12 @@
-"""One server process: started so that it dies with its starter, known by more than its number.
+"""One server process: it ends with its parent, and is identified by more than its pid.
 
-A small watcher stands beside the server, in its process group. It reads a pipe that the starter holds: when the
-starter dies, whatever of, the pipe ends and the watcher kills the server. A line on the pipe sends the watcher home.
+A small watcher process runs in the server's process group and reads a pipe that the parent holds.
+When the parent dies, for whatever reason, the pipe closes and the watcher kills the server. A line
+on the pipe ends the watcher.
 
-Its ports are free ones on loopback, outside the range from which the system gives ports to clients: a client that
-connects again and again to a port of that range while its server is away can meet itself, and then holds the port when
-the server comes back.
+Ports are free ones on loopback, outside the ephemeral range: a client that keeps connecting to a
+port of that range while its server is down can connect to itself, and then holds the port when the
+server restarts.
 """
 
 import contextlib
@@ -23,8 +24,9 @@ from pathlib import Path
 from understudy.core.errors import ConfigError
 
 HOST = "127.0.0.1"
-# `$$` is the shell that becomes the server, also inside the watcher, whose own input a shell would take away.
-# The subshell around the watcher leaves it without a parent, or the server would have one that it never buries.
+# `$$` is the shell that becomes the server, also inside the watcher, whose input the shell would
+# otherwise redirect. The subshell around the watcher orphans it, so that the server has no child
+# that it never reaps.
 _LAUNCH = 'exec 3<&0 </dev/null; ((read -r _ <&3 || kill -9 "$$") &); exec 3<&-; exec "$@"'
 _POLL_S = 0.02
 _GONE_S = 30.0
@@ -34,14 +36,14 @@ _PORT_TRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, unmistakable: a number is given again, a number and a start time are not."""
+    """A process, by pid and start time: the system reuses pids."""
 
     pid: int
     started: str
 
 
 def identify(pid: int) -> Identity | None:
-    """The process that has this number now; None where there is none, or a dead one that is not yet buried."""
+    """The process that has this pid now; None if there is none, or a zombie."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -49,16 +51,22 @@ def identify(pid: int) -> Identity | None:
         except OSError:
             return None
         return None if fields[0] in (b"Z", b"X") else Identity(pid, f"{boot}/{int(fields[19])}")
-    said = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, started = said.stdout.strip().partition(" ")
+    ps = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    state, _, started = ps.stdout.strip().partition(" ")
     return Identity(pid, started.strip()) if started and not state.startswith("Z") else None
 
 
 class Process:
-    """A server's process, ours or one that another command started."""
+    """A server process, started by this command or by another one."""
 
-    def __init__(self, identity: Identity, *, child: subprocess.Popen[bytes] | None = None, gate: int = -1) -> None:
-        self.identity, self._child, self._gate = identity, child, gate
+    def __init__(
+        self, identity: Identity, *, child: subprocess.Popen[bytes] | None = None, gate: int = -1
+    ) -> None:
+        self.identity = identity
+        self._child = child
+        self._gate = gate
 
     @property
     def pid(self) -> int:
@@ -66,7 +74,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process still runs; number 0 is never alive."""
+        """Whether exactly this process is still running; pid 0 is never alive."""
         if self.pid <= 0:
             return False
         if self._child is not None and self._child.poll() is not None:
@@ -74,28 +82,30 @@ class Process:
         return identify(self.pid) == self.identity
 
     def release(self) -> None:
-        """Let it go on when this process ends."""
+        """Keep the process running after the current one exits."""
         if self._gate >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._gate, b"stay\n")
             os.close(self._gate)
             self._gate = -1
         if self._child is not None:
-            # It is still our child, and a zombie if it ends before us and is not waited for.
-            threading.Thread(target=self._child.wait, name=f"waits for {self.pid}", daemon=True).start()
+            # It is still our child, and becomes a zombie if it ends first and is not waited for.
+            threading.Thread(
+                target=self._child.wait, name=f"waits for {self.pid}", daemon=True
+            ).start()
             self._child = None
 
-    def terminate(self, *, patience_s: float) -> None:
-        """Ask it to end, wait, and kill what is left."""
+    def terminate(self, *, timeout_s: float) -> None:
+        """Send SIGTERM, wait, and kill what is still running."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
-            self._wait(patience_s)
+            self._wait(timeout_s)
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL for it and all of its group; returns when it is gone."""
-        # Of one that is dead the group is surely its own only while the watcher is in it.
+        """Kill its process group with SIGKILL; returns when it has ended."""
+        # The group of a dead process is certain to be its own only while the watcher is in it.
         if self._gate >= 0 or self.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -113,16 +123,23 @@ class Process:
             time.sleep(_POLL_S)
 
 
-def spawn(command: Sequence[str | Path], *, folder: Path, env: Mapping[str, str], log: Path) -> Process:
-    """Start a server in a group of its own; it ends with this process unless it is released."""
+def spawn(
+    command: Sequence[str | Path], *, folder: Path, env: Mapping[str, str], log: Path
+) -> Process:
+    """Start a server in its own process group; it ends with this process unless released."""
     reading, writing = os.pipe()
     try:
         with log.open("ab") as out:
             os.fchmod(out.fileno(), 0o600)
             child = subprocess.Popen(
-                ["sh", "-c", _LAUNCH, "sh", *map(str, command)], cwd=folder, env=dict(env), stdin=reading,
-                stdout=out, stderr=out, start_new_session=True,
-            )  # fmt: skip
+                ["sh", "-c", _LAUNCH, "sh", *map(str, command)],
+                cwd=folder,
+                env=dict(env),
+                stdin=reading,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
     except BaseException:
         os.close(writing)
         raise
@@ -152,11 +169,14 @@ def free_ports(names: Sequence[str]) -> dict[str, int]:
         port = rng.choice(_PORTS)
         if port not in ports.values() and is_free(port):
             ports[names[len(ports)]] = port
-    raise ConfigError(f"no {len(names)} free ports were found on {HOST} between {_PORTS.start} and {_PORTS.stop}")
+    raise ConfigError(
+        f"no {len(names)} free ports on {HOST} between {_PORTS.start} and {_PORTS.stop}; stop "
+        "programs that listen there"
+    )
 
 
 def listens(port: int) -> bool:
-    """Whether a server accepts connections there."""
+    """Whether a server accepts connections on this port."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex((HOST, port)) == 0

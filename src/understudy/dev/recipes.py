@@ -1,8 +1,8 @@
-"""How each kind of server is made ready, run and asked.
+"""How to configure, launch and probe each kind of server.
 
-Kinesis has two: `kinesis-local` reshards as the real one does, `kinesalite` is much faster. Neither checks credentials.
-Both would listen on every address of the machine; a few lines that Node loads first keep them on loopback. S3 is
-versitygw over a folder, or moto, in memory, where there is no Go.
+Kinesis has two: `kinesis-local` reshards like the real one, `kinesalite` is much faster. Neither
+checks credentials. Both would listen on every address of the machine; a script that Node loads
+first restricts them to loopback. S3 is versitygw on a folder, or moto in memory if Go is missing.
 """
 
 import contextlib
@@ -17,17 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.errors import ServerFailed
-from understudy.dev.packages import client_trouble, find, java_trouble, missing, must_find, plain_environment
+from understudy.dev.packages import (
+    client_problem,
+    find,
+    java_problem,
+    missing,
+    must_find,
+    server_environment,
+)
 from understudy.dev.process import HOST
 
 BUCKET = "understudy"
-"""A bucket that S3 has from the start."""
+"""A bucket that is created with the S3 server."""
 _ASK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one server lives: its data, its ports, its credentials, and the resolved package it is run from."""
+class ServerFolder:
+    """The files of one server: its data, ports, credentials, and the package that it runs from."""
 
     folder: Path
     package: Path
@@ -46,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command line, and what its environment has beyond ours; secrets stand in files or there, never in words."""
+    """A command line and extra environment; secrets are in files or the environment only."""
 
     words: Sequence[str | Path]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -54,28 +61,28 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one kind of server is made ready, run and asked."""
+    """How to configure, launch and probe one kind of server."""
 
     ports: Sequence[str] = ("client",)
-    """Names of the ports it needs; "client" is the one that clients speak to."""
+    """Names of the ports it needs; "client" is the one that clients connect to."""
     keeps_data: bool = True
-    """Whether what it acknowledged outlives its process."""
-    trouble: Callable[[], str | None]
-    """Why it cannot run here, whatever was downloaded; None when it can."""
-    prepare: Callable[[Place], None] = lambda place: None
-    """Write its settings, before every start; what is there already stays."""
-    launch: Callable[[Place], Launch]
+    """Whether acknowledged data outlive the process."""
+    problem: Callable[[], str | None]
+    """Why it cannot run here, even if it is cached; None if it can."""
+    prepare: Callable[[ServerFolder], None] = lambda place: None
+    """Write its settings before every start; existing data stay."""
+    launch: Callable[[ServerFolder], Launch]
     """The command that runs it in the foreground."""
-    ask: Callable[[Place], None]
-    """Have a real request answered; raises whatever its client raises while that does not work."""
-    welcome: Callable[[Place], None] = lambda place: None
-    """What is done as soon as it answers, once for the life of its data; may be done again."""
+    probe: Callable[[ServerFolder], None]
+    """Send a real request; raises the client's error while the server does not respond."""
+    initialise: Callable[[ServerFolder], None] = lambda place: None
+    """Set it up once it responds, once per data folder; must be idempotent."""
 
 
 # Apache Cassandra: one node with passwords; a write is acknowledged when its commit log is synced.
 
 _DEFAULT_ROLE = "cassandra"
-"""The superuser that a new node makes itself, and its password."""
+"""The superuser that a new node creates, and its password."""
 
 _CASSANDRA_YAML = """\
 cluster_name: understudy
@@ -114,10 +121,18 @@ _LOGBACK = """\
 </configuration>
 """
 _CASSANDRA_JVM = (
-    "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError",
-    "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED", "--add-opens", "java.base/java.io=ALL-UNNAMED",
-    "--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED",
-)  # fmt: skip
+    "-Xms64m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+    "--add-opens",
+    "java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens",
+    "java.base/java.io=ALL-UNNAMED",
+    "--add-exports",
+    "java.base/jdk.internal.ref=ALL-UNNAMED",
+)
 _CASSANDRA_SETTINGS = {
     "cassandra-foreground": "yes",
     "cassandra.memtable.row_overhead_size": "180",
@@ -128,61 +143,81 @@ _CASSANDRA_SETTINGS = {
 }
 
 
-def prepare_cassandra(place: Place) -> None:
+def prepare_cassandra(place: ServerFolder) -> None:
     (place.folder / "cassandra.yaml").write_text(_CASSANDRA_YAML.format(host=HOST, **place.ports))
     (place.folder / "logback.xml").write_text(_LOGBACK)
 
 
-def _launch_cassandra(place: Place) -> Launch:
+def _launch_cassandra(place: ServerFolder) -> Launch:
     jars = place.package / "lib"
     (agent,) = jars.glob("jamm-*.jar")
     settings = {
-        **_CASSANDRA_SETTINGS, "logback.configurationFile": (place.folder / "logback.xml").as_uri(),
+        **_CASSANDRA_SETTINGS,
+        "logback.configurationFile": (place.folder / "logback.xml").as_uri(),
         "cassandra.config": (place.folder / "cassandra.yaml").as_uri(),
         "cassandra.storagedir": str(place.folder / "data"),
-    }  # fmt: skip
-    return Launch([
-        must_find("java"), *_CASSANDRA_JVM, f"-javaagent:{agent}", "-cp", f"{jars}/*",
-        *(f"-D{name}={value}" for name, value in settings.items()), "org.apache.cassandra.service.CassandraDaemon",
-    ])  # fmt: skip
+    }
+    return Launch(
+        [
+            must_find("java"),
+            *_CASSANDRA_JVM,
+            f"-javaagent:{agent}",
+            "-cp",
+            f"{jars}/*",
+            *(f"-D{name}={value}" for name, value in settings.items()),
+            "org.apache.cassandra.service.CassandraDaemon",
+        ]
+    )
 
 
-def ask_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> None:
+def probe_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
     with _cassandra_session(place, place.credentials, tls) as session:
         session.execute("SELECT release_version FROM system.local")
 
 
-def welcome_cassandra(place: Place, *, tls: ssl.SSLContext | None = None) -> None:
-    """Create our own superuser, and drop the one whose password is public."""
+def init_cassandra(place: ServerFolder, *, tls: ssl.SSLContext | None = None) -> None:
+    """Create our own superuser, and drop the default one, whose password is public."""
     own = place.credentials
     try:
-        ask_cassandra(place, tls=tls)
+        probe_cassandra(place, tls=tls)
     except Exception:
-        with _cassandra_session(place, {"username": _DEFAULT_ROLE, "password": _DEFAULT_ROLE}, tls) as session:
+        with _cassandra_session(
+            place, {"username": _DEFAULT_ROLE, "password": _DEFAULT_ROLE}, tls
+        ) as session:
             session.execute(
-                f"CREATE ROLE IF NOT EXISTS {own['username']} WITH SUPERUSER = true AND LOGIN = true "
-                f"AND PASSWORD = '{own['password']}'"
+                f"CREATE ROLE IF NOT EXISTS {own['username']} WITH SUPERUSER = true "
+                f"AND LOGIN = true AND PASSWORD = '{own['password']}'"
             )
     with _cassandra_session(place, own, tls) as session:
         session.execute(f"DROP ROLE IF EXISTS {_DEFAULT_ROLE}")
 
 
 @contextlib.contextmanager
-def _cassandra_session(place: Place, user: Mapping[str, str], tls: ssl.SSLContext | None) -> Iterator[Any]:
-    """A session for a few statements, as one user."""
+def _cassandra_session(
+    place: ServerFolder, user: Mapping[str, str], tls: ssl.SSLContext | None
+) -> Iterator[Any]:
+    """A session of one user, for a few statements."""
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
     from cassandra.policies import WhiteListRoundRobinPolicy
 
-    # Until the server answers, the driver logs a lot, which Python prints where no handler is set.
+    # Until the server responds, the driver logs a lot, which Python prints if no handler is set.
     logging.getLogger("cassandra").addHandler(logging.NullHandler())
-    profile = ExecutionProfile(load_balancing_policy=WhiteListRoundRobinPolicy([HOST]), request_timeout=_ASK_S)
+    profile = ExecutionProfile(
+        load_balancing_policy=WhiteListRoundRobinPolicy([HOST]), request_timeout=_ASK_S
+    )
     cluster = Cluster(
-        [HOST], port=place.ports["client"], auth_provider=PlainTextAuthProvider(user["username"], user["password"]),
-        execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=_ASK_S,
-        control_connection_timeout=_ASK_S, schema_metadata_enabled=False, token_metadata_enabled=False,
-        protocol_version=5, ssl_context=tls,
-    )  # fmt: skip
+        [HOST],
+        port=place.ports["client"],
+        auth_provider=PlainTextAuthProvider(user["username"], user["password"]),
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        connect_timeout=_ASK_S,
+        control_connection_timeout=_ASK_S,
+        schema_metadata_enabled=False,
+        token_metadata_enabled=False,
+        protocol_version=5,
+        ssl_context=tls,
+    )
     try:
         yield cluster.connect()
     finally:
@@ -206,7 +241,8 @@ inter.broker.listener.name=CLIENT
 controller.listener.names=CONTROLLER
 sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
-listener.name.client.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+listener.name.client.plain.sasl.jaas.config=\
+org.apache.kafka.common.security.plain.PlainLoginModule required \
 username="{username}" password="{password}" user_{username}="{password}";
 log.dirs=data
 offsets.topic.replication.factor=1
@@ -224,93 +260,144 @@ auto.create.topics.enable=false
 """
 _LOG4J = """\
 <Configuration status="WARN">
-  <Appenders><Console name="OUT"><PatternLayout pattern="%d %-5level %c{1}: %m%n"/></Console></Appenders>
+  <Appenders>
+    <Console name="OUT"><PatternLayout pattern="%d %-5level %c{1}: %m%n"/></Console>
+  </Appenders>
   <Loggers><Root level="INFO"><AppenderRef ref="OUT"/></Root></Loggers>
 </Configuration>
 """
 
 
-def prepare_kafka(place: Place) -> None:
+def prepare_kafka(place: ServerFolder) -> None:
     settings = place.folder / "server.properties"
     data = place.folder / "data"
-    # Paths in it are relative: Kafka would read a comma as a list, and other letters than English ones wrongly.
+    # Paths in it are relative: Kafka would split them at commas, and misread non-ASCII characters.
     text = _KAFKA_PROPERTIES.format(host=HOST, **place.ports, **place.credentials)
     with os.fdopen(os.open(settings, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     (place.folder / "log4j2.xml").write_text(_LOG4J)
     if not (data / "meta.properties").exists():
         words: list[str | Path] = [
-            must_find("java"), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{place.package / 'lib'}/*",
-            "kafka.tools.StorageTool", "format", "-t", _KAFKA_CLUSTER, "-c", settings,
-        ]  # fmt: skip
+            must_find("java"),
+            "-Xmx128m",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            f"{place.package / 'lib'}/*",
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            _KAFKA_CLUSTER,
+            "-c",
+            settings,
+        ]
         done = subprocess.run(
-            words, cwd=place.folder, env=plain_environment(), stdin=subprocess.DEVNULL, timeout=_KAFKA_FORMAT_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+            words,
+            cwd=place.folder,
+            env=server_environment(),
+            stdin=subprocess.DEVNULL,
+            timeout=_KAFKA_FORMAT_S,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
-            raise ServerFailed(f"kafka could not make its data folder {data}:\n{done.stdout[-2000:].strip()}")
+            raise ServerFailed(
+                f"kafka could not format its data folder {data}; output:\n"
+                f"{done.stdout[-2000:].strip()}"
+            )
 
 
-def _launch_kafka(place: Place) -> Launch:
-    return Launch([
-        must_find("java"), "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-        "-XX:+ExitOnOutOfMemoryError", f"-Dlog4j2.configurationFile={place.folder / 'log4j2.xml'}",
-        "-cp", f"{place.package / 'lib'}/*", "kafka.Kafka", place.folder / "server.properties",
-    ])  # fmt: skip
+def _launch_kafka(place: ServerFolder) -> Launch:
+    return Launch(
+        [
+            must_find("java"),
+            "-Xms64m",
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+ExitOnOutOfMemoryError",
+            f"-Dlog4j2.configurationFile={place.folder / 'log4j2.xml'}",
+            "-cp",
+            f"{place.package / 'lib'}/*",
+            "kafka.Kafka",
+            place.folder / "server.properties",
+        ]
+    )
 
 
-def _ask_kafka(place: Place) -> None:
+def _probe_kafka(place: ServerFolder) -> None:
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({
-        "bootstrap.servers": place.address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
-        "sasl.username": place.credentials["username"], "sasl.password": place.credentials["password"], "log_level": 0,
-    }, logger=_SILENT)  # fmt: skip
+    admin = AdminClient(
+        {
+            "bootstrap.servers": place.address,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": place.credentials["username"],
+            "sasl.password": place.credentials["password"],
+            "log_level": 0,
+        },
+        logger=_SILENT,
+    )
     if not admin.list_topics(timeout=_KAFKA_ASK_S).brokers:
-        raise ServerFailed("kafka answered and named no broker yet")
+        raise ServerFailed("kafka responded without a broker; it is still starting")
 
 
-# Servers of the APIs of AWS.
+# Servers with AWS APIs.
 
 _LOOPBACK = """\
 const net = require('net'), listen = net.Server.prototype.listen
 net.Server.prototype.listen = function (port, ...rest) {
-  if (typeof port !== 'number' && typeof port !== 'string') return listen.call(this, { ...port, host: 'HOST' }, ...rest)
+  if (typeof port !== 'number' && typeof port !== 'string')
+    return listen.call(this, { ...port, host: 'HOST' }, ...rest)
   if (typeof rest[0] === 'string') rest.shift()
   return listen.call(this, Number(port), 'HOST', ...rest)
 }
 """.replace("HOST", HOST)
 _KINESIS_ACTIONS = (
-    "CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT", "REGISTER_STREAM_CONSUMER",
-    "DEREGISTER_STREAM_CONSUMER", "START_STREAM_ENCRYPTION", "STOP_STREAM_ENCRYPTION", "UPDATE_STREAM_MODE",
-)  # fmt: skip
+    "CREATE_STREAM",
+    "DELETE_STREAM",
+    "MERGE_SHARDS",
+    "SPLIT_SHARD",
+    "UPDATE_SHARD_COUNT",
+    "REGISTER_STREAM_CONSUMER",
+    "DEREGISTER_STREAM_CONSUMER",
+    "START_STREAM_ENCRYPTION",
+    "STOP_STREAM_ENCRYPTION",
+    "UPDATE_STREAM_MODE",
+)
 
 
 def aws_client(service: str, url: str, credentials: Mapping[str, str]) -> Any:
-    """A boto3 client that never waits long, never retries and takes its settings from nowhere else."""
+    """A boto3 client with short timeouts, no retries and no settings from the environment."""
     import boto3
     from botocore.config import Config
 
     session = boto3.session.Session(
-        aws_access_key_id=credentials["access_key_id"], aws_secret_access_key=credentials["secret_access_key"],
+        aws_access_key_id=credentials["access_key_id"],
+        aws_secret_access_key=credentials["secret_access_key"],
         region_name=credentials["region"],
-    )  # fmt: skip
+    )
     config = Config(
-        connect_timeout=_ASK_S, read_timeout=_ASK_S, retries={"total_max_attempts": 1}, proxies={},
+        connect_timeout=_ASK_S,
+        read_timeout=_ASK_S,
+        retries={"total_max_attempts": 1},
+        proxies={},
         s3={"addressing_style": "path"},
-    )  # fmt: skip
+    )
     return session.client(service, endpoint_url=url, config=config)
 
 
-def _node_trouble() -> str | None:
-    return (None if find("node") else missing("node")) or client_trouble("boto3")
+def _node_problem() -> str | None:
+    return (None if find("node") else missing("node")) or client_problem("boto3")
 
 
-def _prepare_node(place: Place) -> None:
+def _prepare_node(place: ServerFolder) -> None:
     (place.folder / "loopback.cjs").write_text(_LOOPBACK)
 
 
-def _launch_kinesis_local(place: Place) -> Launch:
+def _launch_kinesis_local(place: ServerFolder) -> Launch:
     package = place.package / "node_modules" / "kinesis-local"
     env = {
         "KINESIS_MOCK_CERT_PATH": str(package / "server.json"),
@@ -321,29 +408,45 @@ def _launch_kinesis_local(place: Place) -> Launch:
         "SHARD_LIMIT": "100",
         **{f"{action}_DURATION": "50ms" for action in _KINESIS_ACTIONS},
     }
-    return Launch([must_find("node"), "--require", place.folder / "loopback.cjs", package / "main.js"], env)
+    return Launch(
+        [must_find("node"), "--require", place.folder / "loopback.cjs", package / "main.js"], env
+    )
 
 
-def _launch_kinesalite(place: Place) -> Launch:
-    return Launch([
-        must_find("node"), "--require", place.folder / "loopback.cjs",
-        place.package / "node_modules" / "kinesalite" / "cli.js",
-        "--port", str(place.ports["client"]), "--path", place.folder / "data", "--shardLimit", "100",
-        "--createStreamMs", "50", "--deleteStreamMs", "50", "--updateStreamMs", "50",
-    ])  # fmt: skip
+def _launch_kinesalite(place: ServerFolder) -> Launch:
+    return Launch(
+        [
+            must_find("node"),
+            "--require",
+            place.folder / "loopback.cjs",
+            place.package / "node_modules" / "kinesalite" / "cli.js",
+            "--port",
+            str(place.ports["client"]),
+            "--path",
+            place.folder / "data",
+            "--shardLimit",
+            "100",
+            "--createStreamMs",
+            "50",
+            "--deleteStreamMs",
+            "50",
+            "--updateStreamMs",
+            "50",
+        ]
+    )
 
 
-def _ask_kinesis(place: Place) -> None:
+def _probe_kinesis(place: ServerFolder) -> None:
     aws_client("kinesis", place.url, place.credentials).list_streams(Limit=1)
 
 
-def _prepare_versity(place: Place) -> None:
+def _prepare_versity(place: ServerFolder) -> None:
     for name in ("data", "facts"):
         (place.folder / name).mkdir(exist_ok=True)
 
 
-def _launch_versity(place: Place) -> Launch:
-    # What S3 knows of an object beyond its bytes stands in attributes of the file, where the disk has them.
+def _launch_versity(place: ServerFolder) -> Launch:
+    # Object metadata are stored in extended file attributes if the file system supports them.
     facts: list[str | Path] = ["--sidecar", place.folder / "facts"]
     probe = place.folder / ".attributes"
     probe.touch()
@@ -353,63 +456,79 @@ def _launch_versity(place: Place) -> Launch:
     probe.unlink(missing_ok=True)
     own = place.credentials
     return Launch(
-        [place.package / "versitygw", "--quiet", "--region", own["region"], "--port", place.address,
-         "posix", *facts, place.folder / "data"],
+        [
+            place.package / "versitygw",
+            "--quiet",
+            "--region",
+            own["region"],
+            "--port",
+            place.address,
+            "posix",
+            *facts,
+            place.folder / "data",
+        ],
         {"ROOT_ACCESS_KEY": own["access_key_id"], "ROOT_SECRET_KEY": own["secret_access_key"]},
-    )  # fmt: skip
+    )
 
 
-def _launch_moto(place: Place) -> Launch:
-    return Launch([sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(place.ports["client"])])
+def _launch_moto(place: ServerFolder) -> Launch:
+    return Launch(
+        [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(place.ports["client"])]
+    )
 
 
-def _ask_s3(place: Place) -> None:
+def _probe_s3(place: ServerFolder) -> None:
     aws_client("s3", place.url, place.credentials).list_buckets()
 
 
-def _welcome_s3(place: Place) -> None:
+def _welcome_s3(place: ServerFolder) -> None:
     client = aws_client("s3", place.url, place.credentials)
-    if BUCKET not in [found["Name"] for found in client.list_buckets()["Buckets"]]:
+    if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
         client.create_bucket(Bucket=BUCKET)
 
 
 RECIPES = {
     "cassandra": Recipe(
         ports=("client", "peers"),
-        trouble=lambda: java_trouble(range(17, 18)) or client_trouble("cassandra"),
+        problem=lambda: java_problem(range(17, 18)) or client_problem("cassandra"),
         prepare=prepare_cassandra,
         launch=_launch_cassandra,
-        ask=ask_cassandra,
-        welcome=welcome_cassandra,
+        probe=probe_cassandra,
+        initialise=init_cassandra,
     ),
     "kafka": Recipe(
         ports=("client", "controller"),
-        trouble=lambda: java_trouble(range(17, 100)) or client_trouble("confluent_kafka"),
+        problem=lambda: java_problem(range(17, 100)) or client_problem("confluent_kafka"),
         prepare=prepare_kafka,
         launch=_launch_kafka,
-        ask=_ask_kafka,
+        probe=_probe_kafka,
     ),
     "kinesis": Recipe(
         ports=("client", "tls"),
         keeps_data=False,
-        trouble=_node_trouble,
+        problem=_node_problem,
         prepare=_prepare_node,
         launch=_launch_kinesis_local,
-        ask=_ask_kinesis,
+        probe=_probe_kinesis,
     ),
-    "kinesalite": Recipe(trouble=_node_trouble, prepare=_prepare_node, launch=_launch_kinesalite, ask=_ask_kinesis),
+    "kinesalite": Recipe(
+        problem=_node_problem,
+        prepare=_prepare_node,
+        launch=_launch_kinesalite,
+        probe=_probe_kinesis,
+    ),
     "s3": Recipe(
-        trouble=lambda: client_trouble("boto3"),
+        problem=lambda: client_problem("boto3"),
         prepare=_prepare_versity,
         launch=_launch_versity,
-        ask=_ask_s3,
-        welcome=_welcome_s3,
+        probe=_probe_s3,
+        initialise=_welcome_s3,
     ),
 }
 MOTO = Recipe(
     keeps_data=False,
-    trouble=lambda: client_trouble("boto3") or client_trouble("moto"),
+    problem=lambda: client_problem("boto3") or client_problem("moto"),
     launch=_launch_moto,
-    ask=_ask_s3,
-    welcome=_welcome_s3,
+    probe=_probe_s3,
+    initialise=_welcome_s3,
 )

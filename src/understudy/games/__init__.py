@@ -1,1 +1,1 @@
-"""Games in the box: each a pure `step(xp, state, action)` that runs with NumPy and with jax.numpy."""
+"""Built-in games: each is a pure `step(xp, state, action)` for NumPy and jax.numpy."""

@@ -1,8 +1,9 @@
-"""CartPole: a pole on a cart that is pushed left or right; the same bits as Gymnasium's CartPole-v1.
+"""CartPole: a pole on a cart that is pushed left or right, bit-equal to Gymnasium's CartPole-v1.
 
-A state is `float[4, ...]`: position, velocity, angle, angular velocity, each for any number of envs side by side.
-The functions are pure and take their array module, so that they run with NumPy (float64, bit-equal to Gymnasium) and
-inside jax.jit. The limit of 500 steps belongs to the env, not to the physics.
+A state is `float[4, ...]`: position, velocity, angle and angular velocity, each for any number of
+envs. The functions are pure and have the array module as an argument, so that they run with NumPy
+(float64, bit-equal to Gymnasium) and inside jax.jit. The limit of 500 steps is part of the env, not
+of the physics.
 """
 
 import math
@@ -28,47 +29,61 @@ RESET_BOUND = 0.05
 
 
 def reset(seed: int | None = None) -> NDArray[np.float64]:
-    """The first state of the episode that Gymnasium plays from this seed, or of any; float64[4]."""
+    """float64[4]: Gymnasium's first state for this seed, or a random one without a seed."""
     rng = np.random.Generator(np.random.PCG64(seed))
     return rng.uniform(-RESET_BOUND, RESET_BOUND, 4)
 
 
 def reset_many(seeds: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """float64[4, seeds]: what `reset` gives for each of these 32-bit seeds, in a fraction of the time."""
+    """float64[4, seeds]: the result of `reset` for each 32-bit seed, in a fraction of the time."""
     return -RESET_BOUND + 2 * RESET_BOUND * first_uniforms(seeds, 4)
 
 
 def step(xp: Any, state: Any, action: Any) -> tuple[Any, Any, Any]:
-    """The next state, its reward and whether the pole fell or the cart left; `action` 1 pushes right, 0 left."""
+    """The next state, its reward and whether the episode terminated.
+
+    Action 1 pushes right, 0 left. The episode ends when the pole falls or the cart leaves.
+    """
     _, velocity, angle, spin = state
     push = xp.where(action == 1, PUSH, -PUSH)
-    cosine, sine = xp.cos(angle), xp.sin(angle)
-    # The order of operations is Gymnasium's: floating-point sums depend on it.
+    cosine = xp.cos(angle)
+    sine = xp.sin(angle)
+    # The order of operations is Gymnasium's, since floating-point results depend on it.
     pull = (push + POLE_MOMENT * (spin * spin) * sine) / TOTAL_MASS
-    turn = (GRAVITY * sine - cosine * pull) / (HALF_POLE * (4.0 / 3.0 - POLE_MASS * (cosine * cosine) / TOTAL_MASS))
+    turn = (GRAVITY * sine - cosine * pull) / (
+        HALF_POLE * (4.0 / 3.0 - POLE_MASS * (cosine * cosine) / TOTAL_MASS)
+    )
     shove = pull - POLE_MOMENT * turn * cosine / TOTAL_MASS
     state = state + STEP_S * xp.asarray([velocity, shove, spin, turn])
-    has_left, has_fallen = xp.abs(state[0]) > MAX_POSITION, xp.abs(state[2]) > MAX_ANGLE
+    has_left = xp.abs(state[0]) > MAX_POSITION
+    has_fallen = xp.abs(state[2]) > MAX_ANGLE
     return state, xp.ones_like(state[0]), has_left | has_fallen
 
 
 class Carts:
-    """Many carts in NumPy that move in place: the bits of `step` without its temporaries, in two thirds of its time."""
+    """Many carts in NumPy, updated in place: bit-equal to `step` in two thirds of its time."""
 
     def __init__(self, n: int) -> None:
         self.state = state = np.zeros((4, n))
-        """float64[4, n]; write into it, never put another in its place: the views below are of this one."""
-        rates, far, beyond = np.empty((4, n)), np.empty((2, n)), np.empty((2, n), np.bool_)
+        """float64[4, n]; write into this array and never replace it, since views refer to it."""
+        rates = np.empty((4, n))
+        far = np.empty((2, n))
+        beyond = np.empty((2, n), np.bool_)
         self._whole = rates, rates[::2], state[1::2], state[::2], far, beyond
         self._rows = *state[2:], *rates[1::2], *np.empty((5, n)), *beyond
 
     def step(self, action: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """Push every cart; which of them left or let the pole fall."""
+        """Push every cart and return which episodes terminated."""
         rates, moves, speeds, places, far, beyond = self._whole
         angle, spin, shove, turn, cosine, sine, pull, a, b, has_left, has_fallen = self._rows
-        add, subtract, multiply, divide = np.add, np.subtract, np.multiply, np.divide
-        np.cos(angle, cosine), np.sin(angle, sine)
-        # Each line is one of `step`, in the same order; constants that are arrays need no conversion.
+        add = np.add
+        subtract = np.subtract
+        multiply = np.multiply
+        divide = np.divide
+        np.cos(angle, cosine)
+        np.sin(angle, sine)
+        # Each line corresponds to one of `step`, in the same order; constants are arrays, which
+        # need no conversion.
         multiply(multiply(_POLE_MOMENT, multiply(spin, spin, a), a), sine, a)
         divide(add(_PUSHES.take(action, out=pull, mode="clip"), a, pull), _TOTAL_MASS, pull)
         divide(multiply(_POLE_MASS, multiply(cosine, cosine, a), a), _TOTAL_MASS, a)
@@ -86,49 +101,53 @@ class Carts:
 _PUSHES = np.array([-PUSH, PUSH])
 _LIMITS = np.array([[MAX_POSITION], [MAX_ANGLE]])
 _GRAVITY, _TOTAL_MASS, _POLE_MASS, _HALF_POLE, _POLE_MOMENT, _FOUR_THIRDS, _STEP_S = (
-    np.array(value) for value in (GRAVITY, TOTAL_MASS, POLE_MASS, HALF_POLE, POLE_MOMENT, 4.0 / 3.0, STEP_S)
+    np.array(value)
+    for value in (GRAVITY, TOTAL_MASS, POLE_MASS, HALF_POLE, POLE_MOMENT, 4.0 / 3.0, STEP_S)
 )
 
 
-# --- The first random numbers of many NumPy generators at once --------------------------------------------------------
+# --- The first random numbers of many NumPy generators at once ------------------------------------
 
-# Making one `np.random.default_rng(seed)` takes as long as several steps of a cheap game. These are its numbers for
-# hundreds of seeds in one go: a SeedSequence spreads each seed over a pool of four words, the pool gives the state of a
-# PCG64, and the states that follow are found by jumping ahead. The tests hold them to NumPy's own bits.
+# Creating one `np.random.default_rng(seed)` takes as long as several steps of a cheap game. This
+# code computes its numbers for hundreds of seeds at once: a SeedSequence spreads each seed over a
+# pool of four words, the pool determines the state of a PCG64, and jumping ahead yields the
+# following states. The tests compare the bits with NumPy's.
 
 Words = NDArray[np.uint32]
 Longs = NDArray[np.uint64]
 
 _POOL = 4
 _HALF = np.uint32(16)
-_MIX_OLD, _MIX_NEW = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+_MIX_OLD = np.uint32(0xCA01F9DD)
+_MIX_NEW = np.uint32(0x4973F715)
 _PCG64 = 0x2360ED051FC65DA44385DF649FCCF645
 _LOW = np.uint64(0xFFFFFFFF)
 _1, _11, _32, _58, _63, _64 = (np.uint64(bits) for bits in (1, 11, 32, 58, 63, 64))
 
 
 def first_uniforms(seeds: NDArray[np.integer[Any]], n: int) -> NDArray[np.float64]:
-    """float64[n, seeds]: the first `n` numbers in [0, 1) of `default_rng(seed)`; seeds are from 0 below 2^32."""
+    """float64[n, seeds]: the first `n` numbers in [0, 1) of `default_rng(seed)`; seed < 2^32."""
     pool = _pool(np.asarray(seeds, np.uint32))
-    words = _hashed(np.concatenate([pool, pool]), _GIVEN).astype(np.uint64)
+    words = _hashed(np.concatenate([pool, pool]), _STATE).astype(np.uint64)
     start_high, start_low, stream_high, stream_low = words[::2] | words[1::2] << _32
     step = (stream_high << _1 | stream_low >> _63, stream_low << _1 | _1)
     start = _plus((start_high, start_low), step)
     factors, addends = _jumps(n)
     high, low = _plus(_times(start, factors), _times(step, addends))
-    mixed, turn = high ^ low, high >> _58
+    mixed = high ^ low
+    turn = high >> _58
     turned = mixed >> turn | mixed << (_64 - turn & _63)
     uniforms: NDArray[np.float64] = (turned >> _11).astype(np.float64) * 2.0**-53
     return uniforms
 
 
 def _constants(first: int, factor: int, n: int) -> Words:
-    """uint32[n + 1, 1]: each hash takes one of them and the one behind it."""
+    """uint32[n + 1, 1]: each hash uses one of them and the next."""
     return np.array([first * pow(factor, k) & 0xFFFFFFFF for k in range(n + 1)], np.uint32)[:, None]
 
 
 _SPREAD = _constants(0x43B0D7E5, 0x931E8875, _POOL * _POOL)
-_GIVEN = _constants(0x8B51F9DD, 0x58F38DED, 2 * _POOL)
+_STATE = _constants(0x8B51F9DD, 0x58F38DED, 2 * _POOL)
 
 
 def _hashed(words: Words, constants: Words) -> Words:
@@ -137,26 +156,28 @@ def _hashed(words: Words, constants: Words) -> Words:
 
 
 def _pool(seeds: Words) -> Words:
-    """uint32[4, seeds]."""
+    """NumPy's SeedSequence pool of each seed, uint32[4, seeds]."""
     words = np.zeros((_POOL, len(seeds)), np.uint32)
     words[0] = seeds
     pool = _hashed(words, _SPREAD[: _POOL + 1])
     for source in range(_POOL):
         others = [target for target in range(_POOL) if target != source]
         first = _POOL + source * len(others)
-        mixed = _MIX_OLD * pool[others] - _MIX_NEW * _hashed(pool[source], _SPREAD[first : first + _POOL])
+        mixed = _MIX_OLD * pool[others] - _MIX_NEW * _hashed(
+            pool[source], _SPREAD[first : first + _POOL]
+        )
         pool[others] = mixed ^ mixed >> _HALF
     return pool
 
 
-# --- Whole numbers modulo 2^128, as (high, low) ---------------------------------------------------------------------
+# --- Whole numbers modulo 2^128, as (high, low) ---------------------------------------------------
 
 Wide = tuple[Longs, Longs]
 
 
 @cache
 def _jumps(n: int) -> tuple[Wide, Wide]:
-    """What start and step are multiplied by for the states 1 to n; a seeded PCG64 has made one step already."""
+    """The factors of start and step for the states 1 to n; a seeded PCG64 is one step ahead."""
     factors = [pow(_PCG64, k + 2, 1 << 128) for k in range(n)]
     addends = [sum(pow(_PCG64, j, 1 << 128) for j in range(k + 2)) % (1 << 128) for k in range(n)]
     return _wide(factors), _wide(addends)
@@ -168,14 +189,18 @@ def _wide(numbers: list[int]) -> Wide:
     return table[:, :1], table[:, 1:]
 
 
-def _plus(one: Wide, other: Wide) -> Wide:
-    low = one[1] + other[1]
-    return one[0] + other[0] + (low < other[1]), low
+def _plus(left: Wide, right: Wide) -> Wide:
+    low = left[1] + right[1]
+    return left[0] + right[0] + (low < right[1]), low
 
 
-def _times(one: Wide, other: Wide) -> Wide:
-    (a_high, a), (b_high, b) = one, other
-    a1, a0, b1, b0 = a >> _32, a & _LOW, b >> _32, b & _LOW
+def _times(left: Wide, right: Wide) -> Wide:
+    a_high, a = left
+    b_high, b = right
+    a1 = a >> _32
+    a0 = a & _LOW
+    b1 = b >> _32
+    b0 = b & _LOW
     cross = a1 * b0 + (a0 * b0 >> _32)
     carry = (cross & _LOW) + a0 * b1
     return a1 * b1 + (cross >> _32) + (carry >> _32) + a_high * b + a * b_high, a * b

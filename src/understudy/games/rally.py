@@ -1,11 +1,13 @@
-"""Rally: two paddles and a ball on integers, so that every machine and language plays the same match, bit for bit.
+"""Rally: two paddles and a ball in integers, bit-identical on every machine and in every language.
 
     x 0 ┬ left paddle ............ ball ............ right paddle ┬ 4096
         └ seat 0                                           seat 1 ┘          y 0 above, 3072 below
 
-A serve is an episode: it ends when the ball leaves on one side, a point for the other. What moves fits into 32 bits and
-is changed by +, -, * and shifts alone. `step` and `frame` are pure and take their array module: NumPy, jax.numpy, or
-`Ints` for one court in plain Python. `rally.js` is the same game for pages, held to the same vectors.
+A serve is an episode: it ends when the ball leaves on one side, which is a point for the other
+side. All values fit into 32 bits and change only by +, -, * and shifts. `step` and `play_frame` are
+pure and have the array module as an argument: NumPy, jax.numpy, or `Ints` for one court in plain
+Python.
+`rally.js` is the same game for web pages, tested with the same vectors.
 """
 
 from typing import Any, NamedTuple
@@ -18,83 +20,93 @@ from understudy.core.tensors import Array
 
 GAME_ID = "rally"
 OPPONENT = "good"
-"""Whom an env and a judge put into the other seat unless told otherwise."""
-WIDTH, HEIGHT = 4096, 3072
+"""The default opponent of an env and of an evaluation."""
+WIDTH = 4096
+HEIGHT = 3072
 BALL = 48
-"""Half its size; a paddle reaches so much further."""
+"""Half the size of the ball; it extends the reach of a paddle by as much."""
 PADDLE = 320
-"""Half its height."""
+"""Half the height of a paddle."""
 FACE = 160
-"""How far a paddle's face is from its side."""
+"""The distance of a paddle's face from its side of the court."""
 PADDLE_SPEED = 44
-SERVE_SPEED, MAX_SPEED = 40, 96
+SERVE_SPEED = 40
+MAX_SPEED = 96
 FASTER = 4
-"""How much a hit adds to the ball's speed."""
+"""The speed that a hit adds to the ball."""
 STEEPER = 6
-"""How steep a hit off the middle of a paddle is, in 32nds of the distance."""
+"""The vertical speed after a hit, in 32nds of the distance from the paddle's middle."""
 MAX_STEEP = 72
 FRAMES = 4
-"""Frames for each decision."""
+"""Frames per decision."""
 MAX_DECISIONS = 600
-"""After so many a serve is truncated: two who never miss."""
+"""A serve is truncated after this many decisions, if neither side misses."""
 OBS_NAMES = ("ball x", "ball y", "ball speed x", "ball speed y", "own paddle", "other paddle")
 ACTION_NAMES = ("up", "stay", "down")
 _HASHED = (0x7FEB352D, 0x846CA68B)
-_GOLDEN, _ALL_BITS = 0x9E3779B9, 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+_ALL_BITS = 0xFFFFFFFF
 
 
 class Court(NamedTuple):
-    """Everything that moves; whole numbers, or int32 arrays of any number of courts side by side."""
+    """Everything that moves, as whole numbers, or as int32 arrays for many courts."""
 
     x: Any
     y: Any
     speed_x: Any
     speed_y: Any
     left: Any
-    """The middle of seat 0's paddle."""
+    """The centre of seat 0's paddle."""
     right: Any
 
 
 class Ints:
-    """What an array module must know here, for one court in plain Python."""
+    """The functions of an array module that Rally uses, for one court in plain Python."""
 
     @staticmethod
     def where(is_so: bool, this: int, other: int) -> int:
         return this if is_so else other
 
-    minimum, maximum, abs = min, max, abs
+    minimum = min
+    maximum = max
+    abs = abs
 
 
 def serve(seed: Any) -> Court:
-    """The court at the first frame of a serve, or of an int64 array of them; the same for all who play this seed."""
-    drawn = mixed(seed)
+    """The court at the first frame of a serve, from its seed or from an int64 array of seeds."""
+    drawn = hash32(seed)
     middle = drawn * 0
     return Court(
-        middle + WIDTH // 2, HEIGHT // 2 + (drawn >> 1 & 1023) - 512, ((drawn & 1) * 2 - 1) * SERVE_SPEED,
-        (drawn >> 11 & 63) - 32, middle + HEIGHT // 2, middle + HEIGHT // 2,
-    )  # fmt: skip
+        middle + WIDTH // 2,
+        HEIGHT // 2 + (drawn >> 1 & 1023) - 512,
+        ((drawn & 1) * 2 - 1) * SERVE_SPEED,
+        (drawn >> 11 & 63) - 32,
+        middle + HEIGHT // 2,
+        middle + HEIGHT // 2,
+    )
 
 
-def mixed(number: Any) -> Any:
-    """32 bits that look drawn, from a whole number or an int64 array of them."""
+def hash32(number: Any) -> Any:
+    """Hash a whole number, or an int64 array of them, to 32 pseudo-random bits."""
     number = number & _ALL_BITS
     for factor, shift in zip(_HASHED, (16, 15), strict=True):
         number = (number ^ number >> shift) * factor & _ALL_BITS
     return number ^ number >> 16
 
 
-def drawn_at(seed: Any, decision: Any) -> Any:
-    """The random bits of a serve's decision, from its seed alone."""
-    return mixed(mixed(seed) + (decision + 1) * _GOLDEN)
+def random_bits(seed: Any, decision: Any) -> Any:
+    """The random bits of a decision, determined by the serve's seed."""
+    return hash32(hash32(seed) + (decision + 1) * _GOLDEN)
 
 
 def step(xp: Any, court: Court, left: Any, right: Any) -> tuple[Court, Any]:
-    """One decision of both seats (0 up, 1 stay, 2 down): the court after it, and who got a point.
+    """Play one decision of both seats (0 up, 1 stay, 2 down); return the court and the point.
 
-    1: seat 0 did, -1: seat 1 did, 0: the ball is in play. Once it has left, nothing moves any more.
+    The point is 1 for seat 0, -1 for seat 1, and 0 while the ball is in play. Once the ball has
+    left, nothing moves any more.
     """
     for _ in range(FRAMES):
-        court = frame(xp, court, left - 1, right - 1)
+        court = play_frame(xp, court, left - 1, right - 1)
     return court, point(xp, court)
 
 
@@ -103,17 +115,21 @@ def point(xp: Any, court: Court) -> Any:
     return xp.where(court.x > WIDTH, 1, xp.where(court.x < 0, -1, 0))
 
 
-def frame(xp: Any, court: Court, left_move: Any, right_move: Any) -> Court:
-    """One frame; a move is -1, 0 or 1."""
+def play_frame(xp: Any, court: Court, left_move: Any, right_move: Any) -> Court:
+    """Play one frame; a move is -1, 0 or 1."""
     is_out = (court.x > WIDTH) | (court.x < 0)
-    left, right = _moved(xp, court.left, left_move), _moved(xp, court.right, right_move)
-    x, y = court.x + court.speed_x, court.y + court.speed_y
-    # Off the upper and the lower wall.
-    is_above, is_below = y < BALL, y > HEIGHT - BALL
+    left = _moved(xp, court.left, left_move)
+    right = _moved(xp, court.right, right_move)
+    x = court.x + court.speed_x
+    y = court.y + court.speed_y
+    # Bounce off the upper and lower wall.
+    is_above = y < BALL
+    is_below = y > HEIGHT - BALL
     speed_y = xp.where(is_above | is_below, -court.speed_y, court.speed_y)
     y = xp.where(is_above, 2 * BALL - y, xp.where(is_below, 2 * (HEIGHT - BALL) - y, y))
-    # Off a paddle, in the frame in which the ball passes its face.
-    near, far = FACE + BALL, WIDTH - FACE - BALL
+    # Bounce off a paddle in the frame in which the ball passes its face.
+    near = FACE + BALL
+    far = WIDTH - FACE - BALL
     is_hit_left = (court.x >= near) & (x < near) & (xp.abs(y - left) <= PADDLE + BALL)
     is_hit_right = (court.x <= far) & (x > far) & (xp.abs(y - right) <= PADDLE + BALL)
     speed = xp.minimum(xp.abs(court.speed_x) + FASTER, MAX_SPEED)
@@ -130,27 +146,34 @@ def _moved(xp: Any, paddle: Any, move: Any) -> Any:
     return xp.maximum(xp.minimum(paddle + move * PADDLE_SPEED, HEIGHT - PADDLE), PADDLE)
 
 
-def seen(court: Court, seat: int) -> tuple[Any, ...]:
-    """What a seat sees, each as if it sat on the left; dividing by `SCALES` gives the observation, exactly."""
+def seat_view(court: Court, seat: int) -> tuple[Any, ...]:
+    """A seat's view with its own paddle on the left; divide by `SCALES` for the observation."""
     side = 1 if seat == 0 else -1
     own, other = (court.left, court.right) if seat == 0 else (court.right, court.left)
     return (
-        (court.x - WIDTH // 2) * side, court.y - HEIGHT // 2, court.speed_x * side, court.speed_y, own - HEIGHT // 2,
+        (court.x - WIDTH // 2) * side,
+        court.y - HEIGHT // 2,
+        court.speed_x * side,
+        court.speed_y,
+        own - HEIGHT // 2,
         other - HEIGHT // 2,
-    )  # fmt: skip
+    )
 
 
 SCALES = np.array([2048, 2048, 64, 64, 2048, 2048], np.float32)
-"""Powers of two: an observation has the same bits in every language."""
+"""Powers of two, so that observations have the same bits in every language."""
 
 
-def observed(court: Court, seat: int) -> Array:
+def observation(court: Court, seat: int) -> Array:
     """float32[..., 6]: the observation of a seat."""
-    return np.stack([np.asarray(part, np.float32) for part in seen(court, seat)], axis=-1) / SCALES
+    return (
+        np.stack([np.asarray(part, np.float32) for part in seat_view(court, seat)], axis=-1)
+        / SCALES
+    )
 
 
 def as_text(court: Court, *, columns: int = 64, rows: int = 20) -> str:
-    """The court as lines of text, for a terminal."""
+    """Draw the court as lines of text, for a terminal."""
     lines = [[" "] * columns for _ in range(rows)]
 
     def at(value: int, size: int, cells: int) -> int:
@@ -160,43 +183,45 @@ def as_text(court: Court, *, columns: int = 64, rows: int = 20) -> str:
         (at(FACE, WIDTH, columns) - 1, court.left),
         (columns - at(FACE, WIDTH, columns), court.right),
     ):
-        for row in range(at(paddle - PADDLE, HEIGHT, rows), at(paddle + PADDLE - 1, HEIGHT, rows) + 1):
+        for row in range(
+            at(paddle - PADDLE, HEIGHT, rows), at(paddle + PADDLE - 1, HEIGHT, rows) + 1
+        ):
             lines[row][column] = "█"
     if 0 <= court.x <= WIDTH:
         lines[at(court.y, HEIGHT, rows)][at(court.x, WIDTH, columns)] = "●"
     return "\n".join("".join(line) for line in lines)
 
 
-def pictured(court: Court, *, size: int = 12) -> NDArray[np.uint8]:
-    """uint8[height, width, 3]: the court in colours, one pixel for every `size` of it."""
-    frame = np.full((HEIGHT // size, WIDTH // size, 3), 16, np.uint8)
+def render_image(court: Court, *, size: int = 12) -> NDArray[np.uint8]:
+    """uint8[height, width, 3]: the court as an image, one pixel per `size` units."""
+    image = np.full((HEIGHT // size, WIDTH // size, 3), 16, np.uint8)
 
     def fill(x: int, y: int, half_x: int, half_y: int, colour: tuple[int, int, int]) -> None:
         rows = slice(max(0, (y - half_y) // size), max(0, (y + half_y) // size))
-        frame[rows, max(0, (x - half_x) // size) : max(0, (x + half_x) // size)] = colour
+        image[rows, max(0, (x - half_x) // size) : max(0, (x + half_x) // size)] = colour
 
     for y in range(0, HEIGHT, 256):
         fill(WIDTH // 2, y + 64, 8, 64, (64, 64, 72))
     fill(FACE - 40, court.left, 40, PADDLE, (86, 180, 233))
     fill(WIDTH - FACE + 40, court.right, 40, PADDLE, (230, 159, 0))
     fill(court.x, court.y, BALL, BALL, (240, 240, 240))
-    return frame
+    return image
 
 
-# --- Opponents --------------------------------------------------------------------------------------------------------
+# --- Opponents ------------------------------------------------------------------------------------
 
 
 class Skill(NamedTuple):
     """How well a scripted opponent plays."""
 
     lapse: int
-    """In how many of 256 decisions it does anything at all."""
+    """How many of 256 decisions are random."""
     aim: int
-    """How far off it may aim."""
+    """The largest error of its aim."""
     reach: int
-    """How near a ball must be before it minds it, from its own side; above the width: it always does."""
+    """The distance from its side within which it follows the ball; above the width: always."""
     slack: int
-    """How far off its paddle may stand before it moves."""
+    """How far its paddle may be off target before it moves."""
 
 
 SKILLS = {
@@ -208,17 +233,17 @@ SKILLS = {
 
 
 def skill_of(name: str) -> Skill:
-    """A skill by its name; ConfigError names them all."""
+    """Look up a skill by name; ConfigError lists all names."""
     if name not in SKILLS:
         raise ConfigError(f"skill {name!r} is not known; give one of {', '.join(SKILLS)}")
     return SKILLS[name]
 
 
 def scripted(xp: Any, view: tuple[Any, ...], skill: Skill, drawn: Any) -> Any:
-    """What a scripted opponent does with what it sees; `drawn` is 32 fresh random bits, as a whole number from 0."""
+    """The action of a scripted opponent for its view; `drawn` is 32 random bits, not negative."""
     x, y, speed_x, _, own, _ = view
     off = ((drawn >> 8 & 1023) - 512) * skill.aim >> 9
-    is_minded = (speed_x < 0) & (x + WIDTH // 2 < skill.reach)
-    away = xp.where(is_minded, y + off, 0) - own
+    is_followed = (speed_x < 0) & (x + WIDTH // 2 < skill.reach)
+    away = xp.where(is_followed, y + off, 0) - own
     aimed = xp.where(away < -skill.slack, 0, xp.where(away > skill.slack, 2, 1))
     return xp.where((drawn & 255) < skill.lapse, (drawn >> 20) % 3, aimed)

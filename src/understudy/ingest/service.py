@@ -1,8 +1,9 @@
-"""The ingest service: advances every partition of a stream, commit by commit, in this process or in many.
+"""The ingest service: stores every partition of a stream, in this process or in many.
 
-The service decides which partitions may be read now and keeps count. A turn is one partition: `PartitionIngest.advance`
-claims it, reads, checks and writes. The store alone knows how far a partition is stored; a turn that is taken twice, by
-whichever processes, is fenced by the epoch of the later claim.
+The service decides which partitions may be read now and keeps statistics. A turn is one partition:
+`PartitionIngest.advance` claims it, reads, checks and writes. Only the store knows how far a
+partition is stored. If two processes run the same turn, the epoch of the later claim fences the
+earlier one.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ import structlog
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, ConfigError, PositionGone, StorageFull, Unreachable
-from understudy.core.ports import (
+from understudy.ingest.check import check
+from understudy.ports import (
     Candidate,
     Claim,
     ExperienceStore,
@@ -30,7 +32,6 @@ from understudy.core.ports import (
     Stream,
     WriteBatch,
 )
-from understudy.ingest.check import check
 
 _log = structlog.get_logger("understudy.ingest")
 _IDLE_S = 0.004
@@ -41,30 +42,32 @@ class IngestConfig:
     """How ingest reads."""
 
     max_read_bytes: int = 8 * 1024 * 1024
-    """How much one commit covers at most."""
+    """Most bytes in one commit."""
     claim_ttl_s: float = 30.0
-    """How long a partition stays ours after we fall silent."""
+    """How long a claim lasts without being renewed."""
     full_pause_s: float = 1.0
-    """How long to wait when the disk is full, or a server does not answer."""
+    """Pause when the disk is full or a server does not respond."""
 
     def __post_init__(self) -> None:
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if not 0 < value < math.inf:
-                raise ConfigError(f"{field_.name} is {value}; give a number above 0, such as {field_.default}")
+                raise ConfigError(
+                    f"{field_.name} is {value}; use a number above 0, such as {field_.default}"
+                )
 
 
 @dataclass(slots=True)
 class IngestStats:
-    """What ingest has done since it started, or in one turn."""
+    """Counts since ingest started, or of one turn."""
 
     frames: int = 0
     steps: int = 0
     fates: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     lag_s: float = 0.0
-    trouble: str = ""
-    """Why nothing can be read or stored just now; empty while it can."""
+    error: str = ""
+    """Why reading or storing fails now; empty while both work."""
 
     def add(self, turn: "IngestStats") -> None:
         self.frames += turn.frames
@@ -76,44 +79,44 @@ class IngestStats:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A partition that is to be read and stored once."""
+    """A partition to read and store once."""
 
     partition: str
     claim: Claim | None = None
-    """The claim of this owner by which it was stored last, and the position since; None: nothing is known yet."""
+    """This owner's last claim of it, with the position stored since; None: not known yet."""
     draining_s: float = 0.0
-    """How long ago draining began."""
+    """Time since draining began."""
 
 
 @dataclass(slots=True)
-class Progress:
-    """What a turn did; it holds no bytes of any frame."""
+class IngestProgress:
+    """The result of a turn, without any frame bytes."""
 
     partition: str
     claim: Claim | None = None
-    """The claim, at the position behind what is stored; None: another owner holds the partition."""
+    """The claim, at the position that is stored; None: another owner claims the partition."""
     records: int = 0
     size_bytes: int = 0
     ended: bool = False
-    is_past: bool = False
-    """Whether everything is stored that was in the partition when draining began."""
+    is_drained: bool = False
+    """Whether all that was in the partition when draining began is stored."""
     stats: IngestStats = field(default_factory=IngestStats)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """What the log should say of it."""
+    """Events for the log."""
 
-    def add(self, later: "Progress") -> None:
-        """Go on with a later turn of the same partition."""
+    def add(self, later: "IngestProgress") -> None:
+        """Add a later turn of the same partition."""
         self.claim = later.claim
         self.records += later.records
         self.size_bytes += later.size_bytes
         self.ended = later.ended
-        self.is_past = later.is_past
+        self.is_drained = later.is_drained
         self.stats.add(later.stats)
         self.events += later.events
 
 
-Spread = Callable[[Iterable[Turn]], Iterable[Progress]]
-"""Takes the turns of a round in other processes, and raises what went wrong after all that went well."""
+Spread = Callable[[Iterable[Turn]], Iterable[IngestProgress]]
+"""Runs the turns of a round in other processes; raises errors after yielding all progress."""
 
 
 class PartitionIngest:
@@ -136,20 +139,20 @@ class PartitionIngest:
         self._config = config
         self._clock = clock
         self._epochs: dict[str, int] = {}
-        """Claims that were made here; another process of this owner may have newer ones."""
+        """Claims of this process; another process of this owner may have newer ones."""
 
-    def advance(self, turn: Turn) -> Progress:
-        """Store what one read gives. Where nothing comes, nothing is claimed anew."""
-        progress = Progress(turn.partition)
+    def advance(self, turn: Turn) -> IngestProgress:
+        """Store the records of one read; without records, the claim is not renewed."""
+        progress = IngestProgress(turn.partition)
         began_s = self._clock.monotonic() - turn.draining_s
         began_at_s = self._clock.now() - turn.draining_s
         try:
             claim = turn.claim or self._claim(turn.partition)
             read = self._read(claim, progress)
             if read.records and self._epochs.get(turn.partition) != claim.epoch:
-                known = claim.position
+                stored_position = claim.position
                 claim = self._claim(turn.partition)
-                if claim.position != known:
+                if claim.position != stored_position:
                     read = self._read(claim, progress)
         except ClaimLost:
             return progress
@@ -158,14 +161,14 @@ class PartitionIngest:
                 self._write(claim, read, progress)
             except ClaimLost as error:
                 self._epochs.pop(turn.partition, None)
-                lost = {"partition": turn.partition, "error": str(error)}
-                progress.events.append(("claim_lost", lost))
+                event_fields = {"partition": turn.partition, "error": str(error)}
+                progress.events.append(("claim_lost", event_fields))
                 return progress
         progress.claim = replace(claim, position=read.next)
         progress.records = len(read.records)
         progress.size_bytes = sum(len(record.raw) for record in read.records)
         progress.ended = read.ended
-        progress.is_past = _is_past(read, began_s, began_at_s)
+        progress.is_drained = _is_past(read, began_s, began_at_s)
         return progress
 
     def _claim(self, partition: str) -> Claim:
@@ -174,17 +177,19 @@ class PartitionIngest:
         self._epochs[partition] = claim.epoch
         return claim
 
-    def _read(self, claim: Claim, progress: Progress) -> Read:
+    def _read(self, claim: Claim, progress: IngestProgress) -> Read:
         most = self._config.max_read_bytes
         try:
             return self._stream.read(claim.partition, claim.position, max_bytes=most, wait_s=0.0)
         except PositionGone as error:
-            gone = {"position": error.position, "earliest": error.earliest}
-            progress.events.append(("position_gone", {"partition": claim.partition, **gone}))
+            event_fields = {"position": error.position, "earliest": error.earliest}
+            progress.events.append(
+                ("position_gone", {"partition": claim.partition, **event_fields})
+            )
             earliest = None if error.earliest is None else Position(error.earliest)
             return self._stream.read(claim.partition, earliest, max_bytes=most, wait_s=0.0)
 
-    def _write(self, claim: Claim, read: Read, progress: Progress) -> None:
+    def _write(self, claim: Claim, read: Read, progress: IngestProgress) -> None:
         candidates, refused, parked = self._checked(read.records)
         batch = WriteBatch(claim.partition, claim.epoch, read.next, candidates, refused, parked)
         receipt = self._store.write(batch)
@@ -196,7 +201,9 @@ class PartitionIngest:
             refusal = {"partition": claim.partition, "reason": reason, "count": count}
             progress.events.append(("frames_refused", refusal))
 
-    def _checked(self, records: Sequence[Record]) -> tuple[list[Candidate], list[RefusedFrame], list[RefusedFrame]]:
+    def _checked(
+        self, records: Sequence[Record]
+    ) -> tuple[list[Candidate], list[RefusedFrame], list[RefusedFrame]]:
         candidates: list[Candidate] = []
         refused: list[RefusedFrame] = []
         parked: list[RefusedFrame] = []
@@ -222,7 +229,7 @@ def _count(batch: WriteBatch, receipt: Receipt, stats: IngestStats) -> None:
 
 
 class IngestService:
-    """Moves a stream into a store; may be killed at any moment and started again."""
+    """Copies a stream into a store; may be killed and restarted at any time."""
 
     def __init__(
         self,
@@ -235,30 +242,32 @@ class IngestService:
         clock: Clock | None = None,
         spread: Spread | None = None,
     ) -> None:
-        """`spread` takes the turns elsewhere; without it they are taken here, one after another."""
+        """`spread` runs the turns, such as in Spark; by default they run here, one by one."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
-        self._partitions = PartitionIngest(stream, store, specs, owner=owner, config=self._config, clock=self._clock)
+        self._partitions = PartitionIngest(
+            stream, store, specs, owner=owner, config=self._config, clock=self._clock
+        )
         self._spread: Spread = spread or self._one_by_one
         self._claims: dict[str, Claim] = {}
         self._ended: set[str] = set()
-        self._silent = ""
-        """The partition that could not be read or stored last."""
+        self._unreachable = ""
+        """The last partition that could not be read or stored."""
         self.stats = IngestStats()
 
     def step(self) -> int:
-        """Advance each partition once; how many records were stored."""
+        """Advance each partition once; return the number of records stored."""
         try:
             moved = sum(progress.records for progress in self._round(without=()))
         except (StorageFull, Unreachable) as error:
-            self.stats.trouble = str(error)
+            self.stats.error = str(error)
             raise
-        self.stats.trouble = ""
+        self.stats.error = ""
         return moved
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop, waiting a little when nothing comes and longer while nothing works."""
+        """Repeat `step` until `stop` is set, with a pause when idle and a longer one on errors."""
         while not stop.is_set():
             try:
                 moved = self.step()
@@ -271,10 +280,10 @@ class IngestService:
                 self._clock.wait(stop, _IDLE_S)
 
     def drain(self, *, within_s: float = math.inf) -> bool:
-        """Store everything that was in the stream when this was called; it ends however fast more comes.
+        """Store all that was in the stream at the time of the call, even while more arrives.
 
-        Whether there was time for that; it is looked at between two turns. Partitions that another owner holds are
-        left to them.
+        Returns False when `within_s` was not enough; the time is checked between two turns.
+        Partitions claimed by another owner are skipped.
         """
         began_s = self._clock.monotonic()
         caught_up: set[str] = set()
@@ -282,23 +291,25 @@ class IngestService:
         while moved:
             moved = False
             for progress in self._round(without=caught_up, draining_since_s=began_s):
-                # Also an empty read is news: it may have ended a parent, whose children come next.
+                # An empty read counts too: it may have ended a parent, whose children come next.
                 moved = True
-                if progress.is_past:
+                if progress.is_drained:
                     caught_up.add(progress.partition)
                 if self._clock.monotonic() - began_s >= within_s:
                     return False
         return True
 
     def positions(self) -> dict[str, Position | None]:
-        """How far each partition that is ours is stored."""
+        """The stored position of each partition that we claim."""
         return {name: claim.position for name, claim in self._claims.items()}
 
-    def _round(self, *, without: Container[str], draining_since_s: float | None = None) -> Iterator[Progress]:
-        """Each readable partition that is ours, advanced once."""
+    def _round(
+        self, *, without: Container[str], draining_since_s: float | None = None
+    ) -> Iterator[IngestProgress]:
+        """Take one turn of every readable partition; yield progress of those this owner holds."""
         for progress in self._spread(self._turns(without, draining_since_s)):
-            for event, said in progress.events:
-                (_log.error if event == "position_gone" else _log.warning)(event, **said)
+            for event, details in progress.events:
+                (_log.error if event == "position_gone" else _log.warning)(event, **details)
             if progress.claim is None:
                 self._claims.pop(progress.partition, None)
                 continue
@@ -313,27 +324,29 @@ class IngestService:
         names = {partition.id for partition in partitions}
         self._claims = {name: claim for name, claim in self._claims.items() if name in names}
         self._ended &= names
-        # The one that did not answer comes last, so that the others need not wait for it.
-        places = (number for number, one in enumerate(partitions) if one.id == self._silent)
-        last = next(places, -1) + 1
-        for partition in [*partitions[last:], *partitions[:last]]:
-            is_readable = all(parent not in names or parent in self._ended for parent in partition.parents)
+        # The one that failed comes last, so that the others need not wait for it.
+        ids = [partition.id for partition in partitions]
+        first = ids.index(self._unreachable) + 1 if self._unreachable in ids else 0
+        for partition in [*partitions[first:], *partitions[:first]]:
+            is_readable = all(
+                parent not in names or parent in self._ended for parent in partition.parents
+            )
             if is_readable and partition.id not in self._ended and partition.id not in without:
                 now_s = self._clock.monotonic()
                 draining_s = 0.0 if draining_since_s is None else now_s - draining_since_s
                 yield Turn(partition.id, self._claims.get(partition.id), draining_s)
 
-    def _one_by_one(self, turns: Iterable[Turn]) -> Iterator[Progress]:
+    def _one_by_one(self, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
         for turn in turns:
             try:
                 yield self._partitions.advance(turn)
             except Unreachable:
-                self._silent = turn.partition
+                self._unreachable = turn.partition
                 raise
 
 
 def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
-    """Whether all was read that was there when our monotonic clock and this machine's clock stood so."""
+    """Whether everything was read that existed at this monotonic and this wall-clock time."""
     if not read.records:
         return True
     if read.complete_to_s is not None:
@@ -341,20 +354,24 @@ def _is_past(read: Read, began_s: float, began_at_s: float) -> bool:
     return read.records[-1].time_s > began_at_s
 
 
-def tell_not_drained(error: object) -> None:
-    """Say why something is left, and that nothing of it is lost."""
-    _log.warning("not_drained", error=str(error), next="it is in the stream, and stored at the next start")
+def log_not_drained(error: object) -> None:
+    """Log why frames are left in the stream, and that none of them is lost."""
+    _log.warning(
+        "not_drained",
+        error=str(error),
+        next="remaining frames stay in the stream and are stored at the next start",
+    )
 
 
 @contextlib.contextmanager
-def leaving_the_rest(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """End well, and say what is left, where nothing can be read or stored now and a stop was asked for.
+def log_undrained_on_stop(is_asked: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Log instead of raising when frames cannot be read or stored now and a stop is requested.
 
-    Whatever the next start would not mend by itself is raised: a disk that refuses, a setting that cannot work.
+    Errors that a restart would not fix are raised, such as a failing disk or an invalid setting.
     """
     try:
         yield
     except (StorageFull, Unreachable, ClaimLost) as error:
         if not is_asked():
             raise
-        tell_not_drained(error)
+        log_not_drained(error)

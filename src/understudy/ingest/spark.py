@@ -1,9 +1,10 @@
-"""Ingest in Spark's tasks: the driver says which partitions may advance; tasks claim, read, check and write them.
+"""Ingest with Spark: the driver selects partitions; tasks claim, read, check and write them.
 
-A batch is a plain Spark job with one task for each partition. A task builds stream and store from a text, once in each
-worker process, and reports a few numbers: no byte of a frame comes to the driver. The store holds all positions, so
-there is no checkpoint: whatever dies, the next batch begins where the store stands. A task that Spark tries again
-claims its partition anew, which fences an attempt that still runs somewhere.
+A batch is a plain Spark job with one task per partition. Each worker process opens stream and store
+once, from an address, and tasks report only statistics: no frame bytes reach the driver. The store
+holds all positions, so there is no checkpoint: after any failure, the next batch starts at the
+stored position. A retried task claims its partition again, which fences an attempt that may still
+be running.
 """
 
 import contextlib
@@ -26,10 +27,16 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from understudy.core.clock import SystemClock
-from understudy.core.errors import ConfigError, MissingExtra, StorageFailed, StorageFull, Unreachable
-from understudy.core.ports import ExperienceStore, Specs, Stream
-from understudy.core.settings import load
-from understudy.ingest.service import IngestConfig, PartitionIngest, Progress, Turn
+from understudy.core.errors import (
+    ConfigError,
+    MissingExtra,
+    StorageFailed,
+    StorageFull,
+    Unreachable,
+)
+from understudy.core.settings import load_object
+from understudy.ingest.service import IngestConfig, IngestProgress, PartitionIngest, Turn
+from understudy.ports import ExperienceStore, Specs, Stream
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -37,85 +44,89 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("understudy.ingest")
 _clock = SystemClock()
 _LOCAL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Nearly all work is done in Python: a small and quickly started JVM serves best."""
+"""Nearly all work is done in Python, so the JVM should be small and start quickly."""
 _STOP_S = 5.0
-"""How long a JVM may take to end, and a job to find a worker once a stop was asked for."""
+"""How long a JVM may take to exit, and how long a job may wait for a worker during a stop."""
 _WAIT_S = 60.0
-"""How long Spark may be silent before the log tells what it waits for."""
-_LOOK_S = 0.1
+"""How long Spark may wait before the log reports what it waits for."""
+_START_POLL_S = 0.1
 _IDLE_S = 0.05
 _JAVA = 17
 _JAVA_S = 60.0
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_MASTER = re.compile(r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn")
+_MASTER = re.compile(
+    r"local(\[(0*[1-9]\d*|\*)(, *0*[1-9]\d*)?\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
+)
 _RAISED = re.compile(r"^\s*(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 
+_NEXT = "run `understudy ingest` again (`understudy up` does it by itself)"
+
 Opened = tuple[Stream, ExperienceStore, Specs]
-Report = tuple[Progress, Exception | None]
-"""What a task did, and what ended it before its time."""
+Report = tuple[IngestProgress, Exception | None]
+"""A task's progress, and the error that ended it early."""
 
 
 class SparkEnded(Unreachable):
-    """Spark is gone; another process has to start it again."""
+    """Spark has exited; a new process must start it again."""
 
     retry_helps = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkJob:
-    """What a task needs, as plain data; credentials are in files that the address names, or in the environment."""
+    """What a task needs, as plain data; credentials stay in files or the environment."""
 
     opener: str
-    """Import path of a function that opens stream, store and specs in a worker's process."""
+    """Import path of a function that opens stream, store and specs in a worker process."""
     address: str
-    """What the opener is called with."""
+    """The argument of the opener."""
     owner: str
-    """The owner of every claim, whichever task makes it: the latest claim of a partition is the valid one."""
+    """The owner of every task's claims: the latest claim of a partition is the valid one."""
     config: IngestConfig = field(default_factory=IngestConfig)
     max_batch_bytes: int = 16 * 1024 * 1024
-    """How much of one partition a batch covers at most."""
+    """Most bytes of one partition in a batch."""
 
     def __post_init__(self) -> None:
         if (most := self.max_batch_bytes) < 1:
-            raise ConfigError(f"max_batch_bytes is {most}; give a number above 0, such as 16777216")
+            raise ConfigError(f"max_batch_bytes is {most}; use a number above 0, such as 16777216")
 
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """A Spark that runs."""
+    """A running Spark."""
 
     context: "SparkContext"
     log: Path | None = None
-    """Where it writes what it has to say; None where somebody else started it."""
+    """Its log file; None when it was started by spark-submit."""
 
 
-_kept: dict[SparkJob, tuple[Opened, PartitionIngest]] = {}
-"""The connections of this process, kept from task to task."""
+_connections: dict[SparkJob, tuple[Opened, PartitionIngest]] = {}
+"""The connections of this process, reused by all its tasks."""
 
 
 def _partitions_of(job: SparkJob) -> PartitionIngest:
-    if job not in _kept:
-        while _kept:
-            stream, store, _ = _kept.popitem()[1][0]
+    if job not in _connections:
+        while _connections:
+            stream, store, _ = _connections.popitem()[1][0]
             stream.close()
             store.close()
-        opened: Opened = load(job.opener, what="opener")(job.address)
+        opened: Opened = load_object(job.opener, what="opener")(job.address)
         ingest = PartitionIngest(*opened, owner=job.owner, config=job.config, clock=_clock)
-        _kept[job] = opened, ingest
-    return _kept[job][1]
+        _connections[job] = opened, ingest
+    return _connections[job][1]
 
 
 def take_turn(job: SparkJob, turn: Turn) -> Report:
     """Advance one partition by at most a batch.
 
-    Spark tries a task again that raises: only a bug does, or a process that dies.
+    Spark retries a task that raises; only bugs and dying processes cause that.
     """
     from pyspark import TaskContext
 
     task = TaskContext.get()
     if task is not None and task.attemptNumber():
         turn = replace(turn, claim=None)
-    total = Progress(turn.partition, turn.claim)
+    total = IngestProgress(turn.partition, turn.claim)
     try:
         partitions = _partitions_of(job)
         is_over = False
@@ -123,25 +134,27 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
             progress = partitions.advance(turn)
             total.add(progress)
             turn = replace(turn, claim=progress.claim)
-            is_over = not progress.records or progress.ended or progress.is_past
+            is_over = not progress.records or progress.ended or progress.is_drained
             is_over |= total.size_bytes >= job.max_batch_bytes
     except (ConfigError, StorageFull, StorageFailed) as error:
-        return replace(total, is_past=False), error
+        return replace(total, is_drained=False), error
     return total, None
 
 
 class SparkTasks:
-    """Takes the turns of an ingest service as tasks of a Spark job, while it is `running`."""
+    """Runs the turns of an ingest service as tasks of a Spark job, inside `running`."""
 
-    def __init__(self, job: SparkJob, open_spark: Callable[[Event], AbstractContextManager[Spark]]) -> None:
-        """`open_spark`: a Spark for as long as the tasks run, given what ends its start."""
+    def __init__(
+        self, job: SparkJob, open_spark: Callable[[Event], AbstractContextManager[Spark]]
+    ) -> None:
+        """`open_spark` starts Spark for the duration of a `with`; its event cancels the start."""
         self._job = job
         self._open_spark = open_spark
         self._spark: Spark | None = None
         self._stop = Event()
         self._batches = 0
         self.figures: dict[str, float | str | None] = {}
-        """Where people can watch Spark, and the last batch in which anything came; for reports."""
+        """URL of the Spark UI and figures of the last batch with records, for reports."""
 
     @property
     def is_running(self) -> bool:
@@ -149,7 +162,7 @@ class SparkTasks:
 
     @contextlib.contextmanager
     def running(self, stop: Event) -> Iterator[None]:
-        """A Spark that takes turns; Unreachable when `stop` is set before it has started."""
+        """Start Spark; Unreachable when `stop` is set before it has started."""
         self._stop = stop
         over = Event()
         with self._open_spark(stop) as self._spark:
@@ -163,10 +176,10 @@ class SparkTasks:
                 over.set()
                 watcher.join()
 
-    def __call__(self, turns: Iterable[Turn]) -> Iterator[Progress]:
-        """A batch: one task for each turn. Errors of tasks are raised when all the others have been told of."""
+    def __call__(self, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
+        """Run a batch with one task per turn; raise errors of tasks after all progress."""
         assigned = list(turns)
-        assert self._spark is not None, "turns are taken while it is running"
+        assert self._spark is not None, "turns run only inside `running`"
         began_s = _clock.monotonic()
         reports: list[Report] = []
         if assigned:
@@ -180,62 +193,68 @@ class SparkTasks:
             self.figures |= {"batch": self._batches, "batch_rows": rows, "batch_s": took_s}
         yield from (progress for progress, _ in reports)
         errors = [error for _, error in reports if error is not None]
-        for error in sorted(errors, key=lambda one: isinstance(one, StorageFull | Unreachable)):
+        for error in sorted(errors, key=lambda error: isinstance(error, StorageFull | Unreachable)):
             raise error
         if not rows:
             self._stop.wait(_IDLE_S)
 
     def _watch(self, context: "SparkContext", over: Event) -> None:
-        """Tell when no worker takes a job, and end it when a stop was asked for: Spark waits without a word."""
+        """Warn when no worker accepts a job, and cancel it during a stop: Spark waits silently."""
         waited_s = 0.0
-        with contextlib.suppress(Exception):  # of a JVM that is gone, of which the job tells
+        with contextlib.suppress(Exception):  # the JVM has exited, which the job reports
             tracker = context.statusTracker()
             while not over.wait(1.0):
                 jobs = [tracker.getJobInfo(job) for job in tracker.getActiveJobsIds()]
                 ids = [stage for job in jobs if job is not None for stage in job.stageIds]
-                stages = [stage for one in ids if (stage := tracker.getStageInfo(one)) is not None]
+                stages = [
+                    stage for number in ids if (stage := tracker.getStageInfo(number)) is not None
+                ]
                 is_idle = stages and not any(stage.numActiveTasks for stage in stages)
                 waited_s = waited_s + 1.0 if is_idle else 0.0
                 if self._stop.is_set() and waited_s >= _STOP_S:
                     context.cancelAllJobs()
                 elif waited_s and waited_s % _WAIT_S == 0:
-                    _tell_wait(f"no worker of {context.master} takes this job; is there a free core?")
+                    _warn_waiting(
+                        f"no worker of {context.master} accepts this job; check for a free core"
+                    )
 
 
-def _tell_wait(wait: str) -> None:
-    _log.warning("spark_waits", error=wait, next="it goes on by itself; Ctrl-C ends it")
+def _warn_waiting(wait: str) -> None:
+    _log.warning("spark_waits", error=wait, next="it continues by itself; Ctrl-C stops it")
 
 
 @contextlib.contextmanager
 def _explained(spark: Spark) -> Iterator[None]:
-    """What a job raises, as one of our errors."""
+    """Translate errors of a job into ours."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
-    where = f"; all it said is in {spark.log}" if spark.log else ""
+    where = f"; its log is {spark.log}" if spark.log else ""
     try:
         yield
     except Py4JJavaError as error:
         text = str(error.java_exception)
-        said = (_RAISED.findall(text) or text.strip().splitlines() or ["no reason"])[-1][:300]
+        reason = (_RAISED.findall(text) or text.strip().splitlines() or ["no reason"])[-1][:300]
         if "ModuleNotFoundError" in text or "ImportError" in text:
             raise ConfigError(
-                f"a worker of {spark.context.master} cannot take a task: {said}; install understudy and what the "
-                "addresses need in the Python that PYSPARK_PYTHON names, the same on every worker"
+                f"a worker of {spark.context.master} cannot run a task: {reason}; install "
+                "understudy and the packages for its addresses in the Python of PYSPARK_PYTHON on "
+                "every worker"
             ) from None
         if "SparkContext was shut down" in text or "stopped SparkContext" in text:
-            raise SparkEnded(f"Spark was stopped{where}; start it again") from None
+            raise SparkEnded(f"Spark was stopped; {_NEXT}{where}") from None
         if "Traceback (most recent call last)" in text:
-            raise StorageFailed(f"a Spark task failed: {said}{where}") from None
-        raise Unreachable(f"a Spark job failed: {said}{where}") from None
+            raise StorageFailed(f"a Spark task failed: {reason}{where}") from None
+        raise Unreachable(f"a Spark job failed: {reason}{where}") from None
     except (Py4JError, OSError) as error:
-        raise SparkEnded(f"Spark has ended ({type(error).__name__}){where}; start it again") from None
+        raise SparkEnded(f"Spark has exited ({type(error).__name__}); {_NEXT}{where}") from None
 
 
 @contextlib.contextmanager
 def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -> Iterator[Spark]:
-    """A Spark under a master, or the one of spark-submit; at the end no JVM and no worker of it is left.
+    """Start Spark under a master, or use that of spark-submit; leaves no JVM or worker behind.
 
-    `folder`: where its log goes; `only_here`: what of the job lies in a folder that only this machine has.
+    Its log is written to `folder`. `only_here` describes data of the job that exists only on this
+    machine.
     """
     from pyspark import SparkConf
 
@@ -244,23 +263,25 @@ def open_spark(folder: Path, stop: Event, *, master: str, only_here: str = "") -
     log = folder / "spark.log"
     folder.mkdir(parents=True, exist_ok=True)
     if not is_submitted:
-        _find_master(master)
+        _require_master(master)
         conf.setMaster(master).setAll(_settings(folder.absolute(), master))
-    # PySpark tells of whatever a job raises, and of a JVM that died; both are told by us.
+    # PySpark logs errors of a job and the death of a JVM; we report both ourselves.
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     with log.open("w") as file, contextlib.redirect_stderr(file), contextlib.ExitStack() as opened:
         context = _start(conf, log, stop, opened=opened, master=master)
         if context.getConf().get("spark.speculation", "false") == "true":
             raise ConfigError(
-                "spark.speculation is true: two attempts of a task would take the partition from each other for ever; "
-                "set it to false"
+                "spark.speculation is true: two attempts of a task would keep reclaiming the "
+                "partition from each other; set it to false"
             )
         check_master(context.master, only_here=only_here)
         yield Spark(context, None if is_submitted else log)
 
 
-def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, master: str) -> "SparkContext":
-    """A context, made in a thread of its own: in the main one it would take Ctrl-C for itself."""
+def _start(
+    conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, master: str
+) -> "SparkContext":
+    """Create a context in a separate thread: in the main one it would catch Ctrl-C itself."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -269,7 +290,8 @@ def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, m
 
     def start() -> "SparkContext":
         with log.open("ab") as file:
-            # What a terminal sends to us does not reach another session; the JVM ends when our pipe does.
+            # Signals of the terminal do not reach another session; the JVM exits when our pipe
+            # closes.
             settings = {"stdout": file, "stderr": file, "start_new_session": True}
             gateways.append(launch_gateway(conf, settings))
         opened.callback(_end, gateways[0], contexts)
@@ -280,28 +302,29 @@ def _start(conf: Any, log: Path, stop: Event, *, opened: contextlib.ExitStack, m
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(start)
         while not starting.done():
-            wait([starting], timeout=_LOOK_S)
-            waited_s += _LOOK_S
+            wait([starting], timeout=_START_POLL_S)
+            waited_s += _START_POLL_S
             if stop.is_set() and gateways and gateways[0].proc is not None:
                 gateways[0].proc.kill()
             if waited_s >= _WAIT_S:
                 waited_s = 0.0
-                _tell_wait(f"Spark has not started under master {master} yet; all it said is in {log}")
+                _warn_waiting(f"Spark has not started under master {master} yet; its log is {log}")
     try:
         return starting.result()
     except Exception as error:
         if stop.is_set():
-            raise Unreachable("Spark was asked to stop before it ran") from None
-        said = _last_words(log)
-        # A JVM that complains has read a setting; one that was killed may do better next time.
-        is_setting = not gateways and ("rror" in said or "xception" in said)
-        text = f"Spark did not start under master {master!r}: {said}; all it said is in {log}"
+            raise Unreachable("Spark was stopped before it had started") from None
+        reason = _reason_in(log)
+        # A JVM that logs an error has rejected a setting; one that was killed may start next time.
+        is_setting = not gateways and ("rror" in reason or "xception" in reason)
+        text = f"Spark did not start under master {master!r}: {reason}; its log is {log}"
         raise (ConfigError if is_setting else StorageFailed)(text) from error
 
 
 def _end(gateway: Any, contexts: "Sequence[SparkContext]") -> None:
-    """Stop what runs, and end a JVM that we started; the one of spark-submit ends after us."""
-    for context in [*contexts, *contexts]:  # where the JVM is gone, the second call ends what runs here
+    """Stop the context and a JVM that we started; that of spark-submit exits after us."""
+    # Twice: if the JVM is gone, the second call stops what runs in this process.
+    for context in [*contexts, *contexts]:
         with contextlib.suppress(Exception):
             context.stop()
     if gateway.proc is None:
@@ -317,8 +340,8 @@ def _end(gateway: Any, contexts: "Sequence[SparkContext]") -> None:
 
 
 def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
-    """Quiet, on loopback while the master is this machine, with nothing left outside of the folder."""
-    # Workers that run in another Python cannot connect back.
+    """Settings for quiet logs, loopback with a local master, and files only in the folder."""
+    # Workers with another Python cannot connect back.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     scratch = folder / "scratch"
@@ -334,66 +357,83 @@ def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
 
 
 def check_master(master: str, *, only_here: str = "") -> None:
-    """ConfigError for what no Spark takes, and for workers that cannot reach what is `only_here`."""
+    """ConfigError for an invalid master, or one whose workers cannot reach `only_here`."""
     if not _MASTER.fullmatch(master):
-        raise ConfigError(f"master is {master!r}, which Spark does not know; give local[2] or spark://HOST:7077")
+        raise ConfigError(
+            f"master is {master!r}, which Spark does not support; use local[2] or spark://HOST:7077"
+        )
     if only_here and not master.startswith("local"):
-        raise ConfigError(f"{only_here}, which workers of {master} have not; or give --master local[2]")
+        raise ConfigError(
+            f"{only_here}, which workers of {master} cannot reach; use a server for it, or "
+            "--master local[2]"
+        )
 
 
-def _find_master(master: str) -> None:
-    """Unreachable when no master listens where one should; Spark would try for a minute, and not say why."""
+def _require_master(master: str) -> None:
+    """Unreachable when no master is listening; Spark would retry for a minute without a reason."""
     if not master.startswith("spark://"):
         return
-    troubles = []
+    errors = []
     for place in master.removeprefix("spark://").split(","):
         host, _, port = place.rpartition(":")
         if not (host and port.isdecimal()):
-            raise ConfigError(f"master is {master!r}; give HOST:PORT, such as spark://{place or 'HOST'}:7077")
+            raise ConfigError(
+                f"master is {master!r}; use HOST:PORT, such as spark://{place or 'HOST'}:7077"
+            )
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
             return
         except OSError as error:
-            troubles.append(f"{place}: {error}")
-    raise Unreachable(f"no Spark master listens at {'; '.join(troubles)}; check the address, or start one")
+            errors.append(f"{place}: {error}")
+    raise Unreachable(
+        f"no Spark master is listening at {'; '.join(errors)}; check the address, or start one"
+    )
 
 
 def require_spark() -> None:
-    """MissingExtra or ConfigError with what to install, where Spark cannot run."""
+    """MissingExtra or ConfigError, with what to install, when Spark cannot run here."""
     needs = "ingest with Spark needs"
     try:
         import pyspark
     except ImportError as error:
-        raise MissingExtra(f"{needs} the package {error.name}; pip install 'understudy[spark]'") from error
+        raise MissingExtra(
+            f"{needs} the package {error.name}; pip install 'understudy[spark]'"
+        ) from error
     if int(pyspark.__version__.partition(".")[0]) < 4:
         raise MissingExtra(
-            f"{needs} PySpark 4, and this is {pyspark.__version__}; pip install 'understudy[spark]', or "
-            "submit to a newer Spark"
+            f"{needs} PySpark 4, but this is {pyspark.__version__}; pip install "
+            "'understudy[spark]', or submit to a newer Spark"
         )
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
     newer = f"install Java {_JAVA} or newer"
     if java is None:
-        where = f"there is none in JAVA_HOME, which is {home}" if home else "there is none"
-        raise ConfigError(f"{needs} Java, and {where}; {newer}, or set JAVA_HOME")
+        where = f"JAVA_HOME, which is {home}, has none" if home else "none is installed"
+        raise ConfigError(f"{needs} Java, but {where}; {newer}, or set JAVA_HOME")
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_S).stderr
+        output = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_JAVA_S
+        ).stderr
     except subprocess.TimeoutExpired:
-        said = f"it does not say its version in {_JAVA_S:g} s"
+        output = f"`java -version` timed out after {_JAVA_S:g} s"
     except (OSError, ValueError) as error:
-        said = str(error)
-    found = _JAVA_VERSION.search(said)
-    if found is None:
+        output = str(error)
+    version = _JAVA_VERSION.search(output)
+    if version is None:
         raise ConfigError(
-            f"{needs} Java, and {java} cannot be run: {said.strip()[:300]}; {newer}, and set JAVA_HOME to it"
+            f"{needs} Java, but {java} cannot be run: {output.strip()[:300]}; {newer}, and set "
+            "JAVA_HOME to it"
         )
-    if int(found[1]) < _JAVA:
-        raise ConfigError(f"{needs} Java {_JAVA} or newer, and {java} is {found[1]}; {newer}, and set JAVA_HOME to it")
+    if int(version[1]) < _JAVA:
+        raise ConfigError(
+            f"{needs} Java {_JAVA} or newer, but {java} is {version[1]}; {newer}, and set "
+            "JAVA_HOME to it"
+        )
 
 
-def _last_words(log: Path) -> str:
-    """The line of a log that says most about why it ended."""
+def _reason_in(log: Path) -> str:
+    """The line of a log that best explains the exit."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("at ")]
     errors = [line for line in lines if "rror" in line or "ERROR" in line or "xception" in line]
-    return (errors or lines or ["it said nothing"])[-1][:300]
+    return (errors or lines or ["its log is empty"])[-1][:300]

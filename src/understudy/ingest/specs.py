@@ -1,22 +1,22 @@
-"""Where ingest finds game specs on local disk: GAMES/<game>/<schema>.json, the layout of the models store."""
+"""Game specs on local disk, for ingest: GAMES/<game>/<schema>.json, as in the models store."""
 
 from pathlib import Path
 
 from understudy.core.errors import InvalidName, SpecError
-from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.names import game_name
+from understudy.experience.game import GameSpec, spec_from_json
 
 
 class SpecFolder:
-    """Registered specs by game and schema; found ones are remembered, since a schema never changes."""
+    """Registered specs by game and schema; cached, since a schema never changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[tuple[str, str], GameSpec] = {}
+        self._cache: dict[tuple[str, str], GameSpec] = {}
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         key = (game, schema)
-        if key not in self._known:
+        if key not in self._cache:
             try:
                 path = self._folder / game_name(game) / f"{int(schema, 16):064x}.json"
                 spec = spec_from_json(path.read_bytes())
@@ -24,10 +24,10 @@ class SpecFolder:
                 return None
             if spec.schema != schema:
                 return None
-            self._known[key] = spec
-        return self._known[key]
+            self._cache[key] = spec
+        return self._cache[key]
 
-    def knows(self, game: str) -> bool:
+    def has_game(self, game: str) -> bool:
         try:
             return (self._folder / game_name(game)).is_dir()
         except InvalidName:

@@ -1,1 +1,1 @@
-"""Experience into weights."""
+"""Learning: replay, networks, algorithms and the learner."""

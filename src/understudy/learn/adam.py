@@ -1,7 +1,8 @@
-"""Adam on clipped gradients, whose bits are the same alone and in a lane.
+"""Adam with gradient clipping, bit-identical for a single run and for a lane.
 
-The usual form divides by 1 - decay^count; a power of one count and a power of many differ in their last bit. Here that
-share is kept in the state, and grows by the same products and sums as the moments it belongs to.
+The usual bias correction divides by 1 - decay^count, whose last bit differs between scalar and
+vectorised powers. Here the correction is part of the state, and is updated by the same products and
+sums as its moments.
 """
 
 from dataclasses import dataclass
@@ -12,28 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 
 DECAYS = np.array([0.9, 0.999], np.float32)
-"""How much of the mean and of the square stays from one step to the next."""
+"""Decay rates of the first and second moments (beta 1 and beta 2)."""
 REST = np.array([0.1, 0.001], np.float32)
 
 
 class AdamState(NamedTuple):
-    """Moments of the gradients so far."""
+    """Moments of the gradients, and their bias correction."""
 
     mean: Any
     square: Any
-    share: Any  # float32[2]: how much of mean and square is filled; 1 after many steps
+    share: Any  # float32[2]: 1 - decay^count of mean and square; 1 after many steps
 
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """An optimiser; `update` gives moves to subtract, after they are multiplied by a learning rate."""
+    """The Adam optimiser; the caller subtracts `update`'s moves times its learning rate."""
 
     max_gradient: float
-    """Longer gradients, by norm over all arrays, are shortened to this."""
+    """Gradients are clipped to this global norm."""
     epsilon: float = 1e-5
 
     def init(self, weights: Any) -> AdamState:
-        """The state before the first step; works on the shapes alone."""
+        """The state before the first step; needs only the shapes of the weights."""
 
         def zeros() -> Any:
             return jax.tree.map(lambda leaf: jnp.asarray(np.zeros(leaf.shape, leaf.dtype)), weights)
@@ -42,12 +43,12 @@ class Adam:
 
     def update(self, gradient: Any, state: AdamState) -> tuple[Any, AdamState]:
         """The moves of one step, in the structure of the gradient."""
-        shorten = jnp.minimum(1.0, self.max_gradient / jnp.maximum(norm_of(gradient), 1e-20))
+        scale = jnp.minimum(1.0, self.max_gradient / jnp.maximum(norm_of(gradient), 1e-20))
 
         def averaged(old: Any, new: Any, which: int) -> Any:
             return DECAYS[which] * old + REST[which] * new
 
-        clipped = jax.tree.map(lambda leaf: leaf * shorten, gradient)
+        clipped = jax.tree.map(lambda leaf: leaf * scale, gradient)
         mean = jax.tree.map(lambda old, new: averaged(old, new, 0), state.mean, clipped)
         square = jax.tree.map(lambda old, new: averaged(old, new * new, 1), state.square, clipped)
         share = DECAYS * state.share + REST
@@ -59,5 +60,7 @@ class Adam:
 
 
 def norm_of(tree: Any) -> Any:
-    """The length of all arrays together, as if they were one vector."""
-    return jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0)))
+    """The global norm: that of all arrays as one vector."""
+    return jnp.sqrt(
+        sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))
+    )

@@ -1,12 +1,13 @@
-"""The network a game gets when nobody describes one: chosen by the kind of each observation column."""
+"""The default network of a game, chosen by the kind of each observation column."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from understudy.core.game import GameSpec
-from understudy.core.heads import Head
-from understudy.core.network import (
+from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Box, Discrete, MultiDiscrete, Space
+from understudy.nn.heads import Head
+from understudy.nn.network import (
     Activation,
     Channels,
     Constant,
@@ -22,34 +23,43 @@ from understudy.core.network import (
     ScaleImage,
     Shape,
 )
-from understudy.core.spaces import Box, Discrete, MultiDiscrete, Space
 
 IMAGE_SIDE = 20
-"""Bytes in two dimensions, both at least this long, are an image."""
+"""uint8 arrays with two sides of at least this length are images."""
 LARGE_SIDE = 60
 MAX_CHANNELS = 16
-"""A first or last axis up to this long counts as an image's channels."""
+"""A first or last axis up to this length is an image's channel axis."""
 MAX_CHOICES = 4096
-"""Whole numbers with more values than this are taken as numbers, not as choices."""
+"""Discrete spaces with more values than this are treated as numbers, not one-hot encoded."""
 
 LARGE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
 SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
 
 
 def policy_outputs(head: Head) -> dict[str, tuple[Layer, ...]]:
-    """The last layers that a stochastic head reads from, for a policy that begins undecided."""
+    """The output layers of a stochastic head, for a policy that starts near uniform."""
     last = Dense(head.size, gain=0.01)
-    return {"logits": (last,)} if head.is_discrete else {"mean": (last,), "log_std": (Constant(head.size),)}
+    return (
+        {"logits": (last,)}
+        if head.is_discrete
+        else {"mean": (last,), "log_std": (Constant(head.size),)}
+    )
 
 
 def network_for(
-    game: GameSpec, *, heads: Mapping[str, Sequence[Layer]], widths: Sequence[int] = (64, 64),
-    activation: str = "relu", stack: int = 1, layer_norm: bool = False, observation_norm: bool = False,
-) -> NetworkSpec:  # fmt: skip
-    """Convolutions for images, one-hot for choices, the numbers themselves for the rest; then dense layers.
+    game: GameSpec,
+    *,
+    heads: Mapping[str, Sequence[Layer]],
+    widths: Sequence[int] = (64, 64),
+    activation: str = "relu",
+    stack: int = 1,
+    layer_norm: bool = False,
+    observation_norm: bool = False,
+) -> NetworkSpec:
+    """Convolutions for images, one-hot for discrete values, numbers as they are; then dense layers.
 
-    `activation` and `layer_norm` follow each dense layer (convolutions have relu); `observation_norm` goes to what is
-    neither image nor choice.
+    `activation` and `layer_norm` apply to each dense layer (convolutions use relu);
+    `observation_norm` applies to inputs that are neither images nor discrete.
     """
     inputs = {
         name: Input(
@@ -62,7 +72,9 @@ def network_for(
     trunk: list[Layer] = []
     for width in widths:
         trunk += [Dense(width), *([LayerNorm()] if layer_norm else []), Activation(activation)]
-    return NetworkSpec(inputs, tuple(trunk), {name: tuple(layers) for name, layers in heads.items()})
+    return NetworkSpec(
+        inputs, tuple(trunk), {name: tuple(layers) for name, layers in heads.items()}
+    )
 
 
 def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer, ...]:
@@ -73,13 +85,17 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
         return (OneHot(space.n, space.start), Flatten())
     if isinstance(space, MultiDiscrete) and max(space.counts) <= MAX_CHOICES:
         return (OneHot(max(space.counts)), Flatten())
-    # Bytes without bounds of their own, such as a console's memory, reach from 0 to 255.
+    # uint8 without bounds, such as a console's memory, ranges from 0 to 255.
     is_bytes = isinstance(space, Box) and space.dtype == np.uint8 and space.high is None
-    return (*([ScaleImage()] if is_bytes else []), *([ObservationNorm()] if observation_norm else []), Flatten())
+    return (
+        *([ScaleImage()] if is_bytes else []),
+        *([ObservationNorm()] if observation_norm else []),
+        Flatten(),
+    )
 
 
 def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, ...]:
-    # Behind the stack axis, an image's own channels come one axis later.
+    # The stack axis comes first, so the image's own channels move by one axis.
     axes = (0, *(axis + 1 for axis in channels)) if stack > 1 else channels
     sides = [size for axis, size in enumerate(shape) if axis not in channels]
     convs = LARGE if min(sides) >= LARGE_SIDE else SMALL
@@ -88,7 +104,7 @@ def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, 
 
 
 def image_channels(space: Space) -> Shape | None:
-    """The axes of an image that are channels (none for grey ones); None when the space is no image."""
+    """The channel axes of an image (none for greyscale); None if the space is not an image."""
     shape = space.shape
     if space.dtype != np.uint8:
         return None

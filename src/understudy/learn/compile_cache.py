@@ -1,7 +1,7 @@
-"""JAX's folder of compiled programs: an entry that was cut short while it was written is taken out.
+"""JAX's compilation cache on disk, with removal of truncated entries.
 
-JAX writes an entry in place and never writes it again: one that a kill or a full disk has cut would be read in vain,
-with a warning, by every process to come, and its program compiled each time.
+JAX writes an entry in place and never rewrites it: after a kill or a full disk, every later process
+would fail to read the truncated entry, warn about it, and compile the program again.
 """
 
 import contextlib
@@ -11,14 +11,16 @@ import zlib
 from pathlib import Path
 
 _STAMP = "checked"
-"""Its time says up to when entries were looked into; most starts then only list the folder."""
+"""Its mtime is when entries were last checked, so that most starts only list the folder."""
 _ZSTD = b"\x28\xb5\x2f\xfd"
-"""How an entry begins where the zstandard package is installed; such entries are left as they are."""
+"""The magic number of entries written with the zstandard package; these are not checked."""
 
 
-def drop_broken(folder: Path) -> int:
-    """How many entries were taken out; a folder that is not there or not ours to write is left alone."""
-    stamp, now_s, n_dropped = folder / _STAMP, time.time(), 0
+def delete_truncated_entries(folder: Path) -> int:
+    """Delete truncated entries and return their number; skips a missing or read-only folder."""
+    stamp = folder / _STAMP
+    now_s = time.time()
+    n_dropped = 0
     with contextlib.suppress(OSError):
         checked_s = stamp.stat().st_mtime if stamp.exists() else 0.0
         for entry in os.scandir(folder):
@@ -26,14 +28,14 @@ def drop_broken(folder: Path) -> int:
                 os.unlink(entry)
                 n_dropped += 1
         stamp.touch()
-        os.utime(stamp, (now_s, now_s))  # what was written meanwhile is looked into next time
+        os.utime(stamp, (now_s, now_s))  # entries written in the meantime are checked next time
     return n_dropped
 
 
 def _is_whole(entry: os.DirEntry[str], *, checked_s: float) -> bool:
-    facts = entry.stat()
-    if facts.st_size == 0 or facts.st_mtime < checked_s:
-        return facts.st_size > 0
+    stat = entry.stat()
+    if stat.st_size == 0 or stat.st_mtime < checked_s:
+        return stat.st_size > 0
     raw = Path(entry).read_bytes()
     try:
         return raw.startswith(_ZSTD) or bool(zlib.decompress(raw))
@@ -42,13 +44,13 @@ def _is_whole(entry: os.DirEntry[str], *, checked_s: float) -> bool:
 
 
 def use_compile_cache() -> None:
-    """Keep compiled programs on the disk, so that the next run of the same shape starts at once."""
+    """Cache compiled programs on disk, so that later runs of the same shapes start at once."""
     import jax
 
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "understudy" / "jax"
     folder = os.environ.get("UNDERSTUDY_COMPILE_CACHE", str(default))
     if folder and not getattr(jax.config, "jax_compilation_cache_dir", None):
-        drop_broken(Path(folder))
+        delete_truncated_entries(Path(folder))
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,7 +1,7 @@
 """Flat weights: all arrays of a network as one vector.
 
-An optimiser, a target or a guard then does its work in a few operations instead of a few for each array, which halves
-both compilation and the time of an update of a small network.
+An optimiser, a target update or a guard then needs a few operations instead of a few per array,
+which halves both compilation time and the update time of a small network.
 """
 
 import math
@@ -12,20 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.heads import Decision, Head
-from understudy.core.network import NetworkSpec, ObservationNorm
 from understudy.core.tensors import Array
 from understudy.learn import networks
+from understudy.nn.heads import Decision, Head
+from understudy.nn.network import NetworkSpec, ObservationNorm
 
 
 def pack(spec: NetworkSpec, weights: Mapping[str, Any]) -> jax.Array:
-    """float32[size]: the arrays behind one another, in the spec's order."""
+    """float32[size]: the arrays concatenated in the spec's order."""
     return jnp.concatenate([jnp.ravel(weights[name]) for name in spec.shapes()])
 
 
 def unpack(spec: NetworkSpec, flat: Any) -> dict[str, Any]:
-    """The arrays by name again; NumPy's where the vector is NumPy's."""
-    weights, at = {}, 0
+    """The arrays by name; NumPy arrays if the vector is a NumPy array."""
+    weights = {}
+    at = 0
     for name, shape in spec.shapes().items():
         size = math.prod(shape)
         weights[name] = flat[at : at + size].reshape(shape)
@@ -33,8 +34,10 @@ def unpack(spec: NetworkSpec, flat: Any) -> dict[str, Any]:
     return weights
 
 
-def first_weights(key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None = None) -> jax.Array:
-    """Fresh weights, or those of `start` wherever name and shape agree."""
+def first_weights(
+    key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None = None
+) -> jax.Array:
+    """New weights, replaced by those of `start` where name and shape match."""
     fresh = networks.init_weights(key, spec)
     for name, shape in spec.shapes().items():
         if start is not None and name in start and start[name].shape == shape:
@@ -43,23 +46,32 @@ def first_weights(key: Any, spec: NetworkSpec, start: Mapping[str, Array] | None
 
 
 def decide(
-    spec: NetworkSpec, flat: Any, head: Head, *, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any
+    spec: NetworkSpec,
+    flat: Any,
+    head: Head,
+    *,
+    obs: Mapping[str, Any],
+    key: Any,
+    explore: Any,
+    action_mask: Any,
 ) -> Decision:
-    """What a policy of these weights does, one decision per row of the observations."""
+    """The decisions of a policy with these weights, one per row of the observations."""
     outputs = networks.apply(spec, unpack(spec, flat), obs)
     noise = networks.noise(key, head, next(iter(outputs.values())).shape[0])
-    return networks.sample(head, outputs, noise, explore=explore, legal=legal)
+    return networks.sample(head, outputs, noise, explore=explore, action_mask=action_mask)
 
 
 def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:
-    """Weights whose ObservationNorms, if there are any, have counted these observations too."""
-    layers = [layer for one in spec.inputs.values() for layer in one.layers]
+    """The weights with ObservationNorms, if any, updated by these observations."""
+    layers = [layer for column in spec.inputs.values() for layer in column.layers]
     if not any(isinstance(layer, ObservationNorm) for layer in layers):
         return flat
     return pack(spec, networks.observe(spec, unpack(spec, flat), obs))
 
 
-def kernels(spec: NetworkSpec) -> Array:
-    """float32[size]: 1 where a kernel lies, 0 elsewhere; what a weight decay pulls at."""
-    parts = [np.full(math.prod(shape), name.endswith("kernel")) for name, shape in spec.shapes().items()]
+def kernel_mask(spec: NetworkSpec) -> Array:
+    """float32[size]: 1 for kernels, 0 elsewhere; a mask for weight decay."""
+    parts = [
+        np.full(math.prod(shape), name.endswith("kernel")) for name, shape in spec.shapes().items()
+    ]
     return np.concatenate(parts).astype(np.float32)

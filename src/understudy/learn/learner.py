@@ -1,9 +1,11 @@
-"""The learner: turns what a source holds into weights, many updates per compiled call, and guards them.
+"""The learner: runs and guards an algorithm's updates, many of them in one compiled call.
 
-    insert(chunk) ─► source ─► draw ─► one compiled scan of updates ─► feedback ─► publish ─► policy of a version
+    insert(chunk) ─► source ─► draw ─► one compiled scan of updates ─► feedback
+        ─► publish ─► policy of a version
 
-It knows no algorithm by name. Inside the scan an update that is not finite leaves the state as it was; outside, the
-rows that spoiled it are traced to their chunks, which are named and taken out of the replay.
+It works with any algorithm. Inside the scan, a non-finite update leaves the state unchanged; after
+the scan, the rows that caused it are traced to their chunks, which are reported and evicted from
+the replay.
 """
 
 import time
@@ -15,31 +17,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
-from understudy.core.chunk import Chunk, ChunkId
+from understudy.algorithm import Algorithm, Feedback, Rollouts, Schedule, Transitions
 from understudy.core.errors import ConfigError, LearningFailed
-from understudy.core.policy import Policy
-from understudy.core.tensors import Array, part
+from understudy.core.tensors import Array, arrays_under
+from understudy.experience.chunk import Chunk, ChunkId
 from understudy.learn.replay import HostReplay, Limiter, LimiterConfig, ReplayConfig, ReplaySource
 from understudy.learn.rollouts import RolloutQueue
+from understudy.nn.policy import Policy
 
 MAX_RATIO_ERROR = 1e-3
-"""How far an on-policy actor's probabilities may be off before the first gradient step."""
+"""Largest error of an on-policy actor's probability ratio before the first gradient step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
-    """How the learner works, whatever the algorithm."""
+    """The learner's settings, for every algorithm."""
 
     updates_per_call: int = 16
     """Updates in one compiled scan: more is faster, fewer keep priorities fresher."""
     limiter: LimiterConfig | None = field(default_factory=LimiterConfig)
-    """None: no bound on how often a step is sampled, for training from a store."""
+    """None: no limit on how often a step is sampled, for training from a store."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     max_lag_versions: int = 1_000
-    """Actors' chunks played with weights older than this are left out; players' never are."""
+    """Actors' chunks with a larger lag are skipped; players' chunks never are."""
     max_skips: int = 10
-    """Skipped updates in a row before the last checkpoint is asked for."""
+    """Skipped updates in a row before the last checkpoint is restored."""
 
     def __post_init__(self) -> None:
         for name, least in (("updates_per_call", 1), ("max_lag_versions", 0), ("max_skips", 1)):
@@ -48,8 +50,8 @@ class LearnerConfig:
 
 
 @dataclass(slots=True)
-class Counts:
-    """Where a learner stands; part of every checkpoint."""
+class LearnerCounts:
+    """A learner's counters; part of every checkpoint."""
 
     calls: int = 0
     updates: int = 0
@@ -69,24 +71,24 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a call did: the mean metrics of the updates that were not skipped, and the chunks that spoiled others."""
+    """The result of a call: mean metrics of its updates, and the chunks that made some fail."""
 
     metrics: Mapping[str, float]
     bad_chunks: Sequence[ChunkId] = ()
     must_restore: bool = False
-    """Too many updates in a row were skipped: go back to the last checkpoint."""
+    """Too many updates in a row were skipped: the last checkpoint must be restored."""
 
 
 class Watcher(Protocol):
-    """Who runs a learner and hears of it at once, in the thread that runs; engines do."""
+    """Receives a learner's callbacks, in the thread that runs it; implemented by engines."""
 
     @property
     def progress(self) -> float:
-        """The share of the training that is behind it, for schedules."""
+        """The fraction of the training that is done, for schedules."""
         ...
 
     def compiling(self) -> None:
-        """The first call comes, and takes longer than any other."""
+        """The first call is next; it takes longer than later ones."""
         ...
 
     def blame(self, chunks: Sequence[ChunkId]) -> None:
@@ -94,25 +96,33 @@ class Watcher(Protocol):
         ...
 
     def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
-        """The policy of a new version, and the mean of what the calls since the one before said."""
+        """A new version's policy, and the mean metrics of the calls since the last version."""
         ...
 
 
 class Learner:
-    """One algorithm's state and the data it learns from."""
+    """An algorithm's state, and the data it learns from."""
 
     def __init__(
-        self, algorithm: Algorithm, knobs: Any, *, root_seed: int, config: LearnerConfig | None = None,
+        self,
+        algorithm: Algorithm,
+        knobs: Any,
+        *,
+        root_seed: int,
+        config: LearnerConfig | None = None,
         start: Mapping[str, Array] | None = None,
-    ) -> None:  # fmt: skip
-        """`start`: weights by name to begin with, wherever they fit the algorithm's network."""
-        self.algorithm, self.config = algorithm, config or LearnerConfig()
+    ) -> None:
+        """`start`: initial weights by name, used where they fit the algorithm's network."""
+        self.algorithm = algorithm
+        self.config = config or LearnerConfig()
         self._knobs = knobs
-        self.counts, self.compile_s = Counts(), 0.0
+        self.counts = LearnerCounts()
+        self.compile_s = 0.0
         needs = algorithm.needs
         self.source: ReplaySource | RolloutQueue
         if isinstance(needs, Transitions):
-            per_call, limits = self.config.updates_per_call, self.config.limiter
+            per_call = self.config.updates_per_call
+            limits = self.config.limiter
             limiter = None if limits is None else Limiter(limits, batch=per_call * needs.batch)
             replay = HostReplay(algorithm.game, needs, self.config.replay)
             self.source = ReplaySource(replay, limiter, per_call, needs.batch, root_seed)
@@ -123,13 +133,16 @@ class Learner:
         self._is_compiled = False
 
     def insert(self, chunk: Chunk, *, is_own: bool = True) -> int:
-        """Take a chunk: how many steps it brought, 0 when it was played too long ago. Refused when it is broken.
+        """Insert a chunk and return how many steps it has; 0 if it is stale, Refused if invalid.
 
-        Versions of another run's actors say nothing about this learner's: their chunks are not `is_own`.
+        Pass `is_own=False` for chunks of another run's actors: their versions are unrelated to this
+        learner's.
         """
-        if is_own and self.lag_of(chunk) > (0 if self.is_on_policy else self.config.max_lag_versions):
+        if is_own and self.lag_of(chunk) > (
+            0 if self.is_on_policy else self.config.max_lag_versions
+        ):
             self.counts.stale_chunks += 1
-            self.source.pass_over(chunk)
+            self.source.skip_chunk(chunk)
             return 0
         steps = self.source.insert(chunk)
         self.counts.inserted_steps += steps
@@ -137,34 +150,39 @@ class Learner:
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether only what the newest weights have played may be learned from."""
+        """Whether only the experience of the newest weights may be learned from."""
         return self.source.is_on_policy
 
     def lag_of(self, chunk: Chunk) -> int:
-        """How many versions ago the weights that played an actor's chunk were published."""
+        """The lag of an actor's chunk: how many versions old its weights are."""
         if chunk.meta.kind != "actor" or "version" not in chunk.columns:
             return 0
         return max(0, self.counts.version - int(chunk.columns["version"][0]))
 
     @property
     def may_step(self) -> bool:
-        """Whether there is data for a call, and the limiter lets it pass."""
+        """Whether there is enough data for a call, and the limiter allows it."""
         return self.source.may_update
 
-    def run(self, stop: Callable[[], bool], watcher: Watcher, *, calls_per_version: int | None = None) -> bool:
-        """Repeat `step` until `stop()`, or until nothing is due; False when the last checkpoint must be taken again.
+    def run(
+        self, stop: Callable[[], bool], watcher: Watcher, *, calls_per_version: int | None = None
+    ) -> bool:
+        """Repeat `step` until `stop()` or no update is due; False if a restore is required.
 
-        Weights are published every `calls_per_version` calls, and in the end where calls are left that no version has;
-        None: only then. What must be taken back is never published.
+        Weights are published every `calls_per_version` calls, and at the end if there were calls
+        since the last version; with None, only at the end. Weights that must be restored are never
+        published.
         """
-        said: list[Mapping[str, float]] = []
+        unpublished: list[Mapping[str, float]] = []
         while True:
             is_over = not self.may_step or stop()
-            if said and (is_over or len(said) == calls_per_version):
-                names = dict.fromkeys(name for metrics in said for name in metrics)
-                means = _means({name: [metrics[name] for metrics in said if name in metrics] for name in names})
-                watcher.take(self.publish(), means)
-                said = []
+            if unpublished and (is_over or len(unpublished) == calls_per_version):
+                values: dict[str, list[float]] = {}
+                for metrics in unpublished:
+                    for name, value in metrics.items():
+                        values.setdefault(name, []).append(value)
+                watcher.take(self.publish(), _means(values))
+                unpublished = []
             if is_over:
                 return True
             if not self._is_compiled:
@@ -174,21 +192,24 @@ class Learner:
                 watcher.blame(report.bad_chunks)
             if report.must_restore:
                 return False
-            said.append(report.metrics)
+            unpublished.append(report.metrics)
 
     def step(self, progress: float) -> Report:
-        """One compiled call; `progress` is the share of the run that is done, for schedules."""
+        """One compiled call; `progress` is the fraction of the run that is done, for schedules."""
         counts = self.counts
         knobs = self.knobs_at(progress)
-        batches = self.source.draw(counts.calls, importance=float(knobs.get("importance", 0.0)))
+        exponent = float(knobs.get("importance_exponent", 0.0))
+        batches = self.source.draw(counts.calls, importance_exponent=exponent)
         started_s = time.perf_counter()
         self.state, feedback = self._call(self.state, batches, knobs)
         feedback = jax.device_get(feedback)
         if not self._is_compiled:
-            self._is_compiled, self.compile_s = True, time.perf_counter() - started_s
+            self._is_compiled = True
+            self.compile_s = time.perf_counter() - started_s
         bad = self.source.feedback(feedback)
         ok = np.atleast_1d(feedback.ok)
-        counts.calls, counts.updates = counts.calls + 1, counts.updates + len(ok)
+        counts.calls += 1
+        counts.updates += len(ok)
         counts.sampled_rows += self.source.rows_per_call
         self._count_skips(ok)
         self._check_ratio(feedback, ok)
@@ -196,9 +217,12 @@ class Learner:
         return Report(_means(metrics), bad, counts.skips_in_a_row >= self.config.max_skips)
 
     def _count_skips(self, ok: Array) -> None:
-        counts, good = self.counts, np.flatnonzero(ok)
+        counts = self.counts
+        good = np.flatnonzero(ok)
         counts.skipped_updates += int((~ok).sum())
-        counts.skips_in_a_row = len(ok) - 1 - int(good[-1]) if len(good) else counts.skips_in_a_row + len(ok)
+        counts.skips_in_a_row = (
+            len(ok) - 1 - int(good[-1]) if len(good) else counts.skips_in_a_row + len(ok)
+        )
 
     def _check_ratio(self, feedback: Feedback, ok: Array) -> None:
         if feedback.ratio_error is None or not ok.any():
@@ -206,12 +230,13 @@ class Learner:
         worst = float(np.max(feedback.ratio_error[ok]))
         if not worst <= MAX_RATIO_ERROR:
             raise LearningFailed(
-                f"the policy that played is not the policy that learns: probabilities differ by {worst:.2g}, at most "
-                f"{MAX_RATIO_ERROR} is allowed; check that the network's NumPy and JAX runtimes agree"
+                "the acting policy differs from the learning policy: probability ratios are off by "
+                f"{worst:.2g}, at most {MAX_RATIO_ERROR} is allowed; check that the network's "
+                "NumPy and JAX implementations agree"
             )
 
     def knobs_at(self, progress: float) -> dict[str, np.float32]:
-        """Every knob's value when this share of the run is done."""
+        """The value of every knob after this fraction of the run."""
         values = {}
         for name in self._knobs.__dataclass_fields__:
             knob = getattr(self._knobs, name)
@@ -221,72 +246,88 @@ class Learner:
         return {name: np.float32(value) for name, value in values.items()}
 
     def publish(self) -> Policy:
-        """The policy of the next version."""
+        """Start the next version and return its policy."""
         self.counts.version += 1
         return self.current()
 
     def current(self) -> Policy:
-        """The policy of this version; never one that is not finite."""
+        """The policy of this version; LearningFailed if its weights are not finite."""
         policy = self.algorithm.policy(self.state)
         if not all(np.isfinite(array).all() for array in policy.weights.values()):
             raise LearningFailed("the weights are not finite; resume from the last checkpoint")
         return replace(policy, version=self.counts.version)
 
-    # --- resume -----------------------------------------------------------------------------------------------------
+    # --- Checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Everything that a learner of the same settings needs to go on, but the rows themselves."""
+        """The state that a learner with the same settings resumes from, without the rows."""
         arrays, facts = self.source.state()
         named = {f"source.{name}": array for name, array in arrays.items()}
         named |= {f"state.{name}": array for name, array in state_to_arrays(self.state).items()}
         return named, {"counts": asdict(self.counts), "source": facts}
 
     def restore(
-        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: Callable[[Sequence[ChunkId]], Any]
+        self,
+        arrays: Mapping[str, Array],
+        facts: Mapping[str, Any],
+        read: Callable[[Sequence[ChunkId]], Any],
     ) -> None:
-        """Go back to a checkpoint; `read` gives chunks by id from the run's store."""
-        self.state = state_from_arrays(self.state, part(arrays, "state"))
-        self.counts = Counts(**facts["counts"])
-        self.source.restore(part(arrays, "source"), facts["source"], read)
+        """Resume from a checkpoint; `read` returns chunks by id from the run's store."""
+        self.state = state_from_arrays(self.state, arrays_under(arrays, "state"))
+        self.counts = LearnerCounts(**facts["counts"])
+        self.source.restore(arrays_under(arrays, "source"), facts["source"], read)
 
-    def go_back(self, arrays: Mapping[str, Array]) -> None:
-        """Take the weights of a checkpoint again and learn on half as fast; data and counts stay."""
-        self.state = state_from_arrays(self.state, part(arrays, "state"))
-        self.counts.rate_scale, self.counts.skips_in_a_row = self.counts.rate_scale / 2, 0
-        self.source.go_back()
+    def restore_weights(self, arrays: Mapping[str, Array]) -> None:
+        """Restore a checkpoint's weights and halve the learning rate; data and counts stay."""
+        self.state = state_from_arrays(self.state, arrays_under(arrays, "state"))
+        self.counts.rate_scale = self.counts.rate_scale / 2
+        self.counts.skips_in_a_row = 0
+        self.source.on_weights_restored()
 
 
-def _means(said: Mapping[str, Any]) -> dict[str, float]:
-    """The mean of the finite numbers of each name; without any, the name is left out."""
-    finite = {name: (array := np.asarray(values))[np.isfinite(array)] for name, values in said.items()}
+def _means(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """The mean of the finite numbers of each name; a name without any is omitted."""
+    finite = {
+        name: (array := np.asarray(values))[np.isfinite(array)] for name, values in numbers.items()
+    }
     return {name: float(np.mean(values)) for name, values in finite.items() if values.size}
 
 
 def _guarded(algorithm: Algorithm) -> Callable[..., Any]:
-    """Many updates in one scan; each keeps the state as it was where it would become not finite."""
+    """Many updates in one scan; an update that is not finite leaves the state unchanged."""
 
     def call(state: Any, batches: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:
-        def one(state: Any, batch: Any) -> tuple[Any, Feedback]:
+        def update(state: Any, batch: Any) -> tuple[Any, Feedback]:
             updated, feedback = algorithm.update(state, batch, knobs)
-            _check_told(algorithm.needs, feedback)
-            leaves = [leaf for leaf in jax.tree.leaves(updated) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+            _check_feedback(algorithm.needs, feedback)
+            leaves = [
+                leaf
+                for leaf in jax.tree.leaves(updated)
+                if jnp.issubdtype(leaf.dtype, jnp.floating)
+            ]
             ok = feedback.ok & jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-            kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
-            return kept, feedback._replace(ok=ok)
+            guarded = jax.tree.map(lambda new, old: jnp.where(ok, new, old), updated, state)
+            return guarded, feedback._replace(ok=ok)
 
-        return jax.lax.scan(one, state, batches)
+        return jax.lax.scan(update, state, batches)
 
     return call
 
 
-def _check_told(needs: Transitions | Rollouts, feedback: Feedback) -> None:
-    """Before the first call is compiled: what the port asks for is there."""
+def _check_feedback(needs: Transitions | Rollouts, feedback: Feedback) -> None:
+    """ConfigError if required feedback is missing; runs while the first call is traced."""
     if isinstance(needs, Rollouts):
-        is_missing, name, why = feedback.ratio_error is None, "ratio_error", "needs Rollouts"
+        is_missing = feedback.ratio_error is None
+        name = "ratio_error"
+        why = "needs Rollouts"
     else:
-        is_missing, name, why = needs.prioritised and feedback.priorities is None, "priorities", "is prioritised"
+        is_missing = needs.prioritised and feedback.priorities is None
+        name = "priorities"
+        why = "is prioritised"
     if is_missing:
-        raise ConfigError(f"update's Feedback has no {name}, and the algorithm {why}; see core/algorithm.py")
+        raise ConfigError(
+            f"update's Feedback has no {name}, and the algorithm {why}; see algorithm.py"
+        )
 
 
 def state_to_arrays(state: Any) -> dict[str, Array]:
@@ -295,14 +336,20 @@ def state_to_arrays(state: Any) -> dict[str, Array]:
 
 
 def state_from_arrays(template: Any, arrays: Mapping[str, Array]) -> Any:
-    """The pytree again, in the structure, shapes and types of `template`; ConfigError when they do not fit."""
+    """The pytree from its arrays, in the structure of `template`; ConfigError if they differ."""
     leaves, structure = jax.tree.flatten(template)
     loaded = [arrays.get(f"leaf{at:04d}") for at in range(len(leaves))]
-    for at, (leaf, found) in enumerate(zip(leaves, loaded, strict=True)):
-        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype or len(arrays) != len(leaves):
-            got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+    for at, (leaf, array) in enumerate(zip(leaves, loaded, strict=True)):
+        if (
+            array is None
+            or array.shape != leaf.shape
+            or array.dtype != leaf.dtype
+            or len(arrays) != len(leaves)
+        ):
+            got = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise ConfigError(
-                f"the checkpoint's state does not fit: leaf {at} is {got}, wanted {leaf.dtype}{list(leaf.shape)}; "
+                f"the checkpoint's state does not fit: leaf {at} is {got}, expected "
+                f"{leaf.dtype}{list(leaf.shape)}; "
                 "resume with the settings the run was started with"
             )
-    return jax.tree.unflatten(structure, [jnp.array(found) for found in loaded])
+    return jax.tree.unflatten(structure, [jnp.array(array) for array in loaded])

@@ -1,7 +1,7 @@
-"""A network and its head in JAX: the same spec, weights and results as `core/forward.py` and `core/heads.py`.
+"""Networks and heads in JAX, with the specs, weights and results of `nn/forward.py`, `nn/heads.py`.
 
-Everything here is pure and works under jit, vmap and grad. Observations and outputs may have any number of axes before
-those of the row: none, [batch], [steps, envs].
+Every function is pure and works under jit, vmap and grad. Observations and outputs may have any
+number of leading axes: none, [batch], [steps, envs].
 """
 
 import math
@@ -14,9 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from understudy.core.errors import ConfigError
-from understudy.core.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
-from understudy.core.heads import HALF_LOG_2PI, ILLEGAL, LOG_STD, LOWEST, TANH_END, Decision, Head
-from understudy.core.network import (
+from understudy.core.tensors import Array
+from understudy.nn.forward import NORM_EPSILON, OBSERVATION_EPSILON, OBSERVATION_LIMIT
+from understudy.nn.heads import (
+    HALF_LOG_2PI,
+    INVALID,
+    LOG_STD,
+    LOWEST_VALID,
+    TANH_LIMIT,
+    Decision,
+    Head,
+)
+from understudy.nn.network import (
     SQRT2,
     Activation,
     Channels,
@@ -32,28 +41,31 @@ from understudy.core.network import (
     OneHot,
     ScaleImage,
 )
-from understudy.core.tensors import Array
 
 Weights = Mapping[str, Any]
-"""Flat name to float32 array, of JAX or NumPy."""
+"""float32 arrays of JAX or NumPy, by flat name."""
 
 _FAR = 1e9
-"""Observations beyond this do not enter the running statistics: their squares would end them."""
+"""Larger observations do not enter the running statistics, which their squares would ruin."""
 
 _ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
-    "relu": jax.nn.relu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu, "elu": jax.nn.elu,
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "elu": jax.nn.elu,
     "gelu": partial(jax.nn.gelu, approximate=True),
-}  # fmt: skip
+}
 
 
-# --- Weights ---------------------------------------------------------------------------------------------------------
+# --- Weights --------------------------------------------------------------------------------------
 
 
 def init_weights(key: jax.Array, spec: NetworkSpec) -> dict[str, jax.Array]:
-    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants as the spec says.
+    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants from the spec.
 
-    Drawn by NumPy from the key's bits: compiling QR for each shape would take seconds of every start. Traced keys go
-    through a callback, so that a lane starts with the same bits as the run alone.
+    Drawn by NumPy from the key's bits: compiling QR for each shape would take seconds at every
+    start. Traced keys use a callback, so that a lane starts bit-identical to a single run.
     """
     bits = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if not isinstance(bits, jax.core.Tracer):
@@ -74,47 +86,70 @@ def _drawn(bits: Any, spec: NetworkSpec) -> dict[str, Array]:
         for index, layer in enumerate(layers):
             prefix = f"{place}.{index}."
             for name in (name for name in shapes if name.startswith(prefix)):
-                part, shape = name.removeprefix(prefix), shapes[name]
+                part = name.removeprefix(prefix)
+                shape = shapes[name]
                 if part.endswith("kernel"):
-                    # A dueling layer's hidden kernels feed a relu; only its last ones have the spec's gain.
+                    # A dueling layer's hidden kernels feed a relu; only its output kernels have
+                    # the spec's gain.
                     gain = SQRT2 if "hidden" in part else getattr(layer, "gain", 1.0)
-                    weights[name] = _orthogonal(shape, gain, rng=np.random.default_rng([*seed, len(weights)]))
+                    weights[name] = _orthogonal(
+                        shape, gain, rng=np.random.default_rng([*seed, len(weights)])
+                    )
                 else:
-                    first = layer.value if isinstance(layer, Constant) else float(part in ("scale", "var"))
+                    first = (
+                        layer.value
+                        if isinstance(layer, Constant)
+                        else float(part in ("scale", "var"))
+                    )
                     weights[name] = np.full(shape, first, np.float32)
     return weights
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, *, rng: np.random.Generator) -> Array:
-    """Columns, or rows where there are fewer, that are orthogonal and of length `gain`."""
-    rows, columns = math.prod(shape[:-1]), shape[-1]
+    """Columns (or rows, if there are fewer) that are orthogonal and of length `gain`."""
+    rows = math.prod(shape[:-1])
+    columns = shape[-1]
     drawn = rng.standard_normal((max(rows, columns), min(rows, columns)), np.float32)
     q, r = np.linalg.qr(drawn)
-    q *= gain * np.sign(np.diag(r))  # without it, signs depend on how QR works, not on chance
+    q *= gain * np.sign(np.diag(r))  # makes signs random; otherwise the QR method decides them
     return np.ascontiguousarray(q if rows >= columns else q.T).reshape(shape)
 
 
-# --- Forward ---------------------------------------------------------------------------------------------------------
+# --- Forward --------------------------------------------------------------------------------------
 
 
 def apply(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Each head's output, float32[..., width]."""
     parts: list[jax.Array] = []
     leading: tuple[int, ...] = ()
-    for name, one in spec.inputs.items():
+    for name, column in spec.inputs.items():
         x = jnp.asarray(obs[name])
-        leading = x.shape[: x.ndim - len(one.shape)]
-        x = x.reshape(-1, *one.shape)
-        parts.append(_through(f"inputs.{name}", one.layers, weights=weights, x=x).astype(jnp.float32))
-    trunk = _through("trunk", spec.trunk, weights=weights, x=jnp.concatenate(parts, 1) if len(parts) > 1 else parts[0])
-    ends = {name: _through(f"heads.{name}", layers, weights=weights, x=trunk) for name, layers in spec.heads.items()}
+        leading = x.shape[: x.ndim - len(column.shape)]
+        x = x.reshape(-1, *column.shape)
+        parts.append(
+            _through(f"inputs.{name}", column.layers, weights=weights, x=x).astype(jnp.float32)
+        )
+    trunk = _through(
+        "trunk",
+        spec.trunk,
+        weights=weights,
+        x=jnp.concatenate(parts, 1) if len(parts) > 1 else parts[0],
+    )
+    ends = {
+        name: _through(f"heads.{name}", layers, weights=weights, x=trunk)
+        for name, layers in spec.heads.items()
+    }
     return {name: x.reshape(*leading, *x.shape[1:]) for name, x in ends.items()}
 
 
 def _through(place: str, layers: Sequence[Layer], *, weights: Weights, x: jax.Array) -> jax.Array:
     for index, layer in enumerate(layers):
         prefix = f"{place}.{index}."
-        x = _layer(layer, {name[len(prefix) :]: w for name, w in weights.items() if name.startswith(prefix)}, x)
+        x = _layer(
+            layer,
+            {name[len(prefix) :]: w for name, w in weights.items() if name.startswith(prefix)},
+            x,
+        )
     return x
 
 
@@ -128,10 +163,17 @@ def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Arra
             return _conv(layer, own["kernel"], x) + own["bias"]
         case LayerNorm():
             h = x - x.mean(-1, keepdims=True)
-            return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + NORM_EPSILON) * own["scale"] + own["bias"]
+            return (
+                h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + NORM_EPSILON) * own["scale"]
+                + own["bias"]
+            )
         case ObservationNorm():
             mean, var = jax.lax.stop_gradient((own["mean"], own["var"]))
-            return jnp.clip((x - mean) / jnp.sqrt(var + OBSERVATION_EPSILON), -OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+            return jnp.clip(
+                (x - mean) / jnp.sqrt(var + OBSERVATION_EPSILON),
+                -OBSERVATION_LIMIT,
+                OBSERVATION_LIMIT,
+            )
         case Activation():
             return _ACTS[layer.name](x)
         case Flatten():
@@ -145,23 +187,33 @@ def _layer(layer: Layer, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Arra
             moved = x.transpose(order)
             return moved.reshape(*moved.shape[: x.ndim - len(layer.axes)], -1)
         case OneHot():
-            return (x[..., None] == jnp.arange(layer.start, layer.start + layer.n)).astype(jnp.float32)
+            return (x[..., None] == jnp.arange(layer.start, layer.start + layer.n)).astype(
+                jnp.float32
+            )
         case Constant():
             return jnp.broadcast_to(own["constant"], (len(x), layer.width))
 
 
 def _conv(layer: Conv, kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """float32[batch, height, width, channels]; on a CPU as one product of patches.
+    """float32[batch, height, width, channels]; on a CPU as one matrix product over patches.
 
-    XLA's convolutions on CPUs lose their fast path inside a scan, where all updates run, and are slower than this.
+    On CPUs, XLA's convolutions lose their fast path inside a scan, where all updates run, and are
+    slower than this.
     """
-    size, stride = layer.kernel, layer.stride
+    size = layer.kernel
+    stride = layer.stride
     if jax.default_backend() != "cpu":
         axes = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=axes)
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), "VALID", dimension_numbers=axes
+        )
     rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
     parts = [
-        x[:, at : at + (rows - 1) * stride + 1 : stride, beside : beside + (columns - 1) * stride + 1 : stride]
+        x[
+            :,
+            at : at + (rows - 1) * stride + 1 : stride,
+            beside : beside + (columns - 1) * stride + 1 : stride,
+        ]
         for at in range(size)
         for beside in range(size)
     ]
@@ -170,7 +222,11 @@ def _conv(layer: Conv, kernel: jax.Array, x: jax.Array) -> jax.Array:
 
 def _dueling(layer: Dueling, own: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     def stream(name: str) -> jax.Array:
-        h = jax.nn.relu(x @ own[f"{name}_hidden.kernel"] + own[f"{name}_hidden.bias"]) if layer.hidden else x
+        h = (
+            jax.nn.relu(x @ own[f"{name}_hidden.kernel"] + own[f"{name}_hidden.bias"])
+            if layer.hidden
+            else x
+        )
         return h @ own[f"{name}.kernel"] + own[f"{name}.bias"]
 
     advantage = stream("advantage")
@@ -178,32 +234,38 @@ def _dueling(layer: Dueling, own: Mapping[str, jax.Array], x: jax.Array) -> jax.
 
 
 def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Weights whose ObservationNorms, if any, have counted these observations too."""
-    seen = dict(weights)
-    for name, one in spec.inputs.items():
-        for index, layer in enumerate(one.layers):
+    """The weights with ObservationNorms, if any, updated by these observations."""
+    updated = dict(weights)
+    for name, column in spec.inputs.items():
+        for index, layer in enumerate(column.layers):
             if isinstance(layer, ObservationNorm):
-                rows = jnp.asarray(obs[name]).reshape(-1, *one.shape)
-                x = _through(f"inputs.{name}", one.layers[:index], weights=weights, x=rows).astype(jnp.float32)
+                rows = jnp.asarray(obs[name]).reshape(-1, *column.shape)
+                before = column.layers[:index]
+                x = _through(f"inputs.{name}", before, weights=weights, x=rows).astype(jnp.float32)
                 prefix = f"inputs.{name}.{index}."
                 mean, var, count = (weights[prefix + part] for part in ("mean", "var", "count"))
-                x = jnp.where(jnp.abs(x) <= _FAR, x, mean)  # NaN is not below it either
-                more, own_mean, own_var = len(x), x.mean(0), x.var(0)
-                total, delta = count + more, own_mean - mean
-                spread = (var * count + own_var * more + delta * delta * (count * more / total)) / total
-                seen |= {
+                x = jnp.where(jnp.abs(x) <= _FAR, x, mean)  # also replaces NaN
+                more = len(x)
+                own_mean = x.mean(0)
+                own_var = x.var(0)
+                total = count + more
+                delta = own_mean - mean
+                spread = (
+                    var * count + own_var * more + delta * delta * (count * more / total)
+                ) / total
+                updated |= {
                     prefix + "mean": mean + delta * (more / total),
                     prefix + "var": spread,
                     prefix + "count": total,
                 }
-    return seen
+    return updated
 
 
-# --- Heads -----------------------------------------------------------------------------------------------------------
+# --- Heads ----------------------------------------------------------------------------------------
 
 
 def noise(key: jax.Array, head: Head, batch: int) -> jax.Array | None:
-    """What `sample` wants for a batch; None for argmax."""
+    """The noise that `sample` needs for a batch; None for argmax."""
     match head.kind:
         case "argmax":
             return None
@@ -216,28 +278,36 @@ def noise(key: jax.Array, head: Head, batch: int) -> jax.Array | None:
 
 
 def sample(
-    head: Head, outputs: Mapping[str, Any], noise: Any, *, explore: Any = None, legal: Any = None,
+    head: Head,
+    outputs: Mapping[str, Any],
+    noise: Any,
+    *,
+    explore: Any = None,
+    action_mask: Any = None,
     deterministic: bool = False,
-) -> Decision:  # fmt: skip
-    """Actions and logp as `Head.sample` gives them for the same outputs and noise."""
+) -> Decision:
+    """Actions and logp, equal to those of `Head.sample` for the same outputs and noise."""
     if not head.is_discrete:
-        mean, log_std = outputs["mean"], outputs["log_std"]
+        mean = outputs["mean"]
+        log_std = outputs["log_std"]
         if deterministic or noise is None:
             return Decision(action_of(head, mean), jnp.zeros(mean.shape[:-1], jnp.float32), mean)
         raw = mean + jnp.exp(jnp.clip(log_std, *LOG_STD)) * noise
         return Decision(action_of(head, raw), _density(noise, log_std), raw)
-    values = _masked(outputs[head.outputs[0]], legal)
+    values = _masked(outputs[head.outputs[0]], action_mask)
     greedy = values.argmax(-1)
-    is_random = head.kind == "categorical" or (head.kind == "epsilon_greedy" and explore is not None)
+    is_random = head.kind == "categorical" or (
+        head.kind == "epsilon_greedy" and explore is not None
+    )
     if deterministic or noise is None or not is_random:
         return Decision(greedy.astype(jnp.int32), jnp.zeros(greedy.shape, jnp.float32))
     if head.kind == "categorical":
         action = (values + noise).argmax(-1)
         return Decision(action.astype(jnp.int32), _picked(jax.nn.log_softmax(values), action))
-    lots = noise[..., 1:] if legal is None else jnp.where(legal, noise[..., 1:], -1.0)
-    n_legal = head.size if legal is None else legal.sum(-1)
+    lots = noise[..., 1:] if action_mask is None else jnp.where(action_mask, noise[..., 1:], -1.0)
+    n_valid = head.size if action_mask is None else action_mask.sum(-1)
     action = jnp.where(noise[..., 0] < explore, lots.argmax(-1), greedy)
-    logp = jnp.log(explore / n_legal + (1 - explore) * (action == greedy))
+    logp = jnp.log(explore / n_valid + (1 - explore) * (action == greedy))
     return Decision(action.astype(jnp.int32), logp)
 
 
@@ -246,32 +316,36 @@ def _density(unit: Any, log_std: Any) -> jax.Array:
 
 
 def action_of(head: Head, raw: Any) -> jax.Array:
-    """Raw numbers as the game takes them: clipped or through tanh, scaled to low..high."""
-    factor, middle = head.scale
-    scaled = (jnp.tanh(raw) if head.kind == "gaussian_tanh" else raw) * factor + middle
+    """The game's actions for raw numbers: clipped or squashed by tanh, scaled to low..high."""
+    scale, middle = head.scale
+    scaled = (jnp.tanh(raw) if head.kind == "gaussian_tanh" else raw) * scale + middle
     return jnp.clip(scaled, *head.ends)
 
 
 def raw_of(head: Head, action: Any) -> jax.Array:
-    """The raw numbers that give these actions: what `logp` wants for actions that were not drawn here."""
-    factor, middle = head.scale
-    unit = (action - middle) / factor
-    return jnp.arctanh(jnp.clip(unit, -TANH_END, TANH_END)) if head.kind == "gaussian_tanh" else unit
+    """The raw numbers of these actions, for the `logp` of recorded actions."""
+    scale, middle = head.scale
+    unit = (action - middle) / scale
+    return (
+        jnp.arctanh(jnp.clip(unit, -TANH_LIMIT, TANH_LIMIT))
+        if head.kind == "gaussian_tanh"
+        else unit
+    )
 
 
-def logp(head: Head, outputs: Mapping[str, Any], action: Any, legal: Any = None) -> jax.Array:
+def logp(head: Head, outputs: Mapping[str, Any], action: Any, action_mask: Any = None) -> jax.Array:
     """Log probability of action indices, or log density of *raw* actions; float32[...]."""
     if head.kind == "categorical":
-        return _picked(jax.nn.log_softmax(_masked(outputs["logits"], legal)), action)
+        return _picked(jax.nn.log_softmax(_masked(outputs["logits"], action_mask)), action)
     _check_random(head)
     std = jnp.exp(jnp.clip(outputs["log_std"], *LOG_STD))
     return _density((action - outputs["mean"]) / std, outputs["log_std"])
 
 
-def entropy(head: Head, outputs: Mapping[str, Any], legal: Any = None) -> jax.Array:
-    """Entropy over legal actions, or of the Gaussian before clip or tanh; float32[...]."""
+def entropy(head: Head, outputs: Mapping[str, Any], action_mask: Any = None) -> jax.Array:
+    """Entropy over valid actions, or of the Gaussian before clip or tanh; float32[...]."""
     if head.kind == "categorical":
-        logs = jax.nn.log_softmax(_masked(outputs["logits"], legal))
+        logs = jax.nn.log_softmax(_masked(outputs["logits"], action_mask))
         return -(jnp.exp(logs) * logs).sum(-1)
     _check_random(head)
     return (jnp.clip(outputs["log_std"], *LOG_STD) + (0.5 + HALF_LOG_2PI)).sum(-1)
@@ -279,11 +353,18 @@ def entropy(head: Head, outputs: Mapping[str, Any], legal: Any = None) -> jax.Ar
 
 def _check_random(head: Head) -> None:
     if head.is_discrete:
-        raise ConfigError(f"{head.kind} has no probabilities of its own; use a categorical or gaussian head")
+        raise ConfigError(
+            f"a head of kind {head.kind} has no log probabilities; use a categorical or gaussian "
+            "head"
+        )
 
 
-def _masked(values: Any, legal: Any) -> Any:
-    return values if legal is None else jnp.where(legal, jnp.maximum(values, LOWEST), ILLEGAL)
+def _masked(values: Any, action_mask: Any) -> Any:
+    return (
+        values
+        if action_mask is None
+        else jnp.where(action_mask, jnp.maximum(values, LOWEST_VALID), INVALID)
+    )
 
 
 def _picked(values: Any, action: Any) -> jax.Array:

@@ -1,9 +1,9 @@
-"""The replay a learner samples: the host form, in NumPy and numba.
+"""The replay buffer on the host, in NumPy and numba.
 
-    insert(chunk) ─► ring of rows ─► draw(k) ─► batches[k, ...] ─► feedback(rows, stamps, priorities)
+    insert(chunk) ─► ring of rows ─► draw(k) ─► batches[k, …] ─► feedback(rows, stamps, priorities)
 
-Each observation is kept once. A row's return, discount factor and reach are computed when it enters, so that a draw
-is a look-up. Which rows may be sampled, and what leaves when, is decided by `ring.Ring`.
+Each observation is stored once. A row's return, discount and reach are computed on insertion, so
+that a draw is a look-up. `ring.Ring` decides which rows may be sampled and when they are evicted.
 """
 
 import math
@@ -15,15 +15,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Batch, Feedback, Transitions
-from understudy.core.chunk import Chunk, ChunkId
+from understudy.algorithm import Batch, Feedback, Transitions
 from understudy.core.errors import ConfigError
-from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
+from understudy.experience.chunk import Chunk, ChunkId
+from understudy.experience.game import GameSpec
 from understudy.learn.ring import Edit, Placed, ReadChunks, Ring
 from understudy.learn.rows import (
     ACTION,
-    FACTOR,
+    DISCOUNT,
     REACH,
     RETURN,
     STAMP,
@@ -39,11 +39,11 @@ Rows = NDArray[np.int64]
 
 
 class Roster:
-    """A set of rows below `capacity`; `rows` lists them in an order that their history decides."""
+    """A set of rows below `capacity`; the order of `rows` depends on their history."""
 
     def __init__(self, capacity: int) -> None:
         self._rows = np.zeros(capacity, np.int64)
-        self._place = np.full(capacity, -1, np.int64)  # where in `rows` each row stands, or -1
+        self._place = np.full(capacity, -1, np.int64)  # the index of each row in `rows`, or -1
         self._n = 0
 
     def __len__(self) -> int:
@@ -51,21 +51,21 @@ class Roster:
 
     @property
     def rows(self) -> Rows:
-        """The rows, to be read only."""
+        """The rows; read-only."""
         return self._rows[: self._n]
 
     def set_range(self, start: int, may_sample: NDArray[np.bool_]) -> None:
-        """Say for the rows from `start` on which of them belong."""
+        """Set which of the rows from `start` on are in the set."""
         belonged = self._place[start : start + len(may_sample)] >= 0
         self._remove(start + np.flatnonzero(belonged & ~may_sample))
         self._add(start + np.flatnonzero(may_sample & ~belonged))
 
     def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Rows:
-        """Rows drawn evenly, each independently of the others."""
+        """Rows drawn uniformly, with replacement."""
         return self._rows[rng.integers(0, self._n, size)]
 
     def restore(self, rows: NDArray[Any]) -> None:
-        """Become the roster whose `rows` these were."""
+        """Restore the set from its saved `rows`."""
         self._remove(self.rows.copy())
         self._add(rows.astype(np.int64))
 
@@ -76,29 +76,32 @@ class Roster:
         self._n = end
 
     def _remove(self, rows: Rows) -> None:
-        """Fill the gaps that these rows leave with the last ones that stay."""
+        """Remove these rows; rows from the end of the array fill the gaps."""
         if not len(rows):
             return
-        gaps, end = self._place[rows], self._n - len(rows)
+        gaps = self._place[rows]
+        end = self._n - len(rows)
         self._place[rows] = -1
         last = self._rows[end : self._n]
-        movers, gaps = last[self._place[last] >= 0], gaps[gaps < end]
-        self._rows[gaps], self._place[movers] = movers, gaps
+        movers = last[self._place[last] >= 0]
+        gaps = gaps[gaps < end]
+        self._rows[gaps] = movers
+        self._place[movers] = gaps
         self._n = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """How much a replay holds, and how strongly priorities count."""
+    """The capacity and the prioritisation of a replay."""
 
     capacity: int = 100_000
-    """Rows; a chunk takes its steps, one row for each episode's end, and up to n_step + stack - 2 of the one before."""
+    """Rows; a chunk needs its steps, one per episode end, and up to n_step + stack - 2 lead-in."""
     alpha: float = 0.6
-    """A row's mass is weight * priority^alpha: 0 is uniform, 1 in proportion."""
+    """A row's mass is weight * priority^alpha: 0 is uniform, 1 proportional."""
     min_priority: float = 1e-6
-    """Smaller ones count as this, so that no row is lost for good."""
+    """Lower bound of priorities, so that every row can be drawn."""
     max_priority: float = 1e6
-    """Larger ones count as this, so that no row takes every batch."""
+    """Upper bound of priorities, so that no row fills every batch."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -113,134 +116,158 @@ class ReplayConfig:
 
 
 class Drawn(NamedTuple):
-    """Batches, and where their rows came from, for `feedback`."""
+    """Batches, and the origin of their rows, for `feedback`."""
 
     batches: Batch  # every array with the leading axes [k, batch]
     rows: NDArray[np.int64]  # [k, batch]
     stamps: NDArray[np.int32]  # [k, batch]
 
 
-class Found(NamedTuple):
-    """Drawn rows and what is known of each, in arrays [k, batch]."""
+class DrawnRows(NamedTuple):
+    """Drawn rows and their facts, in arrays [k, batch]."""
 
     places: NDArray[np.int64]  # [2, k, batch]: the rows, and the rows to bootstrap from
     weight: NDArray[np.float32]
     returns: NDArray[np.float32]
-    factor: NDArray[np.float32]
+    discount: NDArray[np.float32]
     action: NDArray[np.int32]
     stamps: NDArray[np.int32]
 
 
 class HostReplay:
-    """A window of recent steps of one game, sampled uniformly or by priority."""
+    """The recent steps of one game, sampled uniformly or by priority."""
 
-    def __init__(self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None) -> None:
+    def __init__(
+        self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None
+    ) -> None:
         self.config = config or ReplayConfig()
         self.needs = needs
         self.n_bad_priorities = 0
-        """Priorities that were NaN, infinite or negative, and left out."""
+        """Priorities that were NaN, infinite or negative, and ignored."""
         windows = windows_of
         if needs.prioritised:
-            # Half a second of import that uniform replays do without.
+            # Imported late: it takes half a second, and uniform replays do not need it.
             from understudy.learn.sum_tree import SumTree, compiled_windows_of
 
             windows = compiled_windows_of
         self._ring = Ring(game, needs, self.config.capacity, windows=windows)
         self.layout: RowLayout = self._ring.layout
         self.capacity = self._ring.capacity
-        self._masses: SumTree | Roster = SumTree(self.capacity) if needs.prioritised else Roster(self.capacity)
+        self._masses: SumTree | Roster = (
+            SumTree(self.capacity) if needs.prioritised else Roster(self.capacity)
+        )
         self._columns = {
-            name: np.zeros((self.capacity, *kept.shape), kept.dtype)
-            for name, kept in self.layout.columns.items()
+            name: np.zeros((self.capacity, *column.shape), column.dtype)
+            for name, column in self.layout.columns.items()
             if not (name == "action" and self.layout.discrete)
         }
         self._facts = aligned_zeros((self.capacity, WIDTH), np.dtype(np.float32))
         self._whole = self._facts.view(np.int32)
         obs = self._columns[self.layout.obs[0]]
-        raw, obs = (column.view(np.uint8).reshape(self.capacity, -1) for column in (self._facts, obs))
+        raw, obs = (
+            column.view(np.uint8).reshape(self.capacity, -1) for column in (self._facts, obs)
+        )
         self._lines = self._facts, self._whole, raw, obs
-        self._rule = np.array([self.config.alpha, self.config.min_priority, self.config.max_priority])
+        self._rule = np.array(
+            [self.config.alpha, self.config.min_priority, self.config.max_priority]
+        )
         self._largest = 1.0
 
     @property
     def n_sampleable(self) -> int:
-        """Starts that may be drawn."""
+        """Steps that may be drawn."""
         return len(self._masses)
 
     @property
     def n_steps_inserted(self) -> int:
-        """Steps ever inserted, those that have left included."""
+        """Steps ever inserted, including evicted ones."""
         return self._ring.n_steps_inserted
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
-        """How many starts became sampleable; a chunk that is Refused changes nothing.
+        """Insert a chunk; returns how many steps became sampleable. A Refused one changes nothing.
 
-        Its steps are drawn `weight` times as often as others, and no importance weight takes that back.
+        Its steps are drawn `weight` times as often as others; importance weights do not correct
+        for that.
         """
         placed = self._ring.place(chunk, weight=weight)
         self._write(placed)
         return sum(self._apply(edit) for edit in placed.edits)
 
     def close(self, session: uuid.UUID) -> int:
-        """How many waiting starts became sampleable, shortened, because no more chunks of this session come."""
+        """End a session; returns how many waiting steps became sampleable, with short windows."""
         return sum(self._apply(edit) for edit in self._ring.close(session))
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
-        """Whether rows of this chunk were here; none is drawn any more."""
+        """Evict a chunk, so that none of its rows is drawn again; returns whether it had any."""
         edits = self._ring.evict(session, chunk_no)
         for edit in edits:
             self._apply(edit)
         return bool(edits)
 
-    def held(self) -> list[ChunkId]:
-        """(session, chunk_no) of what is in the ring, oldest first."""
-        return list(self._ring.stretches)
+    def chunk_ids(self) -> list[ChunkId]:
+        """(session, chunk_no) of the chunks in the ring, oldest first."""
+        return list(self._ring.spans)
 
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
-        """The chunks that what was drawn at these rows came from, each once."""
+        """The chunks that the transitions at these rows come from, each once."""
         return self._ring.chunks_of(rows)
 
-    def draw(self, k: int, *, rng: np.random.Generator, beta: float = 0.4, batch: int | None = None) -> Drawn:
+    def draw(
+        self, k: int, *, rng: np.random.Generator, beta: float = 0.4, batch: int | None = None
+    ) -> Drawn:
         """k batches; prioritised ones are stratified, with importance weights of at most 1."""
         if self.n_sampleable == 0:
             raise ConfigError(
-                "a draw from a replay without sampleable steps; insert chunks first, and see n_sampleable"
+                "the replay has no sampleable steps to draw; insert chunks until n_sampleable is "
+                "above 0"
             )
         size = (k, batch or self.needs.batch)
         if isinstance(self._masses, Roster):
-            found = self._look_up(self._masses.draw(rng, size))
+            drawn = self._look_up(self._masses.draw(rng, size))
         else:
-            found = Found(*self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines))
-        return Drawn(self._gather(found), found.places[0], found.stamps)
+            drawn = DrawnRows(
+                *self._masses.draw(rng.random(size), beta=float(beta), lines=self._lines)
+            )
+        return Drawn(self._gather(drawn), drawn.places[0], drawn.stamps)
 
-    def feedback(self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array) -> None:
-        """Give drawn rows new priorities; rows that have left meanwhile and priorities without sense are ignored."""
+    def feedback(
+        self, rows: NDArray[np.int64], stamps: NDArray[np.int32], priorities: Array
+    ) -> None:
+        """Set new priorities of drawn rows; ignores evicted rows and invalid priorities."""
         if isinstance(self._masses, Roster):
             return
         n_bad, largest = self._masses.feed_back(
-            np.asarray(rows, np.int64).ravel(), stamps=np.asarray(stamps, np.int32).ravel(),
-            priorities=np.asarray(priorities, np.float64).ravel(), lines=self._lines, rule=self._rule,
-        )  # fmt: skip
+            np.asarray(rows, np.int64).ravel(),
+            stamps=np.asarray(stamps, np.int32).ravel(),
+            priorities=np.asarray(priorities, np.float64).ravel(),
+            lines=self._lines,
+            rule=self._rule,
+        )
         self.n_bad_priorities += n_bad
         self._largest = max(self._largest, largest)
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """What `restore` needs besides the chunks themselves."""
+        """The state that `restore` needs, besides the chunks themselves."""
         arrays, facts = self._ring.state()
         used = self._ring.used
         arrays["weights"] = np.zeros(used, np.float32)
-        for one in self._ring.stretches.values():  # between them lies what was there before, which nobody reads
-            rows = slice(one.start, one.start + one.n_rows)
+        for span in self._ring.spans.values():  # rows between spans are stale and never read
+            rows = slice(span.start, span.start + span.n_rows)
             arrays["weights"][rows] = self._facts[rows, WEIGHT]
         masses = self._masses
-        arrays["masses"] = (masses.rows if isinstance(masses, Roster) else masses.leaves[:used]).copy()
+        arrays["masses"] = (
+            masses.rows if isinstance(masses, Roster) else masses.leaves[:used]
+        ).copy()
         return arrays, facts | {"largest": self._largest, "n_bad_priorities": self.n_bad_priorities}
 
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
-        """Become the replay that `state` described: every later draw has the same bits."""
-        written, gone = self._ring.restore(arrays, facts, read)
-        self._largest, self.n_bad_priorities = float(facts["largest"]), int(facts["n_bad_priorities"])
-        for placed in written:
+    def restore(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
+    ) -> None:
+        """Restore the replay from its `state`; every later draw is bit-identical."""
+        placed_spans, cleared = self._ring.restore(arrays, facts, read)
+        self._largest = float(facts["largest"])
+        self.n_bad_priorities = int(facts["n_bad_priorities"])
+        for placed in placed_spans:
             self._write(placed)
         if isinstance(self._masses, Roster):
             self._masses.restore(arrays["masses"])
@@ -248,13 +275,14 @@ class HostReplay:
             masses = np.zeros(self.capacity)
             masses[: len(arrays["masses"])] = arrays["masses"]
             self._masses.set_range(0, masses)
-        for edit in gone:
+        for edit in cleared:
             self._apply(edit)
 
     def _write(self, placed: Placed) -> None:
-        stretch, at = placed.stretch, placed.stretch.start
-        self._facts[at : at + stretch.n_rows] = placed.windows.facts
-        self._whole[at : at + stretch.n_rows, STAMP] = stretch.stamp
+        span = placed.span
+        at = placed.span.start
+        self._facts[at : at + span.n_rows] = placed.windows.facts
+        self._whole[at : at + span.n_rows, STAMP] = span.stamp
         for part in placed.parts:
             end = at + len(part["action"])
             for name, column in self._columns.items():
@@ -264,7 +292,7 @@ class HostReplay:
             at = end
 
     def _apply(self, edit: Edit) -> int:
-        """Carry out an edit; how many rows it made sampleable."""
+        """Apply an edit; returns how many rows became sampleable."""
         if isinstance(self._masses, Roster):
             self._masses.set_range(edit.start, edit.weight > 0)
         elif edit.priority is None:
@@ -274,61 +302,76 @@ class HostReplay:
             self._largest = max(self._largest, largest)
         return int(np.count_nonzero(edit.weight))
 
-    def _look_up(self, rows: NDArray[np.int64]) -> Found:
+    def _look_up(self, rows: NDArray[np.int64]) -> DrawnRows:
         facts = self._facts.take(rows, axis=0)
-        whole = facts.view(np.int32)
-        return Found(
-            np.stack([rows, rows + (whole[..., REACH] & 0xFFFF)]), np.ones(rows.shape, np.float32),
-            facts[..., RETURN].copy(), facts[..., FACTOR].copy(), whole[..., ACTION].copy(), whole[..., STAMP].copy(),
-        )  # fmt: skip
+        ints = facts.view(np.int32)
+        return DrawnRows(
+            np.stack([rows, rows + (ints[..., REACH] & 0xFFFF)]),
+            np.ones(rows.shape, np.float32),
+            facts[..., RETURN].copy(),
+            facts[..., DISCOUNT].copy(),
+            ints[..., ACTION].copy(),
+            ints[..., STAMP].copy(),
+        )
 
-    def _gather(self, found: Found) -> Batch:
-        layout, places, rows = self.layout, found.places, found.places[0]
-        seen = places
+    def _gather(self, drawn: DrawnRows) -> Batch:
+        layout = self.layout
+        places = drawn.places
+        rows = places[0]
+        stacks = places
         if self.needs.stack > 1:
-            seen = stack_rows(places, self._whole[places, REACH] >> 16, self.needs.stack)
-        obs = {name: self._columns[name].take(seen, axis=0) for name in layout.obs}  # and the next ones, at [1]
-        legal = self._columns["legal"].take(places, axis=0) if "legal" in self._columns else None
+            stacks = stack_rows(places, self._whole[places, REACH] >> 16, self.needs.stack)
+        # Observations are at [0], next observations at [1].
+        obs = {name: self._columns[name].take(stacks, axis=0) for name in layout.obs}
+        masks = None
+        if "action_mask" in self._columns:
+            masks = self._columns["action_mask"].take(places, axis=0)
         return Batch(
             obs={name: both[0] for name, both in obs.items()},
-            action=found.action if layout.discrete else self._columns["action"].take(rows, axis=0),
-            reward=found.returns,
+            action=drawn.action if layout.discrete else self._columns["action"].take(rows, axis=0),
+            reward=drawn.returns,
             next_obs={name: both[1] for name, both in obs.items()},
-            factor=found.factor,
-            weight=found.weight,
-            legal=None if legal is None else legal[0],
-            next_legal=None if legal is None else legal[1],
+            discount=drawn.discount,
+            weight=drawn.weight,
+            action_mask=None if masks is None else masks[0],
+            next_action_mask=None if masks is None else masks[1],
             extras={name: self._columns[name].take(rows, axis=0) for name in layout.extras},
         )
 
 
-# --- Balance of samples and inserts -----------------------------------------------------------------------------------
+# --- The balance of samples and inserts -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimiterConfig:
-    """How often a step is sampled, on average, before it leaves the replay."""
+    """How often a step is sampled, on average, before it is evicted from the replay."""
 
     samples_per_insert: float = 8.0
     """Raise for sample efficiency, lower for speed."""
     min_inserts: int = 1_000
-    """Steps before the first update; they owe no samples."""
+    """Steps before the first update; these require no samples."""
     slack: int = 2_048
     """Steps that actors may be ahead of the learner before they wait."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.samples_per_insert) and self.samples_per_insert > 0):
-            raise ConfigError(f"samples_per_insert is {self.samples_per_insert}; give a number above 0, such as 8")
+            raise ConfigError(
+                f"samples_per_insert is {self.samples_per_insert}; give a number above 0, such as 8"
+            )
         if self.min_inserts < 0:
-            raise ConfigError(f"min_inserts is {self.min_inserts}; give a whole number from 0, such as 1000")
+            raise ConfigError(
+                f"min_inserts is {self.min_inserts}; give a whole number from 0, such as 1000"
+            )
         if self.slack < 1:
-            raise ConfigError(f"slack is {self.slack}; give at least 1 step, or actors could never start")
+            raise ConfigError(
+                f"slack is {self.slack}; give at least 1 step, since actors cannot start without"
+            )
 
 
 class Limiter:
-    """Counts steps in and samples out; says how many updates are due, and whether actors may go on.
+    """Counts inserted and sampled rows; computes the updates due and whether actors may continue.
 
-    Players are never asked to wait: count what they send, and leave `may_insert` to the actors.
+    Players never wait: their steps are counted, but `may_insert` applies to actors only.
     """
 
     def __init__(self, config: LimiterConfig, *, batch: int = 1) -> None:
@@ -342,56 +385,61 @@ class Limiter:
         self._n_inserted += n_steps
 
     def sampled(self, n_rows: int) -> None:
-        """Count rows that updates have eaten."""
+        """Count rows that updates have consumed."""
         self._n_sampled += n_rows
 
     @property
     def may_insert(self) -> bool:
-        """Whether actors may go on: the learner is less than `slack` steps behind them."""
+        """Whether actors may continue: the learner is less than `slack` steps behind them."""
         return self._owed() < self._config.slack * self._config.samples_per_insert
 
     def updates_due(self, batch: int) -> int:
-        """How many updates of this batch the steps so far pay for."""
+        """How many updates of this batch size the steps inserted so far allow."""
         self._check(batch)
-        # A hair more, since 0.29 * 100 is 28.999999999999996.
+        # The tolerance is for rounding: 0.29 * 100 is 28.999999999999996.
         return max(0, math.floor(self._owed() / batch + 1e-9))
 
     def state(self) -> dict[str, int]:
-        """What `restore` needs."""
+        """The state that `restore` needs."""
         return {"n_inserted": self._n_inserted, "n_sampled": self._n_sampled}
 
     def restore(self, facts: Mapping[str, int]) -> None:
-        """Go on from what `state` returned."""
-        self._n_inserted, self._n_sampled = int(facts["n_inserted"]), int(facts["n_sampled"])
+        """Resume from what `state` returned."""
+        self._n_inserted = int(facts["n_inserted"])
+        self._n_sampled = int(facts["n_sampled"])
 
     def _owed(self) -> float:
         beyond = max(0, self._n_inserted - self._config.min_inserts)
         return beyond * self._config.samples_per_insert - self._n_sampled
 
     def _check(self, batch: int) -> None:
-        """Refuse what would end in a deadlock: actors that wait while no whole batch is due."""
+        """Reject a deadlock: actors that wait while no whole batch is due."""
         config = self._config
         if config.slack * config.samples_per_insert < batch:
             raise ConfigError(
-                f"a slack of {config.slack} steps pays for {config.slack * config.samples_per_insert:g} samples, less "
-                f"than one batch of {batch}, so learner and actors would wait for each other; "
+                f"a slack of {config.slack} steps allows "
+                f"{config.slack * config.samples_per_insert:g} samples, less than one batch of "
+                f"{batch}, so learner and actors would wait for each other; "
                 f"give a slack of at least {math.ceil(batch / config.samples_per_insert)}"
             )
 
 
-# --- A learner's source: batches for one compiled call, and what came of them; the other source is `RolloutQueue` -----
+# --- The learner's source of batches for one compiled call; the other source is `RolloutQueue` ----
 
 
 _REPLAY_STREAM = 2
-"""Tag of the replay's random numbers among those that come from a run's root seed."""
+"""The replay's key among the random streams derived from a run's root seed."""
 
 
 @dataclass(slots=True)
 class ReplaySource:
-    """A replay with its limiter; None: no bound, for training from a store."""
+    """A replay with its limiter; without a limiter (None), sampling is unbounded, as from a store.
+
+    The methods that do nothing exist for the interface that it shares with `RolloutQueue`.
+    """
 
     is_on_policy: ClassVar[bool] = False
-    """Whether only what the newest weights have played may be learned from."""
+    """Whether it accepts only the experience of the newest weights."""
     replay: HostReplay
     limiter: Limiter | None
     updates: int
@@ -405,16 +453,16 @@ class ReplaySource:
             self.limiter.inserted(chunk.meta.n_steps)
         return chunk.meta.n_steps
 
-    def pass_over(self, chunk: Chunk) -> None:
-        """A chunk was played too long ago to learn from it: windows that would run into it end at the gap."""
+    def skip_chunk(self, chunk: Chunk) -> None:
+        """Skip a stale chunk: windows that would reach into it end at the gap."""
 
     def end_sessions(self) -> None:
-        """No chunk that comes goes on where one that is here ends: windows that waited for one wait no longer."""
-        for session in dict.fromkeys(session for session, _ in self.replay.held()):
+        """End all sessions, so that windows stop waiting for their next chunks."""
+        for session in dict.fromkeys(session for session, _ in self.replay.chunk_ids()):
             self.replay.close(session)
 
-    def go_back(self) -> None:
-        """The weights were taken back: nothing leaves, since any weights may learn from a replay."""
+    def on_weights_restored(self) -> None:
+        """The weights were restored: the data stays, since any weights may learn from a replay."""
 
     @property
     def may_update(self) -> bool:
@@ -426,17 +474,20 @@ class ReplaySource:
     def rows_per_call(self) -> int:
         return self.updates * self.batch
 
-    def draw(self, call_no: int, *, importance: float) -> Any:
-        """Batches with a leading axis of one entry per update; the same call number gives the same ones."""
-        rng = np.random.Generator(np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no]))
-        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance)
+    def draw(self, call_no: int, *, importance_exponent: float) -> Any:
+        """Batches, stacked on a leading axis of updates; the same call number draws the same."""
+        rng = np.random.Generator(
+            np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no])
+        )
+        self._drawn = self.replay.draw(self.updates, rng=rng, beta=importance_exponent)
         if self.limiter is not None:
             self.limiter.sampled(self.rows_per_call)
         return self._drawn.batches
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
-        """Take what the last drawn batches came to; the chunks that spoiled an update."""
-        drawn, ok = self._drawn, np.asarray(feedback.ok)
+        """Process the feedback on the last draw; returns the chunks that caused a failed update."""
+        drawn = self._drawn
+        ok = np.asarray(feedback.ok)
         assert drawn is not None
         if feedback.priorities is not None:
             priorities = np.asarray(feedback.priorities)
@@ -444,19 +495,25 @@ class ReplaySource:
         if ok.all():
             return ()
         row_ok = np.asarray(feedback.row_ok)
-        # Where not a single row went well, the weights are to blame: going back mends that, losing the replay does not.
-        spoiled = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
-        bad = self.replay.chunks_of(np.unique(drawn.rows[spoiled]))
+        # If every row failed, the weights are the cause: restoring them helps, evicting the replay
+        # does not.
+        failed = ~ok[:, None] & ~row_ok & row_ok.any(axis=1, keepdims=True)
+        bad = self.replay.chunks_of(np.unique(drawn.rows[failed]))
         for session, chunk_no in bad:
             self.replay.evict(session, chunk_no)
         return bad
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays, facts = self.replay.state()
-        return arrays, {"replay": facts, "limiter": None if self.limiter is None else self.limiter.state()}
+        return arrays, {
+            "replay": facts,
+            "limiter": None if self.limiter is None else self.limiter.state(),
+        }
 
-    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks) -> None:
-        """Come, fresh, to the state of a checkpoint; `read` gives chunks by id from the run's store."""
+    def restore(
+        self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
+    ) -> None:
+        """Restore a new source from a checkpoint; `read` returns chunks by id from a store."""
         self.replay.restore(arrays, facts["replay"], read)
         if self.limiter is not None:
             self.limiter.restore(facts["limiter"])

@@ -1,12 +1,13 @@
-"""Ring: where each stretch lies in a replay, which rows may be sampled, and what leaves when room is needed.
+"""Ring: the location of each span in a replay, which rows may be sampled, and which are evicted.
 
-It holds no rows. It answers with places and edits, which the host form and the device form carry out alike:
+It stores no rows. It returns places and edits, which the host and the device replay both apply:
 
     chunk ─► place ─► Placed(parts to write, windows, edits of mass)
 
-A stretch never wraps: where it does not fit before the end, the head skips to 0. What it overlaps leaves whole, oldest
-first. A start whose window is cut off by the end of its chunk waits there without a mass; it is sampled in the next
-chunk's stretch, whose lead-in repeats it, or here, shortened, once it is known that nothing follows.
+A span never wraps: if it does not fit before the end, the head skips to 0. Overlapped spans are
+evicted whole, oldest first. A step whose window is cut off by the end of its chunk waits there
+with mass 0; it is sampled in the next chunk's span, whose lead-in repeats it, or in its own span,
+with a shorter window, once it is known that no chunk follows.
 """
 
 import itertools
@@ -20,30 +21,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import Chunk, ChunkId, RowKind
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
+from understudy.experience.chunk import Chunk, ChunkId, RowKind
+from understudy.experience.game import GameSpec
 from understudy.learn.rows import RowLayout, Windows, windows_of
 
 ALIGNMENT = 16
-"""Stretches begin at multiples of this, so that a node of the sum tree belongs to one of them."""
+"""Spans start at multiples of this, so that a node of the sum tree belongs to one span."""
 
 Floats = NDArray[np.float32]
 ReadChunks = Callable[[Sequence[ChunkId]], Iterator[Chunk]]
-"""Reads these chunks again, in this order; those that are gone are left out."""
+"""Reads these chunks again, in this order; deleted ones are omitted."""
 
-_BOOTSTRAP = int(RowKind.BOOTSTRAP)  # an enum's members are slow to reach
+_BOOTSTRAP = int(RowKind.BOOTSTRAP)  # enum members are slow to access
 _NUMBERS = ("chunk_no", "start", "n_rows", "lead", "lead_from", "n_waiting", "stamp")
 _COUNTERS = ("head", "used", "n_steps_inserted", "stamp")
 _SMALL = ("row", "reward", "is_first", "terminated", "weight", "priority")
-"""Columns from which windows and masses come."""
+"""The columns that windows and masses are computed from."""
 
 
 @dataclass(slots=True)
-class Stretch:
-    """Where one chunk lies."""
+class Span:
+    """The rows of one chunk."""
 
     session: uuid.UUID
     chunk_no: int
@@ -51,43 +52,48 @@ class Stretch:
     n_rows: int
     lead: int
     lead_from: int
-    """The chunk its lead-in begins in; its own number where there is none, or none that may be read again."""
+    """The chunk that its lead-in starts in; its own number without a (readable) lead-in."""
     n_waiting: int
     stamp: int
 
 
 @dataclass(slots=True)
-class Tail:
-    """The newest stretch of a session that may go on, and the last rows of its open episode, for the next lead-in."""
+class OpenSession:
+    """The newest span of an open session, and the last rows of its episode for the next lead-in."""
 
-    stretch: Stretch
+    span: Span
     ends_open: bool
     lead: dict[str, Array]
 
 
 class Edit(NamedTuple):
-    """Rows from `start` on get the mass weight * priority^alpha; a NaN priority means the largest seen so far."""
+    """Sets rows from `start` to mass weight * priority^alpha; NaN means the largest so far."""
 
     start: int
     weight: Floats
     priority: Floats | None
-    """None where the rows lose their mass."""
+    """None to set the mass to 0."""
 
 
 class Placed(NamedTuple):
-    """What to write for one chunk: its parts one after the other from `stretch.start`, then the edits in order."""
+    """What to write for one chunk: its parts, one after another from `span.start`, then edits."""
 
-    stretch: Stretch
+    span: Span
     parts: tuple[Mapping[str, Array], ...]
     windows: Windows
     edits: tuple[Edit, ...]
 
 
 class Ring:
-    """The stretches of a replay of at least `capacity` rows."""
+    """The spans of a replay of at least `capacity` rows."""
 
     def __init__(
-        self, game: GameSpec, needs: Transitions, capacity: int, *, windows: Callable[..., Windows] = windows_of
+        self,
+        game: GameSpec,
+        needs: Transitions,
+        capacity: int,
+        *,
+        windows: Callable[..., Windows] = windows_of,
     ) -> None:
         self.layout = RowLayout(game, needs)
         self.capacity = _rounded(capacity)
@@ -96,177 +102,220 @@ class Ring:
         """No row from here on was ever written."""
         self.n_steps_inserted = 0
         self.stamp = 0
-        self.stretches: OrderedDict[ChunkId, Stretch] = OrderedDict()  # oldest first, found faster than in a dict
-        self.tails: dict[uuid.UUID, Tail] = {}
-        self._needs, self._windows_of = needs, windows
-        self.fixed = asdict(needs) | {"capacity": self.capacity, "schema": game.schema, "extras": list(needs.extras)}
-        """What must be the same when a state is restored."""
+        # Oldest first; finds its first entry faster than a dict.
+        self.spans: OrderedDict[ChunkId, Span] = OrderedDict()
+        self.tails: dict[uuid.UUID, OpenSession] = {}
+        self._needs = needs
+        self._windows_of = windows
+        self.fixed = asdict(needs) | {
+            "capacity": self.capacity,
+            "schema": game.schema,
+            "extras": list(needs.extras),
+        }
+        """What must match when a state is restored."""
         del self.fixed["batch"]
 
     def place(self, chunk: Chunk, *, weight: float) -> Placed:
-        """A place for the chunk; nothing has changed when it raises."""
+        """Allocate rows for the chunk; changes nothing if it raises."""
         rows = self.layout.take(chunk)
         if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"a chunk's weight is {weight}; give a number from 0, where 0 keeps it from being drawn")
+            raise ConfigError(
+                f"a chunk's weight is {weight}; give a number from 0, where 0 is never drawn"
+            )
         if weight not in (0, 1) and not self._needs.prioritised:
             raise ConfigError(
-                f"a chunk's weight is {weight}, and this replay draws evenly; give 0 or 1, or make it prioritised, "
-                "with an alpha of 0 to draw by weights alone"
+                f"a chunk's weight is {weight}, but this replay is uniform; give 0 or 1, or use a "
+                "prioritised replay, with an alpha of 0 to sample by weight alone"
             )
-        meta, columns = chunk.meta, chunk.columns
+        meta = chunk.meta
+        columns = chunk.columns
         name = meta.session, meta.chunk_no
-        if name in self.stretches:
-            raise Refused("duplicate", f"chunk {meta.chunk_no} of session {meta.session} is in the replay already")
+        if name in self.spans:
+            raise Refused(
+                "duplicate",
+                f"chunk {meta.chunk_no} of session {meta.session} is already in the replay",
+            )
         tail = self.tails.get(meta.session)
         lead: Mapping[str, Array] = {}
-        goes_on = tail is not None and tail.ends_open and not columns["is_first"][0]
-        if tail is not None and goes_on and tail.stretch.chunk_no + 1 == meta.chunk_no:
+        continues = tail is not None and tail.ends_open and not columns["is_first"][0]
+        if tail is not None and continues and tail.span.chunk_no + 1 == meta.chunk_no:
             lead = tail.lead
         n_lead = len(lead["chunk_no"]) if lead else 0
         n_rows = n_lead + chunk.n_rows
         if _rounded(n_rows) > self.capacity:
             raise ConfigError(
-                f"a stretch of {n_rows} rows does not fit into a replay of {self.capacity}; "
-                f"give it a capacity of at least {_rounded(n_rows)}, better many times that"
+                f"a chunk of {n_rows} rows does not fit into a replay of {self.capacity} rows; "
+                f"set its capacity to at least {_rounded(n_rows)}, better many times that"
             )
         own = _with_small(columns, rows, weight=weight)
         joined = _joined(lead, own)
         windows = self._windows_of(joined, n_lead, needs=self._needs)
-        is_late = tail is not None and meta.chunk_no < tail.stretch.chunk_no  # nothing will continue it here
+        # A chunk that is late is never continued here.
+        is_late = tail is not None and meta.chunk_no < tail.span.chunk_no
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)
         if tail is not None and not is_late and not lead:
             edits += self._release(tail)
         self.stamp = (self.stamp + 1) & 0x7FFFFFFF
         lead_from = int(lead["chunk_no"][0]) if lead else meta.chunk_no
-        stretch = Stretch(*name, start, n_rows, n_lead, lead_from, n_waiting, self.stamp)
-        self.stretches[name] = stretch
+        span = Span(*name, start, n_rows, n_lead, lead_from, n_waiting, self.stamp)
+        self.spans[name] = span
         self.n_steps_inserted += meta.n_steps
         weights = windows.weight
         if not is_late:
             own["weight"] = weights[n_lead:]
-            kept = self._lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
-            self.tails[meta.session] = Tail(stretch, bool(columns["row"][-1] == _BOOTSTRAP), kept)
+            next_lead = self._lead_after(lead, own, n_open=windows.n_open, chunk_no=meta.chunk_no)
+            self.tails[meta.session] = OpenSession(
+                span, bool(columns["row"][-1] == _BOOTSTRAP), next_lead
+            )
         if n_waiting:
             weights = weights.copy()
             weights[n_rows - 1 - n_waiting :] = 0.0
         edits.append(Edit(start, weights, joined["priority"]))
-        return Placed(stretch, (lead, rows) if lead else (rows,), windows, tuple(edits))
+        return Placed(span, (lead, rows) if lead else (rows,), windows, tuple(edits))
 
     def close(self, session: uuid.UUID) -> list[Edit]:
-        """Nothing more comes of this session: its waiting starts are released, shortened."""
+        """End a session: its waiting steps become sampleable, with short windows."""
         tail = self.tails.pop(session, None)
         return self._release(tail) if tail is not None else []
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> list[Edit]:
-        """Take a chunk's rows out, those that later stretches repeat included."""
+        """Evict a chunk's rows, including those that later spans repeat."""
         edits = []
-        stretch = self.stretches.pop((session, chunk_no), None)
-        if stretch is not None:
-            self._forget_tail(stretch)
-            edits.append(nothing_at(stretch.start, stretch.n_rows))
+        span = self.spans.pop((session, chunk_no), None)
+        if span is not None:
+            self._forget_tail(span)
+            edits.append(zero_mass_edit(span.start, span.n_rows))
         following = chunk_no + 1
-        while (later := self.stretches.get((session, following))) is not None and later.lead_from <= chunk_no:
-            span = min(later.lead + self._needs.stack - 1, later.n_rows)
+        while (
+            later := self.spans.get((session, following))
+        ) is not None and later.lead_from <= chunk_no:
+            n_affected = min(later.lead + self._needs.stack - 1, later.n_rows)
             later.lead_from = later.chunk_no
             tail = self.tails.get(session)
-            if tail is not None and tail.stretch is later and tail.lead:
+            if tail is not None and tail.span is later and tail.lead:
                 own = tail.lead["chunk_no"] == later.chunk_no
-                at = later.n_rows - 1 - len(own) + np.arange(len(own))  # where in the stretch each of them lies
-                tail.lead["weight"][at < span] = 0.0
-                tail.lead = {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
+                at = later.n_rows - 1 - len(own) + np.arange(len(own))  # their rows in the span
+                tail.lead["weight"][at < n_affected] = 0.0
+                tail.lead = (
+                    {name: column[own] for name, column in tail.lead.items()} if own.any() else {}
+                )
                 later.n_waiting = min(later.n_waiting, int(own.sum()))
-            edits.append(nothing_at(later.start, span))
+            edits.append(zero_mass_edit(later.start, n_affected))
             following += 1
         return edits
 
     def chunks_of(self, rows: NDArray[np.int64]) -> list[ChunkId]:
         """The chunks that the windows and stacks of these rows touch, each once."""
-        placed = sorted(self.stretches.values(), key=lambda stretch: stretch.start)
-        starts = np.array([stretch.start for stretch in placed], np.int64)
-        found: dict[ChunkId, None] = {}
+        placed = sorted(self.spans.values(), key=lambda span: span.start)
+        starts = np.array([span.start for span in placed], np.int64)
+        chunks: dict[ChunkId, None] = {}
         for row in np.unique(rows).tolist():
             at = int(np.searchsorted(starts, row, side="right")) - 1
             if at < 0 or row >= placed[at].start + placed[at].n_rows:
-                continue  # evicted meanwhile
-            stretch = placed[at]
-            reaches_back = row - stretch.start < stretch.lead + self._needs.stack - 1
-            first = stretch.lead_from if reaches_back else stretch.chunk_no
-            found.update(((stretch.session, number), None) for number in range(first, stretch.chunk_no + 1))
-        return list(found)
+                continue  # evicted in the meantime
+            span = placed[at]
+            reaches_back = row - span.start < span.lead + self._needs.stack - 1
+            first = span.lead_from if reaches_back else span.chunk_no
+            chunks.update(
+                ((span.session, number), None) for number in range(first, span.chunk_no + 1)
+            )
+        return list(chunks)
 
     def _claim(self, n_rows: int) -> tuple[int, list[Edit]]:
-        """Where the next stretch begins, and the edits that empty what it will not cover of those in its way."""
-        size, gone = _rounded(n_rows), []
+        """The start of the next span, and edits that clear evicted rows it does not overwrite."""
+        size = _rounded(n_rows)
+        evicted = []
         end = self.head + size
         if end > self.capacity:
-            # What lies behind the head is the oldest, so that it leaves first.
-            gone = self._drop_oldest_within(self.head, self.capacity)
-            self.head, end = 0, size
-        gone += self._drop_oldest_within(self.head, end)
-        start, self.head, self.used = self.head, end, max(self.used, end)
+            # The rows after the head are the oldest, so they are evicted first.
+            evicted = self._drop_oldest_within(self.head, self.capacity)
+            self.head = 0
+            end = size
+        evicted += self._drop_oldest_within(self.head, end)
+        start = self.head
+        self.head = end
+        self.used = max(self.used, end)
         edits = [
-            nothing_at(stretch.start, stretch.n_rows)
-            for stretch in gone
-            if stretch.start < start or stretch.start + stretch.n_rows > start + n_rows
+            zero_mass_edit(span.start, span.n_rows)
+            for span in evicted
+            if span.start < start or span.start + span.n_rows > start + n_rows
         ]
         return start, edits
 
-    def _drop_oldest_within(self, begin: int, end: int) -> list[Stretch]:
-        gone: list[Stretch] = []
-        while self.stretches:
-            oldest = next(iter(self.stretches.values()))
+    def _drop_oldest_within(self, begin: int, end: int) -> list[Span]:
+        evicted: list[Span] = []
+        while self.spans:
+            oldest = next(iter(self.spans.values()))
             if not begin <= oldest.start < end:
                 break
-            self.stretches.popitem(last=False)
+            self.spans.popitem(last=False)
             self._forget_tail(oldest)
-            gone.append(oldest)
-        return gone
+            evicted.append(oldest)
+        return evicted
 
-    def _forget_tail(self, stretch: Stretch) -> None:
-        tail = self.tails.get(stretch.session)
-        if tail is not None and tail.stretch is stretch:
-            del self.tails[stretch.session]
+    def _forget_tail(self, span: Span) -> None:
+        tail = self.tails.get(span.session)
+        if tail is not None and tail.span is span:
+            del self.tails[span.session]
 
-    def _release(self, tail: Tail) -> list[Edit]:
-        stretch = tail.stretch
-        n = stretch.n_waiting
-        if n == 0 or (stretch.session, stretch.chunk_no) not in self.stretches:
+    def _release(self, tail: OpenSession) -> list[Edit]:
+        span = tail.span
+        n = span.n_waiting
+        if n == 0 or (span.session, span.chunk_no) not in self.spans:
             return []
-        stretch.n_waiting = 0
-        return [Edit(stretch.start + stretch.n_rows - 1 - n, tail.lead["weight"][-n:], tail.lead["priority"][-n:])]
+        span.n_waiting = 0
+        return [
+            Edit(
+                span.start + span.n_rows - 1 - n,
+                tail.lead["weight"][-n:],
+                tail.lead["priority"][-n:],
+            )
+        ]
 
     def _lead_after(
         self, lead: Mapping[str, Array], own: Mapping[str, Array], *, n_open: int, chunk_no: int
     ) -> dict[str, Array]:
-        """The rows that the next chunk's stretch has to repeat."""
-        wanted = min(self._needs.n_step - 1 + self._needs.stack - 1, n_open)
-        if wanted == 0:
+        """The rows that the next chunk's span repeats."""
+        n_lead = min(self._needs.n_step - 1 + self._needs.stack - 1, n_open)
+        if n_lead == 0:
             return {}
         n_rows = len(own["row"])
-        n_own = min(wanted, n_rows - 1)
-        n_old = wanted - n_own
-        kept = {}
+        n_own = min(n_lead, n_rows - 1)
+        n_old = n_lead - n_own
+        next_lead = {}
         for name, column in {**own, "chunk_no": np.full(n_rows, chunk_no, np.int64)}.items():
             part = column[n_rows - 1 - n_own : n_rows - 1]
-            kept[name] = np.concatenate([lead[name][len(lead[name]) - n_old :], part]) if n_old else part.copy()
-        return kept
+            next_lead[name] = (
+                np.concatenate([lead[name][len(lead[name]) - n_old :], part])
+                if n_old
+                else part.copy()
+            )
+        return next_lead
 
-    # --- Checkpoints: where each chunk lies and what it weighs, never the rows --------------------------------------
+    # --- Checkpoints: the location and weights of each chunk, never its rows ----------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The ring as arrays and facts."""
-        stretches = list(self.stretches.values())
-        at = {id(stretch): number for number, stretch in enumerate(stretches)}
-        tails = sorted(self.tails.values(), key=lambda tail: at[id(tail.stretch)])
+        spans = list(self.spans.values())
+        at = {id(span): number for number, span in enumerate(spans)}
+        tails = sorted(self.tails.values(), key=lambda tail: at[id(tail.span)])
         leads = {
-            name: np.concatenate([np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)])
+            name: np.concatenate(
+                [np.empty(0, np.float32), *(tail.lead[name] for tail in tails if tail.lead)]
+            )
             for name in ("weight", "priority")
         }
-        lengths = [(at[id(tail.stretch)], len(tail.lead["chunk_no"]) if tail.lead else 0) for tail in tails]
+        lengths = [
+            (at[id(tail.span)], len(tail.lead["chunk_no"]) if tail.lead else 0) for tail in tails
+        ]
         arrays: dict[str, Array] = {
-            "sessions": np.frombuffer(b"".join(s.session.bytes for s in stretches), np.uint8).reshape(-1, 16),
-            "places": np.array([[getattr(s, name) for name in _NUMBERS] for s in stretches], np.int64).reshape(-1, 7),
+            "sessions": np.frombuffer(b"".join(s.session.bytes for s in spans), np.uint8).reshape(
+                -1, 16
+            ),
+            "places": np.array(
+                [[getattr(s, name) for name in _NUMBERS] for s in spans], np.int64
+            ).reshape(-1, 7),
             "tails": np.array(lengths, np.int64).reshape(-1, 2),
             "tail_weights": leads["weight"],
             "tail_priorities": leads["priority"],
@@ -276,48 +325,78 @@ class Ring:
     def restore(
         self, arrays: Mapping[str, Array], facts: Mapping[str, Any], read: ReadChunks
     ) -> tuple[Iterator[Placed], list[Edit]]:
-        """Become the ring that `state` described: what to write, and the edits that empty what could not be read.
+        """Restore the ring from its `state`.
 
-        ConfigError where the state belongs to a replay of another kind. `arrays["weights"]` are those of all rows.
+        Returns the rows to write, and the edits that clear chunks which can no longer be read.
+        ConfigError if the state is of a replay with other settings. `arrays["weights"]` has the
+        weights of all rows.
         """
-        other = {name: (facts.get(name), value) for name, value in self.fixed.items() if facts.get(name) != value}
-        if other:
-            differences = ", ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in other.items())
+        differences = [
+            f"{name} was {facts.get(name)!r}, now {value!r}"
+            for name, value in self.fixed.items()
+            if facts.get(name) != value
+        ]
+        if differences:
             raise ConfigError(
-                f"a saved replay does not fit this one: {differences}; restore with the settings it was saved with"
+                f"a saved replay does not match this one: {', '.join(differences)}; restore it "
+                "with the settings it was saved with"
             )
         for name in _COUNTERS:
             setattr(self, name, int(facts[name]))
-        stretches = [
-            Stretch(uuid.UUID(bytes=session.tobytes()), **dict(zip(_NUMBERS, numbers.tolist(), strict=True)))
+        spans = [
+            Span(
+                uuid.UUID(bytes=session.tobytes()),
+                **dict(zip(_NUMBERS, numbers.tolist(), strict=True)),
+            )
             for session, numbers in zip(arrays["sessions"], arrays["places"], strict=True)
         ]
-        needed = [[(one.session, no) for no in range(one.lead_from, one.chunk_no + 1)] for one in stretches]
-        chunks = {chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))}
-        is_here = [chunks.keys() >= set(ids) for ids in needed]
-        self.stretches.clear()
+        needed = [
+            [(span.session, number) for number in range(span.lead_from, span.chunk_no + 1)]
+            for span in spans
+        ]
+        chunks = {
+            chunk.meta.id: chunk for chunk in read(list(dict.fromkeys(itertools.chain(*needed))))
+        }
+        is_readable = [chunks.keys() >= set(ids) for ids in needed]
+        self.spans.clear()
         self.tails.clear()
-        for stretch, here in zip(stretches, is_here, strict=True):
-            if here:
-                self.stretches[stretch.session, stretch.chunk_no] = stretch
+        for span, readable in zip(spans, is_readable, strict=True):
+            if readable:
+                self.spans[span.session, span.chunk_no] = span
         ends = np.cumsum(arrays["tails"][:, 1]).tolist()
-        tails = {number: slice(end - n, end) for (number, n), end in zip(arrays["tails"].tolist(), ends, strict=True)}
+        tails = {
+            number: slice(end - n, end)
+            for (number, n), end in zip(arrays["tails"].tolist(), ends, strict=True)
+        }
         placed = (
-            self._place_again(stretch, [chunks[one] for one in ids], arrays, tail=tails.get(number))
-            for number, (stretch, ids) in enumerate(zip(stretches, needed, strict=True))
-            if is_here[number]
+            self._restore_span(span, [chunks[key] for key in ids], arrays, tail=tails.get(number))
+            for number, (span, ids) in enumerate(zip(spans, needed, strict=True))
+            if is_readable[number]
         )
-        gone = [nothing_at(one.start, one.n_rows) for one, here in zip(stretches, is_here, strict=True) if not here]
-        return placed, gone
+        cleared = [
+            zero_mass_edit(span.start, span.n_rows)
+            for span, readable in zip(spans, is_readable, strict=True)
+            if not readable
+        ]
+        return placed, cleared
 
-    def _place_again(
-        self, stretch: Stretch, chunks: Sequence[Chunk], arrays: Mapping[str, Array], *, tail: slice | None
+    def _restore_span(
+        self,
+        span: Span,
+        chunks: Sequence[Chunk],
+        arrays: Mapping[str, Array],
+        *,
+        tail: slice | None,
     ) -> Placed:
-        """The stretch of the last of these chunks, whose lead-in comes from the others."""
+        """The span of the last of these chunks; its lead-in is from the others."""
         *before, chunk = chunks
-        n_lead, lead = stretch.lead, dict[str, Array]()
-        if n_lead and not before:  # evicted: the rows stay empty, and nothing reads them
-            rows = {name: np.zeros((n_lead, *kept.shape), kept.dtype) for name, kept in self.layout.columns.items()}
+        n_lead = span.lead
+        lead = dict[str, Array]()
+        if n_lead and not before:  # evicted: the rows stay empty and are never read
+            rows = {
+                name: np.zeros((n_lead, *column.shape), column.dtype)
+                for name, column in self.layout.columns.items()
+            }
             flags = {name: np.zeros(n_lead, np.bool_) for name in ("is_first", "terminated")}
             empty: dict[str, Array] = {
                 "row": np.zeros(n_lead, np.uint8),
@@ -325,28 +404,30 @@ class Ring:
                 **flags,
             }
             lead = _with_small(empty, rows, weight=0.0)
-            lead["chunk_no"] = np.full(n_lead, stretch.chunk_no - 1, np.int64)
+            lead["chunk_no"] = np.full(n_lead, span.chunk_no - 1, np.int64)
         elif n_lead:
-            for one in before:
-                lead = self._last_rows(one, lead)
+            for earlier in before:
+                lead = self._last_rows(earlier, lead)
             lead = {name: column[len(column) - n_lead :] for name, column in lead.items()}
         rows = self.layout.take(chunk)
         own = _with_small(chunk.columns, rows, weight=1.0)
         windows = self._windows_of(_joined(lead, own), n_lead, needs=self._needs)
         if tail is not None:
-            kept: dict[str, Array] = {}
+            next_lead: dict[str, Array] = {}
             if n_rows := tail.stop - tail.start:
                 last = self._last_rows(chunk, lead)
-                kept = {name: column[len(column) - n_rows :].copy() for name, column in last.items()}
-                kept["weight"] = arrays["tail_weights"][tail].copy()
-                kept["priority"] = arrays["tail_priorities"][tail].copy()
+                next_lead = {
+                    name: column[len(column) - n_rows :].copy() for name, column in last.items()
+                }
+                next_lead["weight"] = arrays["tail_weights"][tail].copy()
+                next_lead["priority"] = arrays["tail_priorities"][tail].copy()
             ends_open = bool(chunk.columns["row"][-1] == _BOOTSTRAP)
-            self.tails[stretch.session] = Tail(stretch, ends_open, kept)
-        windows.weight[:] = arrays["weights"][stretch.start : stretch.start + stretch.n_rows]
-        return Placed(stretch, (lead, rows) if lead else (rows,), windows, ())
+            self.tails[span.session] = OpenSession(span, ends_open, next_lead)
+        windows.weight[:] = arrays["weights"][span.start : span.start + span.n_rows]
+        return Placed(span, (lead, rows) if lead else (rows,), windows, ())
 
     def _last_rows(self, chunk: Chunk, lead: Mapping[str, Array]) -> dict[str, Array]:
-        """The last rows of the chunk's open episode, for the lead-in of the chunk that follows it."""
+        """The last rows of the chunk's open episode, for the lead-in of the next chunk."""
         own = _with_small(chunk.columns, self.layout.take(chunk), weight=1.0)
         if chunk.columns["is_first"][0]:
             lead = {}
@@ -354,23 +435,30 @@ class Ring:
         return self._lead_after(lead, own, n_open=n_open, chunk_no=chunk.meta.chunk_no)
 
 
-def _with_small(columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: float) -> dict[str, Array]:
-    """A chunk's kept columns and the small ones."""
-    weights, priority = np.empty(len(columns["row"]), np.float32), columns.get("priority")
+def _with_small(
+    columns: Mapping[str, Array], rows: Mapping[str, Array], *, weight: float
+) -> dict[str, Array]:
+    """A chunk's stored columns, and those for windows and masses."""
+    weights = np.empty(len(columns["row"]), np.float32)
+    priority = columns.get("priority")
     weights.fill(weight)
-    own = {**rows, "weight": weights, "priority": np.full_like(weights, np.nan) if priority is None else priority}
+    own = {
+        **rows,
+        "weight": weights,
+        "priority": np.full_like(weights, np.nan) if priority is None else priority,
+    }
     for name in ("row", "reward", "is_first", "terminated"):
         own[name] = columns[name]
     return own
 
 
 def _joined(lead: Mapping[str, Array], own: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The small columns of a whole stretch."""
+    """The columns for windows and masses of a whole span."""
     return {name: np.concatenate([lead[name], own[name]]) for name in _SMALL} if lead else own
 
 
-def nothing_at(start: int, n_rows: int) -> Edit:
-    """These rows lose their mass."""
+def zero_mass_edit(start: int, n_rows: int) -> Edit:
+    """An edit that sets the mass of these rows to 0."""
     return Edit(start, np.zeros(n_rows, np.float32), None)
 
 

@@ -1,16 +1,17 @@
-"""Rows of a replay: which columns of a chunk it keeps, in which form, what it refuses, and each row's window.
+"""Rows of a replay: the columns it stores, the chunks it rejects, and each row's window.
 
-A window is a row's n-step return and frame stack, computed once, when a replay takes it. A stretch is what a replay
-keeps of one chunk: lead-in rows of the session's chunks before it, its own rows, and its last row, which is never a
-step. A window ends at n steps or at the first row that is no step: a final row, or a bootstrap row that no chunk
-continues.
+A window is a row's n-step return and frame stack, computed once, on insertion. A span holds the
+rows of one chunk in a replay: lead-in rows from the session's previous chunks, its own rows, and
+its last row, which is never a step. A window ends after n steps, or at the first row that is not a
+step: a final row, or a bootstrap row that no chunk continues.
 
     rows      s  s  s  F  s  s  B          s: step, F: final, B: bootstrap
-    ahead     2  2  1  .  2  1  .          with n = 2: how many rows further its value is looked up
-    behind    0  1  2  3  0  1  2          with stacks of 4: how far back its episode goes
+    ahead     2  2  1  .  2  1  .          with n = 2: rows to the one it bootstraps from
+    behind    0  1  2  3  0  1  2          with stacks of 4: rows back to the episode's first
 
-A prioritised replay computes the same in one compiled pass (`sum_tree.compiled_windows_of`), which takes a tenth of the
-time. A uniform one does without numba, whose import and first compilation take longer than a short run.
+A prioritised replay computes the same in one compiled pass (`sum_tree.compiled_windows_of`), in a
+tenth of the time. A uniform replay does not use numba, whose import and first compilation take
+longer than a short run.
 """
 
 import math
@@ -22,21 +23,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.algorithm import Transitions
-from understudy.core.chunk import OPTIONAL, Chunk, RowKind
+from understudy.algorithm import Transitions
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.game import GameSpec
 from understudy.core.tensors import Array
+from understudy.experience.chunk import OPTIONAL, Chunk, RowKind
+from understudy.experience.game import GameSpec
 
 Floats = NDArray[np.float32]
-_STEP, _BOOTSTRAP = int(RowKind.STEP), int(RowKind.BOOTSTRAP)  # an enum's members are slow to reach
+# Enum members are slow to access.
+_STEP = int(RowKind.STEP)
+_BOOTSTRAP = int(RowKind.BOOTSTRAP)
 
 TOO_LARGE = 1e20
-"""No game means a number beyond this; its square would not be finite in float32."""
+"""Larger numbers are rejected; their squares are not finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ReplayColumn:
     """One column of a replay."""
 
     dtype: np.dtype[Any]
@@ -44,13 +47,13 @@ class Kept:
 
 
 class RowLayout:
-    """The columns a replay keeps for each row of one game."""
+    """The columns that a replay stores for one game."""
 
     def __init__(self, game: GameSpec, needs: Transitions) -> None:
         if len(game.action_columns) != 1:
             raise ConfigError(
-                f"{game.game} has {len(game.action_columns)} action parts; a replay takes games with one, such as a "
-                "single Discrete or Box space: flatten the actions with a wrapper"
+                f"{game.game} has {len(game.action_columns)} action parts; a replay supports one, "
+                "such as a single Discrete or Box space; flatten the actions with a wrapper"
             )
         self._game = game
         ((self._action_name, space),) = game.action_columns.items()
@@ -58,106 +61,143 @@ class RowLayout:
         self._size = math.prod(space.shape)
         self.extras = needs.extras
         self.obs = tuple(game.obs_columns)
-        self.columns: dict[str, Kept] = {name: Kept(part.dtype, part.shape) for name, part in game.obs_columns.items()}
-        discrete, actions = game.discrete, Kept(np.dtype(np.float32), (self._size,))
-        self.columns["action"] = Kept(np.dtype(np.int32), ()) if discrete else actions
-        if discrete is not None and game.has_legal:
-            self.columns["legal"] = Kept(np.dtype(np.bool_), (discrete.n,))
+        self.columns: dict[str, ReplayColumn] = {
+            name: ReplayColumn(part.dtype, part.shape) for name, part in game.obs_columns.items()
+        }
+        discrete = game.discrete
+        actions = ReplayColumn(np.dtype(np.float32), (self._size,))
+        self.columns["action"] = ReplayColumn(np.dtype(np.int32), ()) if discrete else actions
+        if discrete is not None and game.has_action_mask:
+            self.columns["action_mask"] = ReplayColumn(np.dtype(np.bool_), (discrete.n,))
         for name in needs.extras:
             if name != "raw_action" and name not in OPTIONAL:
-                raise ConfigError(f"{name!r} is no optional column; give some of {['raw_action', *sorted(OPTIONAL)]}")
-            self.columns[name] = actions if name == "raw_action" else Kept(OPTIONAL[name], ())
-        self._as_they_are = [name for name in self.columns if name not in ("action", "legal")]
-        self._reals = [name for name, kept in self.columns.items() if kept.dtype.kind == "f"]
+                raise ConfigError(
+                    f"{name!r} is not an optional column; choose from "
+                    f"{['raw_action', *sorted(OPTIONAL)]}"
+                )
+            self.columns[name] = (
+                actions if name == "raw_action" else ReplayColumn(OPTIONAL[name], ())
+            )
+        self._unchanged = [name for name in self.columns if name not in ("action", "action_mask")]
+        self._reals = [name for name, column in self.columns.items() if column.dtype.kind == "f"]
 
     def __eq__(self, other: object) -> bool:
-        """Whether rows of both look the same, so that what was compiled for one serves the other."""
-        return isinstance(other, RowLayout) and (self.obs, self.columns) == (other.obs, other.columns)
+        """Whether both have the same columns, so that they can share compiled programs."""
+        return isinstance(other, RowLayout) and (self.obs, self.columns) == (
+            other.obs,
+            other.columns,
+        )
 
     def __hash__(self) -> int:
         return hash((self.obs, *self.columns))
 
     def take(self, chunk: Chunk) -> dict[str, Array]:
-        """The chunk's rows in the form a replay keeps; Refused says what is wrong with them."""
-        meta, columns = chunk.meta, chunk.columns
+        """The chunk's rows in the replay's format; Refused if they are invalid."""
+        meta = chunk.meta
+        columns = chunk.columns
         if (meta.game, meta.schema) != (self._game.game, self._game.schema):
             raise Refused(
                 "wrong_game",
-                f"a chunk of {meta.game}, schema {meta.schema[:8]}; this replay holds {self._game.game}, schema "
-                f"{self._game.schema[:8]}",
+                f"the chunk is of {meta.game}, schema {meta.schema[:8]}; this replay stores "
+                f"{self._game.game}, schema {self._game.schema[:8]}",
             )
-        taken = {name: self._column(columns, name) for name in self._as_they_are}
-        taken["action"] = self._actions(columns)
-        if "legal" in self.columns:
-            shape = (len(taken["action"]), *self.columns["legal"].shape)
-            legal = columns.get("legal")
-            taken["legal"] = np.ones(shape, np.bool_) if legal is None else legal
-            if taken["legal"].shape != shape:
-                found = list(taken["legal"].shape)
-                raise Refused("bad_columns", f"'legal' has shape {found}; wanted {list(shape)}")
+        rows = {name: self._column(columns, name) for name in self._unchanged}
+        rows["action"] = self._actions(columns)
+        if "action_mask" in self.columns:
+            shape = (len(rows["action"]), *self.columns["action_mask"].shape)
+            action_mask = columns.get("action_mask")
+            rows["action_mask"] = np.ones(shape, np.bool_) if action_mask is None else action_mask
+            if rows["action_mask"].shape != shape:
+                got = list(rows["action_mask"].shape)
+                raise Refused(
+                    "bad_columns", f"'action_mask' has shape {got}; expected {list(shape)}"
+                )
         _check_numbers("reward", columns["reward"])
         for name in self._reals:
-            _check_numbers(name, taken[name])
-        return taken
+            _check_numbers(name, rows[name])
+        return rows
 
     def _column(self, columns: Mapping[str, Array], name: str) -> Array:
-        kept, column = self.columns[name], columns.get(name)
-        if column is None or column.dtype != kept.dtype or len(column.shape[1:]) < len(kept.shape) > 1:
-            found = "nothing" if column is None else f"{column.dtype}{list(column.shape)}"
-            raise Refused("bad_columns", f"{name!r} is {found}; wanted {kept.dtype} with {list(kept.shape)} per row")
-        if column.shape[1:] == kept.shape:
+        expected = self.columns[name]
+        column = columns.get(name)
+        if (
+            column is None
+            or column.dtype != expected.dtype
+            or len(column.shape[1:]) < len(expected.shape) > 1
+        ):
+            got = "missing" if column is None else f"{column.dtype}{list(column.shape)}"
+            raise Refused(
+                "bad_columns",
+                f"{name!r} is {got}; expected {expected.dtype} with {list(expected.shape)} per row",
+            )
+        if column.shape[1:] == expected.shape:
             return column
         if name != "raw_action" or math.prod(column.shape[1:]) != self._size:
-            raise Refused("bad_columns", f"{name!r} has {list(column.shape[1:])} per row; wanted {list(kept.shape)}")
+            raise Refused(
+                "bad_columns",
+                f"{name!r} has {list(column.shape[1:])} per row; expected {list(expected.shape)}",
+            )
         return column.reshape(len(column), self._size)
 
     def _actions(self, columns: Mapping[str, Array]) -> Array:
-        space, column = self._game.action_columns[self._action_name], columns.get(self._action_name)
+        space = self._game.action_columns[self._action_name]
+        column = columns.get(self._action_name)
         if column is None or column.dtype != space.dtype or column.shape[1:] != space.shape:
-            found = "nothing" if column is None else f"{column.dtype}{list(column.shape)}"
+            got = "missing" if column is None else f"{column.dtype}{list(column.shape)}"
             raise Refused(
                 "bad_columns",
-                f"{self._action_name!r} is {found}; wanted {space.dtype} with {list(space.shape)} per row",
+                f"{self._action_name!r} is {got}; expected {space.dtype} with {list(space.shape)} "
+                "per row",
             )
         if self.discrete is None:
             return column.reshape(len(column), self._size).astype(np.float32)
         if self.discrete.start == 0 and column.dtype == np.int32:
             return column
-        # Padding of final and bootstrap rows may lie outside; nobody reads it, but it must fit the type.
+        # Padding in final and bootstrap rows may be out of range; it is never read, but must fit
+        # the type.
         return np.asarray(column - self.discrete.start, np.int32)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros that begin at a pair of cache lines, so that a record that fits into one never lies in two."""
+    """Zeros aligned to a pair of cache lines, so that small records never straddle two lines."""
     size = math.prod(shape) * dtype.itemsize
-    spare = np.zeros(size + 128, np.uint8)
-    skip = -spare.ctypes.data % 128
-    return spare[skip : skip + size].view(dtype).reshape(shape)
+    buffer = np.zeros(size + 128, np.uint8)
+    offset = -buffer.ctypes.data % 128
+    return buffer[offset : offset + size].view(dtype).reshape(shape)
 
 
 def _check_numbers(name: str, column: Array) -> None:
-    # Where the sum of squares is below the bound's square, so is each of them: one pass for most columns.
+    # If the sum of squares is below the squared bound, so is each square: one pass for most
+    # columns.
     if float(np.vdot(column, column)) <= TOO_LARGE**2:
         return
-    # A NaN makes the largest number NaN, which is not below the bound either.
+    # A NaN makes the maximum NaN, which is not below the bound either.
     if not (column.max() <= TOO_LARGE and column.min() >= -TOO_LARGE):
-        raise Refused("not_finite", f"{name!r} holds NaN, infinity or a number beyond {TOO_LARGE:g}")
+        raise Refused(
+            "not_finite", f"{name!r} contains NaN, infinity or a number beyond {TOO_LARGE:g}"
+        )
 
 
-# --- Windows ----------------------------------------------------------------------------------------------------------
+# --- Windows --------------------------------------------------------------------------------------
 
 
-# A row's small facts lie together, half a cache line, so that a draw fetches them at once.
-RETURN, FACTOR, ACTION, REACH, STAMP, WEIGHT, WIDTH = 0, 1, 2, 3, 4, 5, 8
+# A row's scalar facts fill half a cache line, so that a draw fetches them at once.
+RETURN = 0
+DISCOUNT = 1
+ACTION = 2
+REACH = 3
+STAMP = 4
+WEIGHT = 5
+WIDTH = 8
 
 
 class Windows(NamedTuple):
-    """One entry per row of the stretch; rows that are no steps have entries without meaning."""
+    """One entry per row of a span; entries of rows that are not steps have no meaning."""
 
     facts: Floats
-    """[rows, WIDTH]; action and stamp are not filled in yet."""
+    """[rows, WIDTH]; action and stamp are filled in later."""
     n_open: int
-    """Rows before the last one that belong to the episode still open there; 0 where it ended."""
+    """Rows before the last one that belong to a still open episode; 0 if it has ended."""
 
     @property
     def returns(self) -> Floats:
@@ -165,43 +205,45 @@ class Windows(NamedTuple):
         return self.facts[:, RETURN]
 
     @property
-    def factor(self) -> Floats:
-        """What the value at the window's end counts: discount^steps, 0 where the game terminated."""
-        return self.facts[:, FACTOR]
+    def discount(self) -> Floats:
+        """The discount of the value at the window's end: discount^steps, 0 if terminated."""
+        return self.facts[:, DISCOUNT]
 
     @property
     def weight(self) -> Floats:
-        """The row's weight; 0 where it may not be sampled."""
+        """The row's weight; 0 if it may not be sampled."""
         return self.facts[:, WEIGHT]
 
     @property
     def ahead(self) -> NDArray[np.int32]:
-        """How many rows further the row to bootstrap from lies."""
+        """The number of rows to the one to bootstrap from."""
         return self.facts.view(np.int32)[:, REACH] & 0xFFFF
 
     @property
     def behind(self) -> NDArray[np.int32]:
-        """How many rows further back the same episode goes, as far as a stack may look."""
+        """The number of earlier rows of the same episode, up to the size of a stack."""
         return self.facts.view(np.int32)[:, REACH] >> 16
 
 
 def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -> Windows:
-    """The windows of rows whose first `lead` are lead-in; short where the stretch ends, as if nothing followed.
+    """The windows of a span whose first `lead` rows are lead-in; shortened at the span's end.
 
-    The rows must obey `Chunk.validate`: an episode begins exactly behind a row that is no step.
+    The rows must obey `Chunk.validate`: an episode starts right after a row that is not a step.
     """
-    row, n_rows = columns["row"], len(columns["row"])
-    at, stops = np.arange(n_rows), np.flatnonzero(row)
-    counts = stops.copy()  # how many rows each of them ends
+    row = columns["row"]
+    n_rows = len(columns["row"])
+    at = np.arange(n_rows)
+    stops = np.flatnonzero(row)
+    counts = stops.copy()  # rows in each episode
     counts[1:] -= stops[:-1]
     counts[0] += 1
     ahead = np.minimum(np.repeat(stops, counts) - at, needs.n_step)
     may_sample = row == _STEP
-    # Lead-in rows that do not wait were sampleable where they came from.
+    # Lead-in rows that do not wait are sampleable in their own span.
     may_sample[: max(0, lead - (needs.n_step - 1))] = False
     begin = int(stops[-2]) + 1 if len(stops) > 1 else 0
-    factor = powers(needs.discount, needs.n_step).astype(np.float32).take(ahead)
-    factor[columns["terminated"].take(at + ahead - 1)] = 0.0
+    discount = powers(needs.discount, needs.n_step).astype(np.float32).take(ahead)
+    discount[columns["terminated"].take(at + ahead - 1)] = 0.0
     reach = ahead
     if needs.stack > 1:
         begins = np.concatenate([[0], stops[:-1] + 1])
@@ -209,14 +251,15 @@ def windows_of(columns: Mapping[str, Array], lead: int, *, needs: Transitions) -
         may_sample &= np.repeat(columns["is_first"][begins], counts) | (behind >= needs.stack - 1)
         reach = ahead | np.minimum(behind, needs.stack - 1) << 16
     facts = np.zeros((n_rows, WIDTH), np.float32)
-    facts[:, RETURN], facts[:, FACTOR] = _returns(columns["reward"], ahead, needs=needs), factor
+    facts[:, RETURN] = _returns(columns["reward"], ahead, needs=needs)
+    facts[:, DISCOUNT] = discount
     facts[:, WEIGHT] = columns["weight"] * may_sample
     facts.view(np.int32)[:, REACH] = reach
     return Windows(facts, n_rows - 1 - begin if row[-1] == _BOOTSTRAP else 0)
 
 
 def stack_rows(rows: NDArray[np.int64], behind: NDArray[Any], stack: int) -> NDArray[np.int64]:
-    """The rows of each stack, oldest first, [..., stack]; before a reset the episode's first row is repeated."""
+    """The rows of each stack, oldest first, [..., stack]; the episode's first row is repeated."""
     return np.asarray(rows[..., None] - np.minimum(np.arange(stack - 1, -1, -1), behind[..., None]))
 
 

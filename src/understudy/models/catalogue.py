@@ -1,92 +1,112 @@
-"""Catalogue: what a game's journal says, folded into one state: its models, its champion, who may release."""
+"""Catalogue: the state of a game's journal: its models, its champion and the learner in charge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.core.errors import Refused
-from understudy.core.manifest import Manifest, manifest_from_json, model_name
-from understudy.core.ports import Casting
+from understudy.models.manifest import Manifest, manifest_from_json, model_name
+from understudy.ports import LiveModels
 
 ALIASES = ("champion", "canary")
 MAX_WHY = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
-    """Which model an alias means, since which entry; model 0: none."""
+class Alias:
+    """The model that an alias points to, and the entry that set it; model 0: none."""
 
     model_no: int
     number: int
     at_s: float
     why: str
     signed: bytes = b""
-    """The entry itself, as it was read: what a client checks."""
+    """The signed entry as it was read, for clients to verify."""
 
 
 @dataclass(slots=True)
 class Catalogue:
-    """The state of one game's journal up to `number`; entries that are not genuine are passed over and counted."""
+    """The state of one game's journal up to `number`; invalid entries are skipped and counted."""
 
     game: str
     number: int = 0
     epoch: int = 0
     owner: str = ""
-    """Whoever took over last; only their releases are taken."""
+    """The owner of the newest takeover; only its releases are valid."""
     models: dict[int, Manifest] = field(default_factory=dict)
-    aliases: dict[str, Pointer] = field(default_factory=dict)
-    history: list[Pointer] = field(default_factory=list)
-    """Every champion there was, oldest first."""
+    aliases: dict[str, Alias] = field(default_factory=dict)
+    history: list[Alias] = field(default_factory=list)
+    """Every champion so far, oldest first."""
     signed: dict[str, bytes] = field(default_factory=dict)
-    """Releases as they were read, by model name: what a client checks for itself."""
+    """Signed releases as they were read, by model name, for clients to verify."""
     bad_entries: int = 0
+    last_bad_entry: str = ""
 
     def copy(self) -> "Catalogue":
-        """The same state, which later entries leave alone."""
+        """A copy that later entries do not change."""
         return replace(
-            self, models=dict(self.models), aliases=dict(self.aliases), history=list(self.history),
+            self,
+            models=dict(self.models),
+            aliases=dict(self.aliases),
+            history=list(self.history),
             signed=dict(self.signed),
-        )  # fmt: skip
+        )
 
     @property
     def next_model_no(self) -> int:
         return max(self.models, default=0) + 1
 
-    def points_to(self, alias: str) -> int:
-        """The model of an alias; 0 when there is none."""
+    def model_of(self, alias: str) -> int:
+        """The model number of an alias; 0 when it has none."""
         pointer = self.aliases.get(alias)
         return pointer.model_no if pointer else 0
 
     def previous_champion(self) -> int:
-        """The champion before this one; 0 when there was none."""
-        now = self.points_to("champion")
-        return next((old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0)
+        """The champion before the current one; 0 when there was none."""
+        now = self.model_of("champion")
+        return next(
+            (old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0
+        )
 
-    def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        """Fold in the next entry; Refused when it cannot follow what is there."""
+    def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        """Apply the next entry; Refused when it is invalid in this state."""
         match entry.get("kind"):
             case "takeover":
-                self.epoch, self.owner = self.epoch + 1, str(entry["owner"])
+                self.epoch += 1
+                self.owner = str(entry["owner"])
             case "release":
                 self._release(entry, raw)
             case "point":
                 self._point(entry, raw)
             case kind:
-                raise Refused("bad_entry", f"this build knows no entry {kind!r}; install a newer one")
+                raise Refused(
+                    "bad_entry",
+                    f"this version does not know entry kind {kind!r}; install a newer one",
+                )
 
     def _release(self, entry: Mapping[str, Any], raw: bytes) -> None:
         manifest = manifest_from_json(entry.get("manifest"))
-        if (manifest.game, manifest.model_no) != (self.game, self.next_model_no) or entry.get("epoch") != self.epoch:
-            raise Refused("bad_entry", f"{manifest.name} was released out of turn, by epoch {entry.get('epoch')!r}")
+        if (manifest.game, manifest.model_no) != (self.game, self.next_model_no) or entry.get(
+            "epoch"
+        ) != self.epoch:
+            raise Refused(
+                "bad_entry",
+                f"{manifest.name} was released out of order, by epoch {entry.get('epoch')!r}",
+            )
         self.models[manifest.model_no] = manifest
         self.signed[manifest.name] = raw
 
     def _point(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        alias, model_no = entry.get("alias"), entry.get("model_no")
+        alias = entry.get("alias")
+        model_no = entry.get("model_no")
         if alias not in ALIASES or model_no not in (0, *self.models):
-            raise Refused("bad_entry", f"{alias!r} cannot point to model {model_no!r}")
+            raise Refused(
+                "bad_entry",
+                f"alias {alias!r} cannot point to model {model_no!r}; expected one of {ALIASES} "
+                "and a released model, or 0 for none",
+            )
         why = str(entry.get("why", ""))[:MAX_WHY]
-        pointer = Pointer(model_no, entry["number"], float(entry["at_s"]), why, raw)
+        pointer = Alias(model_no, entry["number"], float(entry["at_s"]), why, raw)
         self.aliases[alias] = pointer
         if alias == "champion":
             self.history.append(pointer)
@@ -95,17 +115,29 @@ class Catalogue:
 CANARY_SHARE = 0.2
 
 
-def casting(
-    now: Catalogue, champion: Pointer | None, canary: Pointer | None, *, trust: Sequence[str],
+def live_models(
+    now: Catalogue,
+    champion: Alias | None,
+    canary: Alias | None,
+    *,
+    trust: Sequence[str],
     canary_share: float = CANARY_SHARE,
-) -> Casting:  # fmt: skip
-    """These two with their signed entries; a client checks those for itself."""
+) -> LiveModels:
+    """Champion and canary with their signed entries, which each client verifies."""
 
-    def release(pointer: Pointer | None) -> str | None:
-        return now.signed[model_name(now.game, pointer.model_no)].decode() if pointer and pointer.model_no else None
+    def release(pointer: Alias | None) -> str | None:
+        return (
+            now.signed[model_name(now.game, pointer.model_no)].decode()
+            if pointer and pointer.model_no
+            else None
+        )
 
-    return Casting(
-        number=now.number, trust=tuple(trust), champion=champion.signed.decode() if champion else None,
-        champion_release=release(champion), canary=canary.signed.decode() if canary else None,
-        canary_release=release(canary), canary_share=canary_share if canary and canary.model_no else 0.0,
-    )  # fmt: skip
+    return LiveModels(
+        number=now.number,
+        trust=tuple(trust),
+        champion=champion.signed.decode() if champion else None,
+        champion_release=release(champion),
+        canary=canary.signed.decode() if canary else None,
+        canary_release=release(canary),
+        canary_share=canary_share if canary and canary.model_no else 0.0,
+    )

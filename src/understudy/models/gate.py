@@ -1,8 +1,8 @@
-"""The gate: what must be true of a model before players meet it, decided by one pure function.
+"""The gate: decides with one pure function whether players may get a model.
 
-    evidence (checks, returns of the candidate and of the champion) ─► verdict: promote, wait or reject
+    evidence (checks, returns of candidate and champion) ─► decision: promote, wait or reject
 
-Whoever calls gathers the evidence: from a simulator all at once, or from live play as it comes.
+The caller collects the evidence: from a simulator all at once, or from live play as it arrives.
 """
 
 import math
@@ -21,8 +21,8 @@ Decision = Literal["promote", "wait", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at in the model itself, without playing."""
+class ModelCheck:
+    """The result of one check of the model itself, without playing."""
 
     name: str
     passed: bool
@@ -31,79 +31,90 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How good a candidate must be, and how sure."""
+    """How good a candidate must be, and with what certainty."""
 
     min_episodes: int = 30
-    """Of candidate and champion each, before anything is said about their returns."""
+    """Episodes of candidate and champion each, before their returns are compared."""
     max_episodes: int = 480
-    """Of the candidate; undecided by then, it is rejected."""
+    """Episodes of the candidate after which it is rejected if still undecided."""
     worse_by: float = 0.05
-    """How much lower the candidate's mean return may be, as a share of the champion's size."""
+    """How much lower the candidate's mean return may be, relative to the champion's size."""
     error: float = 0.01
-    """How often a candidate that is worse than that may pass, over all looks together."""
+    """Probability that a candidate worse than that is promoted, over all looks together."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
-            raise ConfigError(f"episodes from {self.min_episodes} to {self.max_episodes}; give 2 or more, rising")
+            raise ConfigError(
+                f"min_episodes is {self.min_episodes} and max_episodes {self.max_episodes}; use 2 "
+                "or more, with min_episodes not above max_episodes"
+            )
         if not 0 <= self.worse_by < 1 or not 0 < self.error < 0.5:
-            raise ConfigError(f"worse_by {self.worse_by}, error {self.error}; give shares below 1 and below 0.5")
+            raise ConfigError(
+                f"worse_by is {self.worse_by} and error {self.error}; use a worse_by from 0 to "
+                "below 1 and an error above 0 and below 0.5"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known about a candidate, and about the champion it would replace."""
+    """Checks and returns of a candidate, and returns of the champion it would replace."""
 
-    checks: Sequence[Check]
+    checks: Sequence[ModelCheck]
     has_champion: bool
     candidate: Sample = ()
-    """Returns of its episodes."""
+    """Returns of the candidate's episodes."""
     champion: Sample = ()
-    """Returns of the champion's, played in the same time or on the same seeds."""
+    """Returns of the champion's episodes, from the same period or the same seeds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of a candidate, and why, in words for people."""
+class GateDecision:
+    """The decision about a candidate, and the reason as text."""
 
     decision: Decision
     why: str
 
 
-def verdict(evidence: Evidence, bounds: Bounds) -> Verdict:
-    """Promote what is proven not to be worse, reject what fails a check or cannot be proven, wait in between."""
+def decision(evidence: Evidence, bounds: Bounds) -> GateDecision:
+    """Promote a candidate proven not worse, reject a failed or unproven one, else wait."""
     for check in evidence.checks:
         if not check.passed:
-            return Verdict("reject", f"{check.name}: {check.detail}")
+            return GateDecision("reject", f"{check.name}: {check.detail}")
     if not evidence.has_champion:
-        return Verdict("promote", "the first bot, and it passed every check")
-    ours, theirs = np.asarray(evidence.candidate, float), np.asarray(evidence.champion, float)
-    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        return Verdict("reject", "a return is not finite")
-    n_looked = min(len(ours), len(theirs))
-    if n_looked < bounds.min_episodes:
-        return Verdict("wait", f"{n_looked} of {bounds.min_episodes} episodes of both")
-    return _compare(ours, theirs, bounds)
+        return GateDecision("promote", "the first bot, which passed every check")
+    candidate = np.asarray(evidence.candidate, float)
+    champion = np.asarray(evidence.champion, float)
+    if not (np.isfinite(candidate).all() and np.isfinite(champion).all()):
+        return GateDecision("reject", "a return is not finite")
+    n_episodes = min(len(candidate), len(champion))
+    if n_episodes < bounds.min_episodes:
+        return GateDecision("wait", f"{n_episodes} of {bounds.min_episodes} episodes of both")
+    return _compare(candidate, champion, bounds)
 
 
-def _compare(ours: NDArray[np.float64], theirs: NDArray[np.float64], bounds: Bounds) -> Verdict:
-    gain = float(ours.mean() - theirs.mean())
-    half = _confidence(bounds) * math.sqrt(ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs))
-    allowed = bounds.worse_by * max(abs(float(theirs.mean())), float(theirs.std()))
-    says = (
-        f"mean return {ours.mean():.4g} over {len(ours)} episodes, the champion's {theirs.mean():.4g} over "
-        f"{len(theirs)}; the difference is {gain:.3g} ± {half:.2g}"
+def _compare(
+    candidate: NDArray[np.float64], champion: NDArray[np.float64], bounds: Bounds
+) -> GateDecision:
+    gain = float(candidate.mean() - champion.mean())
+    half = _confidence(bounds) * math.sqrt(
+        candidate.var(ddof=1) / len(candidate) + champion.var(ddof=1) / len(champion)
+    )
+    allowed = bounds.worse_by * max(abs(float(champion.mean())), float(champion.std()))
+    why = (
+        f"mean return {candidate.mean():.4g} over {len(candidate)} episodes, the champion's "
+        f"{champion.mean():.4g} over {len(champion)}; the difference is {gain:.3g} ± {half:.2g}"
     )
     if gain - half >= -allowed:
-        return Verdict("promote", says)
+        return GateDecision("promote", why)
     if gain + half < -allowed:
-        return Verdict("reject", f"{says}, more than {allowed:.2g} worse")
-    if len(ours) >= bounds.max_episodes:
-        return Verdict("reject", f"{says}, not proven within {bounds.max_episodes} episodes")
-    return Verdict("wait", says)
+        return GateDecision("reject", f"{why}, more than {allowed:.2g} worse")
+    if len(candidate) >= bounds.max_episodes:
+        return GateDecision("reject", f"{why}, not proven within {bounds.max_episodes} episodes")
+    return GateDecision("wait", why)
 
 
 def looks(bounds: Bounds) -> list[int]:
-    """Numbers of episodes at which returns may be compared; each look costs some of the allowed error."""
+    """Episode counts at which returns are compared; each look uses part of the allowed error."""
     counts = [bounds.min_episodes]
     while counts[-1] < bounds.max_episodes:
         counts.append(min(counts[-1] * 2, bounds.max_episodes))
@@ -111,5 +122,5 @@ def looks(bounds: Bounds) -> list[int]:
 
 
 def _confidence(bounds: Bounds) -> float:
-    """Standard errors on each side: the allowed error is shared out over all looks."""
+    """Standard errors on each side, with the allowed error divided among all looks."""
     return NormalDist().inv_cdf(1 - bounds.error / len(looks(bounds)))

@@ -1,7 +1,7 @@
-"""Objects: bytes under names that are created once and never changed, on a disk; the ground of the registry.
+"""Objects on disk: named bytes, created once and never changed; the storage of the registry.
 
-One conditional write is all that is asked of a backend: create, unless it is there. A link gives that on a disk,
-If-None-Match on S3; see `cloud.py` for those.
+A backend needs only one conditional write: create if absent. On a disk that is a hard link, on S3
+it is If-None-Match; see `cloud.py` for the latter.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import make_folder, storage_error, sync_folder
-from understudy.core.ports import Objects
+from understudy.ports import Objects
 
 
-def open_objects(place: str | Path) -> Objects:
-    """The objects of a folder, or of a URL such as s3://bucket/path."""
-    text = str(place)
+def open_objects(location: str | Path) -> Objects:
+    """Open the objects in a folder or at a URL such as s3://bucket/path."""
+    text = str(location)
     if "://" not in text or text.startswith("file://"):
         return FolderObjects(Path(text.removeprefix("file://")))
     from understudy.models.cloud import CloudObjects
@@ -29,21 +29,26 @@ _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345
 
 
 def check_object_name(name: str) -> str:
-    """The name itself; Refused when it could lead anywhere else."""
+    """Return the name; Refused when it is invalid or could escape the folder."""
     parts = name.split("/")
-    if len(name) > 512 or any(not part or part.startswith(".") or not set(part) <= _LETTERS for part in parts):
-        raise Refused("bad_name", f"{name[:60]!r} is no object's name; parts of A-Z a-z 0-9 . _ - and slashes")
+    if len(name) > 512 or any(
+        not part or part.startswith(".") or not set(part) <= _LETTERS for part in parts
+    ):
+        raise Refused(
+            "bad_name",
+            f"{name[:60]!r} is not a valid object name; use A-Z a-z 0-9 . _ - and slashes",
+        )
     return name
 
 
 class FolderObjects:
-    """Objects as files; what `create` said is there survives a power cut."""
+    """Objects as files; an object survives a power cut once `create` has returned."""
 
-    look_every_s = 0.0
+    poll_every_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file; give a folder for models")
+            raise ConfigError(f"{folder} is a file; use a folder for models")
         self._folder = folder
 
     def get(self, name: str) -> bytes | None:
@@ -64,7 +69,7 @@ class FolderObjects:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
-            # A link, unlike a rename, never replaces what another process has just made.
+            # Unlike a rename, a link never replaces a file that another process just created.
             os.link(temporary, path)
         except FileExistsError:
             return False
@@ -78,8 +83,13 @@ class FolderObjects:
 
     def list(self, prefix: str) -> Sequence[str]:
         root = self._folder / check_object_name(prefix)
-        found = (Path(at) / file for at, _, files in os.walk(root) for file in files if not file.startswith("."))
-        return sorted(path.relative_to(self._folder).as_posix() for path in found)
+        paths = (
+            Path(folder) / file
+            for folder, _, files in os.walk(root)
+            for file in files
+            if not file.startswith(".")
+        )
+        return sorted(path.relative_to(self._folder).as_posix() for path in paths)
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -1,12 +1,13 @@
-"""Registry: models by number, aliases that point to them, and one learner at a time that may release.
+"""Registry: numbered models, aliases that point to them, and one learner at a time that releases.
 
-    blobs/SHA256.safetensors        policies, written and read back before anything names them
-    registry/GAME/NNNNNNNNNN.json   the game's journal: takeover, release and point entries, each signed
+    blobs/SHA256.safetensors        policies, written and read back before an entry refers to them
+    registry/GAME/NNNNNNNNNN.json   the game's journal: signed takeover, release and point entries
     games/GAME/SCHEMA.json          game specs
-    trust/KEYID.txt                 public keys of those who signed models
+    trust/KEYID.txt                 public keys of the signers
 
-A model exists when its entry does, so nobody ever sees half of one. A learner that was paused while another took over
-finds the next number taken, reads on, and learns that its epoch is over.
+A model exists once its entry does, so no reader sees an incomplete one. If a learner was paused
+while another took over, the next number is already used; it reads the new entries and finds that
+its epoch has ended.
 """
 
 import hashlib
@@ -15,24 +16,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ConfigError, Corrupt, Fenced, Refused, StorageFailed
-from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.manifest import MAX_POLICY_BYTES, Lineage, Manifest, make_manifest, model_name, open_policy
+from understudy.core.errors import (
+    ConfigError,
+    Corrupt,
+    Fenced,
+    Refused,
+    SpecError,
+    StorageFailed,
+)
 from understudy.core.names import game_name
-from understudy.core.policy import Policy
-from understudy.core.ports import Objects
 from understudy.core.signed import Signer, Trusted, public_key_text, trusted_keys
+from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
+from understudy.models.manifest import (
+    MAX_POLICY_BYTES,
+    Lineage,
+    Manifest,
+    make_manifest,
+    model_name,
+    open_policy,
+)
 from understudy.models.shared import Entry, Shared
+from understudy.nn.policy import Policy
+from understudy.ports import Objects
 
 
 def write_trust(objects: Objects, signer: Signer) -> None:
-    """Leave the signer's public key where clients look for it; called by whoever holds the private one."""
+    """Publish the signer's public key for clients."""
     objects.create(f"trust/{signer.key_id}.txt", public_key_text(signer.public).encode())
 
 
 def read_trust(objects: Objects) -> tuple[str, ...]:
-    """The public keys that were left, as texts; what is none is passed over."""
+    """The published public keys as text; invalid ones are skipped."""
     texts = []
     for name in objects.list("trust"):
         text = (objects.get(name) or b"").decode("ascii", "replace").strip()
@@ -45,39 +60,48 @@ def read_trust(objects: Objects) -> tuple[str, ...]:
 
 
 class Registry:
-    """The models of a deployment; thread-safe. Without a signer it can only be read."""
+    """The models of a deployment; thread-safe. Without a signer it is read-only."""
 
     def __init__(
-        self, objects: Objects, *, trusted: Trusted, signer: Signer | None = None, clock: Clock | None = None
+        self,
+        objects: Objects,
+        *,
+        trusted: Trusted,
+        signer: Signer | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self._objects, self._trusted, self._signer = objects, trusted, signer
+        self._objects = objects
+        self._trusted = trusted
+        self._signer = signer
         self._clock = clock or SystemClock()
         self._games: dict[str, Shared[Catalogue]] = {}
-        self._pictures: dict[str, Catalogue] = {}
+        self._snapshots: dict[str, Catalogue] = {}
         self._lock = threading.Lock()
 
     @property
-    def look_every_s(self) -> float:
-        """How often it is worth looking for what others wrote."""
-        return self._objects.look_every_s
+    def poll_every_s(self) -> float:
+        """How often to look for new entries of other processes."""
+        return self._objects.poll_every_s
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------------
 
     def games(self) -> list[str]:
         """Games with a spec."""
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """The game's state, as new as a look costs little; what is written later does not change it."""
+        """An immutable snapshot of the game's state, at most `poll_every_s` old."""
         shared = self._shared(game)
         with shared.lock:
-            now, picture = shared.now(), self._pictures.get(game)
-            if picture is None or picture.number != now.number:
-                picture = self._pictures[game] = now.copy()
-            return picture
+            now = shared.now()
+            snapshot = self._snapshots.get(game)
+            if snapshot is None or snapshot.number != now.number:
+                snapshot = now.copy()
+                self._snapshots[game] = snapshot
+            return snapshot
 
     def policy(self, game: str, model_no: int) -> Policy:
-        """A model's policy; Refused unless its bytes are the ones that were signed."""
+        """A model's policy; Refused unless its bytes match the signed manifest."""
         manifest = self.manifest(game, model_no)
         return open_policy(manifest, self.policy_bytes(manifest))
 
@@ -86,69 +110,83 @@ class Registry:
         return _blob(manifest.policy_sha256)
 
     def policy_bytes(self, manifest: Manifest) -> bytes:
-        """The bytes that lie where a model's should, not checked yet."""
+        """The stored bytes of a model's policy, not yet verified."""
         raw = self._objects.get(_blob(manifest.policy_sha256))
         if raw is None:
-            raise Corrupt(f"the policy of {manifest.name} is missing; restore it from a backup, or roll back")
+            raise Corrupt(
+                f"the policy of {manifest.name} is missing; restore it from a backup, or roll back"
+            )
         return raw
 
     def find(self, text: str, *, game: str | None = None) -> Manifest:
-        """The model that GAME/NUMBER or GAME/champion means; where the game is known, its number or alias alone."""
-        named, _, last = text.rpartition("/")
-        named = named or game or ""
+        """The model for GAME/NUMBER or GAME/champion; with `game`, a number or alias suffices."""
+        owner, _, last = text.rpartition("/")
+        owner = owner or game or ""
         is_number = last.isascii() and last.isdigit() and len(last) < 10 and int(last) > 0
-        if not named or not (is_number or last in ALIASES):
-            raise ConfigError(f"{text[:80]!r} names no model; give GAME/NUMBER, such as my-game/7, or GAME/champion")
-        if game is not None and named != game:
-            raise ConfigError(f"{text[:80]} is a model of {named}, not of {game}; see 'understudy models list {game}'")
-        number = int(last) if is_number else self.catalogue(named).points_to(last)
+        if not owner or not (is_number or last in ALIASES):
+            raise ConfigError(
+                f"{text[:80]!r} is not a model; use GAME/NUMBER, such as my-game/7, or "
+                "GAME/champion"
+            )
+        if game is not None and owner != game:
+            raise ConfigError(
+                f"{text[:80]} is a model of {owner}, not of {game}; see 'understudy models list "
+                f"{game}'"
+            )
+        number = int(last) if is_number else self.catalogue(owner).model_of(last)
         if not number:
             raise ConfigError(
-                f"{named} has no {last} yet; let people play, or add a trained run: understudy models add RUN"
+                f"{owner} has no {last} yet; let people play, or add a trained run: understudy "
+                "models add RUN"
             )
-        return self.manifest(named, number)
+        return self.manifest(owner, number)
 
     def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
-        """What is wrong with a game's journal and with the models that its aliases point to; empty: all is whole.
+        """Problems of a game's journal and of the models its aliases point to; empty: none.
 
-        By `journal`, alias or (with `every` model looked at) the model's name.
+        Keys are `journal`, an alias or, with `every` model checked, the model's name.
         """
-        now, found = self.catalogue(game), dict[str, str]()
-        if lost := self._shared(game).lost_entry:
-            found["journal"] = f"{lost} is missing, and nobody sees what was written after it; restore it from a backup"
-        elif now.bad_entries:
-            found["journal"] = f"{now.bad_entries} of its entries are not genuine; restore them from a backup"
-        names = {now.points_to(alias): alias for alias in reversed(ALIASES)}
+        now = self.catalogue(game)
+        problems = dict[str, str]()
+        if damage := self._shared(game).damage():
+            problems["journal"] = damage
+        names = {now.model_of(alias): alias for alias in reversed(ALIASES)}
         for number, manifest in now.models.items():
             if number in names or every:
                 try:
                     open_policy(manifest, self.policy_bytes(manifest))
                 except (Corrupt, Refused, StorageFailed, OSError) as error:
-                    found[names.get(number, manifest.name)] = f"{error}; {self._mend(now, names.get(number, ''))}"
-        return found
+                    problems[names.get(number, manifest.name)] = (
+                        f"{error}; {self._repair_hint(now, names.get(number, ''))}"
+                    )
+        return problems
 
-    def _mend(self, now: Catalogue, alias: str) -> str:
-        """What becomes of players while a model is damaged, and what an operator can do."""
+    def _repair_hint(self, now: Catalogue, alias: str) -> str:
+        """The effect of a damaged model on players, and the operator's next step."""
         if alias == "canary":
             return "players do not get it, and the learner replaces it"
         if alias != "champion":
-            return "nobody plays it; restore it from a backup if it is needed"
+            return "it is not in use; restore it from a backup if it is needed"
         if now.previous_champion():
             return f"players keep the last good bot; next: understudy models rollback {now.game}"
-        return "newcomers get no bot; next: restore the models from a backup, or understudy models add RUN"
+        return (
+            "new players get no bot; next: restore the models from a backup, or understudy models "
+            "add RUN"
+        )
 
     def manifest(self, game: str, model_no: int) -> Manifest:
-        """A model's facts; ConfigError names the newest where it does not exist."""
+        """A model's facts; ConfigError lists the newest models when it does not exist."""
         models = self.catalogue(game).models
         if model_no not in models:
-            known = ", ".join(models[number].name for number in sorted(models)[-5:]) or "none yet"
-            raise ConfigError(f"{model_name(game, model_no)} does not exist; the newest are {known}")
+            newest = ", ".join(models[number].name for number in sorted(models)[-5:])
+            hint = f"the newest are {newest}" if newest else f"{game} has no models yet"
+            raise ConfigError(f"{model_name(game, model_no)} does not exist; {hint}")
         return models[model_no]
 
-    # --- Writing ----------------------------------------------------------------------------------------------------
+    # --- Writing ----------------------------------------------------------------------------------
 
     def takeover(self, game: str, *, owner: str) -> int:
-        """A new epoch: from now on only its holder releases models of this game."""
+        """Start a new epoch; from now on only its owner can release models of this game."""
         epoch = 0
 
         def entry(now: Catalogue) -> Entry:
@@ -160,10 +198,14 @@ class Registry:
         return epoch
 
     def release(self, policy: Policy, lineage: Lineage, *, epoch: int) -> Manifest:
-        """Put a model into the registry under the next number; Fenced when another learner has taken over."""
-        game, raw = policy.game.game, policy.encode()
+        """Store a model under the next number; Fenced when another learner has taken over."""
+        game = policy.game.game
+        raw = policy.encode()
         if len(raw) > MAX_POLICY_BYTES:
-            raise ConfigError(f"a policy of {len(raw)} bytes; at most {MAX_POLICY_BYTES} can be released")
+            raise ConfigError(
+                f"the policy has {len(raw)} bytes, and the limit is {MAX_POLICY_BYTES}; use a "
+                "smaller network"
+            )
         if self._signer is not None:
             write_trust(self._objects, self._signer)
         self._store_blob(raw)
@@ -178,10 +220,12 @@ class Registry:
         self._shared(game).write(entry)
         return manifest
 
-    def point(self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None) -> None:
-        """Let an alias mean another model (0: none); an operator gives no epoch and is always heard."""
+    def set_alias(
+        self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None
+    ) -> None:
+        """Point an alias to another model (0: none); an operator needs no epoch."""
         if alias not in ALIASES:
-            raise ConfigError(f"alias {alias!r} is not known; give one of {ALIASES}")
+            raise ConfigError(f"alias {alias!r} is not known; use one of {ALIASES}")
         if model_no:
             self.manifest(game, model_no)
 
@@ -193,49 +237,65 @@ class Registry:
         self._shared(game).write(entry)
 
     def rollback(self, game: str, *, why: str) -> int:
-        """Make the champion before this one champion again; its number."""
+        """Restore the previous champion; return its number."""
         previous = self.catalogue(game).previous_champion()
         if not previous:
-            raise ConfigError(f"{game} has had no other champion to go back to; see 'understudy models list'")
-        self.point(game, "champion", previous, why=why)
+            raise ConfigError(
+                f"{game} has no previous champion to roll back to; see 'understudy models list'"
+            )
+        self.set_alias(game, "champion", previous, why=why)
         return previous
 
     def _store_blob(self, raw: bytes) -> None:
         name = _blob(hashlib.sha256(raw).hexdigest())
         self._objects.create(name, raw)
         if self._objects.get(name) != raw:
-            raise StorageFailed(f"{name} does not read back as it was written; check the disk, then release again")
+            raise StorageFailed(
+                f"{name} reads back different from what was written; check the disk, then release "
+                "again"
+            )
 
     def _shared(self, game: str) -> Shared[Catalogue]:
         with self._lock:
             if game not in self._games:
                 name = game_name(game)
                 self._games[game] = Shared(
-                    self._objects, f"registry/{name}", Catalogue(name), trusted=self._trusted, signer=self._signer,
+                    self._objects,
+                    f"registry/{name}",
+                    Catalogue(name),
+                    trusted=self._trusted,
+                    signer=self._signer,
                     clock=self._clock,
-                )  # fmt: skip
+                )
             return self._games[game]
 
-    # --- Specs ------------------------------------------------------------------------------------------------------
+    # --- Specs ------------------------------------------------------------------------------------
 
     def register(self, spec: GameSpec) -> None:
-        """Keep a game's spec; the same one twice is fine."""
+        """Store a game's spec; storing the same spec again has no effect."""
         for other in self.games():
             if other != spec.game and other.casefold() == spec.game.casefold():
                 raise ConfigError(
-                    f"{other} is registered, and {spec.game} differs only in case; use that name, or another"
+                    f"{spec.game} differs from the registered game {other} only in case; use that "
+                    "name, or another"
                 )
         self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
-        """One spec of a game; SpecError when what is kept under its name cannot be read."""
-        raw = self._objects.get(f"games/{game_name(game)}/{schema}.json")
-        return None if raw is None else spec_from_json(raw)
+        """One spec of a game, or None; SpecError when the stored spec cannot be read."""
+        return self._spec(f"games/{game_name(game)}/{schema}.json")
 
     def specs(self, game: str) -> Sequence[GameSpec]:
         """Every spec of a game."""
-        found = (self._objects.get(name) for name in self._objects.list(f"games/{game_name(game)}"))
-        return [spec_from_json(raw) for raw in found if raw is not None]
+        names = self._objects.list(f"games/{game_name(game)}")
+        return [spec for name in names if (spec := self._spec(name)) is not None]
+
+    def _spec(self, name: str) -> GameSpec | None:
+        raw = self._objects.get(name)
+        try:
+            return None if raw is None else spec_from_json(raw)
+        except SpecError as error:
+            raise SpecError(f"{name} is damaged: {error}; or restore it from a backup") from None
 
 
 def _blob(sha256: str) -> str:
@@ -245,6 +305,6 @@ def _blob(sha256: str) -> str:
 def _check_epoch(now: Catalogue, epoch: int) -> None:
     if epoch != now.epoch:
         raise Fenced(
-            f"{now.owner} has taken over {now.game} (epoch {now.epoch}, ours is {epoch}); "
+            f"{now.owner} has taken over {now.game} (epoch {now.epoch}, ours is {epoch}), so "
             "nothing was released; stop this learner"
         )

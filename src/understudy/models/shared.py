@@ -1,10 +1,11 @@
-"""Shared state: what many processes agree on, folded from a signed journal that all of them follow.
+"""Shared state of many processes, built from a signed journal that all of them follow.
 
     NAME/0000000001.json, NAME/0000000002.json, ...
 
-Each number of a journal is written once. Writing number N + 1 says: I have read everything up to N. If somebody else
-was faster, the number is taken, and one reads on and decides again. So a journal is compare-and-swap with the one
-conditional write that every backend has, and following it means asking for one object.
+Each number of a journal is written once. The writer of number N + 1 has read all entries up to N.
+If another process was faster, the number exists already, and the writer reads the new entries and
+decides again. So a journal is compare-and-swap with the one conditional write that every backend
+has, and following it takes one request per entry.
 """
 
 import math
@@ -16,11 +17,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from understudy.core.clock import Clock
 from understudy.core.errors import ConfigError, Corrupt, Refused, StorageFailed
-from understudy.core.ports import Objects
 from understudy.core.signed import Signer, Trusted, open_signed
+from understudy.ports import Objects
 
 _TRIES = 200
 _PAUSE_S = 0.01
+_MAX_ERROR = 300
 
 Entry = dict[str, Any]
 
@@ -29,110 +31,155 @@ FIRST = 1
 
 
 class Journal:
-    """One journal of a name; safe for any number of readers and writers, here and elsewhere."""
+    """A named journal; safe for any number of readers and writers in any process."""
 
     def __init__(self, objects: Objects, name: str) -> None:
-        self._objects, self.name = objects, name
+        self._objects = objects
+        self.name = name
 
     def read(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Documents behind a number, in order."""
+        """Documents after a number, in order."""
         number = after
-        while (raw := self._objects.get(self._place(number := number + 1))) is not None:
+        while (raw := self._objects.get(self._object_name(number := number + 1))) is not None:
             yield number, raw
 
     def append(self, number: int, raw: bytes) -> bool:
-        """Whether the document now stands under this number, which must be the one behind the last that was read."""
-        place = self._place(number)
-        if number > FIRST and self._objects.get(self._place(number - 1)) is None:
+        """Write the next document; False when another one already has this number."""
+        name = self._object_name(number)
+        if number > FIRST and self._objects.get(self._object_name(number - 1)) is None:
             raise Corrupt(
-                f"{self._place(number - 1)} is missing, so {place} cannot follow it; restore it from a backup"
+                f"{self._object_name(number - 1)} is missing, so {name} cannot follow it; "
+                "restore it from a backup"
             )
         if self.is_hole(number):
-            raise Corrupt(f"{place} is missing, and later entries are there; restore it from a backup before you go on")
-        # Taken, yet with our bytes: an earlier attempt arrived although its answer was lost.
-        return self._objects.create(place, raw) or self._objects.get(place) == raw
+            raise Corrupt(
+                f"{name} is missing, but later entries exist; restore it from a backup before you "
+                "continue"
+            )
+        # It exists with our bytes when an earlier attempt succeeded but its response was lost.
+        return self._objects.create(name, raw) or self._objects.get(name) == raw
 
     def is_hole(self, number: int) -> bool:
-        """Whether there is nothing under this number although there is behind it: somebody has lost it."""
-        # Looked for in this order: whatever stands behind it was written after it.
-        later = any(name > self._place(number) for name in self._objects.list(self.name))
-        return later and self._objects.get(self._place(number)) is None
+        """Whether this entry is missing although a later one exists: it was lost."""
+        # In this order, because later entries are written after earlier ones.
+        later = any(name > self._object_name(number) for name in self._objects.list(self.name))
+        return later and self._objects.get(self._object_name(number)) is None
 
-    def _place(self, number: int) -> str:
+    def _object_name(self, number: int) -> str:
         return f"{self.name}/{number:010d}.json"
 
 
-class Folded(Protocol):
-    """A state that grows by entries."""
+class JournalState(Protocol):
+    """A state that is built by applying entries."""
 
     number: int
-    """The last entry that was taken, or passed over."""
+    """The last entry that was applied or skipped."""
     bad_entries: int
+    last_bad_entry: str
+    """The number of the last invalid entry, and what is wrong with it; empty: none."""
 
-    def take(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        """Fold in an entry; Refused when it cannot follow what is there, which leaves the state as it was."""
+    def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
+        """Apply an entry; Refused, with the state unchanged, when it is invalid here."""
         ...
 
 
-S = TypeVar("S", bound=Folded)
+S = TypeVar("S", bound=JournalState)
 
 
 class Shared(Generic[S]):
-    """A state and its journal; thread-safe. Entries that are not genuine are passed over and counted."""
+    """A state and its journal; thread-safe. Invalid entries are skipped and counted."""
 
     def __init__(
-        self, objects: Objects, name: str, state: S, *, trusted: Trusted, signer: Signer | None, clock: Clock
+        self,
+        objects: Objects,
+        name: str,
+        state: S,
+        *,
+        trusted: Trusted,
+        signer: Signer | None,
+        clock: Clock,
     ) -> None:
-        self._journal, self._state = Journal(objects, name), state
-        self._trusted, self._signer, self._clock = trusted, signer, clock
-        self._look_every_s, self._looked_s = objects.look_every_s, -math.inf
+        self._journal = Journal(objects, name)
+        self._state = state
+        self._trusted = trusted
+        self._signer = signer
+        self._clock = clock
+        self._look_every_s = objects.poll_every_s
+        self._refreshed_s = -math.inf
         self.lock = threading.RLock()
-        """Held by whoever reads more than one thing of the state."""
+        """Hold it to read several fields of the state together."""
 
     def now(self) -> S:
-        """The state; where it costs to look for newer entries, they are looked for now and then."""
+        """The state, refreshed at most every `poll_every_s` of the objects."""
         with self.lock:
-            if self._clock.monotonic() - self._looked_s < self._look_every_s:
+            if self._clock.monotonic() - self._refreshed_s < self._look_every_s:
                 return self._state
-            return self._read_on()
+            return self._refresh()
 
-    def _read_on(self) -> S:
-        """The state at the newest entry."""
+    def _refresh(self) -> S:
+        """Apply all new entries; return the state."""
         with self.lock:
-            state, began_s = self._state, self._clock.monotonic()
+            state = self._state
+            began_s = self._clock.monotonic()
             for number, raw in self._journal.read(state.number):
                 try:
                     entry = open_signed(raw, self._trusted)
                     if (entry.get("journal"), entry.get("number")) != (self._journal.name, number):
-                        raise Refused("bad_entry", "it was signed for another place")
-                    state.take(entry, raw)
-                except (Refused, KeyError, TypeError, ValueError):
+                        raise Refused("bad_entry", "signed for another journal or number")
+                    state.apply(entry, raw)
+                except (Refused, KeyError, TypeError, ValueError) as error:
                     state.bad_entries += 1
+                    what = error.detail if isinstance(error, Refused) else repr(error)
+                    state.last_bad_entry = f"entry {number}: {what[:_MAX_ERROR]}"
                 state.number = number
-            self._looked_s = began_s
+            self._refreshed_s = began_s
             return state
 
     @property
     def lost_entry(self) -> str:
-        """The first entry that is missing although later ones are there, so that nobody sees those; empty: none."""
+        """The first missing entry, after which existing ones are ignored; empty: none."""
         with self.lock:
-            number = self._read_on().number + 1
-            return f"{self._journal.name}/{number:010d}.json" if self._journal.is_hole(number) else ""
+            number = self._refresh().number + 1
+            return (
+                f"{self._journal.name}/{number:010d}.json" if self._journal.is_hole(number) else ""
+            )
 
-    def write(self, make: Callable[[S], Entry]) -> S:
-        """Write the entry that `make` finds right for the newest state; asked again when somebody else was faster."""
+    def damage(self) -> str:
+        """What is wrong with the journal, and the next step; empty: nothing."""
+        if lost_entry := self.lost_entry:
+            return (
+                f"{lost_entry} is missing, so all later entries are ignored; restore it from a "
+                "backup"
+            )
+        now = self.now()
+        if not now.bad_entries:
+            return ""
+        return (
+            f"{now.bad_entries} of its entries are invalid and were ignored, the last one: "
+            f"{now.last_bad_entry}; restore entries that are damaged from a backup"
+        )
+
+    def write(self, make_entry: Callable[[S], Entry]) -> S:
+        """Append `make_entry(state)`; call it again with the new state after a lost race."""
         if self._signer is None:
             raise ConfigError(
-                "what gateways share is read-only here; the signing key is in the deployment's data folder"
+                "registry and keys are read-only here; writing needs the signing key in the data "
+                "folder of the deployment"
             )
-        chance = random.Random()
+        rng = random.Random()
         for attempt in range(_TRIES):
             with self.lock:
-                state = self._read_on()
+                state = self._refresh()
                 number = state.number + 1
-                place = {"journal": self._journal.name, "number": number, "at_s": round(self._clock.now(), 3)}
-                raw = self._signer.sign(make(state) | place)
+                position = {
+                    "journal": self._journal.name,
+                    "number": number,
+                    "at_s": round(self._clock.now(), 3),
+                }
+                raw = self._signer.sign(make_entry(state) | position)
                 if self._journal.append(number, raw):
-                    return self._read_on()
-            time.sleep(_PAUSE_S * chance.random() * min(attempt, 10))
-        raise StorageFailed(f"{_TRIES} others wrote to {self._journal.name} at the same time; try again")
+                    return self._refresh()
+            time.sleep(_PAUSE_S * rng.random() * min(attempt, 10))
+        raise StorageFailed(
+            f"writing to {self._journal.name} lost {_TRIES} races against other writers; try again"
+        )

@@ -1,4 +1,4 @@
-"""What the API is made of, on Starlette: a call, its route with the policy, an answer, a refusal.
+"""Building blocks of the API, on Starlette: calls, routes with their checks, answers, errors.
 
 key ─► scope ─► Origin ─► game ─► rate ─► body (bounded as it streams) ─► endpoint
 """
@@ -17,74 +17,76 @@ from starlette.types import Message, Receive, Scope, Send
 
 from understudy.core.errors import InvalidName, Refused, StorageFull, UnderstudyError
 from understudy.core.names import game_name
-from understudy.serve import keys
-from understudy.serve.house import House
-from understudy.serve.keys import NO_KEY, Key, Keys
+from understudy.models import keys
+from understudy.models.keys import NO_KEY, Key, Keys
+from understudy.serve.state import GatewayState
 from understudy.serve.wire import Failed, Failure
 
 JSON = "application/json"
 _PART_BYTES = 256 * 1024
 _INLINE_BYTES = 32 * 1024
-"""Compressed bodies beyond this are decompressed in a thread, so that other requests go on."""
+"""Larger compressed bodies are decompressed in a thread, so that other requests do not wait."""
 
 
-def key_of(head: Mapping[str, str], known: Keys) -> Key | None:
-    """The caller's key; None without one. A wrong one is refused everywhere, on open addresses too."""
-    given = head.get("authorization")
-    if given is None:
+def key_of(head: Mapping[str, str], keys: Keys) -> Key | None:
+    """Return the caller's key, or None; an invalid key is rejected on open routes too."""
+    authorization = head.get("authorization")
+    if authorization is None:
         return None
-    kind, _, text = given.partition(" ")
-    return known.check(text.strip() if kind.lower() == "bearer" else "-")
+    kind, _, text = authorization.partition(" ")
+    return keys.check(text.strip() if kind.lower() == "bearer" else "-")
 
 
 class Call(Request):
-    """One request; the endpoint sees it after every check of key, scope, game and size."""
+    """A request; the endpoint gets it after all checks of key, scope, game and size."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
-        self.house: House = scope["house"]
+        self.gateway_state: GatewayState = scope["gateway_state"]
         self.head: dict[str, str] = scope["head"]
-        """Its headers, looked up at a tenth of the cost of Starlette's."""
+        """Headers by name; a lookup costs a tenth of Starlette's."""
         self.key: Key | None = scope["key"]
         self.game = ""
         self.content = b""
-        """The whole body, decompressed."""
+        """The complete body, decompressed."""
 
     def announced_bytes(self) -> int:
-        """What Content-Length says; 0 without one, as with chunked bodies."""
+        """Return Content-Length; 0 without one, as for chunked bodies."""
         text = self.head.get("content-length", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
-            raise Refused("bad_headers", f"content-length is {text[:20]!r}")
+            raise Refused(
+                "bad_headers", f"content-length is {text[:20]!r}; expected a number of bytes"
+            )
         return int(text)
 
     def read(self, kind: type[Any]) -> Any:
-        """The body as that type; Refused when it is none."""
+        """Decode the body as that type; Refused if it is invalid."""
         try:
             return msgspec.json.decode(self.content, type=kind)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise Refused("bad_body", str(error)[:200]) from None
 
-    def whole(self, name: str) -> int:
-        """A whole number from 0 in the query; 0 without one."""
+    def integer(self, name: str) -> int:
+        """Return a non-negative integer from the query; 0 if it is missing."""
         text = self.query_params.get(name, "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
-            raise Refused("bad_query", f"{name} is {text[:20]!r}; give a whole number from 0")
+            raise Refused("bad_query", f"{name} is {text[:20]!r}; pass an integer of at least 0")
         return int(text)
 
     def seconds(self, name: str, *, most: float) -> float:
-        """A time in the query, cut at the longest that is allowed."""
+        """Return a time from the query, limited to `most`."""
         text = self.query_params.get(name, "0")
         try:
             value = float(text)
         except ValueError:
             value = -1.0
         if not 0 <= value < 1e6:
-            raise Refused("bad_query", f"{name} is {text[:20]!r}; give seconds from 0")
+            raise Refused("bad_query", f"{name} is {text[:20]!r}; pass seconds, at least 0")
         return min(value, most)
 
 
 class Answer(Response):
-    """A struct as JSON, or bytes of another kind; no cache keeps it unless its headers say so."""
+    """A struct as JSON, or bytes of another media type; not cacheable unless its headers say so."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
-        # In parts, so that a client that does not read holds up a part, not the whole.
+        # Sent in parts, so that a client that does not read keeps only one part in memory.
         last = max(0, (len(self.body) - 1) // _PART_BYTES * _PART_BYTES)
         for at in range(0, last, _PART_BYTES):
             part = self.body[at : at + _PART_BYTES]
@@ -113,7 +115,7 @@ class Answer(Response):
 
 
 class ApiRoute(Route):
-    """One line of the API: all that a caller, the checks below, the OpenAPI document and the tests must know."""
+    """A route of the API, with everything that checks, OpenAPI document and tests need."""
 
     def __init__(
         self,
@@ -131,17 +133,17 @@ class ApiRoute(Route):
         super().__init__(path, endpoint, methods=[method], name=f"{method} {path}")
         self.method = method
         self.scope = scope
-        """What a key must allow; None: open, and then it shows no data."""
+        """The scope that a key needs; None: open to all, and without any data."""
         self.summary = summary
         self.takes = takes
         """The body's type, or its media type."""
         self.gives = gives
         self.max_bytes = max_bytes
         self.waits = waits
-        """Whether it takes `after` and `wait_s` in the query, and answers 204 when nothing newer came."""
+        """Whether it accepts `after` and `wait_s`, and returns 204 if nothing is newer."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the call against this line, read its body, and answer it."""
+        """Check the call against this route, read its body, and answer it."""
         if self.methods is not None and scope["method"] not in self.methods:
             raise _not_allowed(scope)
         scope["route"] = self.name
@@ -149,7 +151,7 @@ class ApiRoute(Route):
         self._check(call)
         answer = await self._answer(call)
         if self.waits:
-            key_of(call.head, call.house.keys)  # it may have been revoked meanwhile
+            key_of(call.head, call.gateway_state.keys)  # the key may have been revoked meanwhile
         await answer(scope, receive, send)
 
     def _check(self, call: Call) -> None:
@@ -159,62 +161,72 @@ class ApiRoute(Route):
                 raise Refused("no_key", NO_KEY)
             if not key.may(self.scope):
                 has = ", ".join(key.scopes)
-                raise Refused("wrong_scope", f"key {key.id} has scopes {has}; this needs {self.scope}")
+                raise Refused(
+                    "wrong_scope", f"key {key.id} has scopes {has}; this needs {self.scope}"
+                )
             origin = call.head.get("origin")
             if origin is not None and origin not in (*call.scope["own_origins"], *key.origins):
-                raise Refused("wrong_origin", f"key {key.id} may not be used by pages of {origin[:60]!r}")
+                raise Refused(
+                    "wrong_origin", f"key {key.id} does not allow pages of {origin[:60]!r}"
+                )
         if "game" in call.path_params:
             call.game = str(game_name(unquote(call.path_params["game"])))
             if call.key is not None and not call.key.is_for(call.game):
                 raise Refused("wrong_game", f"key {call.key.id} is for {call.key.game} only")
 
     async def _answer(self, call: Call) -> Answer:
-        house = call.house
+        state = call.gateway_state
         announced = call.announced_bytes()
         if call.key is not None:
-            # What is too large is refused before a byte of it is read, so it costs the key a request and no bytes.
-            wait_s = house.limits.take(call.key, announced if announced <= self.max_bytes else 0)
+            # A body that is too large is rejected unread, so it counts as a request without bytes.
+            wait_s = state.limits.take(call.key, announced if announced <= self.max_bytes else 0)
             if wait_s > 0:
-                what = "this key asks too often or sends too much"
-                raise Denied("too_many", f"{what}; come back in {wait_s:.2f} s", retry_after_s=wait_s)
-        with house.room.hold() as take:
+                what = "this key exceeds its limit of requests or bytes"
+                raise Denied("too_many", f"{what}; retry in {wait_s:.2f} s", retry_after_s=wait_s)
+        with state.memory_budget.hold() as take:
             call.content = await read_body(
-                call, max_bytes=self.max_bytes, timeout_s=house.config.body_timeout_s, take=take
+                call, max_bytes=self.max_bytes, timeout_s=state.config.body_timeout_s, take=take
             )
             if call.key is not None:
-                # A chunked body announces nothing, a compressed one less than it is.
-                house.limits.owe(call.key, len(call.content) - announced)
-                key_of(call.head, house.keys)  # a body may take so long that the key was revoked meanwhile
+                # A chunked body has no Content-Length, and that of a compressed one is too small.
+                state.limits.owe(call.key, len(call.content) - announced)
+                # The key may have been revoked while a slow body arrived.
+                key_of(call.head, state.keys)
             answer: Answer = await self.endpoint(call)
             return answer
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """The router's answer where no route matches; strangers do not learn which addresses exist."""
+    """Handle paths without a route; callers without a key do not learn which paths exist."""
     if scope["key"] is None:
         raise Refused("no_key", NO_KEY)
-    raise Refused("not_found", "there is nothing at this address; see /v1/openapi.json")
+    raise Refused("not_found", "this path does not exist; see /v1/openapi.json")
 
 
 def _not_allowed(scope: Scope) -> Refused:
     if scope["key"] is None:
         return Refused("no_key", NO_KEY)
     routes: list[ApiRoute] = scope["router"].routes
-    allow = ", ".join(one.method for one in routes if one.matches(scope)[0] is not Match.NONE)
-    what = f"{scope['method'][:20]} is not for this address; it takes {allow}"
+    allow = ", ".join(route.method for route in routes if route.matches(scope)[0] is not Match.NONE)
+    what = f"{scope['method'][:20]} is not allowed for this path; use {allow}"
     return Denied("not_allowed", what, allow=allow)
 
 
-# --- Bodies -----------------------------------------------------------------------------------------------------------
+# --- Bodies ---------------------------------------------------------------------------------------
 
 
-async def read_body(call: Call, *, max_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
-    """A request's body, decompressed; Refused when it is too large before or after, too slow, or not readable.
+async def read_body(
+    call: Call, *, max_bytes: int, timeout_s: float, take: Callable[[int], None]
+) -> bytes:
+    """Return a request's body, decompressed; Refused if it is too large, too slow or unreadable.
 
-    `take` is called with the size of every part before the next is read.
+    The size limit applies before and after decompression. `take` is called with the size of every
+    part before the next is read.
     """
     if (announced := call.announced_bytes()) > max_bytes:
-        raise Refused("too_large", f"{announced} bytes; at most {max_bytes} are taken here")
+        raise Refused(
+            "too_large", f"the body has {announced} bytes; at most {max_bytes} are allowed"
+        )
     parts = []
     size_bytes = 0
     message: Message = {"more_body": True}
@@ -223,21 +235,25 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, take: Calla
             while message.get("more_body", False):
                 message = await call.receive()
                 if message["type"] == "http.disconnect":
-                    raise Refused("gone", "the client went away")
+                    raise Refused("gone", "the client disconnected")
                 part = message.get("body", b"")
                 size_bytes += len(part)
                 if size_bytes > max_bytes:
-                    raise Refused("too_large", f"more than the {max_bytes} bytes that are taken here")
+                    raise Refused(
+                        "too_large", f"the body has more than the {max_bytes} bytes allowed"
+                    )
                 take(len(part))
                 parts.append(part)
     except TimeoutError:
-        raise Refused("too_slow", f"the body did not come within {timeout_s:.3g} s") from None
+        raise Refused("too_slow", f"the body did not arrive within {timeout_s:.3g} s") from None
     raw = b"".join(parts)
     encoding = call.head.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
         return raw
     if encoding not in ("gzip", "deflate"):
-        raise Refused("bad_encoding", f"content-encoding {encoding[:20]!r}; send gzip, deflate or none")
+        raise Refused(
+            "bad_encoding", f"content-encoding is {encoding[:20]!r}; use gzip, deflate or none"
+        )
     if len(raw) <= _INLINE_BYTES:
         body = _decompressed(raw, max_bytes)
     else:
@@ -247,56 +263,84 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, take: Calla
 
 
 def _decompressed(raw: bytes, max_bytes: int) -> bytes:
-    machine = zlib.decompressobj(wbits=47)  # gzip or zlib, by its first bytes
+    decompressor = zlib.decompressobj(wbits=47)  # gzip or zlib, by its first bytes
     try:
-        # One byte more than allowed, so that a larger body is seen without being decompressed.
-        body = machine.decompress(raw, max_bytes + 1)
+        # One byte more than allowed detects a larger body without decompressing all of it.
+        body = decompressor.decompress(raw, max_bytes + 1)
     except zlib.error as error:
-        raise Refused("bad_encoding", f"the packed body cannot be read: {error}") from None
+        raise Refused("bad_encoding", f"the compressed body is invalid: {error}") from None
     if len(body) > max_bytes:
-        raise Refused("too_large", f"more than {max_bytes} bytes when unpacked")
-    if not machine.eof or machine.unused_data:
-        raise Refused("bad_encoding", "the packed body is cut off, or something follows it")
+        raise Refused("too_large", f"the decompressed body has more than {max_bytes} bytes")
+    if not decompressor.eof or decompressor.unused_data:
+        raise Refused("bad_encoding", "the compressed body is truncated, or has trailing data")
     return body
 
 
-# --- Refusals ---------------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 STATUS = {
-    "no_key": 401, "wrong_key": 401, "revoked_key": 401, "expired_key": 401,
-    "wrong_scope": 403, "wrong_game": 403, "wrong_origin": 403, "wrong_host": 403,
-    "not_found": 404, "not_registered": 404, "no_bot": 404, "not_allowed": 405, "too_slow": 408, "too_large": 413,
-    "bad_encoding": 415, "too_many": 429, "head_too_large": 431, "not_ready": 503, "busy": 503,
-}  # fmt: skip
-"""Every reason that is not here is 400: the request itself is wrong."""
+    "no_key": 401,
+    "wrong_key": 401,
+    "revoked_key": 401,
+    "expired_key": 401,
+    "wrong_scope": 403,
+    "wrong_game": 403,
+    "wrong_origin": 403,
+    "wrong_host": 403,
+    "not_found": 404,
+    "not_registered": 404,
+    "no_bot": 404,
+    "not_allowed": 405,
+    "too_slow": 408,
+    "too_large": 413,
+    "bad_encoding": 415,
+    "too_many": 429,
+    "head_too_large": 431,
+    "not_ready": 503,
+    "busy": 503,
+}
+"""HTTP status by reason; all other reasons are 400, an invalid request."""
 
 
 class Denied(Refused):
-    """A refusal that says when to come back, or which methods an address takes."""
+    """An error that states when to retry, or which methods a path allows."""
 
-    def __init__(self, reason: str, detail: str, *, retry_after_s: float | None = None, allow: str = "") -> None:
+    def __init__(
+        self, reason: str, detail: str, *, retry_after_s: float | None = None, allow: str = ""
+    ) -> None:
         super().__init__(reason, detail)
         self.retry_after_s = retry_after_s
         self.allow = allow
 
 
-def refusal(error: Exception) -> Answer:
-    """The answer that tells a client what went wrong, and nothing about our insides."""
+def error_answer(error: Exception) -> Answer:
+    """Return the answer for an error, without internal details."""
     match error:
         case Refused():
-            code, detail, status = error.reason, error.detail, STATUS.get(error.reason, 400)
+            code = error.reason
+            detail = error.detail
+            status = STATUS.get(error.reason, 400)
         case InvalidName():
-            code, detail, status = "bad_name", str(error), 400
+            code = "bad_name"
+            detail = str(error)
+            status = 400
         case UnderstudyError(blame="caller" | "sender"):
-            code, detail, status = "bad_request", str(error), 400
+            code = "bad_request"
+            detail = str(error)
+            status = 400
         case StorageFull():
-            code, detail, status = "not_available", "there is no room just now", 503
+            code = "not_available"
+            detail = "the storage is full at the moment"
+            status = 503
         case UnderstudyError() | OSError():
-            # That a client can come back, not where anything lies.
-            code, detail, status = "not_available", "the store does not answer just now", 503
+            # The client learns that it can retry, but nothing about the storage.
+            code = "not_available"
+            detail = "the storage is not available at the moment"
+            status = 503
         case _:
-            code, status = "internal", 500
-            detail = "something went wrong on our side; it is in the log"
+            code = "internal"
+            status = 500
+            detail = "internal error; the gateway's log has the details"
     headers = dict[str, str]()
     retry_after_s = error.retry_after_s if isinstance(error, Denied) else None
     if status == 503:

@@ -1,4 +1,4 @@
-"""How experience enters the stream: columns become frames, frames are admitted, many requests are appended together."""
+"""How experience enters the stream: JSON becomes frames, frames are checked, then appended."""
 
 import asyncio
 import uuid
@@ -11,97 +11,128 @@ import msgspec
 import numpy as np
 import structlog
 
-from understudy.core.chunk import MAX_STEPS, OPTIONAL, REQUIRED, Chunk, ChunkMeta, EpisodeNote, RowKind, chunk_of
 from understudy.core.clock import Clock
-from understudy.core.door import Door
 from understudy.core.errors import InvalidName, Refused, StorageFull
-from understudy.core.frame import CloseReport, Frame, FrameKind, close_frame
-from understudy.core.game import GameSpec
 from understudy.core.names import GameName, PlayerName, player_name
-from understudy.core.ports import Ack, Stream
 from understudy.core.tensors import MAX_HEADER_BYTES, Array
+from understudy.experience.chunk import (
+    MAX_STEPS,
+    OPTIONAL,
+    REQUIRED,
+    Chunk,
+    ChunkMeta,
+    EpisodeNote,
+    RowKind,
+    chunk_of,
+)
+from understudy.experience.frame import CloseReport, Frame, FrameKind, close_frame
+from understudy.experience.game import GameSpec
+from understudy.experience.intake import Intake
 from understudy.ingest.check import check_against_spec
-from understudy.serve.keys import Key
-from understudy.serve.wire import Close, Columns
+from understudy.models.keys import Key
+from understudy.ports import Ack, Stream
+from understudy.serve.wire import ChunkColumns, Close
 
 _log = structlog.get_logger("understudy.gateway")
 _MAX_APPEND_BYTES = 8 * 1024 * 1024
 _RETRY_AFTER_S = 1.0
 
-# --- Columns: experience as JSON, made into the same frame that other clients send ------------------------------------
+# --- Columns: JSON experience, converted to the same frames that other clients send ---------------
 
 
-def frame_of(sent: Columns, specs: Mapping[str, GameSpec]) -> tuple[Frame, PlayerName]:
-    """The frame of these columns and whose it is; Refused when they are no chunk of this game."""
+def frame_of(sent: ChunkColumns, specs: Mapping[str, GameSpec]) -> tuple[Frame, PlayerName]:
+    """Return the frame of these columns and its player; Refused if they do not fit this game."""
     player = _player(sent.player)
     if sent.schema is not None:
         if sent.schema not in specs:
-            raise Refused("unknown_schema", f"this game has no such schema; it has {sorted(specs)[:4]}")
+            raise Refused(
+                "unknown_schema", f"this game has no such schema; it has {sorted(specs)[:4]}"
+            )
         return _frame(sent, specs[sent.schema]), player
-    frames, refused = [], Refused("unknown_schema", "no spec of this game is known")
+    frames = []
+    refused = Refused("unknown_schema", "no spec of this game is known")
     for spec in specs.values():
         try:
             frames.append(_frame(sent, spec))
         except Refused as error:
             refused = error
     if len(frames) > 1:
-        raise Refused("which_schema", f"the columns fit {len(frames)} specs of this game; say which in 'schema'")
+        raise Refused(
+            "which_schema",
+            f"the columns fit {len(frames)} specs of this game; choose one with 'schema'",
+        )
     if not frames:
         raise refused
     return frames[0], player
 
 
 def close_of(sent: Close) -> tuple[Frame, PlayerName]:
-    """The frame that closes a session, and whose it is."""
+    """Return the frame that closes a session, and its player."""
     report = CloseReport(n_chunks=sent.chunk_no, n_steps=sent.n_steps)
     return close_frame(_session(sent.session), sent.chunk_no, report), _player(sent.player)
 
 
-def _frame(sent: Columns, spec: GameSpec) -> Frame:
+def _frame(sent: ChunkColumns, spec: GameSpec) -> Frame:
     columns = _arrays(sent, spec)
     meta = ChunkMeta(
-        game=spec.game, schema=spec.schema, session=_session(sent.session), chunk_no=sent.chunk_no,
-        first_step=sent.first_step, n_steps=int((columns["row"] == RowKind.STEP).sum()), consent=sent.consent,
-        client=sent.client, episodes=_notes(sent, columns["is_first"]),
-    )  # fmt: skip
+        game=spec.game,
+        schema=spec.schema,
+        session=_session(sent.session),
+        chunk_no=sent.chunk_no,
+        first_step=sent.first_step,
+        n_steps=int((columns["row"] == RowKind.STEP).sum()),
+        consent=sent.consent,
+        client=sent.client,
+        episodes=_notes(sent, columns["is_first"]),
+    )
     try:
         frame = Chunk(meta, columns).validate().frame()
     except UnicodeError:
-        raise Refused("bad_metadata", "a text holds half a character") from None
-    # Read back as ingest will read it: what is acked here is not refused there.
+        raise Refused("bad_metadata", "a text holds an unpaired surrogate") from None
+    # Decoded as ingest will do it, so that ingest does not reject a frame acknowledged here.
     check_against_spec(chunk_of(frame), spec)
     return frame
 
 
-def _arrays(sent: Columns, spec: GameSpec) -> dict[str, Array]:
-    wanted: dict[str, Any] = {name: np.dtype(dtype) for name, dtype in (REQUIRED | OPTIONAL).items()}
-    wanted |= {name: space.dtype for name, space in (spec.obs_columns | spec.action_columns).items()}
-    wanted["legal"] = np.dtype(np.bool_)
-    if unknown := sent.columns.keys() - wanted.keys():
+def _arrays(sent: ChunkColumns, spec: GameSpec) -> dict[str, Array]:
+    dtypes: dict[str, Any] = {
+        name: np.dtype(dtype) for name, dtype in (REQUIRED | OPTIONAL).items()
+    }
+    dtypes |= {
+        name: space.dtype for name, space in (spec.obs_columns | spec.action_columns).items()
+    }
+    dtypes["action_mask"] = np.dtype(np.bool_)
+    if unknown := sent.columns.keys() - dtypes.keys():
         names = [name[:40] for name in sorted(unknown)[:4]]
-        raise Refused("bad_columns", f"{names} are no columns of {spec.game}; known: {sorted(wanted)[:40]}")
+        raise Refused(
+            "bad_columns", f"{names} are not columns of {spec.game}; known: {sorted(dtypes)[:40]}"
+        )
     if missing := {*REQUIRED, *spec.obs_columns, *spec.action_columns} - sent.columns.keys():
-        raise Refused("bad_columns", f"{sorted(missing)[:8]} are missing")
-    return {name: _array(name, values, wanted[name]) for name, values in sent.columns.items()}
+        raise Refused("bad_columns", f"the columns {sorted(missing)[:8]} are missing; add them")
+    return {name: _array(name, values, dtypes[name]) for name, values in sent.columns.items()}
 
 
 def _array(name: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
     try:
         with np.errstate(all="ignore"):
-            found = np.array(values)
-            array = found.astype(dtype)
+            received = np.array(values)
+            array = received.astype(dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Refused("bad_columns", f"{name} is no column of {dtype}: {str(error)[:100]}") from None
-    is_kind = found.dtype.kind in "biuf" and (dtype.kind == "b") == (found.dtype.kind == "b")
-    # Floats are rounded to the column's precision; whatever else changed would be another value.
-    if not is_kind or (dtype.kind != "f" and not np.array_equal(array, found)):
-        raise Refused("bad_columns", f"{name} holds values that {dtype} cannot")
+        raise Refused(
+            "bad_columns", f"column {name} cannot be converted to {dtype}: {str(error)[:100]}"
+        ) from None
+    is_kind = received.dtype.kind in "biuf" and (dtype.kind == "b") == (received.dtype.kind == "b")
+    # Floats may be rounded to the column's precision; other values must not change.
+    if not is_kind or (dtype.kind != "f" and not np.array_equal(array, received)):
+        raise Refused("bad_columns", f"{name} holds values that do not fit {dtype}")
     return array
 
 
-def _notes(sent: Columns, is_first: Array) -> tuple[EpisodeNote, ...]:
+def _notes(sent: ChunkColumns, is_first: Array) -> tuple[EpisodeNote, ...]:
     if sent.episodes is None:
-        return tuple(EpisodeNote(row=row) for row in [0, *(np.flatnonzero(is_first[1:]) + 1).tolist()])
+        return tuple(
+            EpisodeNote(row=row) for row in [0, *(np.flatnonzero(is_first[1:]) + 1).tolist()]
+        )
     notes = map(msgspec.structs.asdict, sent.episodes)
     return tuple(EpisodeNote(**note | {"opponents": tuple(note["opponents"])}) for note in notes)
 
@@ -110,7 +141,10 @@ def _session(text: str) -> uuid.UUID:
     try:
         return uuid.UUID(text)
     except ValueError:
-        raise Refused("bad_session", f"session {text[:40]!r} is no UUID; make a UUIDv7 once per session") from None
+        raise Refused(
+            "bad_session",
+            f"session {text[:40]!r} is not a UUID; create a UUIDv7 once per session",
+        ) from None
 
 
 def _player(text: str) -> PlayerName:
@@ -120,39 +154,44 @@ def _player(text: str) -> PlayerName:
         raise Refused("bad_player", str(error)) from None
 
 
-# --- Admission: which frames of a parcel may enter under a key, and whose they are from then on -----------------------
+# --- Admission: which frames of a batch a key may send, and the player's pseudonym in them --------
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A frame with its player's pseudonym and the time."""
+    """A frame stamped with its player's pseudonym and the time."""
 
     frame: Frame
     n_steps: int
-    """How many steps it says it brings, for the quota; ingest checks whether that is true."""
+    """The steps that its header states, for the quota; ingest checks the number."""
 
 
 class Admission:
-    """The door of every game of a deployment; what a key may not write never enters the stream."""
+    """The intake of every game; frames that a key may not write never enter the stream."""
 
     def __init__(self, deployment_key: bytes, clock: Clock) -> None:
-        self._deployment_key, self._clock = deployment_key, clock
-        self._doors: dict[str, Door] = {}
+        self._deployment_key = deployment_key
+        self._clock = clock
+        self._intakes: dict[str, Intake] = {}
 
     def admit(
-        self, key: Key, game: str, frames: Sequence[Frame | Refused], players: Mapping[uuid.UUID, PlayerName]
+        self,
+        key: Key,
+        game: str,
+        frames: Sequence[Frame | Refused],
+        players: Mapping[uuid.UUID, PlayerName],
     ) -> list[Admitted | Refused]:
-        """For each frame the stamped one, or why it is refused for good; the game is a registered one."""
-        door = self._doors.get(game)
-        if door is None:
-            door = self._doors[game] = Door(self._deployment_key, GameName(game), self._clock)
-        judged = iter(door.admit([one for one in frames if isinstance(one, Frame)], players))
-        stamped = [next(judged) if isinstance(one, Frame) else one for one in frames]
-        return [_owned(one, key, game) if isinstance(one, Frame) else one for one in stamped]
+        """Stamp each frame, or return why it is rejected for good; the game must be registered."""
+        intake = self._intakes.get(game)
+        if intake is None:
+            intake = self._intakes[game] = Intake(self._deployment_key, GameName(game), self._clock)
+        outcomes = iter(intake.admit([item for item in frames if isinstance(item, Frame)], players))
+        stamped = [next(outcomes) if isinstance(item, Frame) else item for item in frames]
+        return [_allowed(item, key, game) if isinstance(item, Frame) else item for item in stamped]
 
 
 class _Facts(msgspec.Struct):
-    """What of a chunk's metadata decides at the door."""
+    """The metadata of a chunk that the intake checks."""
 
     game: str
     kind: str
@@ -166,47 +205,51 @@ class _Header(msgspec.Struct):
 _read = msgspec.json.Decoder(_Header).decode
 
 
-def _owned(frame: Frame, key: Key, game: str) -> Admitted | Refused:
-    """The frame when its chunk is of the key's game and of a kind the key may write."""
+def _allowed(frame: Frame, key: Key, game: str) -> Admitted | Refused:
+    """Return the frame if its chunk is of this game and of a kind that the key may write."""
     if frame.kind is not FrameKind.DATA:
         return Admitted(frame, 0)
     length = int.from_bytes(frame.body[:8], "little")
     if not 8 <= 8 + length <= min(len(frame.body), 8 + MAX_HEADER_BYTES):
         return Refused("bad_tensors", f"a header of {length} bytes in a body of {len(frame.body)}")
     try:
-        # Only these facts are read here, at a tenth of the cost of all of them: ingest refuses whatever is not exact.
+        # Reading only these fields costs a tenth of reading all; ingest rejects an inexact header.
         facts = _read(memoryview(frame.body)[8 : 8 + length]).metadata
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return Refused("bad_tensors", f"the header is no chunk's: {str(error)[:100]}")
+        return Refused("bad_tensors", f"the header is not that of a chunk: {str(error)[:100]}")
     if facts.game != game:
         return Refused("wrong_game", f"a chunk of {facts.game[:63]!r} was sent to {game}")
     if facts.kind != "player" and not key.may("work"):
-        return Refused("wrong_scope", f"chunks of kind {facts.kind[:20]!r} need a key with scope work")
-    said = facts.n_steps
-    return Admitted(frame, min(int(said), MAX_STEPS) if said.isascii() and said.isdigit() and len(said) < 7 else 0)
+        return Refused(
+            "wrong_scope", f"chunks of kind {facts.kind[:20]!r} need a key with scope work"
+        )
+    steps = facts.n_steps
+    is_number = steps.isascii() and steps.isdigit() and len(steps) < 7
+    return Admitted(frame, min(int(steps), MAX_STEPS) if is_number else 0)
 
 
-# --- The appender: many requests at once, gathered, appended by one thread, answered together -------------------------
+# --- The appender: one thread appends the frames of many requests together ------------------------
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingFrames:
     frames: Sequence[Frame]
     size_bytes: int
     answer: "asyncio.Future[list[Ack]]"
 
 
 class Appender:
-    """Frames in, acks out; used on the event loop, with the disk in a thread. Full, it asks to come back later."""
+    """Appends frames and returns acks, on the event loop with a disk thread; bounded by bytes."""
 
     def __init__(self, stream: Stream, *, max_waiting_bytes: int = 64 * 1024 * 1024) -> None:
-        self._stream, self._max_waiting_bytes = stream, max_waiting_bytes
-        # A thread of its own: whatever else reads the disk must not delay an ack.
+        self._stream = stream
+        self._max_waiting_bytes = max_waiting_bytes
+        # A thread of its own, since other disk reads must not delay an ack.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="understudy-appender")
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingFrames] = []
         self.waiting_bytes = 0
-        self.trouble = ""
-        """Why the stream took nothing the last time; empty once it takes frames again."""
+        self.error = ""
+        """The error of the last append; empty once the stream accepts frames again."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -215,15 +258,19 @@ class Appender:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def append(self, frames: Sequence[Frame]) -> list[Ack]:
-        """One ack per frame; accepted means durable in the stream."""
+        """Return one ack per frame; accepted means durable in the stream."""
         if not frames:
             return []
         size_bytes = sum(frame.size_bytes for frame in frames)
         if self._is_closed or self.waiting_bytes + size_bytes > self._max_waiting_bytes:
-            what = "the gateway is stopping" if self._is_closed else "the stream takes no more just now"
-            return [_again(what)] * len(frames)
+            what = (
+                "the gateway is stopping"
+                if self._is_closed
+                else "the stream is overloaded at the moment"
+            )
+            return [_retry_later(what)] * len(frames)
         self.waiting_bytes += size_bytes
-        waiting = _Waiting(frames, size_bytes, asyncio.get_running_loop().create_future())
+        waiting = _PendingFrames(frames, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._wake.set()
         return await waiting.answer
@@ -234,46 +281,61 @@ class Appender:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                taken = self._take()
-                frames = [frame for one in taken for frame in one.frames]
-                self._answer(taken, await loop.run_in_executor(self._thread, self._append, frames))
+                batch = self._take()
+                frames = [frame for pending in batch for frame in pending.frames]
+                self._answer(batch, await loop.run_in_executor(self._thread, self._append, frames))
 
-    def _take(self) -> list[_Waiting]:
-        size_bytes, count = 0, 0
-        for one in self._waiting:
-            size_bytes += one.size_bytes
+    def _take(self) -> list[_PendingFrames]:
+        size_bytes = 0
+        count = 0
+        for pending in self._waiting:
+            size_bytes += pending.size_bytes
             if count and size_bytes > _MAX_APPEND_BYTES:
                 break
             count += 1
-        taken = self._waiting[:count]
+        batch = self._waiting[:count]
         del self._waiting[:count]
-        return taken
+        return batch
 
     def _append(self, frames: Sequence[Frame]) -> list[Ack]:
         try:
             acks = list(self._stream.append(frames))
-            failed = [ack.error or "the stream did not say why" for ack in acks if not (ack.accepted or ack.refused)]
+            failed = [
+                ack.error or "the stream gave no reason"
+                for ack in acks
+                if not (ack.accepted or ack.refused)
+            ]
             if failed or any(ack.accepted for ack in acks):
-                self.trouble = failed[0] if failed else ""
+                self.error = failed[0] if failed else ""
             return acks
         except Exception as error:
-            self.trouble = str(error) or repr(error)
-            # Nothing was promised, so clients keep their frames; and whatever went wrong, the next ones are tried.
-            _log.error("not_appended", frames=len(frames), error=repr(error)[:300], next="clients send them again")
-            what = "there is no room just now" if isinstance(error, StorageFull) else "the stream does not answer"
-            return [_again(what)] * len(frames)
+            self.error = str(error) or repr(error)
+            # Nothing was acknowledged, so clients keep their frames; the next append is attempted
+            # after any error.
+            _log.error(
+                "not_appended",
+                frames=len(frames),
+                error=repr(error)[:300],
+                next="clients send them again",
+            )
+            what = (
+                "the storage is full at the moment"
+                if isinstance(error, StorageFull)
+                else "the stream is not available"
+            )
+            return [_retry_later(what)] * len(frames)
 
-    def _answer(self, taken: Sequence[_Waiting], acks: Sequence[Ack]) -> None:
+    def _answer(self, batch: Sequence[_PendingFrames], acks: Sequence[Ack]) -> None:
         at = 0
-        for one in taken:
-            own = list(acks[at : at + len(one.frames)])
-            at += len(one.frames)
-            self.waiting_bytes -= one.size_bytes
-            if not one.answer.done():  # whoever asked may have gone
-                one.answer.set_result(own)
+        for pending in batch:
+            own = list(acks[at : at + len(pending.frames)])
+            at += len(pending.frames)
+            self.waiting_bytes -= pending.size_bytes
+            if not pending.answer.done():  # the client may have disconnected
+                pending.answer.set_result(own)
 
     async def close(self) -> None:
-        """Append what waits, then take no more."""
+        """Append pending frames, then accept no more."""
         self._is_closed = True
         self._wake.set()
         if self._task is not None:
@@ -281,5 +343,5 @@ class Appender:
         await asyncio.to_thread(self._thread.shutdown)
 
 
-def _again(what: str) -> Ack:
+def _retry_later(what: str) -> Ack:
     return Ack(False, retry_after_s=_RETRY_AFTER_S, error=what)

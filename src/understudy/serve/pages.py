@@ -1,7 +1,7 @@
-"""The play page: a handful of files, read once when the gateway starts and served from memory to anybody.
+"""The play page: a few files, read once when the gateway starts and served from memory to anyone.
 
-They hold no data: the page gets its key from the person who opens it, and asks the API like any other game. What is not
-named in `FILES` is not served, so there is no path to play tricks with.
+They hold no data: the page gets its key from the person who opens it, and uses the API like any
+other game. Only files listed in `FILES` are served, so path traversal is not possible.
 """
 
 import contextlib
@@ -19,93 +19,127 @@ from understudy.core.errors import Refused
 from understudy.serve.api import Answer, ApiRoute, Call
 
 FILES = {
-    "/play": "play.html", "/static/play.css": "play.css", "/static/icon.svg": "icon.svg",
-    "/static/play.js": "play.js", "/static/inputs.js": "inputs.js", "/static/panel.js": "panel.js",
-    "/static/platform.js": "platform.js", "/static/consent.js": "consent.js", "/static/opponents.js": "opponents.js",
-    "/static/match.js": "match.js", "/static/cartpole.js": "cartpole.js", "/static/rally.js": "rally.js",
-    "/static/understudy.js": "understudy.js", "/static/offline.js": "offline.js",
-}  # fmt: skip
-"""Address to file."""
+    "/play": "play.html",
+    "/static/play.css": "play.css",
+    "/static/icon.svg": "icon.svg",
+    "/static/play.js": "play.js",
+    "/static/inputs.js": "inputs.js",
+    "/static/panel.js": "panel.js",
+    "/static/platform.js": "platform.js",
+    "/static/consent.js": "consent.js",
+    "/static/opponents.js": "opponents.js",
+    "/static/match.js": "match.js",
+    "/static/cartpole.js": "cartpole.js",
+    "/static/rally.js": "rally.js",
+    "/static/understudy.js": "understudy.js",
+    "/static/offline.js": "offline.js",
+}
+"""File by path."""
 
-_KEEPER, _NOTHING_KEPT = "offline.js", b'{"version": "", "pages": []}'
+_SERVICE_WORKER = "offline.js"
+_EMPTY_CACHE = b'{"version": "", "pages": []}'
 _log = structlog.get_logger("understudy.gateway")
-_MEND = "install understudy again, or restore it in the checkout"
+_NEXT_STEP = "reinstall understudy, or restore it in the checkout"
 _KINDS = {
-    ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
-}  # fmt: skip
+}
 _STATIC = Path(__file__).parent / "static"
 _CLIENTS = Path(__file__).parents[3] / "clients" / "js"
-"""In a checkout the client and the game lie here; a wheel has them beside the page."""
-_POLICY = "; ".join((
-    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
-    "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
-))  # fmt: skip
+"""The folder of client and game in a checkout; in a wheel they are next to the page."""
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
 _HEADERS = {
-    # Asked for again every time, answered with 304 while it is the same: a new release is never half old.
-    "cache-control": "no-cache", "vary": "accept-encoding", "content-security-policy": _POLICY,
-    "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
+    # Revalidated every time, with 304 if unchanged, so that files of two releases never mix.
+    "cache-control": "no-cache",
+    "vary": "accept-encoding",
+    "content-security-policy": _POLICY,
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file as it is served: plain, or packed for those who can unpack it."""
+    """A file as served: plain, or compressed for clients that accept gzip."""
 
     kind: str
     raw: bytes
     packed: bytes
     serves: str = ""
-    """The address for which a script that keeps pages may answer in the gateway's place."""
+    """The path that this service worker may control."""
 
     def answer(self, headers: Mapping[str, str]) -> Answer:
-        """The file, or that it has not changed since the reader got it."""
-        is_packed = "gzip" in {part.partition(";")[0].strip() for part in headers.get("accept-encoding", "").split(",")}
+        """Return the file, or 304 if the client has the current version."""
+        is_packed = "gzip" in {
+            part.partition(";")[0].strip() for part in headers.get("accept-encoding", "").split(",")
+        }
         body = self.packed if is_packed else self.raw
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         sent = {**_HEADERS, "etag": etag, **({"content-encoding": "gzip"} if is_packed else {})}
         if self.serves:
             sent["service-worker-allowed"] = self.serves
-        known = {tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")}
-        if known & {etag, "*"}:
+        client_etags = {
+            tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")
+        }
+        if client_etags & {etag, "*"}:
             return Answer(b"", 304, kind=self.kind, headers=sent)
         return Answer(body, kind=self.kind, headers=sent)
 
 
 @cache
 def load_pages() -> dict[str, Page]:
-    """Every file by its name, from the disk the first time; those that are missing are left out."""
-    found: dict[str, Page] = {}
+    """Return every file by name, read from disk the first time; missing ones are left out."""
+    pages: dict[str, Page] = {}
     for name in FILES.values():
         raw = source_of(name)
         if raw is not None and name.endswith(".js"):
             raw = without_comments(raw.decode()).encode()
         if raw is not None:
-            found[name] = _page(name, raw)
-    if missing := sorted(set(FILES.values()) - found.keys()):
-        # Games must be able to send their steps all the same.
-        _log.warning("page_files_missing", files=missing, next=_MEND)
-    if keeper := found.pop(_KEEPER, None):
-        found[_KEEPER] = _page(_KEEPER, keeper.raw.replace(_NOTHING_KEPT, _kept(found), 1))
-    return found
+            pages[name] = _page(name, raw)
+    if missing := sorted(set(FILES.values()) - pages.keys()):
+        # Not an error, since games must be able to send their steps anyway.
+        _log.warning("page_files_missing", files=missing, next=_NEXT_STEP)
+    if worker := pages.pop(_SERVICE_WORKER, None):
+        raw = worker.raw.replace(_EMPTY_CACHE, _cached(pages), 1)
+        pages[_SERVICE_WORKER] = _page(_SERVICE_WORKER, raw)
+    return pages
 
 
-def _kept(pages: Mapping[str, Page]) -> bytes:
-    """What a browser keeps of the page, under a name that changes with any byte of it."""
-    whole = hashlib.sha256()
+def _cached(pages: Mapping[str, Page]) -> bytes:
+    """Return the list of pages that a browser caches, with a version that is a hash of them all."""
+    digest = hashlib.sha256()
     for name in sorted(pages):
-        whole.update(f"{name} {hashlib.sha256(pages[name].raw).hexdigest()}\n".encode())
+        digest.update(f"{name} {hashlib.sha256(pages[name].raw).hexdigest()}\n".encode())
     addresses = [address for address, name in FILES.items() if name in pages]
-    return json.dumps({"version": whole.hexdigest()[:16], "pages": addresses}).encode()
+    return json.dumps({"version": digest.hexdigest()[:16], "pages": addresses}).encode()
 
 
 def _page(name: str, raw: bytes) -> Page:
-    return Page(_KINDS[Path(name).suffix], raw, gzip.compress(raw, mtime=0), "/play" if name == _KEEPER else "")
+    return Page(
+        _KINDS[Path(name).suffix],
+        raw,
+        gzip.compress(raw, mtime=0),
+        "/play" if name == _SERVICE_WORKER else "",
+    )
 
 
 def source_of(name: str) -> bytes | None:
-    """A file as it was written, before it is made ready to travel; None when it is missing."""
+    """Return a file as written, before comments are removed; None if it is missing."""
     for folder in (_STATIC, _CLIENTS):
         with contextlib.suppress(OSError):
             return (folder / name).read_bytes()
@@ -113,12 +147,14 @@ def source_of(name: str) -> bytes | None:
 
 
 def without_comments(script: str) -> str:
-    """A script without the comments that fill whole lines, which stay as empty ones: a third less travels."""
-    lines, is_inside = [], False
+    """Replace comments that fill whole lines by empty lines, which saves a third of the bytes."""
+    lines = []
+    is_inside = False
     for line in script.splitlines():
         bare = line.strip()
         if is_inside:
-            is_inside, keeps = "*/" not in bare, False
+            is_inside = "*/" not in bare
+            keeps = False
         elif bare.startswith("/*"):
             is_inside = "*/" not in bare
             keeps = not is_inside and not bare.endswith("*/")  # such as a type before an expression
@@ -132,7 +168,7 @@ def _shows(name: str) -> Callable[[Call], Awaitable[Answer]]:
     async def show(call: Call) -> Answer:
         page = load_pages().get(name)
         if page is None:
-            raise Refused("not_found", f"this installation lacks {name}; {_MEND}")
+            raise Refused("not_found", f"this installation lacks {name}; {_NEXT_STEP}")
         return page.answer(call.head)
 
     show.__name__ = f"show_{name.replace('.', '_')}"
@@ -140,7 +176,9 @@ def _shows(name: str) -> Callable[[Call], Awaitable[Answer]]:
 
 
 PAGES = tuple(
-    ApiRoute("GET", path, None, _shows(name), f"The play page: {name}", gives=_KINDS[Path(name).suffix])
+    ApiRoute(
+        "GET", path, None, _shows(name), f"The play page: {name}", gives=_KINDS[Path(name).suffix]
+    )
     for path, name in FILES.items()
 )
-"""Open to anybody, and no part of the API."""
+"""Open to anyone, and not part of the API."""

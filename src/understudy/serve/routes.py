@@ -1,4 +1,4 @@
-"""The API, one line per route; what has no line here and is no page does not exist, and every line says its key."""
+"""The API: all routes except pages, each with the scope that its key needs, and their endpoints."""
 
 import asyncio
 import hashlib
@@ -12,20 +12,25 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import understudy
 from understudy.core.errors import Corrupt, Refused, SpecError
-from understudy.core.frame import CONTENT_TYPE, MAX_PARCEL_BYTES, Parcel, decode_parcel
-from understudy.core.game import GameSpec, spec_from_json
-from understudy.core.manifest import Manifest
-from understudy.core.ports import Ack, Casting
+from understudy.experience.frame import (
+    CONTENT_TYPE,
+    MAX_FRAME_BATCH_BYTES,
+    FrameBatch,
+    decode_frame_batch,
+)
+from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import Catalogue
+from understudy.models.keys import Key
+from understudy.models.manifest import Manifest
+from understudy.ports import Ack, LiveModels
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.intake import Admitted, close_of, frame_of
-from understudy.serve.keys import Key
 
 POLICY_TYPE = "application/vnd.understudy.policy"
 _KIB = 1024
 _INLINE_BYTES = 512 * _KIB
-"""Larger bodies are taken apart in a thread, so that nobody else waits for them."""
+"""Larger bodies are decoded in a thread, so that other requests do not wait."""
 T = TypeVar("T")
 
 
@@ -35,81 +40,92 @@ def _key(call: Call) -> Key:
 
 
 async def _on_disk(call: Call, work: Callable[..., T], *arguments: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(call.house.disk, work, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(
+        call.gateway_state.disk, work, *arguments
+    )
 
 
-# --- Experience -------------------------------------------------------------------------------------------------------
+# --- Experience -----------------------------------------------------------------------------------
 
 
-async def send_parcel(call: Call) -> Answer:
-    """Frames into the stream; acked only when they are durable there."""
-    await call.house.specs.of(call.game)
+async def send_frames(call: Call) -> Answer:
+    """Append frames to the stream; they are acknowledged once they are durable there."""
+    await call.gateway_state.specs.of(call.game)
     if len(call.content) > _INLINE_BYTES:
-        parcel = await asyncio.to_thread(decode_parcel, call.content)
+        batch = await asyncio.to_thread(decode_frame_batch, call.content)
     else:
-        parcel = decode_parcel(call.content)
-    return await _send(call, parcel)
+        batch = decode_frame_batch(call.content)
+    return await _send(call, batch)
 
 
 async def send_columns(call: Call) -> Answer:
-    """A chunk as JSON; it becomes the frame that any other client would have sent."""
-    sent, specs = call.read(wire.Columns), await call.house.specs.of(call.game)
+    """Append a chunk sent as JSON, converted to the frame that other clients would send."""
+    sent = call.read(wire.ChunkColumns)
+    specs = await call.gateway_state.specs.of(call.game)
     if len(call.content) > _INLINE_BYTES:
         frame, player = await asyncio.to_thread(frame_of, sent, specs)
     else:
         frame, player = frame_of(sent, specs)
-    return await _send(call, Parcel([frame], {frame.session: player}, sent.skipped_steps))
+    return await _send(call, FrameBatch([frame], {frame.session: player}, sent.skipped_steps))
 
 
 async def close_session(call: Call) -> Answer:
-    """Say that a session has ended, so that its last steps need not wait for more."""
-    await call.house.specs.of(call.game)
+    """Close a session, so that its last steps are available without waiting for more."""
+    await call.gateway_state.specs.of(call.game)
     frame, player = close_of(call.read(wire.Close))
-    return await _send(call, Parcel([frame], {frame.session: player}))
+    return await _send(call, FrameBatch([frame], {frame.session: player}))
 
 
-async def _send(call: Call, parcel: Parcel) -> Answer:
-    verdicts = call.house.admission.admit(_key(call), call.game, parcel.frames, parcel.players)
-    admitted = [one for one in verdicts if isinstance(one, Admitted)]
-    appended = await call.house.appender.append([one.frame for one in admitted])
-    share = call.house.count(call.game, admitted, appended, parcel.skipped_steps)
-    left = iter(appended)
-    acks = [next(left) if isinstance(one, Admitted) else Ack(False, refused=str(one)) for one in verdicts]
-    return Answer(wire.Sent(acks=acks, keep_share=share))
+async def _send(call: Call, batch: FrameBatch) -> Answer:
+    state = call.gateway_state
+    outcomes = state.admission.admit(_key(call), call.game, batch.frames, batch.players)
+    admitted = [outcome for outcome in outcomes if isinstance(outcome, Admitted)]
+    appended = await state.appender.append([outcome.frame for outcome in admitted])
+    recording_rate = state.count(call.game, admitted, appended, batch.skipped_steps)
+    remaining_acks = iter(appended)
+    acks = [
+        next(remaining_acks) if isinstance(outcome, Admitted) else Ack(False, refused=str(outcome))
+        for outcome in outcomes
+    ]
+    return Answer(wire.SendResponse(acks=acks, recording_rate=recording_rate))
 
 
-# --- Games and bots ---------------------------------------------------------------------------------------------------
+# --- Games and bots -------------------------------------------------------------------------------
 
 
 async def list_games(call: Call) -> Answer:
-    games = await _on_disk(call, call.house.registry.games)
+    games = await _on_disk(call, call.gateway_state.registry.games)
     return Answer(wire.GameList(games=[game for game in games if _key(call).is_for(game)]))
 
 
 async def show_game(call: Call) -> Answer:
-    specs = await call.house.specs.of(call.game)
+    specs = await call.gateway_state.specs.of(call.game)
     catalogue = await _catalogue(call)
-    return Answer(wire.Game(
-        game=call.game, schemas=sorted(specs), champion=catalogue.points_to("champion"),
-        canary=catalogue.points_to("canary"),
-    ))  # fmt: skip
+    return Answer(
+        wire.GameInfo(
+            game=call.game,
+            schemas=sorted(specs),
+            champion=catalogue.model_of("champion"),
+            canary=catalogue.model_of("canary"),
+        )
+    )
 
 
 async def register_game(call: Call) -> Answer:
-    """Keep a spec; known ones are answered alike, new ones need a key that may register."""
+    """Register a spec; a known one is accepted, a new one needs a key that may register."""
     try:
         spec = spec_from_json(call.content)
     except SpecError as error:
         raise Refused("bad_spec", str(error)) from None
     if spec.game != call.game:
-        raise Refused("wrong_game", f"the spec is of {spec.game}, the address of {call.game}")
+        raise Refused("wrong_game", f"the spec is for {spec.game}, but the path for {call.game}")
     key = _key(call)
-    await call.house.specs.register(spec, may_add=key.registers or key.may("admin"))
+    await call.gateway_state.specs.register(spec, may_add=key.registers or key.may("admin"))
     return Answer(wire.Registered(game=spec.game, schema=spec.schema))
 
 
 async def show_spec(call: Call) -> Answer:
-    specs = await call.house.specs.of(call.game)
+    specs = await call.gateway_state.specs.of(call.game)
     spec = specs.get(str(call.path_params["schema"]))
     if spec is None:
         raise Refused("not_found", f"{call.game} has no such schema; it has {sorted(specs)[:4]}")
@@ -117,98 +133,120 @@ async def show_spec(call: Call) -> Answer:
 
 
 async def show_bot(call: Call) -> Answer:
-    """Who plays; with `after` and `wait_s` the answer waits for something newer, else it is 204."""
-    await call.house.specs.of(call.game)
-    after, wait_s = call.whole("after"), call.seconds("wait_s", most=call.house.config.max_poll_s)
+    """Return the live models; with `after` and `wait_s`, wait for newer ones or return 204."""
+    await call.gateway_state.specs.of(call.game)
+    after = call.integer("after")
+    wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
     if "after" not in call.query_params:
-        return Answer((await call.house.bots.now(call.game)).bot)
-    stage = await call.house.bots.newer(call.game, after, wait_s)
-    return Answer(b"", 204) if stage is None else Answer(stage.bot)
+        return Answer((await call.gateway_state.bots.now(call.game)).bot)
+    served = await call.gateway_state.bots.newer(call.game, after, wait_s)
+    return Answer(b"", 204) if served is None else Answer(served.bot)
 
 
 async def weights(call: Call) -> Answer:
-    """The champion's policy itself, newer than `after`; what workers wait for."""
-    await call.house.specs.of(call.game)
-    after, wait_s = call.whole("after"), call.seconds("wait_s", most=call.house.config.max_poll_s)
-    stage = await call.house.bots.newer(call.game, after, wait_s, with_policy=True)
-    if stage is None:
+    """Return the champion's policy if it is newer than `after`; workers wait for it."""
+    await call.gateway_state.specs.of(call.game)
+    after = call.integer("after")
+    wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
+    served = await call.gateway_state.bots.newer(call.game, after, wait_s, with_policy=True)
+    if served is None:
         return Answer(b"", 204)
-    headers = {"x-understudy-number": str(stage.bot.number), "x-understudy-model": str(stage.model_no)}
-    return Answer(stage.raw, kind=POLICY_TYPE, headers=headers)
+    headers = {
+        "x-understudy-number": str(served.bot.number),
+        "x-understudy-model": str(served.model_no),
+    }
+    return Answer(served.raw, kind=POLICY_TYPE, headers=headers)
 
 
 async def show_model(call: Call) -> Answer:
     manifest, catalogue = await _model(call)
-    return Answer(wire.ModelInfo(model_no=manifest.model_no, signed=catalogue.signed[manifest.name].decode()))
+    return Answer(
+        wire.ModelInfo(model_no=manifest.model_no, signed=catalogue.signed[manifest.name].decode())
+    )
 
 
 async def show_policy(call: Call) -> Answer:
-    """Any model's policy; the bytes that were signed, or none."""
+    """Return any model's policy, only if its bytes match the signature."""
     manifest, _ = await _model(call)
-    stage = await call.house.bots.now(call.game)
-    raw = stage.raw if stage.model_no == manifest.model_no else await _on_disk(call, _signed_policy, call, manifest)
-    return Answer(raw, kind=POLICY_TYPE, headers={"cache-control": "private, max-age=31536000, immutable"})
+    served = await call.gateway_state.bots.now(call.game)
+    raw = (
+        served.raw
+        if served.model_no == manifest.model_no
+        else await _on_disk(call, _signed_policy, call, manifest)
+    )
+    return Answer(
+        raw, kind=POLICY_TYPE, headers={"cache-control": "private, max-age=31536000, immutable"}
+    )
 
 
 def _signed_policy(call: Call, manifest: Manifest) -> bytes:
-    raw = call.house.registry.policy_bytes(manifest)
+    raw = call.gateway_state.registry.policy_bytes(manifest)
     if hashlib.sha256(raw).hexdigest() != manifest.policy_sha256:
         raise Corrupt(f"the policy of {manifest.name} is damaged; restore it from a backup")
     return raw
 
 
 async def _model(call: Call) -> tuple[Manifest, Catalogue]:
-    catalogue, number = await _catalogue(call), int(call.path_params["model_no"])
+    catalogue = await _catalogue(call)
+    number = int(call.path_params["model_no"])
     if number not in catalogue.models:
         raise Refused("not_found", f"{call.game} has no model {str(number)[:20]}")
     return catalogue.models[number], catalogue
 
 
 async def _catalogue(call: Call) -> Catalogue:
-    # Registered games only: the registry remembers every name that it is asked about.
-    await call.house.specs.of(call.game)
-    return await _on_disk(call, call.house.registry.catalogue, call.game)
+    # Registered games only, since the registry caches every name it is queried for.
+    await call.gateway_state.specs.of(call.game)
+    return await _on_disk(call, call.gateway_state.registry.catalogue, call.game)
 
 
 async def promote(call: Call) -> Answer:
-    asked, catalogue = call.read(wire.Promote), await _catalogue(call)
-    if asked.model_no not in catalogue.models:
-        raise Refused("not_found", f"{call.game} has no model {asked.model_no}")
-    await _on_disk(call, lambda: call.house.registry.point(call.game, "champion", asked.model_no, why=asked.why))
-    return Answer(wire.Pointed(alias="champion", model_no=asked.model_no))
+    request = call.read(wire.Promote)
+    catalogue = await _catalogue(call)
+    if request.model_no not in catalogue.models:
+        raise Refused("not_found", f"{call.game} has no model {request.model_no}")
+    registry = call.gateway_state.registry
+    await _on_disk(
+        call, lambda: registry.set_alias(call.game, "champion", request.model_no, why=request.why)
+    )
+    return Answer(wire.Pointed(alias="champion", model_no=request.model_no))
 
 
 async def rollback(call: Call) -> Answer:
-    await call.house.specs.of(call.game)
-    number = await _on_disk(call, lambda: call.house.registry.rollback(call.game, why="by hand"))
+    await call.gateway_state.specs.of(call.game)
+    number = await _on_disk(
+        call, lambda: call.gateway_state.registry.rollback(call.game, why="by hand")
+    )
     return Answer(wire.Pointed(alias="champion", model_no=number))
 
 
-# --- Deciding ---------------------------------------------------------------------------------------------------------
+# --- Decisions ------------------------------------------------------------------------------------
 
 
 async def act(call: Call) -> Answer:
-    asked = call.read(wire.Ask)
-    return Answer(await call.house.decider.act(await _spec(call, asked), asked))
+    ask = call.read(wire.Ask)
+    return Answer(await call.gateway_state.decider.act(await _spec(call, ask), ask))
 
 
 async def advise(call: Call) -> Answer:
-    asked = call.read(wire.Ask)
-    return Answer(await call.house.decider.advise(await _spec(call, asked), asked))
+    ask = call.read(wire.Ask)
+    return Answer(await call.gateway_state.decider.advise(await _spec(call, ask), ask))
 
 
-async def _spec(call: Call, asked: wire.Ask) -> GameSpec:
-    """The spec that was named, else the champion's, else any."""
-    specs = await call.house.specs.of(call.game)
-    if asked.schema is not None:
-        if asked.schema not in specs:
-            raise Refused("unknown_schema", f"{call.game} has no such schema; it has {sorted(specs)[:4]}")
-        return specs[asked.schema]
-    policy = call.house.bots.known_policy(call.game)
+async def _spec(call: Call, ask: wire.Ask) -> GameSpec:
+    """Return the requested spec, else the champion's, else any."""
+    specs = await call.gateway_state.specs.of(call.game)
+    if ask.schema is not None:
+        if ask.schema not in specs:
+            raise Refused(
+                "unknown_schema", f"{call.game} has no such schema; it has {sorted(specs)[:4]}"
+            )
+        return specs[ask.schema]
+    policy = call.gateway_state.bots.cached_policy(call.game)
     return specs.get(policy.game.schema if policy else "") or next(iter(specs.values()))
 
 
-# --- Operating --------------------------------------------------------------------------------------------------------
+# --- Operation ------------------------------------------------------------------------------------
 
 
 async def health(call: Call) -> Answer:
@@ -216,11 +254,15 @@ async def health(call: Call) -> Answer:
 
 
 async def ready(call: Call) -> Answer:
-    return Answer(wire.Health(status="ready")) if call.house.is_ready else Answer(wire.Health(status="stopping"), 503)
+    return (
+        Answer(wire.Health(status="ready"))
+        if call.gateway_state.is_ready
+        else Answer(wire.Health(status="stopping"), 503)
+    )
 
 
 async def metrics(call: Call) -> Answer:
-    text = await _on_disk(call, generate_latest, call.house.metrics.registry)
+    text = await _on_disk(call, generate_latest, call.gateway_state.metrics.registry)
     return Answer(text, kind=CONTENT_TYPE_LATEST)
 
 
@@ -235,41 +277,120 @@ def _document() -> bytes:
 
 _GAME = "/v1/games/{game}"
 _MODEL = _GAME + "/models/{model_no:int}"
-# The busiest first: Starlette's router tries one line after the other.
+# The busiest first, since Starlette's router tries them in order.
 ROUTES = (
-    ApiRoute("POST", _GAME + "/frames", "play", send_parcel, "Send a parcel of frames", takes=CONTENT_TYPE,
-             gives=wire.Sent, max_bytes=MAX_PARCEL_BYTES),
-    ApiRoute("GET", _GAME + "/bot", "play", show_bot, "Who plays now, signed; waits for news", gives=Casting,
-             waits=True),
-    ApiRoute("GET", _GAME + "/weights", "work", weights, "The champion's policy; waits for news", gives=POLICY_TYPE,
-             waits=True),
-    ApiRoute("POST", _GAME + "/act", "play", act, "One decision", takes=wire.Ask, gives=wire.Acted,
-             max_bytes=1024 * _KIB),
-    ApiRoute("POST", _GAME + "/columns", "play", send_columns, "Send a chunk as JSON", takes=wire.Columns,
-             gives=wire.Sent, max_bytes=4096 * _KIB),
-    ApiRoute("POST", _GAME + "/close", "play", close_session, "Close a session", takes=wire.Close, gives=wire.Sent,
-             max_bytes=16 * _KIB),
-    ApiRoute("GET", "/healthz", None, health, "Whether the process lives", gives=wire.Health),
+    ApiRoute(
+        "POST",
+        _GAME + "/frames",
+        "play",
+        send_frames,
+        "Send a batch of frames",
+        takes=CONTENT_TYPE,
+        gives=wire.SendResponse,
+        max_bytes=MAX_FRAME_BATCH_BYTES,
+    ),
+    ApiRoute(
+        "GET",
+        _GAME + "/bot",
+        "play",
+        show_bot,
+        "The live models, signed; waits for newer ones",
+        gives=LiveModels,
+        waits=True,
+    ),
+    ApiRoute(
+        "GET",
+        _GAME + "/weights",
+        "work",
+        weights,
+        "The champion's policy; waits for a newer one",
+        gives=POLICY_TYPE,
+        waits=True,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/act",
+        "play",
+        act,
+        "Make a decision",
+        takes=wire.Ask,
+        gives=wire.Acted,
+        max_bytes=1024 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/columns",
+        "play",
+        send_columns,
+        "Send a chunk as JSON",
+        takes=wire.ChunkColumns,
+        gives=wire.SendResponse,
+        max_bytes=4096 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/close",
+        "play",
+        close_session,
+        "Close a session",
+        takes=wire.Close,
+        gives=wire.SendResponse,
+        max_bytes=16 * _KIB,
+    ),
+    ApiRoute("GET", "/healthz", None, health, "Whether the process is alive", gives=wire.Health),
     ApiRoute("GET", "/readyz", None, ready, "Whether requests can be served", gives=wire.Health),
-    ApiRoute("GET", "/metrics", "read", metrics, "Figures for Prometheus", gives="text/plain"),
+    ApiRoute("GET", "/metrics", "read", metrics, "Metrics for Prometheus", gives="text/plain"),
     ApiRoute("GET", "/v1/openapi.json", "play", openapi, "This document", gives=JSON),
     ApiRoute("GET", "/v1/games", "play", list_games, "Registered games", gives=wire.GameList),
-    ApiRoute("GET", _GAME, "play", show_game, "A game's schemas and bots", gives=wire.Game),
-    ApiRoute("PUT", _GAME, "play", register_game, "Register a game's spec", takes=JSON, gives=wire.Registered,
-             max_bytes=256 * _KIB),
-    ApiRoute("GET", _GAME + "/specs/{schema}", "play", show_spec, "A spec by its schema", gives=JSON),
-    ApiRoute("GET", _MODEL, "play", show_model, "A model's signed facts", gives=wire.ModelInfo),
+    ApiRoute("GET", _GAME, "play", show_game, "A game's schemas and bots", gives=wire.GameInfo),
+    ApiRoute(
+        "PUT",
+        _GAME,
+        "play",
+        register_game,
+        "Register a game's spec",
+        takes=JSON,
+        gives=wire.Registered,
+        max_bytes=256 * _KIB,
+    ),
+    ApiRoute(
+        "GET", _GAME + "/specs/{schema}", "play", show_spec, "A spec by its schema", gives=JSON
+    ),
+    ApiRoute("GET", _MODEL, "play", show_model, "A model's signed manifest", gives=wire.ModelInfo),
     ApiRoute("GET", _MODEL + "/policy", "play", show_policy, "A model's policy", gives=POLICY_TYPE),
-    ApiRoute("POST", _GAME + "/advise", "play", advise, "Legal actions, ranked", takes=wire.Ask, gives=wire.Advised,
-             max_bytes=1024 * _KIB),
-    ApiRoute("POST", _GAME + "/promote", "admin", promote, "Make a model champion", takes=wire.Promote,
-             gives=wire.Pointed, max_bytes=16 * _KIB),
-    ApiRoute("POST", _GAME + "/rollback", "admin", rollback, "Go back to the champion before", gives=wire.Pointed),
-)  # fmt: skip
-"""`{game}` in a path is always a game's name, and a key of another game is refused there."""
+    ApiRoute(
+        "POST",
+        _GAME + "/advise",
+        "play",
+        advise,
+        "Rank the valid actions",
+        takes=wire.Ask,
+        gives=wire.Advised,
+        max_bytes=1024 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/promote",
+        "admin",
+        promote,
+        "Make a model champion",
+        takes=wire.Promote,
+        gives=wire.Pointed,
+        max_bytes=16 * _KIB,
+    ),
+    ApiRoute(
+        "POST",
+        _GAME + "/rollback",
+        "admin",
+        rollback,
+        "Restore the previous champion",
+        gives=wire.Pointed,
+    ),
+)
+"""`{game}` in a path is always a game's name; keys of other games are rejected there."""
 
 
-# --- The OpenAPI document ---------------------------------------------------------------------------------------------
+# --- The OpenAPI document -------------------------------------------------------------------------
 
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _IN_PATH: dict[str, dict[str, Any]] = {
@@ -284,15 +405,19 @@ _IN_QUERY: dict[str, dict[str, Any]] = {
 
 
 def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
-    """OpenAPI 3.1 of these routes."""
-    types = [kind for route in routes for kind in (route.takes, route.gives) if isinstance(kind, type)]
+    """Return the OpenAPI 3.1 document of these routes."""
+    types = [
+        kind for route in routes for kind in (route.takes, route.gives) if isinstance(kind, type)
+    ]
     unique = list(dict.fromkeys([*types, wire.Failed]))
-    schemas, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
-    found = dict(zip(unique, schemas, strict=True))
+    schemas, components = msgspec.json.schema_components(
+        unique, ref_template="#/components/schemas/{name}"
+    )
+    schema_of = dict(zip(unique, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = _PARAMETER.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, found)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -302,8 +427,11 @@ def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            # Nothing is taken or given beyond what is named; dataclasses cannot say so themselves.
-            "schemas": {name: schema | {"additionalProperties": False} for name, schema in components.items()},
+            # No other fields are accepted or returned, which dataclasses cannot express.
+            "schemas": {
+                name: schema | {"additionalProperties": False}
+                for name, schema in components.items()
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -318,16 +446,20 @@ def _operation(route: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
         for name in _PARAMETER.findall(route.path)
     ]
     if route.waits:
-        parameters += [{"name": name, "in": "query", "schema": kind} for name, kind in _IN_QUERY.items()]
+        parameters += [
+            {"name": name, "in": "query", "schema": kind} for name, kind in _IN_QUERY.items()
+        ]
     if parameters:
         operation["parameters"] = parameters
     if route.takes is not None:
         operation["requestBody"] = {"required": True, "content": _content(route.takes, schemas)}
-    success = {"description": "As asked"} | ({"content": _content(route.gives, schemas)} if route.gives else {})
-    failed = {"description": "Why not", "content": _content(wire.Failed, schemas)}
+    success = {"description": "Success"} | (
+        {"content": _content(route.gives, schemas)} if route.gives else {}
+    )
+    failed = {"description": "Error", "content": _content(wire.Failed, schemas)}
     operation["responses"] = {"200": success, "default": failed}
     if route.waits:
-        operation["responses"]["204"] = {"description": "Nothing newer came in that time"}
+        operation["responses"]["204"] = {"description": "Nothing newer within wait_s"}
     return operation
 
 

@@ -1,4 +1,4 @@
-"""A gateway on a socket: TLS or loopback, bounded connections, a stop that answers the requests in flight."""
+"""Serves a gateway on a socket: TLS or loopback, bounded connections, and a graceful stop."""
 
 import asyncio
 import contextlib
@@ -23,51 +23,61 @@ from understudy.serve.wire import MAX_HEAD_BYTES, Failed, Failure
 _BACKLOG = 2048
 _OTHER_FILES = 256
 _GOODBYE_S = 1.0
-"""How long a connection that is being closed may take to read what was sent."""
+"""How long a client may take to read the rest of an answer on a closing connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where a gateway listens, and how patient it is."""
+    """The address, TLS files and timeouts of a gateway."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free one; `Server.url` says which."""
+    """0: any free port; `GatewayServer.url` has the actual one."""
     certificate: Path | None = None
-    """A PEM file, with `certificate_key` for its private key: then it speaks TLS."""
+    """A PEM file; with `certificate_key`, its private key, it enables TLS."""
     certificate_key: Path | None = None
     insecure: bool = False
     """Plain HTTP for other machines too; for networks where something else encrypts."""
     max_connections: int = 8192
-    """Beyond these, requests are answered with 503."""
+    """Requests beyond this limit get 503."""
     head_timeout_s: float = 10.0
     """How long a client may take to send a request's head."""
     body_timeout_s: float = 20.0
-    """The same for a body; longer than the gateway's own time, which answers before this cuts off."""
+    """The same for a body; longer than the gateway's own timeout, which sends an answer."""
     read_timeout_s: float = 30.0
-    """How long an answer may wait for its reader."""
+    """How long a client may take to continue reading an answer."""
     idle_timeout_s: int = 75
-    """How long a connection may stay without a request; longer than clients and balancers keep theirs."""
+    """How long a connection may be idle; longer than the timeouts of clients and load balancers."""
     drain_s: int = 10
-    """How long a stop waits for requests that are being served."""
+    """How long a stop waits for requests in progress."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.certificate_key is None):
-            raise ConfigError("TLS needs certificate and certificate_key; give both, or none of them")
+            raise ConfigError("TLS needs certificate and certificate_key; set both, or neither")
         if self.certificate is None and not self.insecure and not is_loopback(self.host):
             raise ConfigError(
-                f"plain HTTP on {self.host} would show every key to the network; give certificate and certificate_key, "
-                "listen on 127.0.0.1 behind a proxy, or say insecure where something else encrypts"
+                f"plain HTTP on {self.host} would reveal every key to the network; set certificate "
+                "and certificate_key, listen on 127.0.0.1 behind a proxy, or set insecure if "
+                "something else encrypts"
             )
         if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"port is {self.port}; give 0 to 65535")
-        times = (self.head_timeout_s, self.body_timeout_s, self.read_timeout_s, self.idle_timeout_s, self.drain_s)
+            raise ConfigError(f"port is {self.port}; pass a number from 0 to 65535")
+        times = (
+            self.head_timeout_s,
+            self.body_timeout_s,
+            self.read_timeout_s,
+            self.idle_timeout_s,
+            self.drain_s,
+        )
         if self.max_connections < 1 or not all(0 < time_s < 1e6 for time_s in times):
-            raise ConfigError("max_connections is a whole number from 1, times are numbers of seconds above 0")
+            raise ConfigError(
+                f"max_connections is {self.max_connections} and the timeouts are {times} s; pass "
+                "at least 1 connection, and timeouts above 0 and below 1e6"
+            )
 
 
-class Server:
-    """Serves a gateway until it is told to stop; the address is bound, and `url` known, once this is made."""
+class GatewayServer:
+    """Serves a gateway until `stop`; the constructor binds the socket and sets `url`."""
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
         self._gateway = gateway
@@ -79,7 +89,7 @@ class Server:
         self.url = f"{'https' if listen.certificate else 'http'}://{name}:{self.port}"
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Serve; returns when `stop` was called and the requests in flight have their answers."""
+        """Serve until `stop` is called and all requests in progress are answered."""
         _allow_files(self._max_connections)
         try:
             with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -90,35 +100,45 @@ class Server:
     async def _serve(self, on_ready: Callable[[], None] | None) -> None:
         async with self._gateway.opened():
             if on_ready is not None:
-                on_ready()  # the socket listens since it was bound
+                on_ready()  # the socket has been listening since it was bound
             await self._uvicorn.serve(sockets=[self._socket])
 
     def stop(self) -> None:
-        """Accept no more and drain; from any thread or a signal's handler, any number of times."""
+        """Stop accepting and drain; may be called repeatedly, from any thread or signal handler."""
         self._uvicorn.should_exit = True
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server; signals are left to the caller, and the gateway ends its long polls at the stop."""
+    """uvicorn's server without signal handling; a stop completes the gateway's long polls."""
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
         self._gateway = gateway
         self._connections: set[Connection] = set()
         facts = {"listen": listen, "others": self._connections}
-        # uvicorn's messages about what strangers send are not worth a line each.
+        # uvicorn's warnings about invalid requests would flood the log.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         config = uvicorn.Config(
-            gateway, http=type("Connection", (Connection,), facts), ws="none", lifespan="off", log_config=None,
-            access_log=False, proxy_headers=False, server_header=False, backlog=_BACKLOG,
-            limit_concurrency=listen.max_connections, timeout_keep_alive=listen.idle_timeout_s,
-            timeout_graceful_shutdown=listen.drain_s, ssl_certfile=listen.certificate,
+            gateway,
+            http=type("Connection", (Connection,), facts),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            limit_concurrency=listen.max_connections,
+            timeout_keep_alive=listen.idle_timeout_s,
+            timeout_graceful_shutdown=listen.drain_s,
+            ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,
-        )  # fmt: skip
+        )
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"{listen.certificate} and {listen.certificate_key} are no certificate and its key: {error}"
+                f"{listen.certificate} and {listen.certificate_key} are not a certificate and its "
+                f"key: {error}; pass both as PEM files"
             ) from None
         super().__init__(config)
 
@@ -135,13 +155,14 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection: uvicorn's own, with a time limit at every stage.
+    """A client's connection: uvicorn's own, with a timeout for every stage.
 
         connected ─ head ─► head complete ─ body ─► complete ─► answered ─ idle ─► next head …
 
-    uvicorn bounds only the idle time. Here a head and a body must come in their time, a head has a size, and an
-    answer must be read in time; a connection that is late or sends too much is cut off. What is overridden are the
-    callbacks of asyncio (`connection_made` …) and of httptools (`on_message_begin` …), and three of uvicorn's.
+    uvicorn limits only the idle time. Here head and body must arrive in time, the size of a head is
+    limited, and an answer must be read in time; a connection that exceeds a limit is aborted. The
+    class overrides callbacks of asyncio (`connection_made` …) and of httptools (`on_message_begin`
+    …), and three of uvicorn's.
     """
 
     listen: Listen
@@ -160,12 +181,12 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._unanswered = 0
 
-    # --- Time -------------------------------------------------------------------------------------------------------
+    # --- Time -------------------------------------------------------------------------------------
 
     def _within(self, timeout_s: float) -> None:
-        """Give the next stage its time; infinite while it is our turn."""
+        """Set the timeout of the next stage; infinite while the gateway works."""
         self._deadline_s = self.loop.time() + timeout_s
-        # One timer for many deadlines: most of them are met, so it rarely has to be set anew.
+        # One timer for many deadlines: most of them are met, so it is rarely reset.
         if self._deadline_s < self._timer_s:
             if self._timer is not None:
                 self._timer.cancel()
@@ -175,21 +196,23 @@ class Connection(HttpToolsProtocol):
     def _look(self) -> None:
         self._timer = None
         self._timer_s = float("inf")
-        left_s = self._deadline_s - self.loop.time()
-        if left_s <= 0:
+        remaining_s = self._deadline_s - self.loop.time()
+        if remaining_s <= 0:
             self.transport.abort()
-        elif left_s < float("inf"):
-            self._within(left_s)
+        elif remaining_s < float("inf"):
+            self._within(remaining_s)
 
     def _idle(self) -> None:
-        # uvicorn closes after its idle time; what is still unread then, or was no request, ends here.
+        # uvicorn closes idle connections; this aborts those with unread data or without a request.
         self._within(self.listen.idle_timeout_s + _GOODBYE_S)
 
     def _end_soon(self) -> None:
-        # close() alone waits for the other side: for its goodbye under TLS, or for it to read.
-        self.loop.call_later(0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.transport.abort)
+        # close() alone would wait for the client: for its TLS close_notify, or for it to read.
+        self.loop.call_later(
+            0.0 if not self.transport.get_write_buffer_size() else _GOODBYE_S, self.transport.abort
+        )
 
-    # --- What the transport says ------------------------------------------------------------------------------------
+    # --- Callbacks of the transport ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -208,9 +231,11 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         self._head_bytes = self._head_bytes + len(data) if was_in_head and self._is_in_head else 0
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", (
-                f"the head of a request has at most {MAX_HEAD_BYTES} bytes"
-            ))  # fmt: skip
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "head_too_large",
+                f"the head of a request has at most {MAX_HEAD_BYTES} bytes",
+            )
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -222,7 +247,7 @@ class Connection(HttpToolsProtocol):
             self._stalled = None
         super().resume_writing()
 
-    # --- What the parser says ---------------------------------------------------------------------------------------
+    # --- Callbacks of the parser ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
@@ -240,11 +265,11 @@ class Connection(HttpToolsProtocol):
         self._is_arriving = False
         if self._unanswered:
             self._within(float("inf"))
-        else:  # a body that was refused may end after its answer
+        else:  # a rejected body may end after its answer
             self._idle()
         super().on_message_complete()
 
-    # --- What uvicorn says ------------------------------------------------------------------------------------------
+    # --- Callbacks of uvicorn ---------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -255,15 +280,15 @@ class Connection(HttpToolsProtocol):
             self._idle()
 
     def shutdown(self) -> None:
-        """The server stops: end at once when nothing is under way, else after the answer."""
+        """Close the connection because the server stops: at once if idle, else after the answer."""
         super().shutdown()
         self._is_last = True
         if not self._unanswered:
             self._end_soon()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP in the form of every other refusal."""
-        self._refuse(HTTPStatus.BAD_REQUEST, "bad_http", "this is no HTTP/1.1 request")
+        """Answer invalid HTTP in the same form as every other error."""
+        self._refuse(HTTPStatus.BAD_REQUEST, "bad_http", "this is not a valid HTTP/1.1 request")
 
     def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
         body = msgspec.json.encode(Failed(error=Failure(code=code, detail=detail)))
@@ -282,15 +307,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _allow_files(n_connections: int) -> None:
-    """Let this process open as many files as it takes connections, where the system allows that."""
+    """Raise the limit of open files to the number of connections, if the system allows it."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = n_connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = n_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
@@ -300,5 +325,6 @@ def _bound(listen: Listen) -> socket.socket:
         return socket.create_server((listen.host, listen.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {listen.host} port {listen.port}: {error.strerror}; give another port, or 0 for any"
+            f"cannot listen on {listen.host} port {listen.port}: {error.strerror}; pass another "
+            "port, or 0 for any free one"
         ) from None

@@ -1,33 +1,33 @@
-"""What travels as JSON: the types of the API, from which its OpenAPI document is made."""
+"""The JSON types of the API; its OpenAPI document is generated from them."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from understudy.core.frame import MAX_COUNT
-from understudy.core.ports import Ack
+from understudy.experience.frame import MAX_COUNT
+from understudy.ports import Ack
 
 Text = Annotated[str, Meta(max_length=128)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-"""Whoever plays, as the game knows them."""
+"""A player's name in the game."""
 Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
 Schema = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request: its line and its headers."""
+"""Maximum size of a request's head: its request line and headers."""
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A type of the API; unknown fields are refused, so that a misspelt one is noticed."""
+    """A type of the API; unknown fields are rejected, which detects misspelt ones."""
 
 
-# --- Errors and acks --------------------------------------------------------------------------------------------------
+# --- Errors and acks ------------------------------------------------------------------------------
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Why a request failed: a code that does not change, and words for people."""
+    """Why a request failed: a stable code, and a message for people."""
 
     code: str
     detail: str
@@ -40,19 +40,19 @@ class Failed(Struct, frozen=True, kw_only=True):
     error: Failure
 
 
-class Sent(Struct, frozen=True, kw_only=True):
-    """The answer to a parcel or to columns: one ack per frame, and what is asked of the next episodes."""
+class SendResponse(Struct, frozen=True, kw_only=True):
+    """The answer to frames or columns: one ack per frame, and the recording rate from now on."""
 
     acks: list[Ack]
-    keep_share: float = 1.0
+    recording_rate: float = 1.0
     """The probability with which the next episode should be recorded."""
 
 
-# --- Columns: experience of small clients -----------------------------------------------------------------------------
+# --- Columns: experience of small clients ---------------------------------------------------------
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """An episode that begins or goes on in these columns, as in a chunk's metadata."""
+    """An episode that starts or continues in these columns, as in a chunk's metadata."""
 
     row: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     match: Text | None = None
@@ -64,48 +64,48 @@ class Note(Struct, frozen=True, kw_only=True):
     cut: bool = False
 
 
-class Columns(Struct, frozen=True, kw_only=True):
+class ChunkColumns(Struct, frozen=True, kw_only=True):
     """A chunk as JSON: the columns of docs/formats.md as lists, one value per row."""
 
     player: Name
     session: Text
-    """A UUIDv7 that the client makes once per session."""
+    """A UUIDv7 that the client creates once per session."""
     chunk_no: Count
-    """0 for the first chunk of the session, then one more each time."""
+    """0 for the first chunk of the session, then incremented by 1."""
     first_step: Count = 0
-    """How many steps the chunks before held."""
+    """Number of steps in all earlier chunks."""
     schema: Schema | None = None
-    """Which spec of the game this is; may be left out while only one fits."""
+    """The spec of the game; optional if only one fits."""
     consent: Text = "unknown"
     client: Text = "json"
     columns: dict[str, list[Any]]
     episodes: Annotated[list[Note], Meta(max_length=4096)] | None = None
-    """A note per episode that touches the chunk; none: nothing is known but where they begin."""
+    """A note per episode in the chunk; null if only the starts of episodes are known."""
     skipped_steps: Count = 0
 
 
 class Close(Struct, frozen=True, kw_only=True):
-    """No more chunks of this session come."""
+    """Closes a session, which then accepts no more chunks."""
 
     player: Name
     session: Text
     chunk_no: Count
-    """One more than the last chunk's."""
+    """The number of the last chunk plus 1."""
     n_steps: Count
-    """All steps of the session."""
+    """Total steps of the session."""
 
 
-# --- Games and bots ---------------------------------------------------------------------------------------------------
+# --- Games and bots -------------------------------------------------------------------------------
 
 
 class GameList(Struct, frozen=True, kw_only=True):
-    """Registered games that the key is for."""
+    """Registered games that the key is valid for."""
 
     games: list[str]
 
 
-class Game(Struct, frozen=True, kw_only=True):
-    """A registered game: its specs by schema, and who plays it."""
+class GameInfo(Struct, frozen=True, kw_only=True):
+    """A registered game: its schemas and live models."""
 
     game: str
     schemas: list[str]
@@ -115,56 +115,56 @@ class Game(Struct, frozen=True, kw_only=True):
 
 
 class Registered(Struct, frozen=True, kw_only=True):
-    """A spec that is kept, and its id."""
+    """A registered spec and its schema."""
 
     game: str
     schema: str
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
-    """A model's facts, as they were signed."""
+    """A model's signed manifest."""
 
     model_no: int
     signed: str
 
 
-# --- Deciding on the server -------------------------------------------------------------------------------------------
+# --- Decisions on the server ----------------------------------------------------------------------
 
 
 class Ask(Struct, frozen=True, kw_only=True):
-    """One decision: an observation as the game has it, and the legal actions."""
+    """A request for a decision: an observation and the valid actions."""
 
     obs: Any
-    legal: list[bool] | None = None
-    """A flag for each action; none: all are legal."""
+    action_mask: list[bool] | None = None
+    """Whether each action is valid; null: all are."""
     deterministic: bool = True
     schema: Schema | None = None
-    """Which spec of the game the observation is of; the champion's unless said."""
+    """The spec of the observation; by default the champion's."""
 
 
 class Acted(Struct, frozen=True, kw_only=True):
-    """What to do: the champion's choice, or a random legal action where there is none."""
+    """The champion's action, or a random valid one if the champion did not decide."""
 
     action: Any
     model_no: int
-    """Who decided; 0: nobody did."""
+    """The model that decided; 0: none."""
     is_fallback: bool = False
     why: str = ""
-    """Why it is a random action."""
+    """Why the action is random."""
 
 
 class Advice(Struct, frozen=True, kw_only=True):
-    """One legal action, with what the bot thinks of it."""
+    """A valid action with the bot's rating."""
 
     action: int
     name: str
     value: float | None = None
-    """The expected return, where the bot knows one."""
+    """The expected return, if the bot estimates it."""
     probability: float | None = None
 
 
 class Advised(Struct, frozen=True, kw_only=True):
-    """What the champion thinks of every legal action."""
+    """The champion's rating of every valid action."""
 
     model_no: int
     actions: list[Advice]
@@ -172,20 +172,20 @@ class Advised(Struct, frozen=True, kw_only=True):
 
 
 class Promote(Struct, frozen=True, kw_only=True):
-    """Which model shall be champion."""
+    """A request to make a model champion."""
 
     model_no: Annotated[int, Meta(ge=1, lt=MAX_COUNT)]
     why: Annotated[str, Meta(max_length=300)] = "by hand"
 
 
 class Pointed(Struct, frozen=True, kw_only=True):
-    """What an alias means now."""
+    """The model that an alias points to now."""
 
     alias: str
     model_no: int
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """How the gateway is; no data."""
+    """The gateway's state, without data."""
 
     status: Literal["ok", "ready", "starting", "stopping"]

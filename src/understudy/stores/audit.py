@@ -1,27 +1,36 @@
-"""A full check of a store: what is really there, once, whole, and without unexplained gaps.
+"""A full check of a store: every frame is there once, undamaged, and every gap is explained.
 
-`Findings` and `summary` serve every store; `audit` reads the embedded one, page by page, while others may write.
+`Findings` and `summary` serve every store; `audit` reads the embedded one, page by page, while
+other processes may write.
 """
 
 import uuid
 from dataclasses import dataclass, field
 
-from understudy.core.chunk import chunk_of
 from understudy.core.errors import Corrupt, Refused
-from understudy.core.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.core.names import session_time_s
-from understudy.core.ports import Audit
-from understudy.core.session import tombstone_of
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
+from understudy.experience.session import tombstone_of
+from understudy.ports import Audit
 from understudy.stores.database import checked, quarantine_check
-from understudy.stores.view import COLUMNS, EXPIRED, FORGOTTEN, STORED, FrameRow, StoreView, read_head
+from understudy.stores.view import (
+    COLUMNS,
+    EXPIRED,
+    FORGOTTEN,
+    STORED,
+    FrameRow,
+    StoreView,
+    read_head,
+)
 
 Key = tuple[bytes, int]
 """Session and number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A frame that is there, whole, or whose absence the store itself recorded."""
+class AuditedFrame:
+    """A frame that is stored undamaged, or whose removal the store recorded."""
 
     crc: int
     kind: int
@@ -32,34 +41,34 @@ class Held:
 
 @dataclass(slots=True)
 class Findings:
-    """Everything an audit saw; `summary` is the short form."""
+    """All results of an audit; `summary` is the short form."""
 
-    held: dict[Key, Held] = field(default_factory=dict)
+    frames: dict[Key, AuditedFrame] = field(default_factory=dict)
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
-    """Tombstones of them."""
+    """Their tombstones."""
     pruned_before_s: int = 0
-    """Sessions that began before this may have expired so long ago that nothing is known of them any more."""
+    """The store may have pruned all records of sessions that began before this time."""
     dropped: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     dropped_steps: int = 0
     closes: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     duplicate_chunks: int = 0
     duplicate_steps: int = 0
     n_forgotten: int = 0
-    """Forgotten chunks of which nothing but their place is known."""
+    """Forgotten chunks of which only the arrival number is left."""
     n_quarantined: int = 0
     n_parked: int = 0
     corrupt: list[str] = field(default_factory=list)
 
-    def hold(self, key: Key, held: Held) -> None:
-        known = self.held.get(key)
-        if known is not None and known.fate == held.fate == STORED:
+    def add_frame(self, key: Key, frame: AuditedFrame) -> None:
+        earlier = self.frames.get(key)
+        if earlier is not None and earlier.fate == frame.fate == STORED:
             self.duplicate_chunks += 1
-            self.duplicate_steps += held.n_steps
-        elif known is None or held.fate == STORED:
-            # What was taken out and came back by replay is there once.
-            self.held[key] = held
+            self.duplicate_steps += frame.n_steps
+        elif earlier is None or frame.fate == STORED:
+            # A chunk that was quarantined and replayed counts once.
+            self.frames[key] = frame
 
     def control(self, session: bytes, number: int, kind: FrameKind, raw: bytes) -> None:
         frame = decode_frame(raw)
@@ -74,17 +83,19 @@ class Findings:
 def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
     """Read every stored byte once and compare it with its checksums and with the tables.
 
-    `is_alone`: nobody writes, so that SQLite's own check, one long transaction, may run as well.
+    With `is_alone` no process writes, so SQLite's own check, one long transaction, runs as well.
     """
     findings = Findings()
     try:
         if is_alone:
-            with view.looking() as db:
-                found = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
-                (unknown,) = db.execute("SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)")
-            findings.corrupt += [] if found == ["ok"] else found
+            with view.snapshot() as db:
+                problems = [str(row[0]) for row in db.execute("PRAGMA integrity_check(5)")]
+                (unknown,) = db.execute(
+                    "SELECT count(*) FROM bodies WHERE arrival NOT IN (SELECT arrival FROM frames)"
+                )
+            findings.corrupt += [] if problems == ["ok"] else problems
             if unknown[0]:
-                findings.corrupt.append(f"the bytes of {unknown[0]} frames belong to no frame that is known")
+                findings.corrupt.append(f"{unknown[0]} frame bodies belong to no known frame")
         _audit_frames(view, findings)
         _audit_quarantine(view, findings)
         _audit_tables(view, findings)
@@ -94,14 +105,17 @@ def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
 
 
 def _audit_frames(view: StoreView, findings: Findings) -> None:
-    with view.looking() as db:
+    with view.snapshot() as db:
         head = read_head(db)
-        erasures = db.execute("SELECT player, max(sessions_below) FROM erasures GROUP BY player").fetchall()
+        erasures = db.execute(
+            "SELECT player, max(sessions_below) FROM erasures GROUP BY player"
+        ).fetchall()
     findings.pruned_before_s = head.pruned_before_s
     being_erased = dict(erasures)
     query = (
-        f"SELECT {COLUMNS}, s.player, s.session, b.raw FROM frames f LEFT JOIN sessions s ON s.id = f.session "
-        "LEFT JOIN bodies b USING (arrival) WHERE f.arrival > ? ORDER BY f.arrival LIMIT ?"
+        f"SELECT {COLUMNS}, s.player, s.session, b.raw FROM frames f "
+        "LEFT JOIN sessions s ON s.id = f.session LEFT JOIN bodies b USING (arrival) "
+        "WHERE f.arrival > ? ORDER BY f.arrival LIMIT ?"
     )
     number = head.pruned_below
     for *columns, player, session, raw in view.rows(query, start=head.pruned_below - 1):
@@ -109,28 +123,34 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
         _audit_missing(view, number, row.arrival, findings)
         number = row.arrival + 1
         if not row.is_sound:
-            findings.corrupt.append(f"what is known of arrival {row.arrival} does not match its checksum")
-        elif row.fate == FORGOTTEN or (player in being_erased and (row.session or 0) < being_erased[player]):
+            findings.corrupt.append(
+                f"the record of arrival {row.arrival} does not match its checksum"
+            )
+        elif row.fate == FORGOTTEN or (
+            player in being_erased and (row.session or 0) < being_erased[player]
+        ):
             findings.n_forgotten += row.kind == FrameKind.DATA
         elif session is None or row.chunk_no is None:
             findings.corrupt.append(f"the session of arrival {row.arrival} is not in the store")
         elif row.fate != STORED:
-            held = Held(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
-            findings.hold((session, row.chunk_no), held)
+            frame = AuditedFrame(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
+            findings.add_frame((session, row.chunk_no), frame)
         else:
             _audit_frame(row, (session, row.chunk_no), player, raw or b"", findings)
     _audit_missing(view, number, head.next_arrival, findings)
 
 
 def _audit_missing(view: StoreView, first: int, following: int, findings: Findings) -> None:
-    """Numbers that no frame has: an event took each of them, or they were stored and are lost."""
+    """Check arrival numbers without a frame: each belongs to an event, or its frame is lost."""
     if first >= following:
         return
-    with view.looking() as db:
+    with view.snapshot() as db:
         query = "SELECT count(*) FROM events WHERE arrival >= ? AND arrival < ?"
         (events,) = db.execute(query, (first, following)).fetchone()
     if lost := following - first - events:
-        findings.corrupt.append(f"{lost} arrivals from {first} on were stored and can no longer be read")
+        findings.corrupt.append(
+            f"{lost} arrivals from number {first} on were stored but can no longer be read"
+        )
 
 
 def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: Findings) -> None:
@@ -141,16 +161,21 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
     except Refused as error:
         findings.corrupt.append(f"{_name(session, number)}: {error}")
         return
-    said = (row.kind, session, number, row.body_crc, row.body_len, row.received, player)
-    found = (
-        int(frame.kind), frame.session.bytes, frame.chunk_no, frame.body_crc, len(frame.body), frame.received_s,
+    recorded = (row.kind, session, number, row.body_crc, row.body_len, row.received, player)
+    actual = (
+        int(frame.kind),
+        frame.session.bytes,
+        frame.chunk_no,
+        frame.body_crc,
+        len(frame.body),
+        frame.received_s,
         frame.player,
-    )  # fmt: skip
+    )
     steps = (-1, 0) if chunk is None else (chunk.meta.first_step, chunk.meta.n_steps)
-    if said != found or steps != (row.first_step, row.n_steps):
-        findings.corrupt.append(f"{_name(session, number)} is not what the store says of it")
+    if recorded != actual or steps != (row.first_step, row.n_steps):
+        findings.corrupt.append(f"{_name(session, number)} does not match its record in the store")
         return
-    findings.hold(key, Held(frame.body_crc, int(frame.kind), *steps))
+    findings.add_frame(key, AuditedFrame(frame.body_crc, int(frame.kind), *steps))
     if chunk is None:
         try:
             findings.control(session, number, frame.kind, raw)
@@ -159,7 +184,9 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
 
 
 def _audit_quarantine(view: StoreView, findings: Findings) -> None:
-    for *columns, crc, raw in view.rows("SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0):
+    for *columns, crc, raw in view.rows(
+        "SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0
+    ):
         number, _, _, parked, _, _, session, chunk_no, body_crc, _, replayed = columns
         if quarantine_check(columns, raw) != crc:
             findings.corrupt.append(f"frame {number} in quarantine does not match its checksum")
@@ -171,7 +198,7 @@ def _audit_quarantine(view: StoreView, findings: Findings) -> None:
 
 
 def _audit_tables(view: StoreView, findings: Findings) -> None:
-    """Rows that carry a checksum and are not looked at elsewhere."""
+    """Check the rows with a checksum that no other check reads."""
     for table, key, start in (
         ("sessions", "id", 0),
         ("events", "arrival", 0),
@@ -181,7 +208,9 @@ def _audit_tables(view: StoreView, findings: Findings) -> None:
         ("claims", "partition", ""),
         ("forgotten_sessions", "digest", b""),
     ):
-        for row in view.rows(f"SELECT * FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT ?", start=start):
+        for row in view.rows(
+            f"SELECT * FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT ?", start=start
+        ):
             try:
                 values = checked(table, row)
             except Corrupt as error:
@@ -192,14 +221,14 @@ def _audit_tables(view: StoreView, findings: Findings) -> None:
 
 
 def summary(findings: Findings) -> Audit:
-    """Counts of what an audit found."""
+    """The counts of an audit."""
     gap_chunks, gap_steps = _gaps(findings)
-    data = [held for held in findings.held.values() if held.kind == FrameKind.DATA]
-    stored = [held for held in data if held.fate == STORED]
+    data = [frame for frame in findings.frames.values() if frame.kind == FrameKind.DATA]
+    stored = [frame for frame in data if frame.fate == STORED]
     return Audit(
-        steps=sum(held.n_steps for held in stored),
+        steps=sum(frame.n_steps for frame in stored),
         chunks=len(stored),
-        sessions=len({key[0] for key, held in findings.held.items() if held.fate == STORED}),
+        sessions=len({key[0] for key, frame in findings.frames.items() if frame.fate == STORED}),
         duplicate_chunks=findings.duplicate_chunks,
         duplicate_steps=findings.duplicate_steps,
         gap_chunks=gap_chunks,
@@ -207,46 +236,55 @@ def summary(findings: Findings) -> Audit:
         dropped_steps=findings.dropped_steps,
         quarantined=findings.n_quarantined,
         parked=findings.n_parked,
-        forgotten_chunks=findings.n_forgotten + sum(held.fate == FORGOTTEN for held in data),
-        expired_chunks=sum(held.fate == EXPIRED for held in data),
+        forgotten_chunks=findings.n_forgotten + sum(frame.fate == FORGOTTEN for frame in data),
+        expired_chunks=sum(frame.fate == EXPIRED for frame in data),
         corrupt=tuple(findings.corrupt),
     )
 
 
 def _gaps(findings: Findings) -> tuple[int, int]:
-    """Numbers and steps that are missing and that nobody reported."""
-    sessions: dict[bytes, list[tuple[int, int, Held | None]]] = {}
-    for (session, number), held in findings.held.items():
-        sessions.setdefault(session, []).append((number, number, held))
+    """Missing chunk numbers and steps that no drop report explains."""
+    sessions: dict[bytes, list[tuple[int, int, AuditedFrame | None]]] = {}
+    for (session, number), frame in findings.frames.items():
+        sessions.setdefault(session, []).append((number, number, frame))
     for session, number in findings.quarantined:
         sessions.setdefault(session, []).append((number, number, None))
     for session, ranges in findings.dropped.items():
         sessions.setdefault(session, []).extend((first, last, None) for first, last in ranges)
-    chunks = steps = 0
-    for session, seen in sessions.items():
+    chunks = 0
+    steps = 0
+    for session, ranges_of_session in sessions.items():
         if any(session) and tombstone_of(session) not in findings.forgotten_sessions:
             is_pruned = session_time_s(uuid.UUID(bytes=session)) < findings.pruned_before_s
-            missing, lost = _session_gaps(seen, start=min(one[0] for one in seen) if is_pruned else 0)
-            chunks, steps = chunks + missing, steps + lost
+            start = min(first for first, _, _ in ranges_of_session) if is_pruned else 0
+            missing, lost_steps = _session_gaps(ranges_of_session, start=start)
+            chunks += missing
+            steps += lost_steps
     return chunks, steps
 
 
-def _session_gaps(seen: list[tuple[int, int, Held | None]], *, start: int) -> tuple[int, int]:
-    """Numbers from `start` on that are in no range, and the steps between the data frames around them."""
-    missing = lost = end_step = 0
-    at, is_exact = start, True
-    # A number's frame comes before whatever else is known of the number.
-    for first, last, held in sorted(seen, key=lambda one: (one[0], one[2] is None)):
+def _session_gaps(
+    ranges: list[tuple[int, int, AuditedFrame | None]], *, start: int
+) -> tuple[int, int]:
+    """Count numbers from `start` on that are in no range, and the steps lost with them."""
+    missing = 0
+    lost_steps = 0
+    end_step = 0
+    at = start
+    is_exact = True
+    # The frame of a number precedes other facts about the number.
+    for first, last, frame in sorted(ranges, key=lambda entry: (entry[0], entry[2] is None)):
         gap = max(0, first - at)
         missing += gap
-        if held is not None and held.kind == FrameKind.DATA:
+        if frame is not None and frame.kind == FrameKind.DATA:
             if gap and is_exact:
-                lost += max(0, held.first_step - end_step)
-            end_step, is_exact = held.first_step + held.n_steps, True
-        elif held is None and last >= at:
+                lost_steps += max(0, frame.first_step - end_step)
+            end_step = frame.first_step + frame.n_steps
+            is_exact = True
+        elif frame is None and last >= at:
             is_exact = False
         at = max(at, last + 1)
-    return missing, lost
+    return missing, lost_steps
 
 
 def _name(session: bytes, number: int) -> str:

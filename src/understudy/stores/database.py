@@ -1,12 +1,12 @@
-"""The file under the embedded store: one SQLite database, its tables, and how it may be opened.
+"""The database of the embedded store: one SQLite file, its tables, and how it is opened.
 
     STORE/.lock               held by the one process that writes
     STORE/store.json          the store's id and format
     STORE/experience.sqlite   everything else, with SQLite's -wal and -shm beside it
-    STORE/reserve             room that forgetting and expiry fall back on when the disk is full
+    STORE/reserve             space that forgetting and expiry use when the disk is full
 
-A process that has the database open never opens or copies that file by its path: closing the second descriptor would
-drop the locks of the first (that is how POSIX locks work).
+A process that has the database open never opens or copies that file by its path: closing the second
+descriptor would release the locks of the first, as POSIX locks work.
 """
 
 import json
@@ -25,101 +25,132 @@ from zlib import crc32
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, StorageFull
 from understudy.core.log import is_locked, make_folder, remove, storage_error, write_file
 
-FORMAT = "understudy-store/2"
+FORMAT = "understudy-store/1"
 FILE_NAME = "experience.sqlite"
 
 Synchronous = Literal["FULL", "NORMAL", "OFF"]
-"""FULL survives a power cut; the others are for tests that show it."""
+"""FULL survives a power cut; the others are for tests that show the difference."""
 
 PAGE_BYTES = 16_384
 _BUSY_MS = 30_000
 CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""About how much is committed before it is moved from the write-ahead log into the database."""
+"""Approximate bytes committed between two checkpoints of the write-ahead log."""
 _LONG_LOG_BYTES = 64 * 1024 * 1024
-"""A write-ahead log of this size waits for readers to let go of it, and is cut to it when it is used again."""
+"""A longer write-ahead log waits for its readers, and is cut to this size when it is reused."""
 _COMMIT_BYTES = 8 * PAGE_BYTES
-"""What a commit writes besides its frames, about."""
+"""Approximate bytes of a commit besides its frames."""
 _RESTART_MS = 500
 _TRUNCATE_MS = 2_000
-"""How long an erasure waits for readers before its last step is left to the next one."""
+"""How long an erasure waits for readers before its last step is left to the next erasure."""
 RESERVE_BYTES = 24 * 1024 * 1024
-"""Room for the write-ahead log to be moved into the database, and for a slice of an erasure."""
+"""Space for a checkpoint of the write-ahead log and for one slice of an erasure."""
 
 _SCHEMA = """
 CREATE TABLE head (
   id INTEGER PRIMARY KEY CHECK (id = 1), store BLOB NOT NULL, next_arrival INTEGER NOT NULL,
   next_quarantine INTEGER NOT NULL, next_session INTEGER NOT NULL, pruned_below INTEGER NOT NULL,
   pruned_before_s INTEGER NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE positions (partition TEXT PRIMARY KEY, position TEXT, crc INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE claims (partition TEXT PRIMARY KEY, epoch INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE positions (
+  partition TEXT PRIMARY KEY, position TEXT, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE claims (
+  partition TEXT PRIMARY KEY, epoch INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE schemas (
-  id INTEGER PRIMARY KEY, game TEXT NOT NULL, schema TEXT UNIQUE NOT NULL, spec BLOB, crc INTEGER NOT NULL);
+  id INTEGER PRIMARY KEY, game TEXT NOT NULL, schema TEXT UNIQUE NOT NULL, spec BLOB,
+  crc INTEGER NOT NULL);
 CREATE TABLE sessions (
   id INTEGER PRIMARY KEY, session BLOB UNIQUE NOT NULL, player BLOB NOT NULL, game TEXT NOT NULL,
   last_received INTEGER NOT NULL, state BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE INDEX sessions_by_player ON sessions (player);
 CREATE TABLE frames (
-  arrival INTEGER PRIMARY KEY, session INTEGER, chunk_no INTEGER, gone INTEGER NOT NULL, kind INTEGER NOT NULL,
-  fate INTEGER NOT NULL, event INTEGER NOT NULL, received INTEGER NOT NULL, schema INTEGER NOT NULL,
-  first_step INTEGER NOT NULL, n_steps INTEGER NOT NULL, body_crc INTEGER NOT NULL, body_len INTEGER NOT NULL,
-  crc INTEGER NOT NULL);
+  arrival INTEGER PRIMARY KEY, session INTEGER, chunk_no INTEGER, gone INTEGER NOT NULL,
+  kind INTEGER NOT NULL, fate INTEGER NOT NULL, event INTEGER NOT NULL, received INTEGER NOT NULL,
+  schema INTEGER NOT NULL, first_step INTEGER NOT NULL, n_steps INTEGER NOT NULL,
+  body_crc INTEGER NOT NULL, body_len INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE UNIQUE INDEX frames_by_key ON frames (session, chunk_no, gone);
 CREATE INDEX frames_by_age ON frames (received) WHERE fate = 0;
 CREATE INDEX frames_by_event ON frames (event) WHERE event > 0;
 CREATE TABLE bodies (arrival INTEGER PRIMARY KEY, raw BLOB NOT NULL);
 CREATE TABLE events (
-  arrival INTEGER PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, player BLOB, crc INTEGER NOT NULL);
+  arrival INTEGER PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, player BLOB,
+  crc INTEGER NOT NULL);
 CREATE TABLE forgotten_sessions (digest BLOB PRIMARY KEY, crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE erasures (
-  arrival INTEGER PRIMARY KEY, player BLOB NOT NULL, sessions_below INTEGER NOT NULL, crc INTEGER NOT NULL);
+  arrival INTEGER PRIMARY KEY, player BLOB NOT NULL, sessions_below INTEGER NOT NULL,
+  crc INTEGER NOT NULL);
 CREATE TABLE quarantine (
-  id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL, parked INTEGER NOT NULL, received REAL NOT NULL,
-  game TEXT NOT NULL, session BLOB NOT NULL, chunk_no INTEGER NOT NULL, body_crc INTEGER NOT NULL, player BLOB NOT NULL,
-  replayed INTEGER NOT NULL, crc INTEGER NOT NULL, raw BLOB NOT NULL);
+  id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL, parked INTEGER NOT NULL,
+  received REAL NOT NULL, game TEXT NOT NULL, session BLOB NOT NULL, chunk_no INTEGER NOT NULL,
+  body_crc INTEGER NOT NULL, player BLOB NOT NULL, replayed INTEGER NOT NULL,
+  crc INTEGER NOT NULL, raw BLOB NOT NULL);
 CREATE INDEX quarantine_by_key ON quarantine (session, chunk_no);
 """
-# frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique index allows one
-# readable frame under a key and any number of traces. Only sessions, bodies and quarantine name a player or a session:
-# what is left of forgotten ones is the digest of each id.
+# frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique
+# index allows one readable frame per key and any number of removed ones. Only sessions, bodies and
+# quarantine contain a player or a session: of forgotten ones, only a digest of each id is left.
 
 _NETWORK_FILE_SYSTEMS = {
-    "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fuse.cephfs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs",
-    "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "smb3", "smbfs",
-}  # fmt: skip
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "davfs",
+    "fuse.cephfs",
+    "fuse.glusterfs",
+    "fuse.rclone",
+    "fuse.s3fs",
+    "fuse.sshfs",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "smb3",
+    "smbfs",
+}
 
 
 def check_of(*values: object) -> int:
-    """The checksum that a row carries of its other columns."""
+    """The checksum of a row's other columns."""
     return crc32(repr(values).encode())
 
 
 def quarantine_check(columns: Sequence[object], raw: bytes) -> int:
-    """The checksum that a row of quarantine carries: of its other columns and of the frame's bytes."""
+    """The checksum of a quarantine row: of its other columns and the frame's bytes."""
     return check_of(*columns, crc32(raw))
 
 
 def checked(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row without its checksum, which comes last; Corrupt when it does not fit."""
+    """A row without its checksum, the last column; Corrupt when that does not match."""
     *values, crc = row
     if check_of(*values) != crc:
-        raise Corrupt(f"a row of {table} in the store does not match its checksum; restore the store from a backup")
+        raise Corrupt(
+            f"a row of {table} in the store does not match its checksum; restore the store from a "
+            "backup"
+        )
     return tuple(values)
 
 
 @contextmanager
 def disk(doing: str) -> Iterator[None]:
-    """StorageFull, StorageFailed or Corrupt instead of whatever the system or SQLite raises inside."""
+    """Translate errors of the system and of SQLite to StorageFull, StorageFailed or Corrupt."""
     try:
         yield
     except OSError as error:
         raise storage_error(error, doing, then="reopen the store") from error
     except UnicodeDecodeError as error:
-        raise Corrupt(f"{doing} failed: a text is damaged; restore the store from a backup") from error
+        raise Corrupt(
+            f"{doing} failed: stored text is damaged; restore the store from a backup"
+        ) from error
     except sqlite3.Error as error:
         extended = getattr(error, "sqlite_errorcode", 0)
         code = extended & 0xFF
         if code == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE:
-            raise StorageFull(f"no room for {doing}: {error}; free some space and try again") from error
+            raise StorageFull(
+                f"no space for {doing}: {error}; free some space and try again"
+            ) from error
         # Every statement here is fixed, so a missing table or column is a damaged schema.
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "no such" in str(error):
             raise Corrupt(f"{doing} failed: {error}; restore the store from a backup") from error
@@ -127,25 +158,28 @@ def disk(doing: str) -> Iterator[None]:
 
 
 def has_store(folder: Path) -> bool:
-    """Whether something lies where an embedded store does, be it damaged or of a format that this build refuses.
+    """Whether the folder contains an embedded store, even a damaged or unsupported one.
 
     False while a process creates the store: `store.json` is written last.
     """
-    if folder.is_file() or any((folder / name).exists() for name in ("store.json", "catalogue.sqlite", "segments")):
+    if folder.is_file() or any(
+        (folder / name).exists() for name in ("store.json", "catalogue.sqlite", "segments")
+    ):
         return True
     path = folder / FILE_NAME
     return path.exists() and path.stat().st_size > 0 and not is_locked(folder / ".lock")
 
 
 def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.Connection:
-    """A connection that may write; creates the database where there is none."""
-    check_place(folder)
+    """Open a connection that may write; creates the database if it does not exist."""
+    check_folder(folder)
     _refuse_network_file_system(folder)
     make_folder(folder)
     path = folder / FILE_NAME
-    known = _identity(folder)
-    if known is None and not path.exists():
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # -wal and -shm get the same mode
+    expected_id = _identity(folder)
+    if expected_id is None and not path.exists():
+        # -wal and -shm get the same mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with disk(f"opening the store in {folder}"):
         db = _connect(path, "")
         try:
@@ -160,28 +194,30 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
             if sys.platform == "darwin":
                 db.execute("PRAGMA fullfsync = ON")
                 db.execute("PRAGMA checkpoint_fullfsync = ON")
-            identity = _created(db, folder, known)
+            identity = _created(db, folder, expected_id)
         except BaseException:
             db.close()
             raise
-    if known is None:
+    if expected_id is None:
         facts = {"format": FORMAT, "id": str(identity), "crc": check_of(FORMAT, str(identity))}
         write_file(folder / "store.json", json.dumps(facts).encode())
     return db
 
 
 class Database:
-    """The one connection that writes and checkpoints, and the room it keeps in reserve.
+    """The only connection that writes and checkpoints, and its reserved disk space.
 
-    The caller holds the store's lock file: two connections that write or checkpoint at once meet a known fault of older
-    versions of SQLite. Threads of the caller take turns by `lock`.
+    The caller holds the store's lock file: two connections that write or checkpoint at once trigger
+    a known bug of older SQLite versions. Threads of the caller synchronise with `lock`.
     """
 
-    def __init__(self, folder: Path, *, synchronous: Synchronous = "FULL", reserve_bytes: int = RESERVE_BYTES) -> None:
+    def __init__(
+        self, folder: Path, *, synchronous: Synchronous = "FULL", reserve_bytes: int = RESERVE_BYTES
+    ) -> None:
         self.lock = threading.RLock()
         self._reserve = folder / "reserve"
         self._reserve_bytes = reserve_bytes
-        self._is_short_of_room = False
+        self._is_disk_short = False
         self._failed: str | None = None
         self._written_bytes = 0
         try:
@@ -190,17 +226,17 @@ class Database:
             if not self._reserve.exists():
                 raise
             remove(self._reserve)
-            self._is_short_of_room = True
+            self._is_disk_short = True
             self.db = open_writer(folder, synchronous=synchronous)
         self.keep_reserve()
 
     def check(self) -> None:
-        """StorageFailed when it is not known what is on the disk: only a new start can tell."""
+        """StorageFailed when the state on disk is unknown, which needs a restart."""
         if self._failed:
             raise StorageFailed(self._failed)
 
     def rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Everything that a query finds."""
+        """All rows of a query."""
         with self.lock, disk("reading the store"):
             return self.db.execute(query, values).fetchall()
 
@@ -209,7 +245,7 @@ class Database:
             return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])
 
     @contextmanager
-    def changing(self, doing: str) -> Iterator[None]:
+    def transaction(self, doing: str) -> Iterator[None]:
         """One durable transaction, all or nothing."""
         try:
             with disk(doing):
@@ -226,24 +262,24 @@ class Database:
             raise
 
     def wrote(self, size_bytes: int) -> None:
-        """Count what a transaction wrote; once it is worth it, move it from the write-ahead log into the database."""
+        """Count the bytes of a transaction, and checkpoint after CHECKPOINT_BYTES."""
         self._written_bytes += size_bytes + _COMMIT_BYTES
-        if self._written_bytes < CHECKPOINT_BYTES and not self._is_short_of_room:
+        if self._written_bytes < CHECKPOINT_BYTES and not self._is_disk_short:
             return
         self._written_bytes = 0
         try:
             with disk("a checkpoint"):
                 _, pages, _ = self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                if pages * PAGE_BYTES > _LONG_LOG_BYTES or self._is_short_of_room:
+                if pages * PAGE_BYTES > _LONG_LOG_BYTES or self._is_disk_short:
                     self._wait_for_readers("RESTART", _RESTART_MS)
         except StorageFull:
-            pass  # what was committed is safe in the log; the next checkpoint may find room
+            pass  # commits are safe in the log; the next checkpoint may find space
         except (StorageFailed, Corrupt) as error:
             self._fail(error)
             raise
 
     def truncate_log(self) -> bool:
-        """Leave no erased byte in the write-ahead log; False when a reader or a full disk was in the way."""
+        """Remove erased bytes from the log; False when a reader or a full disk prevents it."""
         with self.lock:
             for _ in range(2):
                 try:
@@ -266,17 +302,20 @@ class Database:
         self._failed = f"{error} (the store must be reopened)"
 
     def use_reserve(self) -> bool:
-        """Free the room that was set aside, and empty the log into it; False when there is none."""
+        """Free the reserve and checkpoint the log into it; False when there is no reserve."""
         if not self._reserve.exists():
             return False
         remove(self._reserve)
-        self._is_short_of_room = True
+        self._is_disk_short = True
         self.wrote(0)
         return True
 
     def keep_reserve(self) -> None:
-        """Set room aside again where there is plenty."""
-        if self._reserve.exists() or shutil.disk_usage(self._reserve.parent).free < 4 * self._reserve_bytes:
+        """Reserve space again when the disk has plenty."""
+        if (
+            self._reserve.exists()
+            or shutil.disk_usage(self._reserve.parent).free < 4 * self._reserve_bytes
+        ):
             return
         try:
             with self._reserve.open("wb") as file:
@@ -287,29 +326,29 @@ class Database:
         except OSError:
             remove(self._reserve)
         else:
-            self._is_short_of_room = False
+            self._is_disk_short = False
 
     def close(self) -> None:
         self.db.close()
 
 
 def open_reader(folder: Path) -> sqlite3.Connection:
-    """A connection that may only read; ConfigError where there is no store, Corrupt where its database is gone."""
-    check_place(folder)
+    """Open a read-only connection; ConfigError without a store, Corrupt without its database."""
+    check_folder(folder)
     path = folder / FILE_NAME
-    known = _identity(folder)
-    if known is None and not path.exists():
+    expected_id = _identity(folder)
+    if expected_id is None and not path.exists():
         raise ConfigError(
-            f"there is no store in {folder}; record something, store what was recorded with `understudy ingest "
-            "--until-empty`, or give another --data folder"
+            f"there is no store in {folder}; record something, store it with `understudy ingest "
+            "--until-empty`, or use another --data folder"
         )
     with disk(f"opening the store in {folder}"):
         db = _connect(path, "?mode=ro")
         try:
             if _tables(db, path):
                 head = db.execute("SELECT store FROM head").fetchone()
-                if known is not None and head is not None and head[0] != known.bytes:
-                    raise _of_another_store(folder, known)
+                if expected_id is not None and head is not None and head[0] != expected_id.bytes:
+                    raise _of_another_store(folder, expected_id)
                 return db
         except sqlite3.OperationalError as error:
             db.close()
@@ -318,18 +357,20 @@ def open_reader(folder: Path) -> sqlite3.Connection:
             db.close()
             raise
     db.close()
-    raise ConfigError(f"the store in {folder} is only being created; try again")
+    raise ConfigError(f"the store in {folder} is still being created; try again")
 
 
 def _connect(path: Path, how: str) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}{how}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+    return sqlite3.connect(
+        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000
+    )
 
 
-def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> uuid.UUID:
-    """The id of a database whose tables are there now; Corrupt when store.json names another one."""
+def _created(db: sqlite3.Connection, folder: Path, expected_id: uuid.UUID | None) -> uuid.UUID:
+    """Create missing tables; return the database's id; Corrupt when store.json has another."""
     if not _tables(db, folder / FILE_NAME):
-        if known is not None:
+        if expected_id is not None:
             raise _lost(folder)
         fresh = uuid.uuid4()
         head = (1, fresh.bytes, 1, 1, 1, 1, 0)
@@ -342,40 +383,49 @@ def _created(db: sqlite3.Connection, folder: Path, known: uuid.UUID | None) -> u
     if (row := db.execute("SELECT * FROM head").fetchone()) is None:
         raise _lost(folder)
     identity = uuid.UUID(bytes=checked("head", row)[1])
-    if known is not None and known != identity:
-        raise _of_another_store(folder, known)
+    if expected_id is not None and expected_id != identity:
+        raise _of_another_store(folder, expected_id)
     return identity
 
 
 def _tables(db: sqlite3.Connection, path: Path) -> set[str]:
-    """The tables of a database, none when it was only just created; Corrupt when another program made them."""
+    """The tables of a database, none if it is new; Corrupt when they are of another program."""
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
     if names and "head" not in names:
-        raise Corrupt(f"{path} is a database of another program; move it away, or restore the store from a backup")
+        raise Corrupt(
+            f"{path} is the database of another program; move it away, or restore the store from a "
+            "backup"
+        )
     return names
 
 
-def _of_another_store(folder: Path, known: uuid.UUID) -> Corrupt:
-    return Corrupt(f"{folder / FILE_NAME} is not the database of store {known}; restore the store from a backup")
+def _of_another_store(folder: Path, expected_id: uuid.UUID) -> Corrupt:
+    return Corrupt(
+        f"{folder / FILE_NAME} is not the database of store {expected_id}; restore the store from "
+        "a backup"
+    )
 
 
 def _identity(folder: Path) -> uuid.UUID | None:
-    """The store's id by store.json; None without one. Refuses what cannot be opened before SQLite would create it."""
+    """The store's id in store.json, or None; raises before SQLite would create a new file."""
     try:
         text = (folder / "store.json").read_text()
     except FileNotFoundError:
         return None
     try:
         facts = json.loads(text)
-        found = facts["format"]
+        store_format = facts["format"]
         identity = uuid.UUID(facts["id"])
-        is_sound = facts["crc"] == check_of(found, facts["id"])
+        is_valid = facts["crc"] == check_of(store_format, facts["id"])
     except (ValueError, KeyError, TypeError):
-        is_sound = False
-    if not is_sound:
+        is_valid = False
+    if not is_valid:
         raise Corrupt(f"{folder / 'store.json'} is damaged; restore it from a backup")
-    if found != FORMAT:
-        raise ConfigError(f"the store in {folder} has format {found!r}; this build reads {FORMAT!r}")
+    if store_format != FORMAT:
+        raise ConfigError(
+            f"the store in {folder} has format {store_format!r}, but this version reads "
+            f"{FORMAT!r}; use the version that wrote it"
+        )
     path = folder / FILE_NAME
     if not path.exists() or not path.stat().st_size:
         raise _lost(folder)
@@ -383,51 +433,62 @@ def _identity(folder: Path) -> uuid.UUID | None:
 
 
 def _lost(folder: Path) -> Corrupt:
-    return Corrupt(f"the database {FILE_NAME} in {folder} is missing or empty; restore the store from a backup")
+    return Corrupt(
+        f"the database {FILE_NAME} in {folder} is missing or empty; restore the store from a backup"
+    )
 
 
-def check_place(folder: Path) -> None:
-    """ConfigError where a store cannot be: a file, or a store of an older format."""
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError if the folder is a file, or holds a store of an older format."""
     if folder.is_file():
-        raise ConfigError(f"{folder} is a file where the folder of a store should be; move it away")
+        raise ConfigError(f"{folder} is a file, but a store needs a folder; move it away")
     if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():
         raise ConfigError(
-            f"the store in {folder} has format 'understudy-store/1'; this build reads {FORMAT!r}: give another --data "
-            "folder, or export it with the build that wrote it and import it here"
+            f"the store in {folder} is in segments, a format from before the first release that "
+            "this version does not read; use another --data folder, or export it with the version "
+            "that wrote it and import it here"
         )
 
 
 def _refuse_network_file_system(folder: Path) -> None:
-    """Locks and shared memory of SQLite do not work across machines."""
+    """ConfigError on a network file system, where SQLite's locks do not work."""
     mounts = Path("/proc/self/mountinfo")
-    if mounts.exists() and (kind := file_system_of(folder, mounts.read_text())) in _NETWORK_FILE_SYSTEMS:
+    if (
+        mounts.exists()
+        and (kind := file_system_of(folder, mounts.read_text())) in _NETWORK_FILE_SYSTEMS
+    ):
         raise ConfigError(
-            f"{folder} is on a network file system ({kind}), on which SQLite cannot lock; give a folder on a local "
-            "disk, or a store elsewhere as store.url"
+            f"{folder} is on a network file system ({kind}), where SQLite cannot lock; use a "
+            "folder on a local disk, or a remote store as store.url"
         )
 
 
 def file_system_of(folder: Path, mountinfo: str) -> str:
-    """The type of the file system that holds a folder, by the text of Linux's mountinfo."""
-    place, best, kind = folder.absolute().resolve(), -1, ""
+    """The file system type of a folder, from the text of Linux's mountinfo."""
+    resolved = folder.absolute().resolve()
+    best = -1
+    kind = ""
     for line in mountinfo.splitlines():
         fields, _, after = line.partition(" - ")
         mount = Path(fields.split()[4].encode().decode("unicode_escape"))
-        if (place == mount or mount in place.parents) and len(mount.parts) >= best:
-            best, kind = len(mount.parts), after.split()[0]
+        if (resolved == mount or mount in resolved.parents) and len(mount.parts) >= best:
+            best = len(mount.parts)
+            kind = after.split()[0]
     return kind
 
 
 def _on_read_only_disk(path: Path, error: sqlite3.OperationalError) -> sqlite3.Connection:
-    """SQLite writes beside what it reads, unless nothing can change there."""
+    """Open without locks on a read-only disk; elsewhere SQLite must write next to the database."""
     if os.access(path.parent, os.W_OK):
         raise error
-    needs = f"{path.parent} cannot be written to, and SQLite writes beside what it reads"
+    needs = f"{path.parent} is not writable, but SQLite writes next to the database it reads"
     if sys.platform == "win32" or not os.statvfs(path).f_flag & os.ST_RDONLY:
-        raise StorageFailed(f"{needs}; run this as the user who owns the folder, or allow writing there") from error
+        raise StorageFailed(
+            f"{needs}; run this as the owner of the folder, or make it writable"
+        ) from error
     if any(path.with_name(f"{path.name}-{end}").exists() for end in ("wal", "shm")):
         raise StorageFailed(
-            f"{needs} where the last writer did not close it; the disk is read-only: copy the data folder to another "
-            "one, or mount it so that it can be written to"
+            f"{needs} if the last writer did not close it; the disk is read-only: copy the data "
+            "folder to another disk, or mount it writable"
         ) from error
     return _connect(path, "?mode=ro&immutable=1")

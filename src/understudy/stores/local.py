@@ -1,7 +1,7 @@
-"""The embedded store: whole frames in one SQLite database, one durable transaction for each batch.
+"""The embedded store: whole frames in one SQLite database, one durable transaction per batch.
 
-One process writes; its `FileLock` says so. Frames, positions, sessions, quarantine and what was erased change together
-in that transaction, so a crash leaves either all of a batch or nothing of it.
+Only one process writes, guarded by a `FileLock`. Frames, positions, sessions, quarantine and
+erasures change together in that transaction, so a crash leaves either all of a batch or none of it.
 """
 
 import sqlite3
@@ -16,10 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import ClaimLost, Closed, ConfigError, Corrupt, Refused, StorageFull, UnderstudyError
-from understudy.core.frame import FrameKind, decode_frame
+from understudy.core.errors import (
+    ClaimLost,
+    Closed,
+    ConfigError,
+    Corrupt,
+    Refused,
+    StorageFailed,
+    StorageFull,
+    UnderstudyError,
+)
 from understudy.core.log import FileLock, GroupCommit, make_folder, write_file
-from understudy.core.ports import (
+from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.session import REMEMBER_S, tombstone_of, withdraw
+from understudy.ports import (
     Audit,
     Candidate,
     Claim,
@@ -33,7 +43,6 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.core.session import REMEMBER_S, tombstone_of, withdraw
 from understudy.stores.audit import audit, summary
 from understudy.stores.database import (
     FILE_NAME,
@@ -41,8 +50,8 @@ from understudy.stores.database import (
     RESERVE_BYTES,
     Database,
     Synchronous,
+    check_folder,
     check_of,
-    check_place,
     checked,
     disk,
     quarantine_check,
@@ -55,8 +64,8 @@ from understudy.stores.view import (
     QUARANTINED,
     STORED,
     FrameRow,
-    Head,
-    Known,
+    LocalLookup,
+    StoreCounters,
     StoreView,
     read_head,
 )
@@ -66,16 +75,16 @@ _GROUP_BYTES = 32 * 1024 * 1024
 _SLICE_ROWS = 256
 _SLICE_BYTES = 1024 * 1024
 _SLICE_REFUSED = 4
-"""Frames in quarantine, of up to 512 KiB each, that one transaction erases."""
+"""Quarantined frames, of up to 512 KiB each, that one transaction erases."""
 QUARANTINE_BYTES = 256 * 1024 * 1024
-"""How much of refused frames is kept."""
+"""Most bytes kept in quarantine."""
 
 _COMPACT_PAGES = 8
 
 
 @dataclass(slots=True)
-class _Holder:
-    """Who may write a partition."""
+class _Ownership:
+    """The owner that may write a partition."""
 
     owner: str
     epoch: int
@@ -95,25 +104,28 @@ class LocalStore:
         synchronous: Synchronous = "FULL",
         reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
-        """`specs`: where a game's spec is found when its first chunk comes; the store keeps a copy."""
+        """`specs` returns a game's spec when its first chunk arrives; the store keeps a copy."""
         if sys.platform == "win32":
-            raise ConfigError("the local store runs on Linux and macOS only")
-        check_place(folder)
+            raise ConfigError(
+                "the local store runs on Linux and macOS only; on Windows connect to a gateway "
+                "instead"
+            )
+        check_folder(folder)
         make_folder(folder)
         self.folder = folder
         self._specs = specs
         self._clock = clock or SystemClock()
         self._closed = False
         self.is_erasing = True
-        """Whether erased bytes may still be in SQLite's log, because a reader was in the way; `erase` tries again.
+        """Whether erased bytes may still be in SQLite's log because of a reader; `erase` retries.
 
-        After a crash nobody knows, so opening begins with it.
+        True at first, since that is unknown after a crash.
         """
         self._group = GroupCommit[WriteBatch, Receipt | UnderstudyError](
             self._commit, size=_batch_bytes, most=_GROUP_BYTES
         )
         with ExitStack() as opened:
-            opened.enter_context(FileLock(folder / ".lock", what="the store", patience_s=0.3))
+            opened.enter_context(FileLock(folder / ".lock", what="the store", timeout_s=0.3))
             database = Database(folder, synchronous=synchronous, reserve_bytes=reserve_bytes)
             self._database = opened.enter_context(closing(database))
             self._db = database.db
@@ -130,30 +142,32 @@ class LocalStore:
         positions = (checked("positions", row) for row in db.execute("SELECT * FROM positions"))
         self._positions: dict[str, str | None] = dict(positions)
         claims = (checked("claims", row) for row in db.execute("SELECT * FROM claims"))
-        self._holders = {partition: _Holder("", epoch, 0.0, 0.0) for partition, epoch in claims}
+        self._owners = {partition: _Ownership("", epoch, 0.0, 0.0) for partition, epoch in claims}
         schemas = [checked("schemas", row) for row in db.execute("SELECT * FROM schemas")]
         self._schemas: dict[str, int] = {schema: number for number, _, schema, _ in schemas}
         self._without_spec = {schema for _, _, schema, spec in schemas if spec is None}
         self._quarantine_bytes = self._count_quarantine()
-        self.known = Known(db)
+        self.lookup = LocalLookup(db)
 
-    # --- the ExperienceStore port -----------------------------------------------------------------------------------
+    # --- the ExperienceStore port -----------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         with self._state:
             self._check_open()
             now_s = self._clock.now()
-            holder = self._holders.get(partition) or _Holder("", 0, 0.0, 0.0)
-            if holder.owner != owner and holder.expires_s > now_s:
-                left_s = holder.expires_s - now_s
+            ownership = self._owners.get(partition) or _Ownership("", 0, 0.0, 0.0)
+            if ownership.owner != owner and ownership.expires_s > now_s:
+                remaining_s = ownership.expires_s - now_s
                 raise ClaimLost(
-                    f"partition {partition} is claimed by {holder.owner} for {left_s:.1f} s more", retry_after_s=left_s
+                    f"partition {partition} is claimed by {ownership.owner} for another "
+                    f"{remaining_s:.1f} s",
+                    retry_after_s=remaining_s,
                 )
-            epoch = holder.epoch + 1
+            epoch = ownership.epoch + 1
             with self._changing("a claim"):
                 row = (partition, epoch, check_of(partition, epoch))
                 self._db.execute("REPLACE INTO claims VALUES (?, ?, ?)", row)
-            self._holders[partition] = _Holder(owner, epoch, ttl_s, now_s + ttl_s)
+            self._owners[partition] = _Ownership(owner, epoch, ttl_s, now_s + ttl_s)
             position = self._positions.get(partition)
         return Claim(partition, epoch, None if position is None else Position(position))
 
@@ -166,21 +180,26 @@ class LocalStore:
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         self._check_not_closed()
-        return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
+        try:
+            return self._view.tail(cursor, max_items=max_items, wait_s=wait_s)
+        except StorageFailed:
+            self._check_not_closed()  # closed while it waited
+            raise
 
-    def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
-        """A cursor behind which all of these chunks lie, of those that are stored."""
+    def cursor_before(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
+        """A cursor before all of these chunks that are stored."""
         self._check_not_closed()
-        return self._view.behind(chunks)
+        return self._view.cursor_before(chunks)
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         self._check_not_closed()
-        return self._view.sessions(wanted)
+        return self._view.sessions(session_filter)
 
     def forget(self, player: bytes, *, at_s: float | None = None) -> int:
-        """Erase a player: refused and hidden from the next moment on, off the disk unless `is_erasing` says not yet.
+        """Erase a player: hidden and refused at once, off the disk unless `is_erasing`.
 
-        `at_s`: when it was decided, where that was earlier and elsewhere; what they played since then is theirs anew.
+        `at_s` is the time of the decision if it was made earlier elsewhere; later sessions of the
+        player are kept.
         """
         at_s = self._clock.now() if at_s is None else at_s
 
@@ -191,26 +210,28 @@ class LocalStore:
             return 0
 
         with self._state:
-            # No commit in between: it would keep a new session of the player, which no erasure covers.
+            # No commit in between: it would store a new session that no erasure covers.
             self._erasing("forgetting a player", promise)
-            self.known.forget(tombstone_of(player), at_s)
+            self.lookup.forget(tombstone_of(player), at_s)
         return self.erase()
 
     def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
-        """Erase the player with this tombstone, for a copy of a store whose tail tells no more than that."""
+        """Erase the player with this tombstone, for a copy that knows only the tombstone."""
         self._check_open()
-        players = self._database.rows("SELECT player FROM sessions UNION SELECT player FROM quarantine")
-        found = [player for (player,) in players if tombstone_of(player) == tombstone]
-        if found:
-            return sum(self.forget(player, at_s=at_s) for player in found)
+        players = self._database.rows(
+            "SELECT player FROM sessions UNION SELECT player FROM quarantine"
+        )
+        matches = [player for (player,) in players if tombstone_of(player) == tombstone]
+        if matches:
+            return sum(self.forget(player, at_s=at_s) for player in matches)
         at_s = self._clock.now() if at_s is None else at_s
         with self._state:
             with self._changing("forgetting a player"):
                 self._event("forgotten", at_s, player=tombstone)
-            self.known.forget(tombstone, at_s)
+            self.lookup.forget(tombstone, at_s)
         return 0
 
-    # --- the StoreAdmin port ----------------------------------------------------------------------------------------
+    # --- the StoreAdmin port ----------------------------------------------------------------------
 
     def audit(self) -> Audit:
         self._check_not_closed()
@@ -221,39 +242,55 @@ class LocalStore:
         return self._view.quarantined(after_id=after_id, limit=limit)
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Take stored chunks out of learners' sight; how many were there."""
+        """Withdraw stored chunks from learners; return how many were stored."""
         keys = sorted(set(chunks))
-        return sum(self._quarantine(keys[at : at + _SLICE_ROWS], reason) for at in range(0, len(keys), _SLICE_ROWS))
+        return sum(
+            self._quarantine(keys[at : at + _SLICE_ROWS], reason)
+            for at in range(0, len(keys), _SLICE_ROWS)
+        )
 
     def _quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         with self._state:
             self._check_open()
             with disk("reading the store"):
-                found = [self.known.frame(*key) for key in chunks]
-            rows = [row for row in found if row is not None and row.gone == 0]
+                frames = [self.lookup.frame(*key) for key in chunks]
+            rows = [row for row in frames if row is not None and row.gone == 0]
             if not rows:
                 return 0
             sessions: Sessions = {}
             with self._changing("quarantine"):
                 event = self._event("quarantined", self._clock.now())
                 for number, row in enumerate(rows, self._head.next_quarantine):
-                    body = self._db.execute("SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)).fetchone()
+                    body = self._db.execute(
+                        "SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)
+                    ).fetchone()
                     try:
                         raw = body[0] if body is not None else b""
                         frame = decode_frame(raw)
                     except Refused as error:
                         raise Corrupt(
-                            f"arrival {row.arrival} of the store is damaged and cannot be quarantined; "
-                            "`understudy data verify` names its chunk"
+                            f"arrival {row.arrival} of the store is damaged and cannot be "
+                            "quarantined; run `understudy data verify` to see its chunk"
                         ) from error
-                    game, state = sessions.get(frame.session) or self.known.must_know(frame.session)
+                    game, state = sessions.get(frame.session) or self.lookup.require_state(
+                        frame.session
+                    )
                     sessions[frame.session] = (game, withdraw(state, row.n_steps))
                     columns = (
-                        number, reason, "", 0, float(frame.received_s), game, frame.session.bytes, frame.chunk_no,
-                        frame.body_crc, frame.player, 0,
-                    )  # fmt: skip
+                        number,
+                        reason,
+                        "",
+                        0,
+                        float(frame.received_s),
+                        game,
+                        frame.session.bytes,
+                        frame.chunk_no,
+                        frame.body_crc,
+                        frame.player,
+                        0,
+                    )
                     self._put_quarantined(columns, raw)
-                    self._take_out(row, QUARANTINED, event=event)
+                    self._remove_bytes(row, QUARANTINED, event=event)
                 self._save_sessions(sessions)
                 self._save_head(next_quarantine=self._head.next_quarantine + len(rows))
                 quarantine_bytes = self._bound_quarantine(sum(row.body_len for row in rows))
@@ -265,24 +302,27 @@ class LocalStore:
         with self._state:
             self._check_open()
             with disk("reading the store"):
-                draft = Draft(self.known, self._head.next_quarantine)
-                decided = [draft.replay(candidate, number) for number, candidate in zip(ids, candidates, strict=True)]
+                draft = Draft(self.lookup, self._head.next_quarantine)
+                decided = [
+                    draft.replay(candidate, number)
+                    for number, candidate in zip(ids, candidates, strict=True)
+                ]
             if draft.is_worth_writing:
                 self._save(draft)
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks received before a time, and the bytes of quarantined frames; how many chunks went.
+        """Drop chunks and quarantined bytes received before a time; return the number of chunks.
 
-        What is known of them stays until their sessions are too old to be sent again; then that goes too. Drop reports
-        are kept that long, since they explain gaps.
+        Their records stay until their sessions are too old to be sent again. Drop reports are kept
+        that long too, since they explain gaps.
         """
         self._check_open()
         query = (
-            f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} AND kind <> {int(FrameKind.DROP)} AND received < ? "
-            "ORDER BY received LIMIT ?"
+            f"SELECT {COLUMNS} FROM frames f WHERE fate = {STORED} "
+            f"AND kind <> {int(FrameKind.DROP)} AND received < ? ORDER BY received LIMIT ?"
         )
-        gone = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
+        n_erased = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
         refused = "SELECT * FROM quarantine WHERE received < ? AND raw <> x'' LIMIT ?"
         while rows := self._database.rows(refused, (before_s, _SLICE_REFUSED)):
 
@@ -297,7 +337,7 @@ class LocalStore:
         self._prune(min(before_s, self._clock.now() - REMEMBER_S))
         self._database.truncate_log()
         self._database.keep_reserve()
-        return gone
+        return n_erased
 
     def close(self) -> None:
         with self._state:
@@ -312,23 +352,28 @@ class LocalStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- for the process that owns it -------------------------------------------------------------------------------
+    # --- for the process that owns it -------------------------------------------------------------
 
     def release(self, partitions: Iterable[str]) -> None:
-        """Forget the positions and claims of partitions that are gone from the stream."""
+        """Delete the positions and claims of partitions that left the stream."""
         names = list(partitions)
         with self._state:
             with self._changing("positions"):
                 for table in ("positions", "claims"):
-                    self._db.executemany(f"DELETE FROM {table} WHERE partition = ?", [(name,) for name in names])
+                    self._db.executemany(
+                        f"DELETE FROM {table} WHERE partition = ?", [(name,) for name in names]
+                    )
             for name in names:
                 self._positions.pop(name, None)
-                self._holders.pop(name, None)
+                self._owners.pop(name, None)
 
     def positions(self) -> dict[str, Position | None]:
         """Every partition's durable position."""
         with self._state:
-            return {name: None if text is None else Position(text) for name, text in self._positions.items()}
+            return {
+                name: None if text is None else Position(text)
+                for name, text in self._positions.items()
+            }
 
     @property
     def next_arrival(self) -> int:
@@ -336,29 +381,33 @@ class LocalStore:
         return self._head.next_arrival
 
     def sizes(self) -> list[tuple[int, int, int]]:
-        """What is stored of each second of arrival, the newest first: (second, steps, bytes)."""
+        """Stored steps and bytes per second of arrival, newest first: (second, steps, bytes)."""
         query = (
-            f"SELECT received, sum(n_steps), sum(body_len) FROM frames WHERE fate = {STORED} GROUP BY received "
-            "ORDER BY received DESC"
+            "SELECT received, sum(n_steps), sum(body_len) FROM frames "
+            f"WHERE fate = {STORED} GROUP BY received ORDER BY received DESC"
         )
         return self._database.rows(query)
 
     def back_up(self, target: Path, *, between: Callable[[], object] | None = None) -> None:
-        """Make `target`, a new folder, a store that holds what this one does when the copy is done.
+        """Copy the store to `target`, a new folder, as it is when the copy is done.
 
-        The copy is made in steps; `between` them the caller may write to the store, and the copy gets that too.
+        The copy runs in steps. The caller may write to the store in `between`, and the copy
+        includes that too.
         """
         self._check_open()
         make_folder(target)
         with disk("a copy of the store"):
             (target / FILE_NAME).touch(0o600, exist_ok=False)  # as private as the database itself
             with closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
-                self._db.backup(copy, pages=256, progress=lambda *_: between() if between is not None else None)
-                copy.execute("PRAGMA journal_mode = DELETE")  # one file, which can be read from a read-only disk
+                self._db.backup(
+                    copy, pages=256, progress=lambda *_: between() if between is not None else None
+                )
+                # One file, which can be read from a read-only disk.
+                copy.execute("PRAGMA journal_mode = DELETE")
             write_file(target / "store.json", (self.folder / "store.json").read_bytes())
 
     def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
-        """Return free pages to the file system in transactions of about `slice_s`; how many bytes the file shrank."""
+        """Return free pages to the file system in slices of `slice_s`; return the bytes freed."""
         self._check_open()
         before = self._database.pragma("page_count")
         work_s = slice_s / 8
@@ -368,48 +417,54 @@ class LocalStore:
                 began_s = time.monotonic()
                 moved = 0
                 with self._changing("compacting"):
-                    # Some pages in every slice, however long it took to begin: else it might never end.
+                    # At least once per slice, however late it started, so that this ends.
                     while not moved or (
-                        time.monotonic() < began_s + work_s and self._database.pragma("freelist_count")
+                        time.monotonic() < began_s + work_s
+                        and self._database.pragma("freelist_count")
                     ):
                         self._db.execute(f"PRAGMA incremental_vacuum({_COMPACT_PAGES})").fetchall()
                         moved += _COMPACT_PAGES
                 self._database.wrote(moved * PAGE_BYTES)
-                # Sync and checkpoint take longer than the work itself; the next slice does what leaves time for them.
+                # Sync and checkpoint take longer than the work itself: leave them time in the next
+                # slice.
                 took_s = time.monotonic() - began_s
-                work_s = min(slice_s / 2, max(slice_s / 100, work_s * min(1.2, slice_s / 3 / took_s)))
+                work_s = min(
+                    slice_s / 2, max(slice_s / 100, work_s * min(1.2, slice_s / 3 / took_s))
+                )
             if between is not None:
                 between()
         self._database.truncate_log()
         return (before - self._database.pragma("page_count")) * PAGE_BYTES
 
     def erase(self) -> int:
-        """Carry out every erasure that was promised; how many chunks went. Safe to repeat, also after a crash."""
+        """Finish pending erasures, also after a crash; return the number of chunks erased."""
         with self._state:
             self._check_open()
             return self._finish_erasures()
 
-    # --- committing -------------------------------------------------------------------------------------------------
+    # --- committing -------------------------------------------------------------------------------
 
     def _commit(self, batches: Sequence[WriteBatch]) -> Sequence[Receipt | UnderstudyError]:
         with self._state:
             self._check_open()
             with disk("reading the store"):
-                draft = Draft(self.known, self._head.next_quarantine)
-                results = [self._take(draft, batch) for batch in batches]
+                draft = Draft(self.lookup, self._head.next_quarantine)
+                results = [self._add(draft, batch) for batch in batches]
             if draft.is_worth_writing:
                 self._save(draft)
             return results
 
-    def _take(self, draft: Draft, batch: WriteBatch) -> Receipt | ClaimLost:
-        holder = self._holders.get(batch.partition)
-        if holder is None or holder.epoch != batch.epoch:
-            return ClaimLost(f"epoch {batch.epoch} of partition {batch.partition} is stale")
-        holder.expires_s = self._clock.now() + holder.ttl_s
-        return draft.take(batch)
+    def _add(self, draft: Draft, batch: WriteBatch) -> Receipt | ClaimLost:
+        ownership = self._owners.get(batch.partition)
+        if ownership is None or ownership.epoch != batch.epoch:
+            return ClaimLost(
+                f"epoch {batch.epoch} of partition {batch.partition} is stale; claim it again"
+            )
+        ownership.expires_s = self._clock.now() + ownership.ttl_s
+        return draft.add(batch)
 
     def _save(self, draft: Draft) -> None:
-        """Everything a draft decided, in one durable transaction."""
+        """Write a draft in one durable transaction."""
         fresh = self._fresh_schemas(draft.stored)
         schemas = {**self._schemas, **{schema: number for number, _, schema, _ in fresh}}
         with disk("reading the store"):
@@ -423,24 +478,48 @@ class LocalStore:
             for number, new in enumerate(draft.stored, arrival):
                 frame = new.frame
                 row = (
-                    number, ids[frame.session], frame.chunk_no, 0, int(frame.kind), STORED, 0, frame.received_s,
-                    schemas.get(new.schema, 0), new.first_step, new.n_steps, frame.body_crc, len(frame.body),
-                )  # fmt: skip
+                    number,
+                    ids[frame.session],
+                    frame.chunk_no,
+                    0,
+                    int(frame.kind),
+                    STORED,
+                    0,
+                    frame.received_s,
+                    schemas.get(new.schema, 0),
+                    new.first_step,
+                    new.n_steps,
+                    frame.body_crc,
+                    len(frame.body),
+                )
                 rows.append((*row, check_of(*row)))
                 if new.replays:
                     query = "SELECT * FROM quarantine WHERE id = ?"
                     *columns, _, _, raw = self._db.execute(query, (new.replays,)).fetchone()
                     self._put_quarantined((*columns, 1), raw)
             self._db.executemany(_ADD_FRAME, rows)
-            self._db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(draft.stored_raws, arrival))
-            for one, raw in zip(draft.quarantined, draft.quarantined_raws, strict=True):
+            self._db.executemany(
+                "INSERT INTO bodies VALUES (?, ?)", enumerate(draft.stored_raws, arrival)
+            )
+            for refused, raw in zip(draft.quarantined, draft.quarantined_raws, strict=True):
                 columns = [
-                    one.id, one.reason, one.detail, int(one.parked), one.received_s, one.game, one.session,
-                    one.chunk_no, one.crc, one.player, 0,
-                ]  # fmt: skip
+                    refused.id,
+                    refused.reason,
+                    refused.detail,
+                    int(refused.parked),
+                    refused.received_s,
+                    refused.game,
+                    refused.session,
+                    refused.chunk_no,
+                    refused.crc,
+                    refused.player,
+                    0,
+                ]
                 self._put_quarantined(columns, raw)
             quarantine_bytes = self._bound_quarantine(sum(map(len, draft.quarantined_raws)))
-            positions = [(name, text, check_of(name, text)) for name, text in draft.positions.items()]
+            positions = [
+                (name, text, check_of(name, text)) for name, text in draft.positions.items()
+            ]
             self._db.executemany("REPLACE INTO positions VALUES (?, ?, ?)", positions)
             self._forget_sessions(session.bytes for session in draft.forgotten)
             self._save_head(
@@ -452,11 +531,15 @@ class LocalStore:
         self._without_spec |= {schema for _, _, schema, spec in fresh if spec is None}
         self._positions.update(draft.positions)
         self._quarantine_bytes = quarantine_bytes
-        self._database.wrote(sum(map(len, draft.stored_raws)) + sum(map(len, draft.quarantined_raws)))
+        self._database.wrote(
+            sum(map(len, draft.stored_raws)) + sum(map(len, draft.quarantined_raws))
+        )
 
-    def _fresh_schemas(self, stored: Sequence[StoredFrame]) -> list[tuple[int, str, str, bytes | None]]:
-        """Rows of schemas that come for the first time or lack a spec until now; specs may have to be fetched."""
-        games = {one.schema: str(one.game) for one in stored if one.frame.kind is FrameKind.DATA}
+    def _fresh_schemas(
+        self, stored: Sequence[StoredFrame]
+    ) -> list[tuple[int, str, str, bytes | None]]:
+        """Rows of schemas that are new or lacked a spec until now; may have to fetch specs."""
+        games = {new.schema: str(new.game) for new in stored if new.frame.kind is FrameKind.DATA}
         rows: list[tuple[int, str, str, bytes | None]] = []
         following = max(self._schemas.values(), default=0) + 1
         for schema, game in games.items():
@@ -469,23 +552,23 @@ class LocalStore:
         return rows
 
     def _save_sessions(self, sessions: Sessions) -> dict[uuid.UUID, int]:
-        """Store sessions as they are now; the number of each."""
+        """Store the current state of sessions; return the id of each."""
         ids: dict[uuid.UUID, int] = {}
         rows: list[tuple[Any, ...]] = []
         for session, (game, state) in sessions.items():
-            number = self.known.id_of(session)
+            number = self.lookup.id_of(session)
             if number is None:
                 number = self._head.next_session
                 self._head = self._head._replace(next_session=number + 1)
             ids[session] = number
-            self.known.remember(session, number, game, state)
+            self.lookup.remember(session, number, game, state)
             row = (number, session.bytes, state.player, game, state.last_received_s, state.pack())
             rows.append((*row, check_of(*row)))
         self._db.executemany(_PUT_SESSION, rows)
         return ids
 
     def _event(self, reason: str, at_s: float, *, player: bytes | None = None) -> int:
-        """Something other than a frame that takes an arrival number."""
+        """Add an event, which uses an arrival number like a frame."""
         number = self._head.next_arrival
         row = (number, reason, at_s, player)
         self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", (*row, check_of(*row)))
@@ -501,10 +584,12 @@ class LocalStore:
         self._db.execute(_PUT_QUARANTINED, (*columns, quarantine_check(columns, raw), raw))
 
     def _bound_quarantine(self, added_bytes: int) -> int:
-        """Let go of the oldest refused bytes beyond the limit, since bad clients must not fill a disk; what is left."""
+        """Drop the oldest bytes beyond the limit, so that bad clients cannot fill the disk."""
         total = self._quarantine_bytes + added_bytes
         while total > QUARANTINE_BYTES:
-            row = self._db.execute("SELECT * FROM quarantine WHERE raw <> x'' ORDER BY id LIMIT 1").fetchone()
+            row = self._db.execute(
+                "SELECT * FROM quarantine WHERE raw <> x'' ORDER BY id LIMIT 1"
+            ).fetchone()
             if row is None:
                 return 0
             *columns, _, raw = row
@@ -521,32 +606,34 @@ class LocalStore:
         rows = [(digest, check_of(digest)) for digest in digests]
         self._db.executemany("INSERT OR IGNORE INTO forgotten_sessions VALUES (?, ?)", rows)
 
-    # --- taking away ------------------------------------------------------------------------------------------------
+    # --- erasing ----------------------------------------------------------------------------------
 
-    def _take_out(self, row: FrameRow, fate: int, *, event: int = 0) -> None:
-        """A frame's bytes go; what stays is a trace of it, or of a forgotten one only its place."""
+    def _remove_bytes(self, row: FrameRow, fate: int, *, event: int = 0) -> None:
+        """Delete a frame's bytes; keep its record, or only the arrival number if forgotten."""
         self._db.execute("DELETE FROM bodies WHERE arrival = ?", (row.arrival,))
-        trace = row.changed(gone=row.arrival, fate=fate, event=event)
+        removed = row.changed(gone=row.arrival, fate=fate, event=event)
         if fate == FORGOTTEN:
             now_s = int(self._clock.now())
-            trace = trace.changed(session=None, chunk_no=None, received=now_s, schema=0)
-            trace = trace.changed(first_step=-1, n_steps=0, body_crc=0, body_len=0)
-        self._db.execute(_PUT_FRAME, trace)
+            removed = removed.changed(session=None, chunk_no=None, received=now_s, schema=0)
+            removed = removed.changed(first_step=-1, n_steps=0, body_crc=0, body_len=0)
+        self._db.execute(_PUT_FRAME, removed)
 
     def _erase_frames(self, query: str, values: tuple[Any, ...], fate: int, doing: str) -> int:
-        """Take out every frame that a query finds, some at a time; how many chunks could be read until now."""
+        """Remove the bytes of a query's frames in slices; return how many chunks were readable."""
         total = 0
-        while found := self._database.rows(query, (*values, _SLICE_ROWS)):
-            rows = [FrameRow(*row) for row in found]
+        while page := self._database.rows(query, (*values, _SLICE_ROWS)):
+            rows = [FrameRow(*row) for row in page]
             sizes = list(accumulate(row.body_len for row in rows))
-            rows = [row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES] or rows[:1]
+            rows = [
+                row for row, size in zip(rows, sizes, strict=True) if size <= _SLICE_BYTES
+            ] or rows[:1]
 
-            def take_out(rows: list[FrameRow] = rows) -> int:
+            def remove_bytes(rows: list[FrameRow] = rows) -> int:
                 for row in rows:
-                    self._take_out(row, fate)
+                    self._remove_bytes(row, fate)
                 return sum(row.body_len for row in rows)
 
-            self._erasing(doing, take_out)
+            self._erasing(doing, remove_bytes)
             total += sum(row.kind == FrameKind.DATA and row.fate == STORED for row in rows)
         return total
 
@@ -554,22 +641,22 @@ class LocalStore:
         pending = self._database.rows("SELECT * FROM erasures")
         total = sum(self._erase_player(*checked("erasures", row)) for row in pending)
         if pending or self.is_erasing:
-            # An erasure is done when no old page is left in the write-ahead log either.
+            # An erasure is complete only when no old page is left in the write-ahead log.
             self.is_erasing = not self._database.truncate_log()
             self._database.keep_reserve()
         return total
 
     def _erase_player(self, arrival: int, player: bytes, sessions_below: int) -> int:
-        """Take out all that a player left until they were forgotten; how many chunks went."""
+        """Erase a player's data up to the time of forgetting; return the number of chunks."""
         doing = "forgetting a player"
-        mine = "SELECT id FROM sessions WHERE player = ? AND id < ?"
-        frames = f"SELECT {COLUMNS} FROM frames f WHERE session IN ({mine}) LIMIT ?"
+        player_sessions = "SELECT id FROM sessions WHERE player = ? AND id < ?"
+        frames = f"SELECT {COLUMNS} FROM frames f WHERE session IN ({player_sessions}) LIMIT ?"
         total = self._erase_frames(frames, (player, sessions_below), FORGOTTEN, doing)
         ((at_s,),) = self._database.rows("SELECT at FROM events WHERE arrival = ?", (arrival,))
-        # Frames with a damaged header name no player, but carry the pseudonym somewhere.
+        # Frames with a damaged header have no player, but may contain the pseudonym anywhere.
         refused = (
-            "SELECT id FROM quarantine WHERE received <= ?1 AND (player = ?2 OR instr(raw, ?2) > 0 OR session IN "
-            "(SELECT session FROM sessions WHERE player = ?2 AND id < ?3)) LIMIT ?4"
+            "SELECT id FROM quarantine WHERE received <= ?1 AND (player = ?2 OR instr(raw, ?2) > 0 "
+            "OR session IN (SELECT session FROM sessions WHERE player = ?2 AND id < ?3)) LIMIT ?4"
         )
         while ids := self._database.rows(refused, (at_s, player, sessions_below, _SLICE_REFUSED)):
 
@@ -583,7 +670,9 @@ class LocalStore:
 
             def unname(rows: list[tuple[Any, ...]] = rows) -> int:
                 self._forget_sessions(session for _, session in rows)
-                self._db.executemany("DELETE FROM sessions WHERE id = ?", [(number,) for number, _ in rows])
+                self._db.executemany(
+                    "DELETE FROM sessions WHERE id = ?", [(number,) for number, _ in rows]
+                )
                 return 0
 
             self._erasing(doing, unname)
@@ -593,17 +682,17 @@ class LocalStore:
             return 0
 
         self._erasing(doing, finish)
-        self.known.clear()
+        self.lookup.clear()
         self._quarantine_bytes = self._count_quarantine()
         return total
 
     def _prune(self, before_s: float) -> None:
-        """Delete the oldest traces of frames whose sessions can no longer come back."""
-        kept = (
+        """Delete the records of removed frames that are too old to be sent again, oldest first."""
+        oldest_query = (
             "SELECT arrival, received FROM frames WHERE (fate = ? AND kind = ?) OR received >= ? "
             "ORDER BY arrival LIMIT 1"
         )
-        rows = self._database.rows(kept, (STORED, int(FrameKind.DATA), int(before_s)))
+        rows = self._database.rows(oldest_query, (STORED, int(FrameKind.DATA), int(before_s)))
         below = rows[0][0] if rows else self._head.next_arrival
         before_s = min(before_s, rows[0][1]) if rows else before_s
         if below <= self._head.pruned_below:
@@ -615,17 +704,21 @@ class LocalStore:
             ("sessions", "id", f"last_received < ? AND {unused}", int(before_s)),
             ("quarantine", "id", "received < ? AND raw = x''", before_s),
         ):
-            query = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT ?)"
-            gone = True
-            while gone:
+            query = (
+                f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE "
+                f"{condition} LIMIT ?)"
+            )
+            has_more = True
+            while has_more:
                 with self._state:
                     self._check_open()
                     with self._changing("pruning"):
-                        # In the first of these transactions already, so that a crash leaves no number unexplained.
+                        # Already in the first transaction, so that a crash leaves no gap
+                        # unexplained.
                         self._save_head(pruned_below=below, pruned_before_s=int(before_s))
-                        gone = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
+                        has_more = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
                     self._database.wrote(0)
-        self.known.clear()
+        self.lookup.clear()
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -637,18 +730,18 @@ class LocalStore:
 
     @contextmanager
     def _changing(self, doing: str) -> Iterator[None]:
-        """A durable transaction; where it fails, what is at hand is as it was before."""
+        """A durable transaction; if it fails, the state in memory is restored."""
         head = self._head
         try:
-            with self._database.changing(doing):
+            with self._database.transaction(doing):
                 yield
         except BaseException:
             self._head = head
-            self.known.clear()
+            self.lookup.clear()
             raise
 
     def _erasing(self, doing: str, change: Callable[[], int]) -> None:
-        """A bounded transaction of an erasure, which may use the reserve; `change` tells how many bytes it wrote."""
+        """Run a transaction that may use the reserve; `change` returns the bytes written."""
         with self._state:
             self._check_open()
             try:
@@ -668,14 +761,15 @@ def _marks(count: int) -> str:
 
 _ADD_FRAME = f"INSERT INTO frames VALUES ({_marks(len(FrameRow._fields))})"
 _PUT_FRAME = f"REPLACE INTO frames VALUES ({_marks(len(FrameRow._fields))})"
-_PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(Head._fields) + 2)})"
+_PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(StoreCounters._fields) + 2)})"
 _PUT_QUARANTINED = f"REPLACE INTO quarantine VALUES ({_marks(13)})"
 _PUT_SESSION = (
-    f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET game = excluded.game, "
-    "last_received = excluded.last_received, state = excluded.state, crc = excluded.crc"
+    f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET "
+    "game = excluded.game, last_received = excluded.last_received, state = excluded.state, "
+    "crc = excluded.crc"
 )
 
 
 def _batch_bytes(batch: WriteBatch) -> int:
-    refused = sum(len(one.raw) for one in (*batch.refused, *batch.parked))
+    refused = sum(len(frame.raw) for frame in (*batch.refused, *batch.parked))
     return refused + sum(candidate.frame.size_bytes for candidate in batch.candidates)

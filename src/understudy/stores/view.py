@@ -1,8 +1,8 @@
 """Reading the embedded store.
 
-`StoreView` looks at it from any process, while its writer writes, forgets or dies; a transaction of it lasts one page,
-since an older one would keep SQLite's write-ahead log from being reused. `Known` is what the writer asks before a
-commit.
+`StoreView` reads it from any process, while its writer writes, forgets or dies. A read transaction
+covers only one page, since a longer one would prevent the reuse of SQLite's write-ahead log.
+`LocalLookup` is for the writer, before a commit.
 """
 
 import sqlite3
@@ -16,20 +16,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from understudy.core.chunk import chunk_of
 from understudy.core.errors import ConfigError, Corrupt, Refused
-from understudy.core.frame import FrameKind, decode_frame
-from understudy.core.game import GameSpec, spec_from_json
 from understudy.core.names import session_time_s
-from understudy.core.ports import Cursor, Forgotten, Gone, Quarantined, SessionFilter, SessionInfo, Stored, Tail
-from understudy.core.session import SessionState, tombstone_of, unpack_state
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.game import GameSpec, spec_from_json
+from understudy.experience.session import SessionState, tombstone_of, unpack_state
+from understudy.ports import (
+    Cursor,
+    Forgotten,
+    Gone,
+    Quarantined,
+    SessionFilter,
+    SessionInfo,
+    Stored,
+    Tail,
+)
 from understudy.stores.database import check_of, checked, disk, open_reader
 
 STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)
 """A frame's fate."""
 
 _READ_BYTES = 32 * 1024 * 1024
-"""A read of a tail or a table ends behind the row that reaches this size."""
+"""A read of a tail or a table ends with the row that reaches this size."""
 
 _POLL_S = 0.003
 _ROWS = 1000
@@ -37,7 +46,7 @@ _RECENT = 4_096
 _GONE: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINED: "quarantined"}
 
 
-class Head(NamedTuple):
+class StoreCounters(NamedTuple):
     """The counters of a store."""
 
     store: bytes
@@ -45,21 +54,21 @@ class Head(NamedTuple):
     next_quarantine: int
     next_session: int
     pruned_below: int
-    """Arrival numbers below this are known no more."""
+    """Arrival numbers below this are pruned."""
     pruned_before_s: int
-    """Sessions that began before this may be known no more."""
+    """Sessions that began before this may be pruned."""
 
 
-def read_head(db: sqlite3.Connection) -> Head:
-    """Where the store stands."""
+def read_head(db: sqlite3.Connection) -> StoreCounters:
+    """The store's current counters."""
     row = db.execute("SELECT * FROM head").fetchone()
     if row is None:
         raise Corrupt("the store has no counters; restore it from a backup")
-    return Head(*checked("head", row)[1:])
+    return StoreCounters(*checked("head", row)[1:])
 
 
 class FrameRow(NamedTuple):
-    """What the store knows of one frame besides its bytes."""
+    """The store's record of one frame, without its bytes."""
 
     arrival: int
     session: int | None
@@ -81,7 +90,7 @@ class FrameRow(NamedTuple):
         return check_of(*self[:-1]) == self.crc
 
     def changed(self, **fields: Any) -> "FrameRow":
-        """The row with other values and the checksum they need."""
+        """The row with other values and their checksum."""
         row = self._replace(**fields)
         return row._replace(crc=check_of(*row[:-1]))
 
@@ -90,8 +99,8 @@ COLUMNS = ", ".join(f"f.{name}" for name in FrameRow._fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What a store holds, by its own tables."""
+class StoreCounts:
+    """The contents of a store, counted from its tables."""
 
     chunks: int
     steps_by_game: dict[str, int]
@@ -100,12 +109,12 @@ class Counts:
     """By reason."""
     parked: int
     free_bytes: int
-    """Room inside the database that new frames use first."""
+    """Free space in the database, which new frames use first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRow:
-    """A stored chunk, for those who want to read chunks in another order than that of arrival."""
+    """A stored chunk, for reading chunks in another order than that of arrival."""
 
     session: bytes
     chunk_no: int
@@ -116,7 +125,7 @@ class ChunkRow:
 
 
 class StoreView:
-    """Tails a store in the order of arrival: every number once, as stored or as forgotten."""
+    """Tails a store in order of arrival: every number once, as stored or as forgotten."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,8 +133,8 @@ class StoreView:
         self._lock = threading.RLock()
 
     @contextmanager
-    def looking(self) -> Iterator[sqlite3.Connection]:
-        """One consistent look; keep it short."""
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """A consistent read transaction; keep it short."""
         with self._lock, disk(f"reading the store in {self.folder}"):
             self._db.execute("BEGIN")
             try:
@@ -135,26 +144,26 @@ class StoreView:
 
     @property
     def next_arrival(self) -> int:
-        """The number that the next frame gets."""
-        with self.looking() as db:
+        """The arrival number of the next frame."""
+        with self.snapshot() as db:
             return read_head(db).next_arrival
 
     @property
     def identity(self) -> uuid.UUID:
         """The store's own id."""
-        with self.looking() as db:
+        with self.snapshot() as db:
             return uuid.UUID(bytes=read_head(db).store)
 
     def damage(self) -> str:
-        """What SQLite's quick check finds, or nothing; one long transaction."""
-        with self.looking() as db:
-            found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
-        return "" if found == ["ok"] else "; ".join(found)
+        """The problems that SQLite's quick check finds, or ""; reads in one long transaction."""
+        with self.snapshot() as db:
+            problems = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
+        return "" if problems == ["ok"] else "; ".join(problems)
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
-        """The next items behind a cursor; empty when nothing came within `wait_s`."""
+        """The next items after a cursor; empty when none arrive within `wait_s`."""
         if cursor is not None and not cursor.isdigit():
-            raise ConfigError(f"{cursor!r} is no cursor of a local store")
+            raise ConfigError(f"{cursor!r} is not a cursor of a local store; expected a number")
         first = 1 if cursor is None else int(cursor) + 1
         deadline = time.monotonic() + wait_s
         while True:
@@ -169,54 +178,64 @@ class StoreView:
             time.sleep(_POLL_S)
 
     def _page(self, first: int, max_items: int) -> "_Page | None":
-        """What there is to know of the numbers from `first` on; None when none was given yet."""
-        with self.looking() as db:
+        """The page of numbers from `first` on; None when they are not assigned yet."""
+        with self.snapshot() as db:
             head = read_head(db)
             if first > head.next_arrival:
                 raise Corrupt(
                     f"cursor {first - 1} is ahead of the store in {self.folder}, which ends at "
-                    f"{head.next_arrival - 1}: the store was cut back or replaced; restore it, or read from the start"
+                    f"{head.next_arrival - 1}: the store was truncated or replaced; restore it, or "
+                    "read from the start"
                 )
             if first == head.next_arrival:
                 return None
             query = (
-                f"SELECT {COLUMNS}, b.raw FROM frames f LEFT JOIN bodies b USING (arrival) WHERE f.arrival >= ? "
-                "ORDER BY f.arrival LIMIT ?"
+                f"SELECT {COLUMNS}, b.raw FROM frames f LEFT JOIN bodies b USING (arrival) "
+                "WHERE f.arrival >= ? ORDER BY f.arrival LIMIT ?"
             )
             rows: list[tuple[Any, ...]] = []
             size = 0
-            found = db.execute(query, (first, max_items))
-            while size < _READ_BYTES and (row := found.fetchone()) is not None:
+            selected = db.execute(query, (first, max_items))
+            while size < _READ_BYTES and (row := selected.fetchone()) is not None:
                 rows.append(row)
                 size += len(row[-1] or b"")
-            found.close()
+            selected.close()
             is_last = len(rows) < max_items and size < _READ_BYTES
             last = head.next_arrival - 1 if is_last else rows[-1][0]
             return _Page(db, first, min(last, first + max_items - 1), head, rows)
 
-    def behind(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
-        """A cursor behind which all of these chunks lie, of those that are here."""
+    def cursor_before(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
+        """A cursor before all of these chunks that are stored."""
         query = (
-            "SELECT arrival FROM frames WHERE session = (SELECT id FROM sessions WHERE session = ?) AND chunk_no = ? "
-            "AND gone = 0"
+            "SELECT arrival FROM frames WHERE session = (SELECT id FROM sessions WHERE session = "
+            "?) AND chunk_no = ? AND gone = 0"
         )
-        with self.looking() as db:
+        with self.snapshot() as db:
             first = read_head(db).next_arrival
             for session, chunk_no in chunks:
                 if (row := db.execute(query, (session.bytes, chunk_no)).fetchone()) is not None:
                     first = min(first, row[0])
         return Cursor(str(first - 1))
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        """Sessions that match, each once, in the order in which they began to arrive."""
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        """Matching sessions, each once, in the order of their first arrival."""
         query = (
-            "SELECT id, session, player, game, last_received, state, crc FROM sessions WHERE id > ? "
-            "AND (? IS NULL OR game = ?) AND (? IS NULL OR player = ?) AND last_received >= ? ORDER BY id LIMIT ?"
+            "SELECT id, session, player, game, last_received, state, crc FROM sessions "
+            "WHERE id > ? AND (? IS NULL OR game = ?) AND (? IS NULL OR player = ?) "
+            "AND last_received >= ? ORDER BY id LIMIT ?"
         )
         after = 0
         while True:
-            values = (after, wanted.game, wanted.game, wanted.player, wanted.player, int(wanted.since_s), _ROWS)
-            with self.looking() as db:
+            values = (
+                after,
+                session_filter.game,
+                session_filter.game,
+                session_filter.player,
+                session_filter.player,
+                int(session_filter.since_s),
+                _ROWS,
+            )
+            with self.snapshot() as db:
                 rows = db.execute(query, values).fetchall()
                 erased = {player for (player,) in db.execute("SELECT player FROM erasures")}
             if not rows:
@@ -229,43 +248,63 @@ class StoreView:
                     yield info_of(uuid.UUID(bytes=session), game, unpack_state(state))
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> list[Quarantined]:
-        """Frames in quarantine, oldest first, without those that were stored by replay or expired."""
+        """Quarantined frames, oldest first, without replayed and expired ones."""
         query = (
-            "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw FROM quarantine "
-            "WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?"
+            "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw "
+            "FROM quarantine WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?"
         )
-        found: list[Quarantined] = []
+        frames: list[Quarantined] = []
         size = 0
-        with self.looking() as db:
-            for number, reason, detail, parked, received_s, game, raw_session, chunk_no, crc, raw in db.execute(
-                query, (after_id, limit)
-            ):
+        with self.snapshot() as db:
+            for (
+                number,
+                reason,
+                detail,
+                parked,
+                received_s,
+                game,
+                raw_session,
+                chunk_no,
+                crc,
+                raw,
+            ) in db.execute(query, (after_id, limit)):
                 session = uuid.UUID(bytes=raw_session) if any(raw_session) else None
-                found.append(
+                frames.append(
                     Quarantined(
-                        id=number, reason=reason, detail=detail, parked=bool(parked), received_s=received_s,
-                        game=game, session=session, chunk_no=None if session is None else chunk_no, crc=crc, raw=raw,
+                        id=number,
+                        reason=reason,
+                        detail=detail,
+                        parked=bool(parked),
+                        received_s=received_s,
+                        game=game,
+                        session=session,
+                        chunk_no=None if session is None else chunk_no,
+                        crc=crc,
+                        raw=raw,
                     )
-                )  # fmt: skip
+                )
                 size += len(raw)
                 if size >= _READ_BYTES:
                     break
-        return found
+        return frames
 
-    def counts(self) -> Counts:
-        """What the store holds, by its own tables."""
+    def counts(self) -> StoreCounts:
+        """The contents of the store, counted from its tables."""
         by_game = (
-            "SELECT s.game, count(*), sum(f.n_steps) FROM frames f JOIN schemas s ON s.id = f.schema "
-            "WHERE f.kind = 0 AND f.fate = 0 GROUP BY s.game"
+            "SELECT s.game, count(*), sum(f.n_steps) FROM frames f "
+            "JOIN schemas s ON s.id = f.schema WHERE f.kind = 0 AND f.fate = 0 GROUP BY s.game"
         )
-        by_reason = "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY reason, parked"
-        with self.looking() as db:
+        by_reason = (
+            "SELECT reason, parked, count(*) FROM quarantine WHERE replayed = 0 GROUP BY "
+            "reason, parked"
+        )
+        with self.snapshot() as db:
             games = db.execute(by_game).fetchall()
             refused = db.execute(by_reason).fetchall()
             (sessions,) = db.execute("SELECT count(*) FROM sessions").fetchone()
             (free,) = db.execute("PRAGMA freelist_count").fetchone()
             (page_size,) = db.execute("PRAGMA page_size").fetchone()
-        return Counts(
+        return StoreCounts(
             chunks=sum(chunks for _, chunks, _ in games),
             steps_by_game={game: steps for game, _, steps in games},
             sessions=sessions,
@@ -275,30 +314,35 @@ class StoreView:
         )
 
     def chunks(self, *, game: str | None, player: bytes | None, since_s: float) -> list[ChunkRow]:
-        """Every stored chunk that matches, in the order of arrival."""
+        """Matching stored chunks, in order of arrival."""
         query = (
             "SELECT f.arrival, s.session, f.chunk_no, f.n_steps, c.game, c.schema FROM frames f "
-            "JOIN sessions s ON s.id = f.session JOIN schemas c ON c.id = f.schema WHERE f.arrival > ? AND f.kind = 0 "
-            "AND f.fate = 0 AND (? IS NULL OR c.game = ?) AND (? IS NULL OR s.player = ?) AND f.received >= ? "
-            "ORDER BY f.arrival LIMIT ?"
+            "JOIN sessions s ON s.id = f.session JOIN schemas c ON c.id = f.schema "
+            "WHERE f.arrival > ? AND f.kind = 0 AND f.fate = 0 AND (? IS NULL OR c.game = ?) "
+            "AND (? IS NULL OR s.player = ?) AND f.received >= ? ORDER BY f.arrival LIMIT ?"
         )
-        found: list[ChunkRow] = []
+        chunks: list[ChunkRow] = []
         after = 0
         while True:
-            with self.looking() as db:
-                rows = db.execute(query, (after, game, game, player, player, int(since_s), 10 * _ROWS)).fetchall()
+            with self.snapshot() as db:
+                rows = db.execute(
+                    query, (after, game, game, player, player, int(since_s), 10 * _ROWS)
+                ).fetchall()
             if not rows:
-                return found
+                return chunks
             after = rows[-1][0]
-            found += [
+            chunks += [
                 ChunkRow(session, chunk_no, arrival, n_steps, of_game, schema)
                 for arrival, session, chunk_no, n_steps, of_game, schema in rows
             ]
 
     def specs(self, game: str | None = None) -> list[GameSpec]:
-        """The specs of stored schemas, of one game or of all, the newest first."""
-        query = "SELECT id, game, schema, spec, crc FROM schemas WHERE ? IS NULL OR game = ? ORDER BY id DESC"
-        with self.looking() as db:
+        """The specs of stored schemas, of one game or of all, newest first."""
+        query = (
+            "SELECT id, game, schema, spec, crc FROM schemas WHERE ? IS NULL OR game = ? ORDER "
+            "BY id DESC"
+        )
+        with self.snapshot() as db:
             rows = [checked("schemas", row) for row in db.execute(query, (game, game))]
         return [spec_from_json(spec) for *_, spec in rows if spec is not None]
 
@@ -307,12 +351,12 @@ class StoreView:
         while True:
             page: list[tuple[Any, ...]] = []
             size = 0
-            with self.looking() as db:
-                found = db.execute(query, (start, _ROWS))
-                while size < _READ_BYTES and (row := found.fetchone()) is not None:
+            with self.snapshot() as db:
+                selected = db.execute(query, (start, _ROWS))
+                while size < _READ_BYTES and (row := selected.fetchone()) is not None:
                     page.append(row)
                     size += len(row[-1]) if isinstance(row[-1], bytes) else 0
-                found.close()
+                selected.close()
             if not page:
                 return
             yield from page
@@ -330,26 +374,35 @@ class StoreView:
 
 
 class _Page:
-    """Numbers `first..last` of a store: frames, events among them, names of gone ones, players being erased."""
+    """Arrival numbers `first..last` of a store: frames, events, and players being erased."""
 
     def __init__(
-        self, db: sqlite3.Connection, first: int, last: int, head: Head, rows: Sequence[tuple[Any, ...]]
+        self,
+        db: sqlite3.Connection,
+        first: int,
+        last: int,
+        head: StoreCounters,
+        rows: Sequence[tuple[Any, ...]],
     ) -> None:
         self._first = first
         self._last = last
         self._pruned_below = head.pruned_below
         self._rows = {row[0]: row for row in rows}
         self._events = _events(db, first, last)
-        self._erasures = dict(db.execute("SELECT player, max(arrival) FROM erasures GROUP BY player").fetchall())
-        gone = sorted({row[1] for row in rows if row[3] and row[1] is not None})
+        self._erasures = dict(
+            db.execute("SELECT player, max(arrival) FROM erasures GROUP BY player").fetchall()
+        )
+        forgotten_sessions = sorted({row[1] for row in rows if row[3] and row[1] is not None})
         self._sessions: dict[int, tuple[bytes, bytes]] = {}
-        for session in gone:
-            found = db.execute("SELECT session, player FROM sessions WHERE id = ?", (session,)).fetchone()
-            if found is not None:
-                self._sessions[session] = found
+        for session in forgotten_sessions:
+            row = db.execute(
+                "SELECT session, player FROM sessions WHERE id = ?", (session,)
+            ).fetchone()
+            if row is not None:
+                self._sessions[session] = row
 
     def items(self) -> list[Stored | Forgotten]:
-        """Every number once; those that should be there and are not show as damaged."""
+        """Every number once; missing ones are reported as damaged."""
         items: list[Stored | Forgotten] = []
         first = self._first
         if first < self._pruned_below:
@@ -386,50 +439,58 @@ class _Page:
 
 def _events(db: sqlite3.Connection, first: int, last: int) -> dict[int, Forgotten]:
     query = "SELECT arrival, reason, at, player, crc FROM events WHERE arrival BETWEEN ? AND ?"
-    found: dict[int, Forgotten] = {}
+    events: dict[int, Forgotten] = {}
     for row in db.execute(query, (first, last)).fetchall():
         number, reason, at_s, player = checked("events", row)
         chunks = db.execute(
-            "SELECT s.session, f.chunk_no FROM frames f JOIN sessions s ON s.id = f.session WHERE f.event = ? "
-            "ORDER BY f.arrival",
+            "SELECT s.session, f.chunk_no FROM frames f JOIN sessions s ON s.id = f.session "
+            "WHERE f.event = ? ORDER BY f.arrival",
             (number,),
         ).fetchall()
         keys = tuple((uuid.UUID(bytes=session), chunk_no) for session, chunk_no in chunks)
-        found[number] = Forgotten(number, number, reason, player, keys, at_s)
-    return found
+        events[number] = Forgotten(number, number, reason, player, keys, at_s)
+    return events
 
 
-class Known:
-    """What the store knows before a commit; of sessions it keeps the last 4,096 at hand."""
+class LocalLookup:
+    """What the store knows before a commit; caches the last 4,096 sessions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._recent: OrderedDict[uuid.UUID, tuple[int, str, SessionState]] = OrderedDict()
-        rows = (checked("events", row) for row in db.execute("SELECT * FROM events WHERE player IS NOT NULL"))
+        rows = (
+            checked("events", row)
+            for row in db.execute("SELECT * FROM events WHERE player IS NOT NULL")
+        )
         self._tombstones: dict[bytes, float] = {}
         for _, _, at_s, player in rows:
             self.forget(player, at_s)
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
         """A session's game and state."""
-        found = self._session(session)
-        return None if found is None else found[1:]
+        row = self._session(session)
+        return None if row is None else row[1:]
 
     def id_of(self, session: uuid.UUID) -> int | None:
-        """The number under which frames refer to a session."""
-        found = self._session(session)
-        return None if found is None else found[0]
+        """The id of a session in the table of frames."""
+        row = self._session(session)
+        return None if row is None else row[0]
 
     def _session(self, session: uuid.UUID) -> tuple[int, str, SessionState] | None:
-        if (found := self._recent.get(session)) is not None:
+        if (recent := self._recent.get(session)) is not None:
             self._recent.move_to_end(session)
-            return found
-        row = self._db.execute("SELECT * FROM sessions WHERE session = ?", (session.bytes,)).fetchone()
+            return recent
+        row = self._db.execute(
+            "SELECT * FROM sessions WHERE session = ?", (session.bytes,)
+        ).fetchone()
         if row is not None:
             number, _, player, game, _, raw = checked("sessions", row)
             state = unpack_state(raw)
             erasing = "SELECT 1 FROM erasures WHERE player = ? AND sessions_below > ?"
-            if tombstone_of(player) in self._tombstones and self._db.execute(erasing, (player, number)).fetchone():
+            if (
+                tombstone_of(player) in self._tombstones
+                and self._db.execute(erasing, (player, number)).fetchone()
+            ):
                 state = SessionState(player=player, forgotten=True)
             self.remember(session, number, game, state)
             return number, game, state
@@ -439,67 +500,72 @@ class Known:
                 return 0, "", SessionState(player=bytes(16), forgotten=True)
         return None
 
-    def must_know(self, session: uuid.UUID) -> tuple[str, SessionState]:
-        """The same of a session that has stored frames."""
-        if (found := self.state_of(session)) is None:
-            raise Corrupt(f"session {session} has frames and is not in the store; restore it from a backup")
-        return found
+    def require_state(self, session: uuid.UUID) -> tuple[str, SessionState]:
+        """Game and state of a session that has stored frames; Corrupt when it is missing."""
+        if (game_and_state := self.state_of(session)) is None:
+            raise Corrupt(
+                f"session {session} has frames but is not in the store; restore it from a backup"
+            )
+        return game_and_state
 
     def remember(self, session: uuid.UUID, number: int, game: str, state: SessionState) -> None:
-        """A session as it is now."""
+        """Cache the current state of a session."""
         self._recent[session] = (number, game, state)
         self._recent.move_to_end(session)
         if len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
 
     def clear(self) -> None:
-        """Ask the database again: what is at hand may be of a transaction that failed, or erased."""
+        """Clear the cache, which may hold erased data or that of a failed transaction."""
         self._recent.clear()
 
     def frame(self, session: uuid.UUID, chunk_no: int) -> FrameRow | None:
-        """The frame stored or recorded under a number: the one that can be read, if any."""
+        """The record of a chunk number, that of the readable frame if there is one."""
         if not (number := self.id_of(session)):
             return None
-        query = f"SELECT {COLUMNS} FROM frames f WHERE session = ? AND chunk_no = ? ORDER BY gone LIMIT 1"
+        query = (
+            f"SELECT {COLUMNS} FROM frames f WHERE session = ? AND chunk_no = ? ORDER BY gone "
+            "LIMIT 1"
+        )
         row = self._db.execute(query, (number, chunk_no)).fetchone()
         return None if row is None else FrameRow(*row)
 
     def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
-        """Checksum and length of the body stored or recorded under a number."""
+        """Checksum and length of the body of a chunk number."""
         row = self.frame(session, chunk_no)
         return None if row is None else (row.body_crc, row.body_len)
 
     def is_stored(self, session: uuid.UUID, chunk_no: int) -> bool:
-        """Whether a frame can be read under a number."""
+        """Whether a chunk number has a readable frame."""
         row = self.frame(session, chunk_no)
         return row is not None and row.gone == 0
 
     def quarantined_crcs(self, session: bytes, chunk_no: int) -> list[int]:
-        """Checksums of quarantined frames under a number."""
+        """Checksums of the quarantined frames of a chunk number."""
         query = "SELECT body_crc FROM quarantine WHERE session = ? AND chunk_no = ?"
         return [row[0] for row in self._db.execute(query, (session, chunk_no))]
 
     def waiting(self, quarantine_id: int) -> tuple[str, bytes] | None:
-        """Reason and bytes of a frame in quarantine that has not been stored since."""
+        """Reason and bytes of a quarantined frame that has not been replayed."""
         query = "SELECT reason, raw FROM quarantine WHERE id = ? AND replayed = 0"
-        found: tuple[str, bytes] | None = self._db.execute(query, (quarantine_id,)).fetchone()
-        return found
+        row: tuple[str, bytes] | None = self._db.execute(query, (quarantine_id,)).fetchone()
+        return row
 
     def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
-        """Whether a player was erased after this session began, or after the frame came."""
+        """Whether a player was erased after this session began or the frame arrived."""
         if not self._tombstones:
             return False
         at_s = self._tombstones.get(tombstone_of(player))
         return at_s is not None and (session_time_s(session) <= at_s or received_s < int(at_s))
 
     def forget(self, tombstone: bytes, at_s: float) -> None:
-        """A player was erased."""
+        """Add an erased player, whose older frames are rejected from now on."""
         self._tombstones[tombstone] = max(at_s, self._tombstones.get(tombstone, 0.0))
         self._recent.clear()
 
 
 def info_of(session: uuid.UUID, game: str, state: SessionState) -> SessionInfo:
-    """A session as the port shows it."""
+    """A session as the port's SessionInfo."""
     return SessionInfo(
         session=session,
         game=game,

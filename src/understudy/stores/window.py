@@ -1,7 +1,7 @@
-"""A window: a local copy of a store elsewhere, filled by following its tail: learners sample from their own disk.
+"""A window: a local copy of a remote store that follows its tail, so learners read a local disk.
 
-Each page of the tail is written in one commit whose position is the cursor behind it: after kill -9 the copy goes on
-exactly where it was. What the remote store takes away is taken away here too.
+The commit of each page of the tail stores the cursor after it, so after kill -9 the copy resumes
+exactly there. Chunks that the remote store removes are removed here too.
 """
 
 import uuid
@@ -12,11 +12,11 @@ from threading import Event
 
 import structlog
 
-from understudy.core.chunk import ChunkMeta
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFull, Unreachable
-from understudy.core.frame import Frame, FrameKind
-from understudy.core.ports import (
+from understudy.experience.chunk import ChunkMeta
+from understudy.experience.frame import Frame, FrameKind
+from understudy.ports import (
     Candidate,
     Cursor,
     ExperienceStore,
@@ -35,15 +35,15 @@ _log = structlog.get_logger("understudy.window")
 _PARTITION = "remote"
 PAGE = 512
 _MOST_GONE = 65_536
-"""Sessions whose gone numbers are remembered; they matter only where more than 1,024 are missing in a row."""
-_TROUBLE_S = 1.0
+"""Sessions whose removed numbers are remembered; needed only for more than 1,024 in a row."""
+_RETRY_PAUSE_S = 1.0
 _BOUND_EVERY_S = 10.0
 _NO_BODY = 0
-"""The checksum of no bytes."""
+"""The checksum of an empty body."""
 
 
 class Window:
-    """Follows a remote store into a folder, which anybody on this machine reads as a local store."""
+    """Follows a remote store into a folder, which processes here read as a local store."""
 
     def __init__(
         self,
@@ -54,18 +54,24 @@ class Window:
         keep_s: float | None = None,
         max_steps: int | None = None,
         max_bytes: int | None = None,
-        wanted: Callable[[ChunkMeta], bool] | None = None,
+        include: Callable[[ChunkMeta], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_s`, `max_steps`, `max_bytes`: how much is kept here, oldest out first; None: all the remote keeps.
+        """`keep_s`, `max_steps` and `max_bytes` limit the copy, oldest first; None: no limit.
 
-        `wanted`: which chunks to copy at all; always the same for one folder.
+        `include` selects the chunks to copy; it must stay the same for one folder.
         """
         for name, value in (("keep_s", keep_s), ("max_steps", max_steps), ("max_bytes", max_bytes)):
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} of a window is {value}; give a number above 0, or none")
-        self._remote, self._clock = remote, clock or SystemClock()
-        self._keep_s, self._max_steps, self._max_bytes, self._wanted = keep_s, max_steps, max_bytes, wanted
+                raise ConfigError(
+                    f"{name} of a window is {value}; use a number above 0, or omit it"
+                )
+        self._remote = remote
+        self._clock = clock or SystemClock()
+        self._keep_s = keep_s
+        self._max_steps = max_steps
+        self._max_bytes = max_bytes
+        self._include = include
         self.local = LocalStore(folder, specs=specs, clock=clock)
         try:
             self._partition = self._source()
@@ -78,64 +84,71 @@ class Window:
         self._next_bound_s = 0.0
         self._gone: OrderedDict[uuid.UUID, list[tuple[int, Gone]]] = OrderedDict()
         self.items = 0
-        """Items of the tail that were taken since this was opened."""
-        self.trouble = ""
-        """Why it does not get on just now, for people; empty while it does."""
+        """Items of the tail copied since this was opened."""
+        self.error = ""
+        """Why copying fails now; empty while it works."""
 
     def _source(self) -> str:
-        """The name under which the cursor is kept; ConfigError when this folder follows another store."""
+        """The partition of the cursor; ConfigError when the folder follows another store."""
         name = f"{_PARTITION}:{getattr(self._remote, 'identity', '')}"
-        if others := [one for one in self.local.positions() if one != name]:
+        others = [partition for partition in self.local.positions() if partition != name]
+        if others:
             raise ConfigError(
-                f"the window in {self.local.folder} follows another store ({others[0]}, not {name}); remove it, "
-                "which is only a copy, or give another one"
+                f"the window in {self.local.folder} follows another store ({others[0]}, not "
+                f"{name}); remove it, since it is only a copy, or use another folder"
             )
         return name
 
     def step(self, *, wait_s: float = 0.0) -> int:
-        """Take one page of the remote tail; how many items it had."""
+        """Copy one page of the remote tail; return its number of items."""
         page = self._remote.tail(self._cursor, max_items=PAGE, wait_s=wait_s)
         if page.items:
-            self._take(page.items, page.cursor)
+            self._write_page(page.items, page.cursor)
             self.items += len(page.items)
         self._cursor = page.cursor
         if self._clock.monotonic() >= self._next_bound_s:
             self._next_bound_s = self._clock.monotonic() + _BOUND_EVERY_S
-            self.bound()
+            self.enforce_limits()
         return len(page.items)
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until told to stop; waits while the remote store does not answer, or this disk is full."""
+        """Repeat `step` until `stop`; pauses while the remote is unreachable or the disk full."""
         while not stop.is_set():
             try:
                 self.step(wait_s=0.25)
-                self.trouble = ""
+                self.error = ""
             except (Unreachable, StorageFull) as error:
-                self.trouble = str(error)
-                _log.warning("window_waits", error=str(error), retry_in_s=_TROUBLE_S)
-                self._clock.wait(stop, _TROUBLE_S)
+                self.error = str(error)
+                _log.warning("window_waits", error=str(error), retry_in_s=_RETRY_PAUSE_S)
+                self._clock.wait(stop, _RETRY_PAUSE_S)
 
-    # --- one page -------------------------------------------------------------------------------------------------
+    # --- one page ---------------------------------------------------------------------------------
 
-    def _take(self, items: Sequence[Stored | Forgotten], cursor: Cursor) -> None:
-        """Write a page in the order it came. Only its last commit carries the cursor; all of it may be repeated."""
+    def _write_page(self, items: Sequence[Stored | Forgotten], cursor: Cursor) -> None:
+        """Write a page in order; only its last commit has the cursor, and all may be repeated."""
         candidates: list[Candidate] = []
         for item in items:
             if isinstance(item, Stored):
-                if self._wanted is not None and item.chunk is not None and not self._wanted(item.chunk.meta):
+                if (
+                    self._include is not None
+                    and item.chunk is not None
+                    and not self._include(item.chunk.meta)
+                ):
                     continue
-                if traces := self._traces(item.frame):
-                    self.local.write(WriteBatch(self._partition, self._epoch, None, refused=traces))
+                if placeholders := self._placeholders(item.frame):
+                    self.local.write(
+                        WriteBatch(self._partition, self._epoch, None, refused=placeholders)
+                    )
                 candidates.append(Candidate(item.frame, item.chunk))
             elif item.chunks and item.player is not None:
-                # Numbers that hold no bytes any more are remembered, in case their session goes on.
+                # Remember removed numbers, in case their session continues.
                 for session, number in item.chunks:
                     self._gone.setdefault(session, []).append((number, item.reason))
                     self._gone.move_to_end(session)
                 while len(self._gone) > _MOST_GONE:
                     self._gone.popitem(last=False)
             elif item.chunks:
-                # Withdrawn after they came: what is at hand is written first.
+                # Withdrawn after they arrived: write the collected candidates first.
                 self._write(candidates, None)
                 candidates = []
                 self.local.quarantine(item.chunks, reason=item.reason)
@@ -145,62 +158,76 @@ class Window:
                 self.local.forget_tombstone(item.player, at_s=item.at_s or None)
         self._write(candidates, Position(cursor))
 
-    def _traces(self, following: Frame) -> list[RefusedFrame]:
-        """What is gone of a frame's session, as frames without a body: it counts as seen, so that the frame fits."""
+    def _placeholders(self, following: Frame) -> list[RefusedFrame]:
+        """Bodiless frames for removed numbers of a session, so that the next frame fits."""
         now_s = self._clock.now()
-        traces: list[RefusedFrame] = []
+        placeholders: list[RefusedFrame] = []
         for number, reason in self._gone.pop(following.session, ()):
-            trace = Frame(
-                kind=FrameKind.DATA, session=following.session, chunk_no=number, body=b"", body_crc=_NO_BODY,
-                player=following.player, received_s=following.received_s,
-            )  # fmt: skip
-            traces.append(RefusedFrame(trace.encode(), reason, "gone elsewhere", now_s))
-        return traces
+            placeholder = Frame(
+                kind=FrameKind.DATA,
+                session=following.session,
+                chunk_no=number,
+                body=b"",
+                body_crc=_NO_BODY,
+                player=following.player,
+                received_s=following.received_s,
+            )
+            placeholders.append(
+                RefusedFrame(placeholder.encode(), reason, "removed by the remote store", now_s)
+            )
+        return placeholders
 
     def _write(self, candidates: list[Candidate], position: Position | None) -> None:
-        # Before the commit that carries the cursor: after a crash between the two the page is taken again.
-        self._bring_back(candidates)
+        # Before the commit with the cursor: after a crash between the two, the page is repeated.
+        self._replay_returned(candidates)
         if candidates or position:
             self.local.write(WriteBatch(self._partition, self._epoch, position, candidates))
 
-    def _bring_back(self, candidates: Sequence[Candidate]) -> None:
-        """Store what lies in quarantine here and was replayed there; what left by age stays away."""
-        known = self.local.known
-        wanted: dict[tuple[uuid.UUID, int], Candidate] = {}
+    def _replay_returned(self, candidates: Sequence[Candidate]) -> None:
+        """Replay chunks quarantined here that the remote replayed; expired ones stay removed."""
+        lookup = self.local.lookup
+        returned: dict[tuple[uuid.UUID, int], Candidate] = {}
         with disk("reading the window"):
             for candidate in candidates:
                 frame = candidate.frame
-                crcs = known.quarantined_crcs(frame.session.bytes, frame.chunk_no)
-                if frame.body_crc in crcs and not known.is_stored(frame.session, frame.chunk_no):
-                    wanted[frame.session, frame.chunk_no] = candidate
+                crcs = lookup.quarantined_crcs(frame.session.bytes, frame.chunk_no)
+                if frame.body_crc in crcs and not lookup.is_stored(frame.session, frame.chunk_no):
+                    returned[frame.session, frame.chunk_no] = candidate
         after = 0
-        while wanted and (page := self.local.quarantined(after_id=after)):
+        while returned and (page := self.local.quarantined(after_id=after)):
             after = page[-1].id
-            found = [
-                (one.id, wanted[one.session, one.chunk_no])
-                for one in page
-                if one.session is not None and one.chunk_no is not None and (one.session, one.chunk_no) in wanted
+            matches = [
+                (quarantined.id, returned[quarantined.session, quarantined.chunk_no])
+                for quarantined in page
+                if quarantined.session is not None
+                and quarantined.chunk_no is not None
+                and (quarantined.session, quarantined.chunk_no) in returned
             ]
-            self.local.replay([number for number, _ in found], [candidate for _, candidate in found])
+            self.local.replay(
+                [number for number, _ in matches], [candidate for _, candidate in matches]
+            )
 
-    # --- bounds ---------------------------------------------------------------------------------------------------
+    # --- bounds -----------------------------------------------------------------------------------
 
-    def bound(self) -> int:
-        """Drop what is too old or too much; how many chunks went."""
+    def enforce_limits(self) -> int:
+        """Drop chunks beyond the limits; return how many were dropped."""
         before_s = 0.0 if self._keep_s is None else self._clock.now() - self._keep_s
         if self._max_steps is not None or self._max_bytes is not None:
             before_s = max(before_s, self._surplus_before_s())
         return self.local.expire(before_s) if before_s > 0 else 0
 
     def _surplus_before_s(self) -> float:
-        """A time before which everything may go; 0 while there is not too much here. A tenth over is let pass."""
+        """The time before which chunks exceed the limits; 0 while at most a tenth over them."""
         seconds = self.local.sizes()
-        steps, size = sum(row[1] for row in seconds), sum(row[2] for row in seconds)
+        steps = sum(row[1] for row in seconds)
+        size = sum(row[2] for row in seconds)
         if steps <= 1.1 * (self._max_steps or steps) and size <= 1.1 * (self._max_bytes or size):
             return 0.0
-        steps = size = 0
+        steps = 0
+        size = 0
         for number, (received, n_steps, n_bytes) in enumerate(seconds):
-            steps, size = steps + n_steps, size + n_bytes
+            steps += n_steps
+            size += n_bytes
             if number and (steps > (self._max_steps or steps) or size > (self._max_bytes or size)):
                 return float(received) + 1.0
         return 0.0

@@ -3,9 +3,9 @@
     STREAM/<partition>/.lock            held while its process lives
     STREAM/<partition>/00000001.log     entries of core/log: append time (f64) and whole frames
 
-A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX stands behind a
-frame of the entry that starts at byte ENTRY; with INDEX -1 before the first, so that whoever waits at the end of a file
-reads no old entry again.
+A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX
+points just past frame INDEX of the entry that starts at byte ENTRY. INDEX -1 points before the
+first frame, so a reader that waits at the end of a file does not read an old entry again.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, StorageFull
-from understudy.core.frame import MAX_FRAME_BYTES, Frame, announced_size
 from understudy.core.log import (
     Entry,
     FileLock,
@@ -37,15 +36,17 @@ from understudy.core.log import (
     sync_data,
     sync_folder,
 )
-from understudy.core.ports import Ack, Partition, Position, Read, Record
+from understudy.experience.frame import MAX_FRAME_BYTES, Frame, announced_size
+from understudy.ports import Ack, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
 _POLL_S = 0.004
 _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
 ROLL_S = 60.0
-"""A file older than this takes nothing more: what a forgotten player sent must become trimmable while others play."""
-_TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+"""No entry is added to a file older than this, so that frames of a forgotten player can be trimmed
+while others play."""
+_TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} bytes per frame")
 
 
 def _is_too_large(frame: Frame) -> bool:
@@ -65,11 +66,19 @@ class FileStream:
         clock: Clock | None = None,
     ) -> None:
         if sys.platform == "win32":
-            raise ConfigError("the file stream runs on Linux and macOS only; on Windows connect to a gateway instead")
+            raise ConfigError(
+                "the file stream runs on Linux and macOS only; on Windows connect to a gateway "
+                "instead"
+            )
         self._folder = folder
         self._clock = clock or SystemClock()
         self._new_partition = partial(
-            _PartitionWriter, folder, sync=sync, roll_bytes=roll_bytes, roll_s=roll_s, clock=self._clock
+            _PartitionWriter,
+            folder,
+            sync=sync,
+            roll_bytes=roll_bytes,
+            roll_s=roll_s,
+            clock=self._clock,
         )
         self._writer: _PartitionWriter | None = None
         self._closed = threading.Event()
@@ -81,14 +90,19 @@ class FileStream:
         if self._closed.is_set():
             raise Closed("the stream was closed")
         # Encoded here, so that a frame that cannot be encoded fails its own caller only.
-        parts = [part for frame in frames if not _is_too_large(frame) for part in (frame.header(), frame.body)]
+        parts = [
+            part
+            for frame in frames
+            if not _is_too_large(frame)
+            for part in (frame.header(), frame.body)
+        ]
         outcome = self._group.submit(parts) if parts else Ack(True)
         return [_TOO_LARGE if _is_too_large(frame) else outcome for frame in frames]
 
     def _commit(self, groups: Sequence[Sequence[bytes]]) -> Sequence[Ack]:
         parts = [_TIME.pack(self._clock.now()), *(part for group in groups for part in group)]
         try:
-            # Asked again here, where `close` cannot come between the answer and the write.
+            # Checked again here, where `close` cannot run between this check and the write.
             if self._closed.is_set():
                 raise Closed("the stream was closed")
             self._own_partition().append(parts)
@@ -108,13 +122,19 @@ class FileStream:
     def partitions(self) -> Sequence[Partition]:
         if not self._folder.exists():
             return []
-        return [Partition(path.name) for path in sorted(self._folder.iterdir()) if not path.name.startswith(".")]
+        return [
+            Partition(path.name)
+            for path in sorted(self._folder.iterdir())
+            if not path.name.startswith(".")
+        ]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         folder = self._folder / partition
         deadline = self._clock.monotonic() + wait_s
         while True:
-            # Asked before reading: a lock seen free now means that whatever was appended is already there.
+            # Checked before reading: if the lock is free now, every append is already visible.
             ended = not is_locked(folder / ".lock")
             records, following = _read_from(folder, after, max_bytes=max_bytes)
             if records or ended or self._closed.is_set() or self._clock.monotonic() >= deadline:
@@ -122,7 +142,7 @@ class FileStream:
             self._clock.wait(self._closed, _POLL_S)
 
     def trim(self, stored: Mapping[str, Position | None], *, before_s: float) -> int:
-        """Delete files that are wholly stored and last written before a time; how many bytes went."""
+        """Delete fully stored files last written before `before_s`; return the bytes freed."""
         freed = 0
         for partition in self.partitions():
             position = stored.get(partition.id)
@@ -131,11 +151,11 @@ class FileStream:
             if position is None or not numbers:
                 continue
             ended = not is_locked(folder / ".lock")
-            at = _Place.parse(position)
-            is_read_out = ended and _is_read_out(folder, position)
+            place = _Place.parse(position)
+            is_fully_read = ended and _is_fully_read(folder, position)
             for number in numbers:
                 path = _file(folder, number)
-                if path.stat().st_mtime >= before_s or not (number < at.file or is_read_out):
+                if path.stat().st_mtime >= before_s or not (number < place.file or is_fully_read):
                     break
                 freed += path.stat().st_size
                 remove(path)
@@ -144,7 +164,7 @@ class FileStream:
         return freed
 
     def close(self) -> None:
-        """Let a running append finish, then end this process's partition; reads that wait return."""
+        """Wait for a running append, end this process's partition and wake waiting reads."""
         with self._group.alone:
             self._closed.set()
             if self._writer is not None and self._writer.pid == os.getpid():
@@ -153,9 +173,11 @@ class FileStream:
 
 
 class _PartitionWriter:
-    """This process's own partition; a file of `roll_bytes`, or `roll_s` old, takes no further entry."""
+    """This process's own partition; starts a new file after `roll_bytes` or `roll_s`."""
 
-    def __init__(self, folder: Path, *, sync: Sync, roll_bytes: int, roll_s: float, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, *, sync: Sync, roll_bytes: int, roll_s: float, clock: Clock
+    ) -> None:
         self.pid = os.getpid()
         self._sync = sync
         self._roll_bytes = roll_bytes
@@ -167,7 +189,7 @@ class _PartitionWriter:
         make_folder(folder)
         name = f"{int(clock.now() * 1e9):016x}-{uuid.uuid4().hex[:8]}"
         self._folder = folder / name
-        # Born under a hidden name, so that nobody sees it before its lock is held.
+        # Created under a hidden name, so that no reader sees it before its lock is held.
         hidden = folder / f".{name}"
         hidden.mkdir()
         try:
@@ -179,7 +201,7 @@ class _PartitionWriter:
                 self._lock.close()
                 raise
         except OSError:
-            # Appending is tried again and again: each try would leave a folder and a descriptor.
+            # Appends are retried: each attempt would leak a folder and a file descriptor.
             shutil.rmtree(hidden, ignore_errors=True)
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -191,7 +213,7 @@ class _PartitionWriter:
         try:
             self._log.append(parts)
         except (StorageFull, StorageFailed):
-            # A reader may have seen the entry that failed: its place is never given to another one.
+            # A reader may have seen the failed entry: its offset is never reused.
             self._log.close()
             if not self._log.size_bytes:
                 remove(self._log.path)
@@ -221,7 +243,7 @@ class _PartitionWriter:
 
 @dataclass(slots=True)
 class _Place:
-    """A position taken apart: file number, where its entry starts, and which frame of the entry."""
+    """A parsed position: file number, byte offset of the entry, and index of the frame in it."""
 
     file: int
     entry: int
@@ -232,7 +254,9 @@ class _Place:
         try:
             file, entry, index = (int(part) for part in position.split(":"))
         except ValueError:
-            raise ConfigError(f"{position!r} is no position of a file stream") from None
+            raise ConfigError(
+                f"{position!r} is not a position of a file stream; expected FILE:ENTRY:INDEX"
+            ) from None
         return _Place(file, entry, index)
 
     def text(self) -> Position:
@@ -249,14 +273,16 @@ def _file_numbers(folder: Path) -> list[int]:
     return []
 
 
-def _is_read_out(folder: Path, position: Position) -> bool:
-    """Whether nothing readable lies behind a position."""
+def _is_fully_read(folder: Path, position: Position) -> bool:
+    """Whether nothing readable follows a position."""
     with contextlib.suppress(PositionGone):
         return not _read_from(folder, position, max_bytes=1)[0]
     return False
 
 
-def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple[list[Record], Position | None]:
+def _read_from(
+    folder: Path, after: Position | None, *, max_bytes: int
+) -> tuple[list[Record], Position | None]:
     numbers = _file_numbers(folder)
     place = _Place.parse(after) if after is not None else None
     if place is not None and place.file not in numbers:
@@ -272,48 +298,55 @@ def _read_from(folder: Path, after: Position | None, *, max_bytes: int) -> tuple
         with contextlib.suppress(FileNotFoundError), LogReader(_file(folder, number)) as reader:
             start = place if place is not None and place.file == number else None
             for entry in _entries(reader, start.entry if start is not None else 0):
-                found = _records(number, entry, start)
-                records += found
-                size += sum(len(record.raw) for record in found)
+                entry_records = _records(number, entry, start)
+                records += entry_records
+                size += sum(len(record.raw) for record in entry_records)
                 if size >= max_bytes:
                     return _within(records, max_bytes)
     return _within(records, max_bytes) if records else ([], after)
 
 
 def _entries(reader: LogReader, at: int) -> Iterator[Entry]:
-    """Entries from an offset on; damage with readable entries behind it comes as one entry of raw bytes."""
+    """Yield entries from an offset on; damage before a readable entry becomes one empty entry."""
     while True:
         entry = reader.at(at)
         if entry is None:
             following = reader.next_readable(at) if at < reader.size_bytes else None
             if following is None:
                 return
-            # It may have been half written when it was read first: with another one behind it, it is whole or damaged.
+            # It may have been half written at the first read. Another entry follows it now, so it
+            # is either complete or damaged.
             entry = reader.at(at) or Entry(at, following, b"")
         yield entry
         at = entry.end
 
 
 def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
-    """The frames of an entry that lie behind `start`; a damaged entry becomes one record that no check will pass."""
+    """Return an entry's frames after `start`; a damaged entry becomes one invalid record."""
     skip = start.index if start is not None and entry.start == start.entry else -1
-    behind = _Place(number, entry.end, -1).text()
+    after_entry = _Place(number, entry.end, -1).text()
     if not entry.payload:
-        return [Record(behind, 0.0, b"damaged stream entry")] if skip < 0 else []
+        return [Record(after_entry, 0.0, b"damaged stream entry")] if skip < 0 else []
     (time_s,) = _TIME.unpack_from(entry.payload)
-    view, at, index, records = memoryview(entry.payload), _TIME.size, 0, []
+    view = memoryview(entry.payload)
+    at = _TIME.size
+    index = 0
+    records = []
     while at < len(view):
-        # Only the length is read here: a frame that no check will pass must come through, or it would stop all others.
+        # Only the length is read here: an invalid frame must pass, or it would block all others.
         end = at + announced_size(view[at:])
         if index > skip:
-            position = behind if end >= len(view) else _Place(number, entry.start, index).text()
+            is_last = end >= len(view)
+            position = after_entry if is_last else _Place(number, entry.start, index).text()
             records.append(Record(position, time_s, bytes(view[at:end])))
-        at, index = end, index + 1
+        at = end
+        index += 1
     return records
 
 
 def _within(records: list[Record], max_bytes: int) -> tuple[list[Record], Position | None]:
-    size, count = 0, 0
+    size = 0
+    count = 0
     for record in records:
         size += len(record.raw)
         if count and size > max_bytes:

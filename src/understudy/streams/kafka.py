@@ -1,7 +1,8 @@
-"""A stream in Apache Kafka: a topic, whose partitions hold whole sessions; positions are kept by our store.
+"""A stream in an Apache Kafka topic: partitions hold whole sessions, the store keeps positions.
 
-Records are frames, keyed by session, with a header that says over how many partitions sessions are spread. That number
-must not change: a topic that was given more partitions is refused until the address says how many to go on with.
+Records are frames, keyed by session. A record header holds the number of partitions over which
+sessions are spread. That number must not change: a topic that was extended with more partitions is
+rejected until the address sets how many of them to use.
 """
 
 import math
@@ -15,71 +16,89 @@ from zlib import crc32
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
-from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.location import Location
-from understudy.core.ports import Ack, Partition, Position, Read, Record
-from understudy.streams.kafka_client import Bounds, KafkaConfig, LastError, kafka_config, kafka_library
+from understudy.experience.frame import MAX_FRAME_BYTES, Frame
+from understudy.ports import Ack, Partition, Position, Read, Record
+from understudy.streams.kafka_client import (
+    KafkaConfig,
+    LastError,
+    OffsetBounds,
+    kafka_config,
+    kafka_library,
+)
 
-_SLICE_S = 0.1
-_PARTITIONS = 4
-"""Of a topic that is made where nobody says how many."""
-_UNDERSTOOD_S = 2.0
-"""How long a listener may speak another language than we do: one that is just ending may seem to."""
-_MAKING, _OPENING = "creating", "opening"
-_ASK_EVERY_S = 0.02
-"""How often the end of a partition is asked for, at most, while nothing comes."""
-_HEAR_EVERY_S = 1.0
-"""How often it is asked for while records come."""
-SPREAD = "partitions"
-"""The header of a record that says over how many partitions sessions were spread."""
+_POLL_SLICE_S = 0.1
+_DEFAULT_PARTITIONS = 4
+"""For a new topic when no number is requested."""
+_PROTOCOL_ERROR_S = 2.0
+"""How long protocol errors are tolerated: a broker that is shutting down may cause them."""
+_CREATING = "creating"
+_OPENING = "opening"
+_IDLE_QUERY_S = 0.02
+"""Shortest time between two queries of a partition's end while no records arrive."""
+_BUSY_QUERY_S = 1.0
+"""The same while records arrive."""
+PARTITION_COUNT = "partitions"
+"""The record header with the number of partitions over which sessions are spread."""
 GRACE_S = 2.0
-"""How much later than its timeout a frame's end may be told: the library looks for it once a second."""
+"""How long after its timeout a frame may be reported: the library checks once a second."""
 _RETRY_S = 1.0
 _POLL_S = 0.1
 _DURABLE = Ack(True)
-_TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
+_TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} bytes per frame")
 
 
 def open_kafka(location: Location, *, clock: Clock | None = None) -> "KafkaStream":
-    """The stream of an address; one error says why not, within its open_timeout_s."""
+    """Open the stream at a `kafka://` address; raises within its open_timeout_s."""
     return KafkaStream(kafka_config(location), clock=clock)
 
 
 def create_kafka(location: Location, *, partitions: int | None = None, replication: int = 1) -> int:
-    """Make the topic of an address, for development; over how many partitions sessions are spread.
+    """Create a topic for development; return the number of partitions that sessions use.
 
-    One that is there stays as it is: fine when it has the number asked for, when none is asked for, or when the address
-    names the first ones of it. A frame is durable when all brokers that hold it but one have it.
+    An existing topic is not changed. It is accepted when it has the requested number of partitions,
+    when no number is requested, or when the address selects the first ones of it. A frame is
+    durable once all of its replicas but one have it.
     """
     config = kafka_config(location)
     if partitions and config.partitions not in (0, partitions):
         raise ConfigError(
-            f"the address says partitions={config.partitions}, and {partitions} were asked for besides; give one of "
-            "the two"
+            f"the address has partitions={config.partitions}, but {partitions} were requested; "
+            "use only one of the two"
         )
-    kafka, last_error = kafka_library(), LastError(config)
-    admin = _admin(kafka, config, last_error)
+    kafka = kafka_library()
     in_sync = {"min.insync.replicas": str(max(1, replication - 1))}
-    wanted = partitions or config.partitions or _PARTITIONS
-    topic = kafka.admin.NewTopic(config.topic, wanted, replication, config=in_sync)
+    requested = partitions or config.partitions or _DEFAULT_PARTITIONS
+    topic = kafka.admin.NewTopic(config.topic, requested, replication, config=in_sync)
+    last_error = LastError(config)
     try:
-        future = admin.create_topics([topic], request_timeout=config.open_timeout_s)[config.topic]
-        _answer(admin, future, last_error, doing=_MAKING, timeout_s=config.open_timeout_s)
+        _admin_request(
+            kafka,
+            config,
+            last_error,
+            doing=_CREATING,
+            call=lambda admin: admin.create_topics([topic], request_timeout=config.open_timeout_s),
+        )
     except kafka.KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            raise last_error.explained(_MAKING, error.args[0], at_start=True) from None
-    there = _count_when_known(kafka, config)
-    if there < config.partitions or (partitions and there != partitions):
-        first = f", add partitions={wanted} to the address to use the first {wanted}" if there > wanted else ""
-        raise ConfigError(
-            f"topic {config.topic!r} at {config.where} is there with {there} partitions, and {wanted} were asked for; "
-            f"name no number to use it as it is{first}, or take another topic: the number is for good"
+            raise last_error.explained(_CREATING, error.args[0], at_start=True) from None
+    existing = _count_when_known(kafka, config)
+    if existing < config.partitions or (partitions and existing != partitions):
+        first = (
+            f", add partitions={requested} to the address to use the first {requested}"
+            if existing > requested
+            else ""
         )
-    return config.partitions or there
+        raise ConfigError(
+            f"topic {config.topic!r} at {config.where} already exists with {existing} partitions, "
+            f"but {requested} were requested; omit the number to use it as it is{first}, or use "
+            "another topic: the number cannot change later"
+        )
+    return config.partitions or existing
 
 
 def _count_when_known(kafka: Any, config: KafkaConfig) -> int:
-    """How many partitions a new topic has: it is made before every broker has heard of it."""
+    """Number of partitions of a new topic; retries until all brokers know the topic."""
     give_up_s = time.monotonic() + config.open_timeout_s
     while True:
         try:
@@ -87,37 +106,38 @@ def _count_when_known(kafka: Any, config: KafkaConfig) -> int:
         except ConfigError:
             if time.monotonic() > give_up_s:
                 raise
-            time.sleep(_SLICE_S)
+            time.sleep(_POLL_SLICE_S)
 
 
 class KafkaStream:
-    """A topic as a stream; any number of processes append and read."""
+    """A topic as a stream; any number of processes may append and read."""
 
     def __init__(self, config: KafkaConfig, *, clock: Clock | None = None) -> None:
         self._config = config
         kafka = kafka_library()
-        topic_id, there = _describe(kafka, config, LastError(config))
-        self.count = config.partitions or there
-        """Over how many partitions sessions are spread."""
-        if self.count > there:
+        topic_id, existing = _describe(kafka, config, LastError(config))
+        self.count = config.partitions or existing
+        """Number of partitions over which sessions are spread."""
+        if self.count > existing:
             raise ConfigError(
-                f"topic {config.topic!r} at {config.where} has {there} partitions, and partitions={self.count} is "
-                "asked for; give that many or fewer, or none for all"
+                f"topic {config.topic!r} at {config.where} has {existing} partitions, but the "
+                f"address has partitions={self.count}; use {existing} or fewer, or omit it to use "
+                "all"
             )
-        self._bounds = Bounds(config)
+        self._bounds = OffsetBounds(config)
         try:
-            spreads = _newest_spreads(kafka, config, there, bounds=self._bounds)
-            if others := spreads - {self.count}:
-                raise changed_count(config.topic, held=min(others), count=self.count)
+            counts = _newest_counts(kafka, config, existing, bounds=self._bounds)
+            if others := counts - {self.count}:
+                raise changed_count(config.topic, old_count=min(others), count=self.count)
         except BaseException:
             self._bounds.close()
             raise
         self._closed = threading.Event()
         clock = clock or SystemClock()
         self._writer = KafkaWriter(config, self.count, clock=clock)
-        # A topic that is deleted and made again has another id, so that no old position is mistaken for one of its own.
-        self._lanes = {
-            f"{config.topic}-{number}@{topic_id}": KafkaLane(
+        # A recreated topic has another id, so that no old position is taken for one of its own.
+        self._readers = {
+            f"{config.topic}-{number}@{topic_id}": PartitionReader(
                 config, number, self.count, bounds=self._bounds, clock=clock, closed=self._closed
             )
             for number in range(self.count)
@@ -129,20 +149,24 @@ class KafkaStream:
         return self._writer.append(frames) if frames else []
 
     def partitions(self) -> Sequence[Partition]:
-        return [Partition(name) for name in self._lanes]
+        return [Partition(name) for name in self._readers]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
-        lane = self._lanes.get(partition)
-        if lane is None:
-            raise ConfigError(f"{partition!r} is no partition of this stream; ask partitions() for them")
-        return lane.read(after, max_bytes=max_bytes, wait_s=wait_s)
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
+        reader = self._readers.get(partition)
+        if reader is None:
+            raise ConfigError(
+                f"{partition!r} is not a partition of this stream; use one from partitions()"
+            )
+        return reader.read(after, max_bytes=max_bytes, wait_s=wait_s)
 
     def close(self) -> None:
-        """Let running appends and reads end, then let go of every connection."""
+        """Wait for running appends and reads, then close every connection."""
         self._closed.set()
         self._writer.close()
-        for lane in self._lanes.values():
-            lane.close()
+        for reader in self._readers.values():
+            reader.close()
         self._bounds.close()
 
     def __enter__(self) -> "KafkaStream":
@@ -152,91 +176,113 @@ class KafkaStream:
         self.close()
 
 
-def _admin(kafka: Any, config: KafkaConfig, last_error: LastError) -> Any:
+def _admin_request(
+    kafka: Any,
+    config: KafkaConfig,
+    last_error: LastError,
+    *,
+    doing: str,
+    call: Callable[[Any], Any],
+) -> Any:
+    """The result of an admin request; raises at once if access is denied, else on timeout."""
     try:
-        return kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
+        admin = kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
     except kafka.KafkaException as error:
         raise ConfigError(
             f"the Kafka library rejects the settings: {error.args[0].str()}; correct the address"
         ) from None
-
-
-def _answer(admin: Any, future: Any, last_error: LastError, *, doing: str, timeout_s: float) -> Any:
-    """What a request to the brokers gave; an error at once when they refuse us, and in time when none is there."""
-    slices = max(1, round(timeout_s / _SLICE_S))
-    for number in range(slices):
-        try:
-            return future.result(timeout=_SLICE_S)
-        except NotYet:
-            admin.poll(0.0)
-            # A broker that refuses us has answered; one that is just ending may seem to speak another language.
-            patience_s = 0.0 if last_error.condition == "_AUTHENTICATION" else _UNDERSTOOD_S
-            if last_error.condition and number * _SLICE_S >= patience_s:
-                break
+    try:
+        future = call(admin)[config.topic]
+        for number in range(max(1, round(config.open_timeout_s / _POLL_SLICE_S))):
+            try:
+                return future.result(timeout=_POLL_SLICE_S)
+            except NotYet:
+                admin.poll(0.0)
+                # A denied login is final; a broker that shuts down may send garbled responses.
+                is_login = last_error.condition == "_AUTHENTICATION"
+                tolerated_s = 0.0 if is_login else _PROTOCOL_ERROR_S
+                if last_error.condition and number * _POLL_SLICE_S >= tolerated_s:
+                    break
+    finally:
+        # Freed here, not with the traceback of an error: the garbage collector may run in the
+        # client's own thread, and the library aborts the process if it is freed there.
+        del admin
     raise last_error.explained(doing, at_start=True)
 
 
 def _describe(kafka: Any, config: KafkaConfig, last_error: LastError) -> tuple[str, int]:
-    """The topic's own id, and how many partitions it has."""
-    admin = _admin(kafka, config, last_error)
+    """The topic's id and its number of partitions."""
     topics = kafka.TopicCollection([config.topic])
-    future = admin.describe_topics(topics, request_timeout=config.open_timeout_s)[config.topic]
     try:
-        found = _answer(admin, future, last_error, doing=_OPENING, timeout_s=config.open_timeout_s)
+        topic = _admin_request(
+            kafka,
+            config,
+            last_error,
+            doing=_OPENING,
+            call=lambda admin: admin.describe_topics(topics, request_timeout=config.open_timeout_s),
+        )
     except kafka.KafkaException as error:
         raise last_error.explained(_OPENING, error.args[0], at_start=True) from None
-    return str(found.topic_id).replace("+", "-").replace("/", "_"), len(found.partitions)
+    return str(topic.topic_id).replace("+", "-").replace("/", "_"), len(topic.partitions)
 
 
-def _newest_spreads(kafka: Any, config: KafkaConfig, there: int, *, bounds: Bounds) -> set[int]:
-    """What the newest record of each partition says about how many there are; records of others say nothing."""
-    wanted = {}
-    for number in range(there):
-        first, end = bounds.ask(number, timeout_s=config.open_timeout_s, at_start=True)
+def _newest_counts(
+    kafka: Any, config: KafkaConfig, existing: int, *, bounds: OffsetBounds
+) -> set[int]:
+    """The partition counts in the newest record of each partition; foreign records have none."""
+    unread = {}
+    for number in range(existing):
+        first, end = bounds.query(number, timeout_s=config.open_timeout_s, at_start=True)
         if end > first:
-            wanted[number] = kafka.TopicPartition(config.topic, number, end - 1)
-    spreads: set[int] = set()
-    if not wanted:
-        return spreads
+            unread[number] = kafka.TopicPartition(config.topic, number, end - 1)
+    counts: set[int] = set()
+    if not unread:
+        return counts
     last_error = LastError(config)
     consumer = kafka.Consumer({**config.consumer(), "error_cb": last_error.note})
     try:
-        consumer.assign(list(wanted.values()))
-        for _ in range(max(1, round(config.open_timeout_s / _SLICE_S))):
-            message = consumer.poll(_SLICE_S)
+        consumer.assign(list(unread.values()))
+        for _ in range(max(1, round(config.open_timeout_s / _POLL_SLICE_S))):
+            message = consumer.poll(_POLL_SLICE_S)
             if message is not None and message.error() in (None, kafka.KafkaError._PARTITION_EOF):
-                wanted.pop(message.partition(), None)
+                unread.pop(message.partition(), None)
                 headers = message.headers() or ()
-                spreads |= {int(value) for name, value in headers if name == SPREAD and value and value.isdigit()}
-            if not wanted:
-                return spreads
+                counts |= {
+                    int(value)
+                    for name, value in headers
+                    if name == PARTITION_COUNT and value and value.isdigit()
+                }
+            if not unread:
+                return counts
         raise last_error.explained(_OPENING, at_start=True)
     finally:
         consumer.close()
 
 
-# --- Appending --------------------------------------------------------------------------------------------------------
+# --- Appending ------------------------------------------------------------------------------------
 
 
-def lane_of(session: bytes, count: int) -> int:
-    """The partition of a session: the same one for as long as the count stays."""
+def partition_of(session: bytes, count: int) -> int:
+    """The partition of a session, which depends only on the session and the count."""
     return crc32(session) % count
 
 
 class KafkaWriter:
-    """Appends to a topic; its connection is made with the first frame, and anew after a fatal error."""
+    """Appends to a topic; connects with the first frame and reconnects after a fatal error."""
 
     def __init__(self, config: KafkaConfig, count: int, *, clock: Clock) -> None:
-        self._config, self._count, self._clock = config, count, clock
-        self._headers = [(SPREAD, str(count).encode())]
+        self._config = config
+        self._count = count
+        self._clock = clock
+        self._headers = [(PARTITION_COUNT, str(count).encode())]
         self._lock = threading.Condition()
         self._sender: _Sender | None = None
         self._running = 0
         self._is_closed = False
 
     def append(self, frames: Sequence[Frame]) -> list[Ack]:
-        """One outcome per frame, after at most the timeout and 2 s; many threads may call at once."""
-        # Encoded before the first is sent, so that a frame that cannot be encoded fails its own caller only.
+        """Return one outcome per frame, at most 2 s after the timeout; thread-safe."""
+        # Encoded before the first is sent, so that an invalid frame fails its own caller only.
         raws = [None if frame.size_bytes > MAX_FRAME_BYTES else frame.encode() for frame in frames]
         sender = self._begin()
         try:
@@ -244,22 +290,31 @@ class KafkaWriter:
         finally:
             self._end()
 
-    def _append(self, sender: "_Sender", frames: Sequence[Frame], raws: Sequence[bytes | None]) -> list[Ack]:
-        waiting = Waiting(len(frames))
+    def _append(
+        self, sender: "_Sender", frames: Sequence[Frame], raws: Sequence[bytes | None]
+    ) -> list[Ack]:
+        waiting = PendingAppend(len(frames))
         time_ms = int(self._clock.now() * 1000)
         for index, (frame, raw) in enumerate(zip(frames, raws, strict=True)):
             if raw is None:
                 waiting.settle(index, _TOO_LARGE)
             else:
-                lane = lane_of(frame.session.bytes, self._count)
-                report = partial(self._report, sender, waiting, index)
                 sender.send(
-                    raw, key=frame.session.bytes, lane=lane, headers=self._headers, time_ms=time_ms, on_end=report
+                    raw,
+                    key=frame.session.bytes,
+                    partition=partition_of(frame.session.bytes, self._count),
+                    headers=self._headers,
+                    time_ms=time_ms,
+                    on_end=partial(self._report, sender, waiting, index),
                 )
-        return waiting.outcomes(self._config.timeout_s + GRACE_S, unanswered=lambda: self._unanswered(sender))
+        return waiting.outcomes(
+            self._config.timeout_s + GRACE_S, unanswered=lambda: self._unanswered(sender)
+        )
 
-    def _report(self, sender: "_Sender", waiting: "Waiting", index: int, error: Any, _: Any = None) -> None:
-        """What became of a frame; `error` is None once every replica in sync has it."""
+    def _report(
+        self, sender: "_Sender", waiting: "PendingAppend", index: int, error: Any, _: Any = None
+    ) -> None:
+        """Record a frame's outcome; `error` is None once every in-sync replica has the frame."""
         if error is None:
             sender.last_error.clear()
             waiting.settle(index, _DURABLE)
@@ -288,16 +343,17 @@ class KafkaWriter:
             self._lock.notify_all()
 
     def close(self) -> None:
-        """Take no more, and let running appends end."""
+        """Reject new appends and wait for running ones."""
         with self._lock:
             self._is_closed = True
             self._lock.wait_for(lambda: not self._running, timeout=self._config.timeout_s + GRACE_S)
-            sender, self._sender = self._sender, None
+            sender = self._sender
+            self._sender = None
         if sender is not None:
             sender.close()
 
 
-class Waiting:
+class PendingAppend:
     """The frames of one append, until each has its outcome."""
 
     def __init__(self, count: int) -> None:
@@ -314,44 +370,57 @@ class Waiting:
                     self._changed.notify_all()
 
     def outcomes(self, timeout_s: float, *, unanswered: Callable[[], Ack]) -> list[Ack]:
-        """All of them; whoever has no answer by then may still be stored, and is never called durable."""
+        """All outcomes; frames without one on timeout may be stored but are not called durable."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._left, timeout=timeout_s):
-                return [one for one in self._outcomes if one is not None]
-            silent = unanswered()
-            return [silent if one is None else one for one in self._outcomes]
+                return [outcome for outcome in self._outcomes if outcome is not None]
+            timed_out = unanswered()
+            return [timed_out if outcome is None else outcome for outcome in self._outcomes]
 
 
 class _Sender:
-    """A producer of the library and the thread that hears what it has to tell."""
+    """A producer of the library and the thread that polls it for delivery reports."""
 
     def __init__(self, config: KafkaConfig) -> None:
         kafka = kafka_library()
         self.last_error = LastError(config)
         self.fatal: Any = None
-        """Why nothing can be sent by this connection any more."""
+        """The error after which this connection cannot send any more."""
         self._topic = config.topic
         self._errors = kafka.KafkaException, kafka.KafkaError
         self._producer = kafka.Producer({**config.producer(), "error_cb": self.last_error.note})
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="understudy-kafka", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="understudy-kafka", daemon=True)
         self._thread.start()
 
     def send(
-        self, raw: bytes, *, key: bytes, lane: int, headers: list[tuple[str, bytes]], time_ms: int, on_end: Any
+        self,
+        raw: bytes,
+        *,
+        key: bytes,
+        partition: int,
+        headers: list[tuple[str, bytes]],
+        time_ms: int,
+        on_end: Any,
     ) -> None:
-        """Hand a frame over; `on_end` is called once, here or by the thread."""
+        """Queue a frame; `on_end` is called once, either here or by the thread."""
         exception, error = self._errors
         try:
             self._producer.produce(
-                self._topic, value=raw, key=key, partition=lane, headers=headers, timestamp=time_ms, on_delivery=on_end
+                self._topic,
+                value=raw,
+                key=key,
+                partition=partition,
+                headers=headers,
+                timestamp=time_ms,
+                on_delivery=on_end,
             )
         except BufferError:
-            on_end(error(error._QUEUE_FULL, "too many frames wait for the brokers"))
+            on_end(error(error._QUEUE_FULL, "too many frames are waiting for the brokers"))
         except exception as failure:
             on_end(failure.args[0])
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         while not (self._stop.is_set() and not len(self._producer)):
             try:
                 self._producer.poll(_POLL_S)
@@ -360,66 +429,80 @@ class _Sender:
                 time.sleep(_POLL_S / 10)
 
     def fail(self, error: Any) -> None:
-        """The library has given this connection up, and says so from now on to whatever is asked."""
+        """Note a fatal error, after which the library rejects every call on this connection."""
         self.fatal = error
-        self.give_up()
+        self.abort()
 
-    def give_up(self) -> None:
-        """Let everything that waits fail now, and end the thread."""
+    def abort(self) -> None:
+        """Fail all waiting frames now and end the thread."""
         self._stop.set()
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def close(self) -> None:
-        """End the connection; whoever appended has their answers."""
-        self.give_up()
+        """Close the connection; all appends have their outcomes by now."""
+        self.abort()
         self._thread.join(1.0)
 
 
-# --- Reading ----------------------------------------------------------------------------------------------------------
+# --- Reading --------------------------------------------------------------------------------------
 
 
 def position_text(offset: int, count: int) -> Position:
-    """Behind a record; it carries over how many partitions sessions are spread, so that a change is noticed."""
+    """The position after a record: offset and partition count, so a changed count is detected."""
     return Position(f"{offset}/{count}")
 
 
-def offset_behind(position: Position, count: int, *, topic: str) -> int:
-    """Where to read on; ConfigError when sessions were spread over another number of partitions."""
-    offset, _, spread = position.partition("/")
-    if not (offset.removeprefix("-").isdigit() and spread.isdigit()):
-        raise ConfigError(f"{position!r} is no position of a Kafka stream")
-    if int(spread) != count:
-        raise changed_count(topic, held=int(spread), count=count)
+def offset_after(position: Position, count: int, *, topic: str) -> int:
+    """The next offset to read; ConfigError when the position has another partition count."""
+    offset, _, old_count = position.partition("/")
+    if not (offset.removeprefix("-").isdigit() and old_count.isdigit()):
+        raise ConfigError(
+            f"{position!r} is not a position of a Kafka stream; expected OFFSET/PARTITIONS"
+        )
+    if int(old_count) != count:
+        raise changed_count(topic, old_count=int(old_count), count=count)
     return int(offset) + 1
 
 
-def changed_count(topic: str, *, held: int, count: int) -> ConfigError:
-    """Refuses a topic whose partitions were changed, since sessions would move between them."""
+def changed_count(topic: str, *, old_count: int, count: int) -> ConfigError:
+    """The error for a changed number of partitions, which would move sessions between them."""
     return ConfigError(
-        f"topic {topic!r} is used with {count} partitions, and sessions were spread over {held} before, so they would "
-        f"move between partitions; add partitions={held} to the address to go on as before, or make a new topic"
+        f"topic {topic!r} is used with {count} partitions, but its sessions are spread over "
+        f"{old_count}, so they would move between partitions; add partitions={old_count} to the "
+        "address to continue as before, or create a new topic"
     )
 
 
-class KafkaLane:
-    """A partition and its consumer, made by the first read; one read at a time."""
+class PartitionReader:
+    """Reads one partition, one read at a time; the first read creates the consumer."""
 
     def __init__(
-        self, config: KafkaConfig, number: int, count: int, *, bounds: Bounds, clock: Clock, closed: threading.Event
+        self,
+        config: KafkaConfig,
+        number: int,
+        count: int,
+        *,
+        bounds: OffsetBounds,
+        clock: Clock,
+        closed: threading.Event,
     ) -> None:
-        self._config, self._number, self._count = config, number, count
-        self._bounds, self._clock, self._closed = bounds, clock, closed
+        self._config = config
+        self._number = number
+        self._count = count
+        self._bounds = bounds
+        self._clock = clock
+        self._closed = closed
         self._kafka = kafka_library()
         self._lock = threading.Lock()
         self._last_error = LastError(config)
         self._consumer: Any = None
         self._place = -1
-        """The offset that comes next; -1: nowhere yet."""
+        """The next offset; -1: not assigned yet."""
         self._origin = -1
-        """Our place when reading began at the start: whoever waits there for a first record asks for it again."""
+        """The first offset when reading began at the start; a read from the start resumes there."""
         self._end = -1
-        """The partition's end as it was last heard of."""
-        self._asked_s = 0.0
+        """The partition's end offset as of the last query."""
+        self._queried_s = 0.0
         self._held: Any = None
         """A record that did not fit into the last read."""
 
@@ -428,20 +511,27 @@ class KafkaLane:
             if self._closed.is_set():
                 raise Closed("the stream was closed")
             deadline_s = self._clock.monotonic() + wait_s
-            start = None if after is None else offset_behind(after, self._count, topic=self._config.topic)
+            start = (
+                None
+                if after is None
+                else offset_after(after, self._count, topic=self._config.topic)
+            )
             if self._place < 0 or self._place != (self._origin if start is None else start):
-                self._jump(start, after)
-            elif self._place >= self._end and self._clock.monotonic() - self._asked_s > _HEAR_EVERY_S:
-                # Records that come without a pause would leave it unknown for ever how far we are.
-                self._ask_again()
+                self._seek(start, after)
+            elif (
+                self._place >= self._end
+                and self._clock.monotonic() - self._queried_s > _BUSY_QUERY_S
+            ):
+                # While records arrive without a pause, the end would otherwise never be known.
+                self._refresh_end()
             first = self._first(deadline_s)
             records = [] if first is None else self._gather(first, max_bytes)
-            complete_to_s = self._asked_s if self._place >= self._end else -math.inf
+            complete_to_s = self._queried_s if self._place >= self._end else -math.inf
             return Read(records, records[-1].position if records else after, False, complete_to_s)
 
-    def _jump(self, start: int | None, after: Position | None) -> None:
-        """Let the consumer go on at another place; PositionGone when that was trimmed."""
-        first, end = self._ask()
+    def _seek(self, start: int | None, after: Position | None) -> None:
+        """Move the consumer to another offset; PositionGone when that was trimmed."""
+        first, end = self._query_bounds()
         if start is not None and start < first:
             raise PositionGone(str(after), earliest=position_text(first - 1, self._count))
         if start is not None and start > end:
@@ -450,31 +540,35 @@ class KafkaLane:
         self._origin = first if start is None else -1
         self._held = None
         if self._consumer is None:
-            self._consumer = self._kafka.Consumer({**self._config.consumer(), "error_cb": self._last_error.note})
-        self._consumer.assign([self._kafka.TopicPartition(self._config.topic, self._number, self._place)])
+            self._consumer = self._kafka.Consumer(
+                {**self._config.consumer(), "error_cb": self._last_error.note}
+            )
+        self._consumer.assign(
+            [self._kafka.TopicPartition(self._config.topic, self._number, self._place)]
+        )
 
     def _first(self, deadline_s: float) -> Any:
-        """The record at our place, waiting for it; None when nothing came. What was appended before comes for sure."""
+        """Wait for the next record; None on timeout, but never while an existing one is unread."""
         message = self._next(0.0)
         while message is None and not self._closed.is_set():
             if self._place >= self._end:
-                # Asked anew, but not all the time; a record that comes meanwhile needs no question.
-                message = self._next(self._asked_s + _ASK_EVERY_S - self._clock.monotonic())
+                # Queried again at intervals only; a record that arrives meanwhile saves the query.
+                message = self._next(self._queried_s + _IDLE_QUERY_S - self._clock.monotonic())
                 if message is None:
-                    self._ask_again()
+                    self._refresh_end()
             if message is None and self._place < self._end:
-                return self._next_for_sure()
-            left_s = deadline_s - self._clock.monotonic()
-            if message is None and left_s <= 0:
+                return self._next_existing()
+            remaining_s = deadline_s - self._clock.monotonic()
+            if message is None and remaining_s <= 0:
                 return None
-            message = message or self._next(min(left_s, _SLICE_S))
+            message = message or self._next(min(remaining_s, _POLL_SLICE_S))
         return message
 
-    def _next_for_sure(self) -> Any:
-        """The record that is there; Unreachable when it does not come. None: nothing but gaps up to the end."""
+    def _next_existing(self) -> Any:
+        """The next existing record; None if only gaps remain. Unreachable on timeout."""
         give_up_s = self._clock.monotonic() + self._config.timeout_s
         while not self._closed.is_set() and self._place < self._end:
-            if (message := self._next(_SLICE_S)) is not None:
+            if (message := self._next(_POLL_SLICE_S)) is not None:
                 return message
             if self._clock.monotonic() > give_up_s:
                 self._place = -1
@@ -482,27 +576,33 @@ class KafkaLane:
         return None
 
     def _gather(self, first: Any, max_bytes: int) -> list[Record]:
-        """Records up to the end that is known, or to the bytes wanted; the first one always."""
+        """Records up to the known end or `max_bytes`, but always the first one."""
         records: list[Record] = []
-        size, message = 0, first
+        size = 0
+        message = first
         while message is not None:
             raw = message.value() or b""
             size += len(raw)
             if records and size > max_bytes:
                 self._held = message
                 break
-            records.append(Record(position_text(message.offset(), self._count), message.timestamp()[1] / 1000, raw))
+            records.append(
+                Record(
+                    position_text(message.offset(), self._count), message.timestamp()[1] / 1000, raw
+                )
+            )
             self._place = message.offset() + 1
             try:
-                message = self._next(_SLICE_S if self._place < self._end else 0.0)
+                message = self._next(_POLL_SLICE_S if self._place < self._end else 0.0)
             except (PositionGone, Unreachable):
-                break  # what we have is handed out; the next read jumps, and is told
+                break  # return what was read; the next read seeks and raises the error
         return records
 
     def _next(self, wait_s: float) -> Any:
-        """The next record, if one comes in time."""
+        """The next record; None when none arrives within `wait_s`."""
         if self._held is not None:
-            message, self._held = self._held, None
+            message = self._held
+            self._held = None
             return message
         message = self._consumer.poll(max(0.0, wait_s))
         if message is None:
@@ -512,41 +612,47 @@ class KafkaLane:
             self._last_error.clear()
             return message
         if error.name() == "_PARTITION_EOF":
-            # Behind the last record there may be places that hold none.
+            # Offsets after the last record may hold no record.
             self._place = max(self._place, message.offset())
         elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
-            after, self._place = position_text(self._place - 1, self._count), -1
-            first, _ = self._ask()
+            after = position_text(self._place - 1, self._count)
+            self._place = -1
+            first, _ = self._query_bounds()
             raise PositionGone(after, earliest=position_text(first - 1, self._count))
-        elif error.name().endswith("_AUTHORIZATION_FAILED") or error.name().startswith("UNKNOWN_TOPIC"):
+        elif error.name().endswith("_AUTHORIZATION_FAILED") or error.name().startswith(
+            "UNKNOWN_TOPIC"
+        ):
             self._place = -1
             raise self._last_error.explained("reading", error)
         else:
             self._last_error.note(error)
         return None
 
-    def _ask(self) -> tuple[int, int]:
-        """First offset and end of the partition, as its leader says now."""
-        self._asked_s = self._clock.monotonic()
-        first, self._end = self._bounds.ask(self._number, timeout_s=self._config.timeout_s)
+    def _query_bounds(self) -> tuple[int, int]:
+        """Current first and end offset of the partition, from its leader."""
+        self._queried_s = self._clock.monotonic()
+        first, self._end = self._bounds.query(self._number, timeout_s=self._config.timeout_s)
         return first, self._end
 
-    def _ask_again(self) -> None:
-        """Hear of a new end; StorageFailed when it lies before our place, where records would come in unseen."""
-        place, (_, end) = self._place, self._ask()
+    def _refresh_end(self) -> None:
+        """Update the end; StorageFailed when it is before our offset (records would be missed)."""
+        place = self._place
+        _, end = self._query_bounds()
         if end < place:
             self._place = -1
             raise self._lost(place, end)
 
     def _lost(self, place: int, end: int) -> StorageFailed:
         return StorageFailed(
-            f"partition {self._number} of topic {self._config.topic!r} ends at {end}, and was read up to {place}: "
-            "brokers lost what they had acknowledged; see their logs, then let gateways and ingest use a new topic"
+            f"partition {self._number} of topic {self._config.topic!r} ends at offset {end}, but "
+            f"was read up to {place}: the brokers lost acknowledged records; see their logs, then "
+            "configure a new topic for gateways and ingest"
         )
 
     def close(self) -> None:
-        """Let go of the consumer; a read that waits returns first."""
+        """Close the consumer, after a waiting read has returned."""
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()
-                self._consumer, self._place = None, -1
+                self._consumer = None
+                self._place = -1

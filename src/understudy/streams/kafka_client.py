@@ -1,4 +1,4 @@
-"""What every part of a Kafka stream uses: its address, the library's settings and errors, where partitions end."""
+"""Shared parts of a Kafka stream: its address, client settings, errors and partition offsets."""
 
 import contextlib
 import logging
@@ -18,72 +18,96 @@ _PORT = 9092
 _SOCKET_S = 15
 _FETCH_WAIT_MS = 100
 _SILENT = logging.Logger("understudy.kafka.library", level=logging.CRITICAL + 1)
-_OF_KAFKA = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+_INTERNAL_TOPICS = (
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+    "__cluster_metadata",
+)
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfig:
-    """Where a topic is, who we are, and how long to wait."""
+    """Address of a topic, credentials and timeouts."""
 
     servers: tuple[str, ...] = ("localhost:9092",)
-    """Brokers to begin with, as HOST:PORT; they name the others."""
+    """Bootstrap servers, as HOST:PORT; the client discovers the other brokers from them."""
     topic: str = "understudy"
-    """It must exist; it is never made behind your back."""
+    """An existing topic; it is never created automatically."""
     credentials: Credentials | None = None
-    """None: the brokers ask for no user."""
+    """SASL user and password; None: the brokers need no authentication."""
     mechanism: str = "PLAIN"
-    """How the password is shown. PLAIN sends it as it is, so use it with TLS."""
+    """SASL mechanism. PLAIN sends the password in clear text, so use it with TLS."""
     tls: bool = False
-    """Whether the listener speaks TLS."""
+    """Whether the listener uses TLS."""
     ca: str = ""
-    """A PEM file with the authority that signed the brokers' certificates; empty: those of the system."""
+    """PEM file of the CA that signed the brokers' certificates; empty: the system's CAs."""
     certificate: str = ""
-    """A PEM file with our own certificate and its key, where brokers ask for one."""
+    """PEM file with the client certificate and its key, for brokers that require one."""
     partitions: int = 0
-    """Use the first ones of a topic that has more; 0: all."""
+    """Use only this many of a topic's partitions, the first ones; 0: all."""
     timeout_s: float = 5.0
     """How long a frame may wait for the brokers; `append` returns at most 2 s later."""
     open_timeout_s: float = 10.0
-    """How long opening waits for the first answer."""
+    """How long opening waits for the first response."""
     queue_mb: float = 64.0
-    """How many MB of frames may wait for the brokers; more are asked to come back later."""
+    """MB of frames that may wait for the brokers; further ones must be retried later."""
 
     def __post_init__(self) -> None:
         if not self.servers:
-            raise ConfigError(f"a Kafka address names no broker; write {FORM}")
-        if not 0 < len(self.topic) <= 249 or not _LETTERS.issuperset(self.topic) or self.topic in (".", ".."):
-            shown = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
-            raise ConfigError(f"{shown!r} is no name of a topic; write {FORM}, TOPIC of 1 to 249 of A-Z a-z 0-9 . _ -")
-        if self.topic in _OF_KAFKA:
-            raise ConfigError(f"topic {self.topic!r} is Kafka's own, and no stream; name another one")
+            raise ConfigError(f"a Kafka address has no broker; write {FORM}")
+        if (
+            not 0 < len(self.topic) <= 249
+            or not _LETTERS.issuperset(self.topic)
+            or self.topic in (".", "..")
+        ):
+            topic = self.topic if len(self.topic) <= 80 else f"{self.topic[:80]}..."
+            raise ConfigError(
+                f"{topic!r} is not a valid topic name; write {FORM}, with a TOPIC of 1 to 249 "
+                "characters from A-Z a-z 0-9 . _ -"
+            )
+        if self.topic in _INTERNAL_TOPICS:
+            raise ConfigError(f"topic {self.topic!r} is internal to Kafka; use another topic")
         if self.mechanism not in MECHANISMS:
-            raise ConfigError(f"mechanism of kafka:// is {self.mechanism!r}; give one of {', '.join(MECHANISMS)}")
+            raise ConfigError(
+                f"mechanism of kafka:// is {self.mechanism!r}; use one of {', '.join(MECHANISMS)}"
+            )
         if not self.tls and (self.ca or self.certificate):
-            raise ConfigError("kafka:// has ca or certificate and no TLS; add tls=true")
+            raise ConfigError("kafka:// has ca or certificate but no TLS; add tls=true")
         for name in ("ca", "certificate"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
-                raise ConfigError(f"{name} of kafka:// is {path!r}, where there is no file; give a PEM file")
+                raise ConfigError(
+                    f"{name} of kafka:// is {path!r}, which does not exist; use a PEM file"
+                )
         if self.partitions < 0:
-            raise ConfigError(f"partitions of kafka:// is {self.partitions}; give 1 or more, or leave it out for all")
+            raise ConfigError(
+                f"partitions of kafka:// is {self.partitions}; use 1 or more, or omit it to use all"
+            )
         for field in fields(self):
-            if field.name in ("timeout_s", "open_timeout_s", "queue_mb") and not 0 < getattr(self, field.name) <= 2000:
-                raise ConfigError(f"{field.name} of kafka:// is {getattr(self, field.name)}; give one above 0, to 2000")
+            if (
+                field.name in ("timeout_s", "open_timeout_s", "queue_mb")
+                and not 0 < getattr(self, field.name) <= 2000
+            ):
+                raise ConfigError(
+                    f"{field.name} of kafka:// is {getattr(self, field.name)}; use a number above "
+                    "0, up to 2000"
+                )
 
     @property
     def where(self) -> str:
-        """The brokers, for people."""
+        """The brokers as text, for error messages."""
         return ", ".join(self.servers)
 
     def client(self) -> dict[str, Any]:
-        """Settings that every client of the library shares."""
+        """confluent-kafka settings that producer, consumer and admin client share."""
         protocol = ("SASL_" if self.credentials else "") + ("SSL" if self.tls else "PLAINTEXT")
         settings: dict[str, Any] = {
             "bootstrap.servers": ",".join(self.servers),
             "client.id": "understudy",
             "security.protocol": protocol,
-            # It would fill stderr while a broker is away; `LastError` keeps what matters.
+            # The library would fill stderr while a broker is down; `LastError` keeps the cause.
             "log_level": 0,
             "logger": _SILENT,
             "socket.timeout.ms": _SOCKET_S * 1000,
@@ -100,13 +124,20 @@ class KafkaConfig:
         if self.ca:
             settings["ssl.ca.location"] = self.ca
         if self.certificate:
-            settings |= {"ssl.certificate.location": self.certificate, "ssl.key.location": self.certificate}
+            settings |= {
+                "ssl.certificate.location": self.certificate,
+                "ssl.key.location": self.certificate,
+            }
         return settings
 
     def producer(self) -> dict[str, Any]:
-        """Settings of whoever appends: nothing is called durable before every replica in sync has it."""
+        """Settings of a producer: a frame is durable once every in-sync replica has it."""
         return {
-            **{name: value for name, value in self.client().items() if name != "allow.auto.create.topics"},
+            **{
+                name: value
+                for name, value in self.client().items()
+                if name != "allow.auto.create.topics"
+            },
             "enable.idempotence": True,
             "acks": "all",
             "message.timeout.ms": int(self.timeout_s * 1000),
@@ -116,16 +147,16 @@ class KafkaConfig:
         }
 
     def consumer(self) -> dict[str, Any]:
-        """Settings of whoever reads: no group decides who reads what, and no position is kept by the brokers."""
+        """Settings of a consumer: no group assignment, and no offsets stored by the brokers."""
         return {
             **self.client(),
-            "group.id": f"understudy-{self.topic}",  # the library wants a name; nobody joins it
+            "group.id": f"understudy-{self.topic}",  # required by the library, but never joined
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
             "isolation.level": "read_uncommitted",
-            # A jump to another position waits for the fetch that is under way.
+            # A seek waits for the fetch in progress.
             "fetch.wait.max.ms": _FETCH_WAIT_MS,
             "fetch.error.backoff.ms": 100,
             "queued.max.messages.kbytes": 8 * 1024,
@@ -136,20 +167,25 @@ _OPTIONS = frozenset(field.name for field in fields(KafkaConfig)) - {"servers", 
 
 
 def kafka_config(location: Location) -> KafkaConfig:
-    """What an address says; ConfigError for an option that nobody reads, or a file that is not there."""
-    location.refuse_others(_OPTIONS)
+    """Parse a `kafka://` address; ConfigError for an unknown option or a missing file."""
+    location.check_options(_OPTIONS)
     if not location.hosts or not location.path:
-        raise ConfigError(f"kafka:// lacks {'a topic' if location.hosts else 'a broker'}; write {FORM}")
+        raise ConfigError(
+            f"kafka:// lacks {'a topic' if location.hosts else 'a broker'}; write {FORM}"
+        )
     credentials = location.text("credentials")
     return KafkaConfig(
-        servers=tuple(f"{f'[{name}]' if ':' in name else name}:{port or _PORT}" for name, port in location.hosts),
+        servers=tuple(
+            f"{f'[{name}]' if ':' in name else name}:{port or _PORT}"
+            for name, port in location.hosts
+        ),
         topic=location.path,
         credentials=read_credentials(credentials) if credentials else None,
         mechanism=location.text("mechanism", "PLAIN").upper(),
         tls=location.flag("tls"),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
-        partitions=location.whole("partitions", 0, most=100_000),
+        partitions=location.integer("partitions", 0, most=100_000),
         timeout_s=location.number("timeout_s", 5.0, least=0.1, most=300.0),
         open_timeout_s=location.number("open_timeout_s", 10.0, least=0.1, most=300.0),
         queue_mb=location.number("queue_mb", 64.0, least=1.0, most=2000.0),
@@ -157,43 +193,54 @@ def kafka_config(location: Location) -> KafkaConfig:
 
 
 def kafka_library() -> Any:
-    """The module `confluent_kafka`; MissingExtra names the command that installs it."""
+    """Import `confluent_kafka`; MissingExtra shows the command that installs it."""
     try:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError as error:
         raise MissingExtra(
-            f"a Kafka stream needs the package confluent-kafka ({error}); pip install 'understudy[kafka]'"
+            f"a Kafka stream needs the package confluent-kafka ({error}); pip install "
+            "'understudy[kafka]'"
         ) from None
     return confluent_kafka
 
 
 _HINTS = {
-    "UNKNOWN_TOPIC_OR_PART": "create it with `understudy stream init URL --partitions 4` or kafka-topics.sh, or "
-    "correct the address",
+    "UNKNOWN_TOPIC_OR_PART": "create it with `understudy stream init URL --partitions 4` or "
+    "kafka-topics.sh, or correct the address",
     "INVALID_TOPIC": "correct the address, or create the topic with kafka-topics.sh",
-    "AUTHORIZATION_FAILED": "this user needs Describe, Read and Write on the topic, and Describe on group "
-    "understudy-TOPIC",
+    "AUTHORIZATION_FAILED": "the user lacks permission; it needs Describe, Read and Write on the "
+    "topic, and Describe on group understudy-TOPIC",
     "MSG_SIZE_TOO_LARGE": "set max.message.bytes of the topic to 1048588",
     "_AUTHENTICATION": "check the credentials file and mechanism=",
-    "_SSL": "check that this listener speaks TLS, that ca= names the authority of its certificate, that this names the "
-    "host, and whether it wants certificate=",
-    "HTTP": "this is a web server, no Kafka broker; correct host and port",
+    "_SSL": "check that this listener uses TLS, that ca= is the CA of its certificate, that the "
+    "certificate matches the host name, and whether the listener requires certificate=",
+    "HTTP": "this is a web server, not a Kafka broker; correct host and port",
 }
-"""What to do about a condition that lasts."""
-_AWAY_HINT = "check that a broker runs there, that this is its port for clients, and whether it wants "
+"""The next step for each condition that lasts."""
+_AWAY_HINT = (
+    "check that a broker is running there, that this is its client port, and whether it requires "
+)
 _INVALID_TOPIC = frozenset(
-    ("TOPIC_EXCEPTION", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "INVALID_CONFIG", "POLICY_VIOLATION")
+    (
+        "TOPIC_EXCEPTION",
+        "INVALID_PARTITIONS",
+        "INVALID_REPLICATION_FACTOR",
+        "INVALID_CONFIG",
+        "POLICY_VIOLATION",
+    )
 )
 _TLS_WORDS = ("SSL handshake", "SSL alert", "SSL routines")
 _HTTP_SIZE = f"Invalid response size {int.from_bytes(b'HTTP')}"
-"""What the library makes of the first letters that a web server answers with."""
-_ASIDE = re.compile(r"^(\w+://)?[^/\s]+/\w+: | \(after \d+ms in state \w+(, \d+ [^)]*\(s\) suppressed)?\)")
-"""What the library adds for itself: which connection, and how far it came."""
+"""How the library reports a response that starts with "HTTP"."""
+_CONNECTION_DETAILS = re.compile(
+    r"^(\w+://)?[^/\s]+/\w+: | \(after \d+ms in state \w+(, \d+ [^)]*\(s\) suppressed)?\)"
+)
+"""Connection name and state that the library adds to its messages."""
 
 
 def _condition(name: str, text: str) -> str:
-    """Which of `_HINTS` an error of the library means; empty: no broker serves us now."""
+    """The key of `_HINTS` for an error of the library; empty: no broker is available now."""
     if name in _INVALID_TOPIC:
         return "INVALID_TOPIC"
     if name.endswith("_AUTHORIZATION_FAILED"):
@@ -206,66 +253,73 @@ def _condition(name: str, text: str) -> str:
 
 
 class LastError:
-    """The newest error of a client, which the library only calls back with; its calls fail with "transport failure"."""
+    """The newest error that the library reported by callback; calls fail without the cause."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._name = self._text = ""
+        self._name = ""
+        self._text = ""
 
     def note(self, error: Any) -> None:
-        """Called by the library; that all brokers are down says less than why."""
+        """Callback of the library; ignores "all brokers down", which does not name the cause."""
         name = error.name()
         if name != "_ALL_BROKERS_DOWN":
             with self._lock:
-                self._name, self._text = name, _ASIDE.sub("", error.str())
+                self._name = name
+                self._text = _CONNECTION_DETAILS.sub("", error.str())
 
     def clear(self) -> None:
-        """Something was answered, so that older errors explain nothing."""
+        """Forget older errors: a broker has responded since."""
         with self._lock:
-            self._name = self._text = ""
+            self._name = ""
+            self._text = ""
 
     @property
     def condition(self) -> str:
-        """What waiting longer does not help against, as a key of `_HINTS`; empty: it may help."""
+        """A condition that waiting does not resolve, as a key of `_HINTS`; empty: it may."""
         with self._lock:
             return _condition(self._name, self._text)
 
-    def explained(self, doing: str, error: Any = None, *, at_start: bool = False) -> UnderstudyError:
-        """The error to raise, or to show, when something did not work; `error` is what the call itself said.
+    def explained(
+        self, doing: str, error: Any = None, *, at_start: bool = False
+    ) -> UnderstudyError:
+        """The error to raise or show for a failed operation; `error` is that of the call itself.
 
-        ConfigError at the start, where whoever gave the address is still there to correct it. Later on everything may
-        come right by itself, also a broker that has just started and knows neither users nor topics yet.
+        ConfigError only at the start, when the operator can still correct the address. Later the
+        problem may resolve by itself, for example with a broker that has just started and has not
+        loaded its users and topics yet.
         """
         config = self._config
         with self._lock:
-            name, text = self._name, self._text
+            name = self._name
+            text = self._text
         code = "" if error is None else error.name()
         condition = _condition(code, "") or _condition(name, text)
-        # What a call says when no broker is there, such as that it waited for one, explains less than why.
+        # Without a broker, the error of the call ("timed out") explains less than the callback's.
         if error is not None and (not text or not code.startswith("_")):
             text = "; ".join(filter(None, (error.str(), text if not _condition(code, "") else "")))
         hint = _HINTS.get(condition, "").replace("TOPIC", config.topic)
         if not condition:
-            wanted = [] if config.credentials else ["a user (credentials=FILE)"]
-            wanted += [] if config.tls else ["TLS (tls=true)"]
-            hint = _AWAY_HINT + (" or ".join(wanted) or "another user, mechanism= or ca=")
+            options = [] if config.credentials else ["a user (credentials=FILE)"]
+            options += [] if config.tls else ["TLS (tls=true)"]
+            hint = _AWAY_HINT + (" or ".join(options) or "another user, mechanism= or ca=")
         user = f" as user {config.credentials.username!r}" if config.credentials else ""
         kind = ConfigError if at_start and condition else Unreachable
         what = f"{doing} Kafka topic {config.topic!r} at {config.where}{user} failed"
-        return kind(f"{what}: {text or 'no answer in time'}; {hint}")
+        return kind(f"{what}: {text or 'timed out'}; {hint}")
 
 
-_AGAIN_S = 0.05
-_QUESTION_S = 1.0
+_RETRY_PAUSE_S = 0.05
+_REQUEST_TIMEOUT_S = 1.0
 
 
-def _slice_s(left_s: float) -> float:
-    return min(_QUESTION_S, max(_AGAIN_S, left_s))
+def _slice_s(remaining_s: float) -> float:
+    return min(_REQUEST_TIMEOUT_S, max(_RETRY_PAUSE_S, remaining_s))
 
 
-class Bounds:
-    """Asks leaders on a connection of its own: on one that fetches, every question waits for the fetch before it."""
+class OffsetBounds:
+    """Queries partition leaders on its own connection, where no fetch delays the request."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
@@ -274,37 +328,42 @@ class Bounds:
         self._lock = threading.Lock()
         self._consumer: Any = None
 
-    def ask(self, number: int, *, timeout_s: float, at_start: bool = False) -> tuple[int, int]:
-        """First offset and end of a partition; Unreachable when its leader says nothing in time."""
-        consumer, partition = self._client(), self._kafka.TopicPartition(self._config.topic, number)
+    def query(self, number: int, *, timeout_s: float, at_start: bool = False) -> tuple[int, int]:
+        """First and end offset of a partition; Unreachable when its leader times out."""
+        consumer = self._client()
+        partition = self._kafka.TopicPartition(self._config.topic, number)
         give_up_s = time.monotonic() + timeout_s
         while True:
-            left_s = give_up_s - time.monotonic()
+            remaining_s = give_up_s - time.monotonic()
             try:
-                first, end = consumer.get_watermark_offsets(partition, timeout=_slice_s(left_s))
+                first, end = consumer.get_watermark_offsets(
+                    partition, timeout=_slice_s(remaining_s)
+                )
                 self._last_error.clear()
                 return int(first), int(end)
             except self._kafka.KafkaException as error:
-                consumer.poll(0.0)  # it tells what troubles it only while it is polled
-                # A leader that moves, or a topic that not every broker has heard of yet, comes right by itself.
-                if left_s < 2 * _AGAIN_S or error.args[0].name().endswith("_AUTHORIZATION_FAILED"):
-                    raise self._last_error.explained("reading", error.args[0], at_start=at_start) from None
-                self._find_leaders(consumer, _slice_s(left_s))
-                time.sleep(_AGAIN_S)
-
-    def _find_leaders(self, consumer: Any, timeout_s: float) -> None:
-        """Ask anybody who leads now: by itself the library goes on asking who did."""
-        with contextlib.suppress(self._kafka.KafkaException):
-            consumer.list_topics(self._config.topic, timeout=timeout_s)
+                consumer.poll(0.0)  # error callbacks run only during a poll
+                # A leader election, or a topic that some brokers do not know yet, resolves itself.
+                is_unauthorized = error.args[0].name().endswith("_AUTHORIZATION_FAILED")
+                if remaining_s < 2 * _RETRY_PAUSE_S or is_unauthorized:
+                    raise self._last_error.explained(
+                        "reading", error.args[0], at_start=at_start
+                    ) from None
+                # Refresh the metadata: by itself the library keeps asking the former leader.
+                with contextlib.suppress(self._kafka.KafkaException):
+                    consumer.list_topics(self._config.topic, timeout=_slice_s(remaining_s))
+                time.sleep(_RETRY_PAUSE_S)
 
     def _client(self) -> Any:
         with self._lock:
             if self._consumer is None:
-                self._consumer = self._kafka.Consumer({**self._config.consumer(), "error_cb": self._last_error.note})
+                self._consumer = self._kafka.Consumer(
+                    {**self._config.consumer(), "error_cb": self._last_error.note}
+                )
             return self._consumer
 
     def close(self) -> None:
-        """Let go of the connection; nobody asks any more."""
+        """Close the connection; the caller sends no requests afterwards."""
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()

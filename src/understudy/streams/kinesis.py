@@ -1,7 +1,7 @@
-"""A stream in Amazon Kinesis Data Streams, or in a server that speaks its API.
+"""A stream in Amazon Kinesis Data Streams or a Kinesis-compatible server.
 
-A frame is a record, its session the partition key, a shard a partition, a sequence number a position. Positions are
-kept by the store, not by Kinesis; no table in DynamoDB is needed.
+Each frame is a record with its session as the partition key. A shard is a partition, a sequence
+number a position. The store keeps positions, so no DynamoDB table is needed.
 """
 
 import math
@@ -15,53 +15,64 @@ import structlog
 
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, ConfigError, PositionGone, StorageFailed, Unreachable
-from understudy.core.frame import MAX_FRAME_BYTES, Frame
 from understudy.core.location import Location
 from understudy.core.log import GroupCommit
-from understudy.core.ports import Ack, Partition, Position, Read, Record
-from understudy.streams.kinesis_client import CallFailed, KinesisApi, connect, kinesis_config, pause_s
+from understudy.experience.frame import MAX_FRAME_BYTES, Frame
+from understudy.ports import Ack, Partition, Position, Read, Record
+from understudy.streams.kinesis_client import (
+    CallFailed,
+    KinesisApi,
+    connect,
+    kinesis_config,
+    pause_s,
+)
 
 _log = structlog.get_logger("understudy.streams.kinesis")
-MOST_RECORDS = 500
-MOST_BYTES = 5 * 1024 * 1024
-"""What one PutRecords may carry; newer pages of AWS allow 10 MiB, older ones this."""
-_LEAST_SIZE = MOST_BYTES // MOST_RECORDS
-"""What a small record counts, so that a sum of sizes bounds the number of records, too."""
+MAX_RECORDS = 500
+MAX_BYTES = 5 * 1024 * 1024
+"""Limits of one PutRecords call; newer AWS documentation allows 10 MiB, older only this."""
+_LEAST_SIZE = MAX_BYTES // MAX_RECORDS
+"""Minimum size counted per record, so that the byte limit also limits the number of records."""
 _ACTIVE_S = 60.0
-_LOOK_S = 0.1
+_STATUS_POLL_S = 0.1
 _RETRY_AFTER_S = 1.0
-_SHARDS = 4
-"""Of a stream that is made where nobody says how many."""
-_TOO_LARGE = Ack(False, refused=f"too_large: a frame takes at most {MAX_FRAME_BYTES} bytes")
-_SAFE_S = 23 * 3600.0
-"""No stream forgets what is younger than a day: whoever was at the tip this long ago has missed nothing."""
+_DEFAULT_SHARDS = 4
+"""For a new stream when no number is requested."""
+_TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} bytes per frame")
+_SAFE_GAP_S = 23 * 3600.0
+"""Streams keep records for at least a day: a reader that was at the tip since has missed none."""
 _KPL_MAGIC = b"\xf3\x89\x9a\xc2"
-_NO_SUCH_PLACE = ("InvalidArgumentException", "ResourceNotFoundException")
+_NO_SUCH_POSITION = ("InvalidArgumentException", "ResourceNotFoundException")
 
 _Put = tuple[str, bytes]
-"""A record that is sent: partition key and data."""
+"""A record to send: partition key and data."""
 
 
 class KinesisStream:
-    """Frames in Kinesis; any number of processes append, each shard is read by whoever holds its claim."""
+    """A Kinesis stream; any number of processes append, the owner of its claim reads a shard."""
 
     def __init__(self, api: KinesisApi) -> None:
-        self._api, self._config, self._clock, self._closed = api, api.config, api.clock, api.closed
-        created: datetime | None = _once_active(api).get("StreamCreationTimestamp")
+        self._api = api
+        self._config = api.config
+        self._clock = api.clock
+        self._closed = api.closed
+        created: datetime | None = _wait_until_active(api).get("StreamCreationTimestamp")
         api.is_starting = False
-        # Positions mean nothing in a stream made anew, so its partitions have other names.
-        self._prefix = f"{api.config.stream}@{int(created.timestamp()) if created is not None else 0}"
+        # Positions are invalid in a recreated stream, so its partitions have other names.
+        self._prefix = (
+            f"{api.config.stream}@{int(created.timestamp()) if created is not None else 0}"
+        )
         self._shards = ShardList(api)
         self._readers: dict[str, ShardReader] = {}
         self._lock = threading.Lock()
         self._group = GroupCommit[Sequence[_Put], Sequence[CallFailed | None]](
-            self._put, size=lambda puts: sum(map(_size, puts)), most=MOST_BYTES
+            self._put, size=lambda puts: sum(map(_size, puts)), most=MAX_BYTES
         )
 
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         if self._closed.is_set():
             raise Closed("the stream was closed")
-        # Encoded here, so that a frame that cannot be encoded fails its own caller only.
+        # Encoded here, so that an invalid frame fails its own caller only.
         puts = {
             number: (frame.session.hex, frame.encode())
             for number, frame in enumerate(frames)
@@ -69,75 +80,88 @@ class KinesisStream:
         }
         outcomes = [_TOO_LARGE] * len(frames)
         for numbers in _calls(puts):
-            for number, outcome in zip(numbers, self._keep_trying([puts[n] for n in numbers]), strict=True):
+            for number, outcome in zip(
+                numbers, self._append_with_retries([puts[n] for n in numbers]), strict=True
+            ):
                 outcomes[number] = outcome
         return outcomes
 
-    def _keep_trying(self, puts: Sequence[_Put]) -> Sequence[Ack]:
-        """Put what fits into one call, and what failed of it again: the same bytes, for `append_s` at most."""
+    def _append_with_retries(self, puts: Sequence[_Put]) -> Sequence[Ack]:
+        """Put records that fit into one call; retry failed ones, unchanged, for `append_s`."""
         outcomes = [Ack(True)] * len(puts)
-        left = list(range(len(puts)))
+        pending = list(range(len(puts)))
         give_up_s = self._clock.monotonic() + self._config.append_s
         attempt = 0
-        while left:
-            failures = self._group.submit([puts[number] for number in left])
-            failed = [(number, one) for number, one in zip(left, failures, strict=True) if one is not None]
+        while pending:
+            failures = self._group.submit([puts[number] for number in pending])
+            failed = [
+                (number, failure)
+                for number, failure in zip(pending, failures, strict=True)
+                if failure is not None
+            ]
             attempt += 1
             pause = pause_s(attempt, self._api.rng)
             is_over = self._clock.monotonic() + pause >= give_up_s or self._closed.is_set()
-            left = []
+            pending = []
             for number, failure in failed:
                 if failure.retry_helps and not is_over:
-                    left.append(number)
+                    pending.append(number)
                 else:
-                    error = str(failure.for_people(self._config))
+                    error = str(failure.to_error(self._config))
                     outcomes[number] = Ack(False, retry_after_s=_RETRY_AFTER_S, error=error)
-            if left:
-                # Waited here, outside the common call: whoever writes to other shards goes on.
+            if pending:
+                # Wait here, outside the shared call, so that appends to other shards continue.
                 self._clock.wait(self._closed, pause)
         return outcomes
 
     def _put(self, groups: Sequence[Sequence[_Put]]) -> Sequence[Sequence[CallFailed | None]]:
-        """One PutRecords for all who wait; what became of each record."""
+        """One PutRecords for all waiting appends; returns one result per record."""
         records = [{"PartitionKey": key, "Data": data} for group in groups for key, data in group]
         failures: Sequence[CallFailed | None]
         try:
-            # Asked again here, where `close` cannot come between the answer and the call.
+            # Checked again here, where `close` cannot run between this check and the call.
             if self._closed.is_set():
-                raise CallFailed("Closed", "the stream was closed while this was tried again")
-            answer = self._api.call("put_records", StreamName=self._config.stream, Records=records)
-            failures = [self._failure(one) for one in answer["Records"]]
+                raise CallFailed("Closed", "the stream was closed during a retry")
+            response = self._api.call(
+                "put_records", StreamName=self._config.stream, Records=records
+            )
+            failures = [self._failure(result) for result in response["Records"]]
         except CallFailed as error:
             failures = [error] * len(records)
         if len(failures) != len(records):
-            failures = [CallFailed("Unreachable", "the answer does not name every record")] * len(records)
-        parts = iter(failures)
-        return [[next(parts) for _ in group] for group in groups]
+            incomplete = CallFailed("Unreachable", "the response does not list every record")
+            failures = [incomplete] * len(records)
+        results = iter(failures)
+        return [[next(results) for _ in group] for group in groups]
 
-    def _failure(self, answered: Mapping[str, Any]) -> CallFailed | None:
-        code = answered.get("ErrorCode")
+    def _failure(self, result: Mapping[str, Any]) -> CallFailed | None:
+        code = result.get("ErrorCode")
         if code:
-            return CallFailed(str(code), str(answered.get("ErrorMessage", "")))
-        self._shards.saw(str(answered.get("ShardId")))
+            return CallFailed(str(code), str(result.get("ErrorMessage", "")))
+        self._shards.note_shard(str(result.get("ShardId")))
         return None
 
     def partitions(self) -> Sequence[Partition]:
         if self._closed.is_set():
             raise Closed("the stream was closed")
         return [
-            Partition(f"{self._prefix}/{name}", tuple(f"{self._prefix}/{parent}" for parent in parents))
+            Partition(
+                f"{self._prefix}/{name}", tuple(f"{self._prefix}/{parent}" for parent in parents)
+            )
             for name, parents in self._shards.shards().items()
         ]
 
-    def read(self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
         return self._reader(partition).read(after, max_bytes=max_bytes, wait_s=wait_s)
 
     def _reader(self, partition: str) -> "ShardReader":
         prefix, _, shard = partition.rpartition("/")
         if prefix != self._prefix or not shard:
             raise ConfigError(
-                f"{partition!r} is no partition of Kinesis stream {self._config.stream!r}, whose partitions begin with "
-                f"{self._prefix}/"
+                f"{partition!r} is not a partition of Kinesis stream {self._config.stream!r}; its "
+                f"partitions start with {self._prefix}/"
             )
         with self._lock:
             if shard not in self._readers:
@@ -145,7 +169,7 @@ class KinesisStream:
             return self._readers[shard]
 
     def close(self) -> None:
-        """Let a running append finish; reads that wait return."""
+        """Wait for a running append and wake waiting reads."""
         with self._group.alone:
             self._closed.set()
             self._api.close()
@@ -156,21 +180,22 @@ def _size(put: _Put) -> int:
 
 
 def _calls(puts: Mapping[int, _Put]) -> Iterator[list[int]]:
-    """The numbers of records, in parts that fit into one call each."""
-    part: list[int] = []
+    """Group the numbers of records so that each group fits into one call."""
+    numbers: list[int] = []
     total = 0
     for number, put in puts.items():
-        if part and total + _size(put) > MOST_BYTES:
-            yield part
-            part, total = [], 0
-        part.append(number)
+        if numbers and total + _size(put) > MAX_BYTES:
+            yield numbers
+            numbers = []
+            total = 0
+        numbers.append(number)
         total += _size(put)
-    if part:
-        yield part
+    if numbers:
+        yield numbers
 
 
 def open_kinesis(location: Location, *, clock: Clock | None = None) -> KinesisStream:
-    """The stream at a `kinesis://` address; ConfigError or StorageFailed says why there is none."""
+    """Open the stream at a `kinesis://` address; ConfigError or StorageFailed on failure."""
     api = connect(kinesis_config(location), clock=clock)
     try:
         return KinesisStream(api)
@@ -179,73 +204,76 @@ def open_kinesis(location: Location, *, clock: Clock | None = None) -> KinesisSt
         raise
 
 
-def create_kinesis(location: Location, *, shards: int | None = None, clock: Clock | None = None) -> int:
-    """Make a stream for development and wait until it can be used; how many open shards it has.
+def create_kinesis(
+    location: Location, *, shards: int | None = None, clock: Clock | None = None
+) -> int:
+    """Create a stream for development, wait until it is active and return its open shards.
 
-    One that is there stays as it is; ConfigError when it has another number than was asked for.
+    An existing stream is not changed; ConfigError when its number of shards is not the requested
+    one.
     """
     config = kinesis_config(location)
     if shards is not None and shards < 1:
-        raise ConfigError(f"shards is {shards}; give at least 1")
+        raise ConfigError(f"shards is {shards}; use 1 or more")
     api = connect(config, clock=clock)
     try:
-        api.patiently(lambda: _create(api, shards or _SHARDS))
-        there = int(_once_active(api)["OpenShardCount"])
+        api.with_retries(lambda: _create(api, shards or _DEFAULT_SHARDS))
+        open_shards = int(_wait_until_active(api)["OpenShardCount"])
     finally:
         api.close()
-    if shards not in (None, there):
+    if shards not in (None, open_shards):
         raise ConfigError(
-            f"Kinesis stream {config.stream!r} at {config.place} is there with {there} open shards, and {shards} were "
-            "asked for; name no number to use it as it is, change it with `aws kinesis update-shard-count "
-            f"--stream-name {config.stream} --target-shard-count {shards} --scaling-type UNIFORM_SCALING`, or take "
-            "another name"
+            f"Kinesis stream {config.stream!r} at {config.where} already exists with {open_shards} "
+            f"open shards, but {shards} were requested; omit the number to use it as it is, change "
+            f"it with `aws kinesis update-shard-count --stream-name {config.stream} "
+            f"--target-shard-count {shards} --scaling-type UNIFORM_SCALING`, or use another name"
         )
-    return there
+    return open_shards
 
 
 def _create(api: KinesisApi, shards: int) -> Mapping[str, Any]:
     try:
         return api.call("create_stream", StreamName=api.config.stream, ShardCount=shards)
     except CallFailed as error:
-        if error.code == "ResourceInUseException":  # somebody has made it
+        if error.code == "ResourceInUseException":  # it exists already
             return {}
         if error.code == "LimitExceededException" and "shard" in error.detail:
             raise ConfigError(
-                f"Kinesis at {api.config.place} makes no stream of {shards} shards ({error.detail}); ask for fewer, or "
-                "have the limit of the account raised"
+                f"Kinesis at {api.config.where} rejects a stream of {shards} shards "
+                f"({error.detail}); use fewer shards, or request a higher limit for the account"
             ) from None
         raise
 
 
-def _once_active(api: KinesisApi) -> Mapping[str, Any]:
-    """What the server says about the stream, once it takes records."""
+def _wait_until_active(api: KinesisApi) -> Mapping[str, Any]:
+    """Wait until the stream accepts records; return its summary."""
     give_up_s = api.clock.monotonic() + _ACTIVE_S
     while True:
-        summary = api.patiently(lambda: _summary(api))
+        summary = api.with_retries(lambda: _summary(api))
         status = summary["StreamStatus"]
         if status in ("ACTIVE", "UPDATING"):
             return summary
         if status == "DELETING" or api.clock.monotonic() >= give_up_s:
             raise StorageFailed(
-                f"Kinesis stream {api.config.stream!r} at {api.config.place} is {status}; wait until it is ACTIVE and "
-                "start again"
+                f"Kinesis stream {api.config.stream!r} at {api.config.where} is {status}; wait "
+                "until it is ACTIVE, then start again"
             )
-        api.clock.wait(api.closed, _LOOK_S)
+        api.clock.wait(api.closed, _STATUS_POLL_S)
 
 
 def _summary(api: KinesisApi) -> Mapping[str, Any]:
-    answer = api.call("describe_stream_summary", StreamName=api.config.stream)
-    found: Mapping[str, Any] = answer.get("StreamDescriptionSummary", {})
-    if "StreamStatus" not in found:
-        raise CallFailed("NotKinesis", "its answer says nothing about the stream")
-    return found
+    response = api.call("describe_stream_summary", StreamName=api.config.stream)
+    summary: Mapping[str, Any] = response.get("StreamDescriptionSummary", {})
+    if "StreamStatus" not in summary:
+        raise CallFailed("NotKinesis", "the response does not describe the stream")
+    return summary
 
 
-# --- Reading ----------------------------------------------------------------------------------------------------------
+# --- Reading --------------------------------------------------------------------------------------
 
 
 class ShardList:
-    """Which shards there are; asked again when the answer is old, or somebody saw that it is wrong."""
+    """The stream's shards, cached; fetched again when the list is old or known to be wrong."""
 
     def __init__(self, api: KinesisApi) -> None:
         self._api = api
@@ -253,87 +281,96 @@ class ShardList:
         self._shards: dict[str, tuple[str, ...]] = {}
         self._ended: set[str] = set()
         self._until_s = 0.0
-        self._wanted = object()
-        """Another one when the list is known to be wrong; a list that was asked for before that is wrong, too."""
-        self._known: object = None
+        self._generation = object()
+        """Replaced when the list is known to be wrong, which also outdates a fetch in progress."""
+        self._fetched: object = None
 
     def shards(self) -> Mapping[str, tuple[str, ...]]:
-        """Shard ids with the ids of their parents that still exist; parents first, always in the same order."""
+        """Shard ids with the ids of their existing parents; parents first, in a stable order."""
         with self._lock:
-            now_s, wanted = self._api.clock.monotonic(), self._wanted
-            if self._known is not wanted or now_s >= self._until_s:
-                found = self._fetch()
-                self._shards, self._known = parents_first(found), wanted
+            now_s = self._api.clock.monotonic()
+            generation = self._generation
+            if self._fetched is not generation or now_s >= self._until_s:
+                shards = self._fetch()
+                self._shards = parents_first(shards)
+                self._fetched = generation
                 self._ended = {
-                    str(shard["ShardId"]) for shard in found if shard["SequenceNumberRange"].get("EndingSequenceNumber")
+                    str(shard["ShardId"])
+                    for shard in shards
+                    if shard["SequenceNumberRange"].get("EndingSequenceNumber")
                 }
                 self._until_s = now_s + self._api.config.list_s
             return self._shards
 
-    def renew(self) -> None:
-        """Ask again next time, also when somebody is asking right now."""
-        self._wanted = object()
+    def invalidate(self) -> None:
+        """Fetch the list again at the next use, even if a fetch is in progress."""
+        self._generation = object()
 
     def has_ended(self, shard: str) -> bool:
-        """Whether a shard takes no more records, as far as the list goes."""
+        """Whether a shard is closed for new records, according to the list."""
         self.shards()
         return shard in self._ended
 
-    def saw(self, shard: str) -> None:
-        """A shard took a record; one that nobody has heard of means that the stream was resharded."""
+    def note_shard(self, shard: str) -> None:
+        """Note a shard that accepted a record; an unknown one means the stream was resharded."""
         if self._shards and shard not in self._shards:
-            self.renew()
+            self.invalidate()
 
     def _fetch(self) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
+        shards: list[Mapping[str, Any]] = []
         page: Mapping[str, Any] = {"StreamName": self._api.config.stream}
         while True:
-            answer = self._api.patient("list_shards", **page)
-            found += answer["Shards"]
-            if not answer.get("NextToken"):
-                return found
-            page = {"NextToken": answer["NextToken"]}
+            response = self._api.call_with_retries("list_shards", **page)
+            shards += response["Shards"]
+            if not response.get("NextToken"):
+                return shards
+            page = {"NextToken": response["NextToken"]}
 
 
 def parents_first(shards: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Shard ids with their parents, no child before a parent; parents that the stream has forgotten are left out."""
+    """Shard ids with their parents, parents before children; expired parents are omitted."""
     names = sorted(str(shard["ShardId"]) for shard in shards)
-    known = set(names)
-    named = {
+    listed = set(names)
+    parents_of = {
         str(shard["ShardId"]): tuple(
             str(parent)
             for parent in (shard.get("ParentShardId"), shard.get("AdjacentParentShardId"))
-            if parent in known and parent != shard["ShardId"]
+            if parent in listed and parent != shard["ShardId"]
         )
         for shard in shards
     }
     ordered: dict[str, tuple[str, ...]] = {}
     waiting = names
     while waiting:
-        ready = [name for name in waiting if all(parent in ordered for parent in named[name])]
-        # Parents in a circle exist in no stream; whoever claims so must not hang us.
-        ordered |= {name: named[name] for name in ready or waiting}
+        ready = [name for name in waiting if all(parent in ordered for parent in parents_of[name])]
+        # No real stream has a cycle of parents, but a bad response must not cause an endless loop.
+        ordered |= {name: parents_of[name] for name in ready or waiting}
         waiting = [name for name in waiting if name not in ordered]
     return ordered
 
 
 class ShardReader:
-    """Reads one shard, never faster than it may be read; keeps its iterator while positions follow one another."""
+    """Reads one shard within its rate limit; reuses its iterator for consecutive positions."""
 
     def __init__(self, api: KinesisApi, shard: str, *, shards: ShardList) -> None:
-        self._api, self._shard, self._shards = api, shard, shards
+        self._api = api
+        self._shard = shard
+        self._shards = shards
         self._lock = threading.Lock()
-        self._due_s = 0.0
+        self._next_call_s = 0.0
         self._failures = 0
         self._failing_since_s = 0.0
         self._seek(None)
 
     def read(self, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
-        """What stands behind a position; it may take a moment longer than `wait_s`, as the shard's pace demands.
+        """Records after a position; the shard's rate limit may extend `wait_s` a little.
 
-        Nothing comes only where there is nothing: Unreachable when `retry_s` were not enough to know.
+        An empty result means that there are no records: Unreachable when `retry_s` was not enough
+        to know.
         """
-        clock, closed, config = self._api.clock, self._api.closed, self._api.config
+        clock = self._api.clock
+        closed = self._api.closed
+        config = self._api.config
         with self._lock:
             if closed.is_set():
                 raise Closed("the stream was closed")
@@ -348,24 +385,29 @@ class ShardReader:
                     break
             if not (self._held or self._is_finished or self._is_at_tip or closed.is_set()):
                 raise Unreachable(
-                    f"shard {self._shard} of Kinesis stream {config.stream!r} at {config.place} gave none of its "
-                    f"records for {config.retry_s:g} s; let fewer read it, or wait"
+                    f"shard {self._shard} of Kinesis stream {config.stream!r} at {config.where} "
+                    f"returned no records for {config.retry_s:g} s although it has some; use fewer "
+                    "readers, or wait"
                 )
-            return self._hand_out(max_bytes)
+            return self._take_held(max_bytes)
 
     def _seek(self, after: Position | None) -> None:
         if after is not None and not (after.isascii() and after.isdigit()):
-            raise ConfigError(f"{after!r} is no position of a Kinesis stream")
-        self._after = self._newest = after
+            raise ConfigError(
+                f"{after!r} is not a position of a Kinesis stream; expected a sequence number"
+            )
+        self._after = after
+        self._newest = after
         self._held: deque[Record] = deque()
         self._iterator: str | None = None
         self._expected: Position | None = None
-        self._is_finished = self._is_at_tip = False
+        self._is_finished = False
+        self._is_at_tip = False
         self._was_at_tip_s: float | None = None
         self._complete_to_s = -math.inf
-        """When everything had come in that the last answer and those before it gave."""
+        """All records that had arrived by this time were in the responses so far."""
 
-    def _hand_out(self, max_bytes: int) -> Read:
+    def _take_held(self, max_bytes: int) -> Read:
         records: list[Record] = []
         size = 0
         while self._held:
@@ -375,54 +417,66 @@ class ShardReader:
             records.append(self._held.popleft())
         if records:
             self._after = records[-1].position
-        # By the server's clock alone: how much later came what is held back.
+        # How much later the held records arrived, by the server's clock alone.
         later_s = max(0.0, self._held[-1].time_s - records[-1].time_s) if self._held else 0.0
-        return Read(records, self._after, self._is_finished and not self._held, self._complete_to_s - later_s)
+        return Read(
+            records,
+            self._after,
+            self._is_finished and not self._held,
+            self._complete_to_s - later_s,
+        )
 
     def _fetch(self) -> bool:
-        """One call for records; whether it showed that there are no more of them now, and more may come."""
+        """Call GetRecords once; whether the reader is at the tip of an open shard."""
         clock = self._api.clock
-        if self._due_s > clock.monotonic():
-            clock.wait(self._api.closed, self._due_s - clock.monotonic())
+        if self._next_call_s > clock.monotonic():
+            clock.wait(self._api.closed, self._next_call_s - clock.monotonic())
             if self._api.closed.is_set():
                 return True
-        asked_s = clock.monotonic()
-        self._due_s = asked_s + self._api.config.poll_s
+        called_s = clock.monotonic()
+        self._next_call_s = called_s + self._api.config.poll_s
         try:
             if self._iterator is None:
                 self._iterator = self._new_iterator()
                 if self._is_finished:
                     return True
-            answer = self._api.call("get_records", ShardIterator=self._iterator)
+            response = self._api.call("get_records", ShardIterator=self._iterator)
         except CallFailed as error:
             self._fail(error)
             return False
         self._failures = 0
-        return self._take(answer, asked_s)
+        return self._accept(response, called_s)
 
     def _new_iterator(self) -> str | None:
-        """Where to go on, None when the shard is gone; a place from before is looked at again, to see it is there."""
+        """An iterator at our position, which is checked to exist; None when the shard is gone."""
         if self._newest is None:
-            return self._ask_iterator("TRIM_HORIZON")
-        seen_s = self._was_at_tip_s
-        if seen_s is not None and self._api.clock.monotonic() - seen_s < _SAFE_S:
-            # Nothing behind our place can have been trimmed, though the record that marks it may have been.
-            return self._ask_iterator("AFTER_SEQUENCE_NUMBER", otherwise=lambda: self._ask_iterator("TRIM_HORIZON"))
+            return self._request_iterator("TRIM_HORIZON")
+        at_tip_s = self._was_at_tip_s
+        if at_tip_s is not None and self._api.clock.monotonic() - at_tip_s < _SAFE_GAP_S:
+            # No record after our position can have been trimmed, only the one at it.
+            return self._request_iterator(
+                "AFTER_SEQUENCE_NUMBER", otherwise=lambda: self._request_iterator("TRIM_HORIZON")
+            )
         self._expected = self._newest
-        return self._ask_iterator("AT_SEQUENCE_NUMBER", otherwise=self._gone)
+        return self._request_iterator("AT_SEQUENCE_NUMBER", otherwise=self._gone)
 
-    def _ask_iterator(self, kind: str, *, otherwise: Callable[[], str | None] | None = None) -> str | None:
-        place = {} if kind == "TRIM_HORIZON" else {"StartingSequenceNumber": self._newest}
+    def _request_iterator(
+        self, kind: str, *, otherwise: Callable[[], str | None] | None = None
+    ) -> str | None:
+        start = {} if kind == "TRIM_HORIZON" else {"StartingSequenceNumber": self._newest}
         try:
-            answer = self._api.call(
-                "get_shard_iterator", StreamName=self._api.config.stream, ShardId=self._shard, ShardIteratorType=kind,
-                **place,
-            )  # fmt: skip
-            return str(answer["ShardIterator"])
+            response = self._api.call(
+                "get_shard_iterator",
+                StreamName=self._api.config.stream,
+                ShardId=self._shard,
+                ShardIteratorType=kind,
+                **start,
+            )
+            return str(response["ShardIterator"])
         except CallFailed as error:
-            if error.code not in _NO_SUCH_PLACE:
+            if error.code not in _NO_SUCH_POSITION:
                 raise
-            self._shards.renew()
+            self._shards.invalidate()
             if self._shard not in self._shards.shards():
                 _log.warning("shard_gone", shard=self._shard, stream=self._api.config.stream)
                 self._is_finished = True
@@ -437,57 +491,66 @@ class ShardReader:
         raise PositionGone(position, earliest=None)
 
     def _fail(self, error: CallFailed) -> None:
-        """Note a failed call and wait before the next; the error for people when that has lasted."""
-        clock, config = self._api.clock, self._api.config
+        """Note a failed call and delay the next; raise when calls failed for `retry_s`."""
+        clock = self._api.clock
+        config = self._api.config
         if error.code == "ExpiredIteratorException":
             self._iterator = None
             return
         if not error.retry_helps and error.code != "InvalidArgumentException":
-            raise error.for_people(config) from error
+            raise error.to_error(config) from error
         if not self._failures:
             self._failing_since_s = clock.monotonic()
             _log.warning("read_failed", shard=self._shard, stream=config.stream, error=str(error))
         self._failures += 1
-        self._due_s = clock.monotonic() + config.poll_s + pause_s(self._failures, self._api.rng)
+        self._next_call_s = (
+            clock.monotonic() + config.poll_s + pause_s(self._failures, self._api.rng)
+        )
         if not error.is_throttle:
-            # The iterator may be what the server cannot read.
+            # The server may reject the iterator itself.
             self._iterator = None
         if clock.monotonic() - self._failing_since_s >= config.retry_s:
             self._failures = 0
-            raise error.for_people(config) from error
+            raise error.to_error(config) from error
 
-    def _take(self, answer: Mapping[str, Any], asked_s: float) -> bool:
-        self._iterator = answer.get("NextShardIterator") or None
+    def _accept(self, response: Mapping[str, Any], called_s: float) -> bool:
+        self._iterator = response.get("NextShardIterator") or None
         self._is_finished = self._iterator is None
         if self._is_finished:
-            # Its children are there by now.
-            self._shards.renew()
-        behind_s = (answer.get("MillisBehindLatest") or 0) / 1000
+            # The list has its children by now.
+            self._shards.invalidate()
+        behind_s = (response.get("MillisBehindLatest") or 0) / 1000
         is_at_tip = not behind_s
-        for found in answer["Records"]:
-            position = Position(str(found["SequenceNumber"]))
+        for fields in response["Records"]:
+            position = Position(str(fields["SequenceNumber"]))
             if self._expected is not None:
                 if int(position) > int(self._expected):
                     self._gone()
                 if position == self._expected:
                     self._expected = None
-            # What comes twice stands at a place that was passed.
+            # A repeated record is not after the newest position.
             if self._newest is None or int(position) > int(self._newest):
-                self._held.append(_record(found, position, shard=self._shard))
+                self._held.append(_record(fields, position, shard=self._shard))
                 self._newest = position
         if self._expected is not None and (is_at_tip or self._is_finished):
             self._gone()
-        self._is_at_tip, self._complete_to_s = is_at_tip, asked_s - behind_s
+        self._is_at_tip = is_at_tip
+        self._complete_to_s = called_s - behind_s
         if is_at_tip:
-            self._was_at_tip_s = asked_s
-        # An ended shard says so itself, though maybe not with the first answer.
+            self._was_at_tip_s = called_s
+        # An ended shard reports its end itself, though maybe not in the first response.
         return is_at_tip and not self._shards.has_ended(self._shard)
 
 
-def _record(found: Mapping[str, Any], position: Position, *, shard: str) -> Record:
-    raw = bytes(found["Data"])
+def _record(fields: Mapping[str, Any], position: Position, *, shard: str) -> Record:
+    raw = bytes(fields["Data"])
     if raw.startswith(_KPL_MAGIC):
-        # Goes to quarantine as one record: no frame starts like this.
-        _log.warning("aggregated_record", shard=shard, position=position, advice="send frames without the KPL")
-    arrived = found.get("ApproximateArrivalTimestamp")
+        # Quarantined as one record: no frame starts like this.
+        _log.warning(
+            "aggregated_record",
+            shard=shard,
+            position=position,
+            advice="send frames without the KPL",
+        )
+    arrived = fields.get("ApproximateArrivalTimestamp")
     return Record(position, arrived.timestamp() if arrived is not None else 0.0, raw)

@@ -1,4 +1,4 @@
-"""What every part of a Kinesis stream uses: its address, calls with the AWS SDK, and their errors."""
+"""Shared parts of a Kinesis stream: its address, calls through the AWS SDK, and their errors."""
 
 import math
 import random
@@ -11,49 +11,63 @@ from urllib.parse import urlsplit
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError, Unreachable
-from understudy.core.location import Location, aws_session, check_endpoint, is_loopback, source_of_keys
+from understudy.core.location import (
+    Location,
+    aws_session,
+    check_endpoint,
+    is_loopback,
+    source_of_keys,
+)
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _FORM = "kinesis://STREAM?region=eu-west-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinesisConfig:
-    """A stream's name and place, and how long to try."""
+    """A stream's name and location, and its timeouts."""
 
     stream: str
     """The stream's name, without its ARN."""
     region: str = ""
     """The AWS region; empty: from AWS_REGION, AWS_DEFAULT_REGION or the profile."""
     endpoint: str = ""
-    """Another address than that of AWS, for a local server or a VPC endpoint."""
+    """URL of a local server or a VPC endpoint; empty: the AWS endpoint of the region."""
     profile: str = ""
-    """A profile of the AWS configuration; empty: the usual chain of credentials."""
+    """A profile of the AWS configuration; empty: the default credential chain."""
     credentials: str = ""
-    """An AWS shared-credentials file that goes before the usual chain."""
+    """An AWS shared credentials file that replaces the default credential chain."""
     insecure: bool = False
-    """Whether plain http may leave this machine."""
+    """Whether plain http may be used beyond this machine."""
     poll_s: float = 0.2
-    """The shortest time between two reads of a shard; AWS allows five a second."""
+    """Shortest time between two reads of a shard; AWS allows five per second."""
     list_s: float = 30.0
-    """How old the list of shards may be; an ended shard or an unknown one renews it at once."""
+    """Maximum age of the shard list; an ended or unknown shard refreshes it at once."""
     retry_s: float = 8.0
-    """How long a call is tried again before its caller is told."""
+    """How long a call is retried before it raises."""
     append_s: float = 3.0
-    """The same for records that were not taken: their sender keeps them and comes back."""
+    """How long rejected records are retried; after that their sender retries them."""
     timeout_s: float = 5.0
-    """How long the server may take for one answer."""
+    """Timeout of one request."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.stream):
             raise ConfigError(
-                f"{self.stream[:80]!r} is no name of a Kinesis stream; give 1 to 128 of A-Z a-z 0-9 _ . - as in {_FORM}"
+                f"{self.stream[:80]!r} is not a valid name of a Kinesis stream; use 1 to 128 "
+                f"characters from A-Z a-z 0-9 _ . - as in {_FORM}"
             )
-        for name, least in (("poll_s", 0.0), ("list_s", 0.0), ("retry_s", 0.0), ("append_s", 0.0), ("timeout_s", 0.1)):
+        for name, least in (
+            ("poll_s", 0.0),
+            ("list_s", 0.0),
+            ("retry_s", 0.0),
+            ("append_s", 0.0),
+            ("timeout_s", 0.1),
+        ):
             value = getattr(self, name)
             if not least <= value < math.inf:
-                raise ConfigError(f"{name} is {value}; give a number of seconds from {least:g}")
+                raise ConfigError(f"{name} is {value}; use {least:g} seconds or more")
         if self.endpoint:
             check_endpoint(self.endpoint, insecure=self.insecure)
 
@@ -63,21 +77,25 @@ class KinesisConfig:
         return is_loopback(urlsplit(self.endpoint).hostname or "")
 
     @property
-    def place(self) -> str:
-        """Where the stream is looked for, for people."""
+    def where(self) -> str:
+        """Where the stream is, for messages."""
         return self.endpoint or f"AWS region {self.region or 'of the environment'}"
 
     @property
     def keys_from(self) -> str:
-        """Where its keys come from, for people."""
+        """Where its keys are read from, for messages."""
         return source_of_keys(credentials=self.credentials, profile=self.profile)
 
 
 def kinesis_config(location: Location) -> KinesisConfig:
-    """The settings in a `kinesis://` address; ConfigError for what cannot work."""
-    location.refuse_others([field.name for field in fields(KinesisConfig) if field.name != "stream"])
+    """Parse a `kinesis://` address; ConfigError for invalid settings."""
+    location.check_options(
+        [field.name for field in fields(KinesisConfig) if field.name != "stream"]
+    )
     if len(location.hosts) != 1 or location.hosts[0][1] is not None or location.path:
-        raise ConfigError(f"a kinesis:// address names one stream and no port or path; write {_FORM}")
+        raise ConfigError(
+            f"a kinesis:// address has one stream name and no port or path; write {_FORM}"
+        )
     return KinesisConfig(
         stream=location.hosts[0][0],
         region=location.text("region"),
@@ -93,48 +111,78 @@ def kinesis_config(location: Location) -> KinesisConfig:
     )
 
 
-# --- Errors -----------------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 _THROTTLES = {
-    "ProvisionedThroughputExceededException", "LimitExceededException", "KMSThrottlingException", "Throttling",
-    "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException", "SlowDown",
-}  # fmt: skip
-_ANOTHER_TIME = {"InternalFailure", "InternalServerError", "ServiceUnavailable", "RequestTimeout", "Unreachable"}
+    "ProvisionedThroughputExceededException",
+    "LimitExceededException",
+    "KMSThrottlingException",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequestsException",
+    "SlowDown",
+}
+_TRANSIENT = {
+    "InternalFailure",
+    "InternalServerError",
+    "ServiceUnavailable",
+    "RequestTimeout",
+    "Unreachable",
+}
 _NO_ACCESS = {
-    "AccessDenied", "AccessDeniedException", "ExpiredToken", "ExpiredTokenException", "IncompleteSignature",
-    "IncompleteSignatureException", "InvalidClientTokenId", "InvalidSignatureException", "MissingAuthenticationToken",
-    "MissingAuthenticationTokenException", "NotAuthorized", "OptInRequired", "SignatureDoesNotMatch",
+    "AccessDenied",
+    "AccessDeniedException",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "IncompleteSignatureException",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "NotAuthorized",
+    "OptInRequired",
+    "SignatureDoesNotMatch",
     "UnrecognizedClientException",
-}  # fmt: skip
+}
 _NEVER_TLS = ("WRONG_VERSION_NUMBER", "CERTIFICATE_VERIFY_FAILED", "RECORD_LAYER_FAILURE")
 _MARKUP = re.compile(r"<[^>]*>")
 _MOST_LETTERS = 300
-"""Of a server's answer, which may be a whole page."""
+"""Limit for a server's error message, which may be a whole page."""
 _HINTS = {
-    "missing": "create it with `understudy stream init URL`, or correct the stream or region of the address",
+    "missing": "create it with `understudy stream init URL`, or correct the stream or region in "
+    "the address",
     "refused": "check {keys}, and the permissions in docs/kinesis.md",
-    "NoCredentials": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give ?profile=NAME or ?credentials=FILE",
-    "NotKinesis": "this server does not speak Kinesis; correct endpoint=",
-    "Tls": "give http:// where the server speaks no TLS, or name the authority of its certificate in AWS_CA_BUNDLE",
+    "NoCredentials": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or add ?profile=NAME or "
+    "?credentials=FILE",
+    "NotKinesis": "the endpoint is not Kinesis-compatible; correct endpoint=",
+    "Tls": "use http:// if the server has no TLS, or trust the CA of its certificate in "
+    "AWS_CA_BUNDLE",
     "Unreachable": "start it, or correct endpoint= and region=",
-    "busy": "add shards, or wait",
-    "": "check the address, and the limits of the account",
+    "throttled": "Kinesis is throttling: add shards, or wait",
+    "busy": "Kinesis is temporarily unavailable: retry later",
+    "": "check the address and the limits of the account",
 }
-"""What to do about each condition."""
+"""The next step for each condition."""
 
 
 class CallFailed(Exception):
-    """A call or a record that Kinesis did not accept; `code` is the server's own, or one of ours.
+    """A call or record that Kinesis rejected; `code` is the server's own or one of ours.
 
-    Ours are `Unreachable`, `NoCredentials`, `Tls` and `NotKinesis`, for an answer of a server that does not speak it.
+    Ours are `Unreachable`, `NoCredentials`, `Tls`, and `NotKinesis` for a server that is not
+    Kinesis-compatible.
     """
 
     def __init__(self, code: str, detail: str, *, retry_helps: bool | None = None) -> None:
         detail = " ".join(_MARKUP.sub(" ", detail).split())[:_MOST_LETTERS].rstrip(" .;")
         super().__init__(f"{code}: {detail}")
-        self.code, self.detail = code, detail
+        self.code = code
+        self.detail = detail
         self.is_throttle = code in _THROTTLES
-        self.retry_helps = self.is_throttle or code in _ANOTHER_TIME if retry_helps is None else retry_helps
+        self.retry_helps = (
+            self.is_throttle or code in _TRANSIENT if retry_helps is None else retry_helps
+        )
 
     @property
     def condition(self) -> str:
@@ -145,26 +193,28 @@ class CallFailed(Exception):
             return "refused"
         if self.code in _HINTS:
             return self.code
+        if self.is_throttle:
+            return "throttled"
         return "busy" if self.retry_helps else ""
 
-    def for_people(self, config: KinesisConfig, *, at_start: bool = False) -> UnderstudyError:
-        """What to raise: the server's own words and the next step.
+    def to_error(self, config: KinesisConfig, *, at_start: bool = False) -> UnderstudyError:
+        """The error to raise, with the server's own message and the next step.
 
-        ConfigError at the start only, where whoever gave the address is there to correct it; later on a stream or a
-        right may come back, and what was acknowledged is safe.
+        ConfigError only at the start, when the operator can correct the address. Later a stream or
+        a permission may be restored, and acknowledged records are safe.
         """
         condition = self.condition
         kind: type[UnderstudyError] = ConfigError if at_start else Unreachable
-        if condition in ("Unreachable", "busy"):
+        if condition in ("Unreachable", "throttled", "busy"):
             kind = Unreachable
         elif not condition:
             kind = StorageFailed
         hint = _HINTS[condition].format(keys=config.keys_from)
-        return kind(f"Kinesis stream {config.stream!r} at {config.place} failed: {self}; {hint}")
+        return kind(f"Kinesis stream {config.stream!r} at {config.where} failed: {self}; {hint}")
 
 
 def explained(error: Exception) -> CallFailed | None:
-    """What an exception of the SDK means; None when it is none of the SDK."""
+    """Translate an exception of the SDK; None when it is not from the SDK."""
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -178,7 +228,7 @@ def explained(error: Exception) -> CallFailed | None:
 
     match error:
         case ClientError():
-            return _answered(error.response)
+            return _error_response(error.response)
         case NoCredentialsError() | PartialCredentialsError() | CredentialRetrievalError():
             return CallFailed("NoCredentials", str(error))
         case SSLError() if any(words in str(error) for words in _NEVER_TLS):
@@ -190,35 +240,41 @@ def explained(error: Exception) -> CallFailed | None:
     return None
 
 
-def _answered(response: Mapping[str, Any]) -> CallFailed:
-    """A call that was answered with an error: by Kinesis, or by another server, whose status is all there is."""
-    error, status = response.get("Error", {}), response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    code, detail = str(error.get("Code", "")), str(error.get("Message", ""))
+def _error_response(response: Mapping[str, Any]) -> CallFailed:
+    """Translate an error response; one from another server than Kinesis has only a status."""
+    error = response.get("Error", {})
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    code = str(error.get("Code", ""))
+    detail = str(error.get("Message", ""))
     is_broken = isinstance(status, int) and status >= 500 and status != 501
     if code.isdigit() and not is_broken:
         return CallFailed("NotKinesis", f"status {code}: {detail}")
     return CallFailed(code, detail, retry_helps=True if is_broken else None)
 
 
-# --- Calls ------------------------------------------------------------------------------------------------------------
+# --- Calls ----------------------------------------------------------------------------------------
 
 
 def pause_s(attempt: int, rng: random.Random) -> float:
-    """How long to wait before try number `attempt` (from 1): full jitter, so that callers do not come back at once."""
+    """Pause before retry `attempt` (from 1), with full jitter so that callers spread out."""
     return rng.uniform(0.0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempt, 16)))
 
 
 class KinesisApi:
-    """One stream's calls; any thread may make them."""
+    """API calls for one stream; thread-safe."""
 
-    def __init__(self, client: Any, config: KinesisConfig, *, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self, client: Any, config: KinesisConfig, *, clock: Clock, rng: random.Random
+    ) -> None:
         self._client = client
-        self.config, self.clock, self.rng = config, clock, rng
+        self.config = config
+        self.clock = clock
+        self.rng = rng
         self.closed = Event()
         self.is_starting = True
 
     def call(self, operation: str, **fields: Any) -> Mapping[str, Any]:
-        """One try; CallFailed when it came to nothing."""
+        """Call once; CallFailed on any error of the server or the SDK."""
         method: Callable[..., Mapping[str, Any]] = getattr(self._client, operation)
         try:
             return method(**fields)
@@ -227,34 +283,40 @@ class KinesisApi:
                 raise
             raise failed from error
 
-    def patient(self, operation: str, **fields: Any) -> Mapping[str, Any]:
-        """An answer, tried again for `retry_s` where that helps; then the error for people."""
-        return self.patiently(lambda: self.call(operation, **fields))
+    def call_with_retries(self, operation: str, **fields: Any) -> Mapping[str, Any]:
+        """Call and retry transient errors for `retry_s`, then raise the final error."""
+        return self.with_retries(lambda: self.call(operation, **fields))
 
-    def patiently(self, attempt: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What `attempt` gives, tried again for `retry_s` where that helps; then the error for people."""
+    def with_retries(self, attempt: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Run `attempt` and retry transient errors for `retry_s`, then raise the final error."""
         give_up_s = self.clock.monotonic() + self.config.retry_s
         for number in range(1, 1_000_000):
             try:
                 return attempt()
             except CallFailed as error:
-                if not error.retry_helps or self.clock.monotonic() >= give_up_s or self.closed.is_set():
-                    raise error.for_people(self.config, at_start=self.is_starting) from error
+                if (
+                    not error.retry_helps
+                    or self.clock.monotonic() >= give_up_s
+                    or self.closed.is_set()
+                ):
+                    raise error.to_error(self.config, at_start=self.is_starting) from error
                 self.clock.wait(self.closed, pause_s(number, self.rng))
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Let go of the connections that nobody uses."""
+        """Close idle connections."""
         self._client.close()
 
 
 def connect(config: KinesisConfig, *, clock: Clock | None = None) -> KinesisApi:
-    """Calls with boto3; ConfigError when its settings do not go together, MissingExtra without it."""
+    """Connect with boto3; ConfigError for invalid settings, MissingExtra without boto3."""
     return KinesisApi(_client(config), config, clock=clock or SystemClock(), rng=random.Random())
 
 
 def _client(config: KinesisConfig) -> Any:
-    session = aws_session("kinesis", credentials=config.credentials, profile=config.profile, region=config.region)
+    session = aws_session(
+        "kinesis", credentials=config.credentials, profile=config.profile, region=config.region
+    )
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, InvalidRegionError, NoRegionError
 
@@ -263,7 +325,7 @@ def _client(config: KinesisConfig) -> Any:
             "kinesis",
             endpoint_url=config.endpoint or None,
             config=Config(
-                # Retries are ours: the SDK would not try the failed records of a call that succeeded in part.
+                # We retry ourselves: the SDK ignores failed records of a partly successful call.
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 connect_timeout=min(config.timeout_s, 3.0),
                 read_timeout=config.timeout_s,
@@ -273,15 +335,16 @@ def _client(config: KinesisConfig) -> Any:
         )
     except NoRegionError:
         raise ConfigError(
-            f"no AWS region for Kinesis stream {config.stream!r}; write kinesis://{config.stream}?region=eu-west-1, "
-            "or set AWS_REGION"
+            f"no AWS region for Kinesis stream {config.stream!r}; write "
+            f"kinesis://{config.stream}?region=eu-west-1, or set AWS_REGION"
         ) from None
     except InvalidRegionError:
         raise ConfigError(
-            f"region of Kinesis stream {config.stream!r} is {config.region[:40]!r}; give one such as eu-west-1"
+            f"region of Kinesis stream {config.stream!r} is {config.region[:40]!r}; use a region "
+            "such as eu-west-1"
         ) from None
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(
-            f"the AWS settings for Kinesis stream {config.stream!r} cannot be used: {error}; correct the address, or "
-            f"{config.keys_from}"
+            f"invalid AWS settings for Kinesis stream {config.stream!r}: {error}; correct the "
+            f"address, or the keys from {config.keys_from}"
         ) from None

@@ -1,13 +1,45 @@
-"""For those who write adapters: contract tests to subclass, faults to inject, sample data to store.
+"""For authors of adapters: contract tests to subclass, faults to inject and sample data to store.
 
-class TestMyStream(StreamContract):
-    def make(self) -> Stream:
-        return MyStream(...)
+class TestMyStore(StoreContract, StoreAdminContract):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.path = tmp_path
+        self.count = 0
+
+    def make(self, clock: Clock) -> FullStore:
+        self.count += 1
+        return MyStore(self.path / f"store-{self.count}", clock)
+
+    def reopen(self, store: FullStore, clock: Clock) -> FullStore:
+        return MyStore(self.path / f"store-{self.count}", clock)
+
+StoreContract needs both ports of a store, and `make` and `reopen`. StreamContract, LinkContract and
+ObjectsContract need `make()`; AlgorithmContract, which imports JAX, is in
+`understudy.testing.algorithm`. Each contract names its optional hooks.
 """
 
+import sys
+
+if "pytest" in sys.modules:
+    # Before these modules are imported, so that a failed assertion shows its values.
+    sys.modules["pytest"].register_assert_rewrite(
+        *(
+            f"{__name__}.{module}"
+            for module in ("algorithm", "links", "objects", "store_harness", "stores", "streams")
+        )
+    )
+
 from understudy.testing.clock import START_S, ManualClock
-from understudy.testing.faults import Crash, CrashingStore, Faults, FaultyLink, FaultyStream, FaultySync
+from understudy.testing.faults import (
+    Crash,
+    CrashingStore,
+    Faults,
+    FaultyLink,
+    FaultyStream,
+    FaultySync,
+)
 from understudy.testing.links import LinkContract
+from understudy.testing.objects import ObjectsContract
 from understudy.testing.stores import StoreAdminContract, StoreContract
 from understudy.testing.streams import StreamContract
 
@@ -21,6 +53,7 @@ __all__ = [
     "FaultySync",
     "LinkContract",
     "ManualClock",
+    "ObjectsContract",
     "StoreAdminContract",
     "StoreContract",
     "StreamContract",

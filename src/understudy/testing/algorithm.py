@@ -1,11 +1,12 @@
-"""The contract of the Algorithm port: what every algorithm must do, as tests to subclass.
+"""The contract of the Algorithm port, as tests to subclass.
 
 class TestMine(AlgorithmContract):
     def make(self) -> Algorithm:
         return Mine(cart_spec(), MineConfig(batch=64))
 
-Keep the network small: each program is compiled once for all tests of a class. Give `make_masked` as well when the
-algorithm plays games with legal masks. This page needs JAX; `understudy.testing` itself does not import it.
+Keep the network small: each program is compiled once for all tests of a class. Define `make_masked`
+too if the algorithm supports games with action masks. This module needs JAX; `understudy.testing`
+itself does not import it.
 """
 
 import dataclasses
@@ -17,147 +18,175 @@ from typing import Any
 import jax
 import numpy as np
 
-from understudy.core.algorithm import Algorithm, Batch, Range, Rollout, Rollouts, Schedule, Transitions
-from understudy.core.heads import LOG_STD, Decision
-from understudy.core.policy import Policy, decode_policy
+from understudy.algorithm import Algorithm, Batch, Range, Rollout, Rollouts, Schedule, Transitions
 from understudy.core.tensors import Array
+from understudy.nn.heads import LOG_STD, Decision
+from understudy.nn.policy import Policy, decode_policy
 from understudy.testing.samples import random_rows
 
-LANES, ROWS = 3, 64
+LANES = 3
+ROWS = 64
 
 
 class AlgorithmContract:
-    """Subclass, give `make`, and run with pytest."""
+    """Subclass, define `make`, and run with pytest."""
 
     lane_tolerance = 0.0
-    """How far a lane may be from the same run alone after ten updates: 0 at 64 wide and batch 64, else 1e-4."""
+    """How far a lane may differ from the same run alone after ten updates: 0 with width 64 and
+    batch 64, else 1e-4."""
     scan_tolerance = 0.0
-    """How far a scan of a hundred updates may be from a hundred single ones."""
+    """How far a scan of a hundred updates may differ from a hundred single ones."""
 
     def make(self) -> Algorithm:
-        """The algorithm for a game of your choice."""
-        raise NotImplementedError("a subclass of AlgorithmContract gives make(): the algorithm under test")
+        """Create the algorithm for a game of your choice."""
+        raise NotImplementedError(
+            "a subclass of AlgorithmContract must define make(): the algorithm under test"
+        )
 
     def make_masked(self) -> Algorithm:
-        """The algorithm for a game that has legal masks."""
-        raise unittest.SkipTest("this algorithm plays no games with legal masks")
+        """Create the algorithm for a game with action masks."""
+        raise unittest.SkipTest("this algorithm supports no games with action masks")
 
-    # --- Same arguments, same bits --------------------------------------------------------------------------------
+    # --- Same arguments, same bits ----------------------------------------------------------------
 
     def test_the_same_key_gives_the_same_bits(self) -> None:
         kit = _kit(type(self))
         first, again, other = (kit.algorithm.init(jax.random.PRNGKey(seed)) for seed in (7, 7, 8))
         assert _distance(first, again) == 0.0
         assert _distance(first, other) > 0.0
-        (updated, told), (updated_again, told_again) = (kit.update(first, kit.batch(1), kit.knobs) for _ in range(2))
-        assert _distance((updated, told), (updated_again, told_again)) == 0.0
+        updates = [kit.update(first, kit.batch(1), kit.knobs) for _ in range(2)]
+        assert _distance(*updates) == 0.0
+        updated, _ = updates[0]
         decisions = [kit.act(updated, kit.obs(1), jax.random.PRNGKey(3), 0.3) for _ in range(2)]
         assert _distance(*decisions) == 0.0
 
     def test_an_update_changes_what_a_policy_does(self) -> None:
         kit = _kit(type(self))
-        before, after = (kit.policy(state).outputs(kit.obs(2)) for state in (kit.state, kit.learned))
+        before, after = (
+            kit.policy(state).outputs(kit.obs(2)) for state in (kit.state, kit.learned)
+        )
         assert any((before[name] != after[name]).any() for name in before)
 
-    # --- What actors and games get --------------------------------------------------------------------------------
+    # --- The exported policy ----------------------------------------------------------------------
 
     def test_the_exported_policy_does_what_the_live_one_does(self) -> None:
         kit = _kit(type(self))
-        policy, obs = kit.policy(kit.learned), kit.obs(3)
+        policy = kit.policy(kit.learned)
+        obs = kit.obs(3)
         for seed in range(4):
             live = kit.act(kit.learned, obs, jax.random.PRNGKey(seed), 0.5)
             _check_same(policy, obs, jax.tree.map(np.asarray, live))
 
-    def test_the_exported_policy_survives_its_bytes(self) -> None:
+    def test_the_exported_policy_survives_encoding(self) -> None:
         kit = _kit(type(self))
-        policy, obs = kit.policy(kit.learned), kit.obs(4)
-        again = decode_policy(policy.encode())
-        one, other = (some.decide(obs, None, deterministic=True).action for some in (policy, again))
-        np.testing.assert_array_equal(one, other)
+        policy = kit.policy(kit.learned)
+        obs = kit.obs(4)
+        decoded = decode_policy(policy.encode())
+        np.testing.assert_array_equal(
+            decoded.decide(obs, None, deterministic=True).action,
+            policy.decide(obs, None, deterministic=True).action,
+        )
 
-    # --- One program for many ---------------------------------------------------------------------------------------
+    # --- One program for many runs or updates -----------------------------------------------------
 
     def test_a_lane_equals_the_same_run_alone(self) -> None:
         kit = _kit(type(self))
         keys = jax.random.split(jax.random.PRNGKey(5), LANES)
-        lanes, lane = jax.vmap(kit.algorithm.init)(keys), 1
+        lanes = jax.vmap(kit.algorithm.init)(keys)
+        lane = 1
         alone = kit.algorithm.init(keys[lane])
-        assert _distance(_at(lanes, lane), alone) == 0.0, "a lane starts from other bits than the run alone"
+        assert _distance(_at(lanes, lane), alone) == 0.0, (
+            "a lane starts from other bits than the run alone"
+        )
         knobs = {name: np.full(LANES, value) for name, value in kit.knobs.items()}
         for number in range(10):
-            batches = [kit.batch(100 + LANES * number + one) for one in range(LANES)]
+            batches = [kit.batch(100 + LANES * number + index) for index in range(LANES)]
             lanes, _ = kit.update_lanes(lanes, _stacked(batches), knobs)
             alone, _ = kit.update(alone, batches[lane], kit.knobs)
         assert _distance(_at(lanes, lane), alone) <= self.lane_tolerance
 
     def test_a_scan_of_updates_equals_single_updates(self) -> None:
         kit = _kit(type(self))
-        batches, single = [kit.batch(number % 4) for number in range(100)], kit.state
+        batches = [kit.batch(number % 4) for number in range(100)]
+        single = kit.state
         scanned, _ = kit.update_many(kit.state, _stacked(batches), kit.knobs)
         for batch in batches:
             single, _ = kit.update(single, batch, kit.knobs)
         assert _distance(scanned, single) <= self.scan_tolerance
 
-    # --- What comes back --------------------------------------------------------------------------------------------
+    # --- Feedback ---------------------------------------------------------------------------------
 
     def test_feedback_of_a_good_batch_is_good(self) -> None:
         kit = _kit(type(self))
-        _, told = kit.update(kit.state, kit.batch(1), kit.knobs)
-        assert bool(told.ok)
-        assert told.row_ok.shape == (kit.rows,)
-        assert told.row_ok.dtype == bool
-        assert bool(told.row_ok.all())
-        assert told.metrics
-        assert all(value.shape == () and np.isfinite(value) for value in told.metrics.values())
+        _, feedback = kit.update(kit.state, kit.batch(1), kit.knobs)
+        assert bool(feedback.ok)
+        assert feedback.row_ok.shape == (kit.rows,)
+        assert feedback.row_ok.dtype == bool
+        assert bool(feedback.row_ok.all())
+        assert feedback.metrics
+        assert all(value.shape == () and np.isfinite(value) for value in feedback.metrics.values())
         if isinstance(kit.algorithm.needs, Rollouts):
-            assert told.ratio_error is not None
-            assert float(told.ratio_error) <= 1e-3
+            assert feedback.ratio_error is not None
+            assert float(feedback.ratio_error) <= 1e-3
         elif kit.algorithm.needs.prioritised:
-            assert told.priorities.shape == (kit.rows,)
-            assert bool((told.priorities >= 0).all())
+            assert feedback.priorities.shape == (kit.rows,)
+            assert bool((feedback.priorities >= 0).all())
 
-    def test_a_batch_that_is_not_finite_is_told_with_its_rows(self) -> None:
+    def test_a_batch_that_is_not_finite_is_reported_with_its_rows(self) -> None:
         kit = _kit(type(self))
         clean, _ = kit.update(kit.state, kit.batch(1), kit.knobs)
-        for name, bad in [(name, bad) for name in kit.number_fields for bad in (np.nan, np.inf, -np.inf)]:
+        for name, bad in [
+            (name, bad) for name in kit.number_fields for bad in (np.nan, np.inf, -np.inf)
+        ]:
             spoiled, row = _spoiled(kit.batch(1), name, bad)
-            updated, told = kit.update(kit.state, spoiled, kit.knobs)
-            if bool(told.ok):  # not read, or bounded before it could do harm
-                assert not np.isnan(bad) or _distance(updated, clean) == 0.0, f"{bad} in {name} was learned from"
+            updated, feedback = kit.update(kit.state, spoiled, kit.knobs)
+            if bool(feedback.ok):  # the field is not read, or is clipped before it does harm
+                assert not np.isnan(bad) or _distance(updated, clean) == 0.0, (
+                    f"the update learned from {bad} in {name}"
+                )
                 assert _is_finite(updated), f"{bad} in {name} broke the state, and ok is True"
                 continue
-            assert not told.row_ok[row], f"the row that holds {bad} in {name} is not named"
-            assert bool(told.row_ok.any()), f"every row is blamed for {bad} in {name}"
+            assert not feedback.row_ok[row], f"row_ok is True for the row with {bad} in {name}"
+            assert bool(feedback.row_ok.any()), f"row_ok is False for every row: {bad} in {name}"
 
-    # --- Masks ------------------------------------------------------------------------------------------------------
+    # --- Masks ------------------------------------------------------------------------------------
 
-    def test_illegal_actions_are_never_taken(self) -> None:
+    def test_invalid_actions_are_never_taken(self) -> None:
         kit = _Kit(self.make_masked())
-        rng, state = np.random.default_rng(0), kit.state
+        rng = np.random.default_rng(0)
+        state = kit.state
         policy = kit.policy(state)
         for seed in range(20):
-            obs, legal = kit.obs(seed), random_masks(ROWS, policy.head.size, rng)
+            obs = kit.obs(seed)
+            action_mask = random_masks(ROWS, policy.head.size, rng)
             for explore in (0.0, 0.5, 1.0):
-                live = np.asarray(kit.act(state, obs, jax.random.PRNGKey(seed), explore, legal).action)
-                decided = policy.decide(obs, policy.head.noise(rng, ROWS), explore=explore, legal=legal).action
-                greedy = policy.decide(obs, None, legal=legal, deterministic=True).action
+                live = np.asarray(
+                    kit.act(state, obs, jax.random.PRNGKey(seed), explore, action_mask).action
+                )
+                decided = policy.decide(
+                    obs, policy.head.noise(rng, ROWS), explore=explore, action_mask=action_mask
+                ).action
+                greedy = policy.decide(
+                    obs, None, action_mask=action_mask, deterministic=True
+                ).action
                 for taken in (live, decided, greedy):
-                    assert legal[np.arange(ROWS), taken].all()
+                    assert action_mask[np.arange(ROWS), taken].all()
 
-    # --- Settings ---------------------------------------------------------------------------------------------------
+    # --- Settings ---------------------------------------------------------------------------------
 
-    def test_every_default_lies_within_its_range(self) -> None:
+    def test_every_default_is_within_its_range(self) -> None:
         algorithm = _kit(type(self)).algorithm
-        for made in (algorithm.Config(), algorithm.Knobs()):
-            for one in dataclasses.fields(made):
-                limits, value = one.metadata.get("range"), getattr(made, one.name)
+        for settings in (algorithm.Config(), algorithm.Knobs()):
+            for field in dataclasses.fields(settings):
+                limits = field.metadata.get("range")
+                value = getattr(settings, field.name)
                 ends = (value.start, value.end) if isinstance(value, Schedule) else (value,)
                 if isinstance(limits, Range):
-                    assert limits.says
-                    assert all(limits.low <= number <= limits.high for number in ends), one.name
+                    assert limits.description
+                    assert all(limits.low <= number <= limits.high for number in ends), field.name
 
 
-# --- What the tests are made of --------------------------------------------------------------------------------------
+# --- Test data ------------------------------------------------------------------------------------
 
 
 _KITS: dict[Any, "_Kit"] = {}
@@ -171,7 +200,7 @@ def _kit(contract: type[AlgorithmContract]) -> "_Kit":
 
 
 class _Kit:
-    """An algorithm with its compiled functions and data to feed them."""
+    """An algorithm with its compiled functions and random data for them."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -179,7 +208,7 @@ class _Kit:
         self.act: Any = jax.jit(algorithm.act)
         self.state = algorithm.init(jax.random.PRNGKey(0))
         knobs = algorithm.Knobs()
-        values = {one.name: getattr(knobs, one.name) for one in dataclasses.fields(knobs)}
+        values = {field.name: getattr(knobs, field.name) for field in dataclasses.fields(knobs)}
         self.knobs = {name: np.float32(_now(value)) for name, value in values.items()}
         self._batches: dict[int, Any] = {}
 
@@ -190,13 +219,15 @@ class _Kit:
     @cached_property
     def update_many(self) -> Any:
         def many(state: Any, batches: Any, knobs: Any) -> Any:
-            return jax.lax.scan(lambda state, batch: self.algorithm.update(state, batch, knobs), state, batches)
+            return jax.lax.scan(
+                lambda state, batch: self.algorithm.update(state, batch, knobs), state, batches
+            )
 
         return jax.jit(many)
 
     @cached_property
     def learned(self) -> Any:
-        """A state that has left its beginning."""
+        """A state after three updates."""
         state = self.state
         for number in range(3):
             state, _ = self.update(state, self.batch(number), self.knobs)
@@ -214,75 +245,89 @@ class _Kit:
         return random_obs(self.algorithm, np.random.default_rng([9, seed]), (ROWS,))
 
     def batch(self, seed: int) -> Any:
-        """Random data of the kind that one update eats; the same for the same seed."""
+        """Random data for one update; the same for the same seed."""
         if seed not in self._batches:
             rng = np.random.default_rng([1, seed])
             is_rollout = isinstance(self.algorithm.needs, Rollouts)
-            made = random_rollout(self.algorithm, self.state, rng) if is_rollout else random_batch(self.algorithm, rng)
-            self._batches[seed] = made
+            self._batches[seed] = (
+                random_rollout(self.algorithm, self.state, rng)
+                if is_rollout
+                else random_batch(self.algorithm, rng)
+            )
         return self._batches[seed]
 
     @property
     def number_fields(self) -> Iterator[str]:
-        """Fields of a batch that hold floats, `obs.NAME` for a column."""
+        """The fields of a batch that contain floats; `obs.NAME` for a column."""
         for name, value in self.batch(1)._asdict().items():
             if name in ("action", "weight"):
-                continue  # made by us: an action by a head, a weight by the replay
+                continue  # computed by the platform: an action by a head, a weight by the replay
             for key, column in value.items() if isinstance(value, Mapping) else [("", value)]:
                 if column is not None and column.dtype.kind == "f":
                     yield f"{name}.{key}" if key else name
 
 
-def random_obs(algorithm: Algorithm, rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
+def random_obs(
+    algorithm: Algorithm, rng: np.random.Generator, shape: tuple[int, ...]
+) -> dict[str, Array]:
     """Observation columns [*shape, (stack,) ...]."""
     stack = algorithm.needs.stack
     shape = (*shape, stack) if stack > 1 else shape
     columns = algorithm.game.obs_columns.items()
-    return {name: random_rows(space, int(np.prod(shape)), rng).reshape(*shape, *space.shape) for name, space in columns}
+    return {
+        name: random_rows(space, int(np.prod(shape)), rng).reshape(*shape, *space.shape)
+        for name, space in columns
+    }
 
 
 def random_masks(n: int, size: int, rng: np.random.Generator) -> Array:
-    """bool[n, size] with at least one legal action each."""
-    legal: Array = rng.random((n, size)) < 0.4
-    legal[np.arange(n), rng.integers(0, size, n)] = True
-    return legal
+    """bool[n, size] with at least one valid action per row."""
+    action_mask: Array = rng.random((n, size)) < 0.4
+    action_mask[np.arange(n), rng.integers(0, size, n)] = True
+    return action_mask
 
 
 def random_batch(algorithm: Algorithm, rng: np.random.Generator) -> Batch:
-    """Transitions that could have happened in the algorithm's game; only legal actions were taken."""
-    needs, game = algorithm.needs, algorithm.game
+    """Random transitions of the algorithm's game, with valid actions only."""
+    needs = algorithm.needs
+    game = algorithm.game
     assert isinstance(needs, Transitions)
-    n, legal, next_legal = needs.batch, None, None
+    n = needs.batch
+    action_mask = None
+    next_action_mask = None
     if game.discrete is None:
         action: Array = random_rows(game.action[""], n, rng).reshape(n, -1).astype(np.float32)
     else:
         size = game.discrete.n
-        legal, next_legal = (random_masks(n, size, rng) for _ in range(2))
-        action = np.where(legal, rng.random((n, size)), -1.0).argmax(1).astype(np.int32)
+        action_mask, next_action_mask = (random_masks(n, size, rng) for _ in range(2))
+        action = np.where(action_mask, rng.random((n, size)), -1.0).argmax(1).astype(np.int32)
     has_ended = rng.random(n) < 0.1
     return Batch(
         obs=random_obs(algorithm, rng, (n,)),
         action=action,
         reward=rng.normal(0, 1, n).astype(np.float32),
         next_obs=random_obs(algorithm, rng, (n,)),
-        factor=np.where(has_ended, 0.0, needs.discount**needs.n_step).astype(np.float32),
-        weight=rng.uniform(0.2, 1.0, n).astype(np.float32) if needs.prioritised else np.ones(n, np.float32),
-        legal=legal if game.has_legal else None,
-        next_legal=next_legal if game.has_legal else None,
+        discount=np.where(has_ended, 0.0, needs.discount**needs.n_step).astype(np.float32),
+        weight=rng.uniform(0.2, 1.0, n).astype(np.float32)
+        if needs.prioritised
+        else np.ones(n, np.float32),
+        action_mask=action_mask if game.has_action_mask else None,
+        next_action_mask=next_action_mask if game.has_action_mask else None,
         extras={name: rng.normal(0, 1, n).astype(np.float32) for name in needs.extras},
     )
 
 
 def random_rollout(algorithm: Algorithm, state: Any, rng: np.random.Generator) -> Rollout:
-    """What the state's policy would do on random observations, with the probabilities it gives."""
-    needs, policy = algorithm.needs, algorithm.policy(state)
+    """The decisions of the state's policy for random observations, with their probabilities."""
+    needs = algorithm.needs
+    policy = algorithm.policy(state)
     assert isinstance(needs, Rollouts)
     shape = (needs.steps, needs.envs)
     n = needs.steps * needs.envs
     obs = random_obs(algorithm, rng, shape)
-    legal = random_masks(n, policy.head.size, rng) if algorithm.game.has_legal else None
+    action_mask = random_masks(n, policy.head.size, rng) if algorithm.game.has_action_mask else None
     flat = {name: column.reshape(n, *column.shape[2:]) for name, column in obs.items()}
-    decision = policy.decide(flat, policy.head.noise(rng, n), legal=legal)
+    decision = policy.decide(flat, policy.head.noise(rng, n), action_mask=action_mask)
     chosen = decision.action if policy.head.is_discrete else decision.raw_action
     return Rollout(
         obs=obs,
@@ -292,7 +337,7 @@ def random_rollout(algorithm: Algorithm, state: Any, rng: np.random.Generator) -
         terminated=rng.random(shape) < 0.1,
         truncated=rng.random(shape) < 0.1,
         logp=decision.logp.reshape(shape),
-        legal=None if legal is None else legal.reshape(*shape, -1),
+        action_mask=None if action_mask is None else action_mask.reshape(*shape, -1),
     )
 
 
@@ -308,11 +353,12 @@ def _stacked(batches: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
 
 
-def _distance(one: Any, other: Any) -> float:
-    """The largest difference between two trees; 0 only when every bit is the same."""
+def _distance(left: Any, right: Any) -> float:
+    """The largest difference between two trees; 0 only if every bit is equal."""
     largest = 0.0
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        first, second = np.asarray(a), np.asarray(b)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        first = np.asarray(a)
+        second = np.asarray(b)
         assert (first.dtype, first.shape) == (second.dtype, second.shape)
         if first.tobytes() != second.tobytes():
             difference = np.abs(first.astype(np.float64) - second.astype(np.float64)).max()
@@ -326,7 +372,7 @@ def _is_finite(tree: Any) -> bool:
 
 
 def _spoiled(batch: Any, name: str, bad: float) -> tuple[Any, int]:
-    """A copy whose field holds one bad number, and the row it is in."""
+    """A copy of a batch with one bad number in a field, and its row."""
     field, _, key = name.partition(".")
     value = getattr(batch, field)
     column = np.array(value[key] if key else value)
@@ -334,16 +380,19 @@ def _spoiled(batch: Any, name: str, bad: float) -> tuple[Any, int]:
     at = (column.shape[0] // 2, column.shape[1] // 2) if is_rollout else (column.shape[0] // 2,)
     column[at] = bad
     changed = {**value, key: column} if key else column
-    return batch._replace(**{field: changed}), int(np.ravel_multi_index(at, column.shape[: len(at)]))
+    return batch._replace(**{field: changed}), int(
+        np.ravel_multi_index(at, column.shape[: len(at)])
+    )
 
 
 def _check_same(policy: Policy, obs: Mapping[str, Array], live: Decision) -> None:
-    """The exported policy gives these decisions too, from the noise that leads to them, with the same logp."""
-    head, outputs = policy.head, policy.outputs(obs)
+    """Assert that the exported policy makes these decisions, from the noise that causes them."""
+    head = policy.head
+    outputs = policy.outputs(obs)
     rows = np.arange(len(live.logp))
     if head.kind == "epsilon_greedy":
         lots = np.zeros((len(rows), 1 + head.size), np.float32)
-        lots[rows, 1 + live.action] = 1.0  # the first number stays below epsilon: the lot decides
+        lots[rows, 1 + live.action] = 1.0  # the first number is below epsilon, so the lots decide
         own = policy.decide(obs, lots, explore=0.5)
     elif head.kind == "categorical":
         pushes = np.zeros((len(rows), head.size), np.float32)

@@ -1,29 +1,36 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that moves only when a test moves it."""
 
+import time
 from threading import Event
 
 START_S = 1_760_000_000.0
-"""Where a ManualClock starts: some day in 2025, so that session ids made from it are plausible."""
+"""The start of a ManualClock: a day in 2025, so that session ids created from it are plausible."""
 
 
 class ManualClock:
-    """A Clock whose time moves only by `advance` and by waiting."""
+    """A Clock whose time moves only by `advance` and by waiting.
 
-    def __init__(self, now_s: float = START_S) -> None:
+    With `waits_in_real_time`, only `now` is manual: `monotonic` and `wait` follow the real time.
+    """
+
+    def __init__(self, now_s: float = START_S, *, waits_in_real_time: bool = False) -> None:
         self._now_s = now_s
+        self._waits_in_real_time = waits_in_real_time
 
     def now(self) -> float:
         return self._now_s
 
     def monotonic(self) -> float:
-        return self._now_s
+        return time.monotonic() if self._waits_in_real_time else self._now_s
 
     def wait(self, event: Event, timeout_s: float) -> bool:
-        """Returns at once, with the time moved on unless the event was set."""
+        """Return at once and advance the time, unless the event is set."""
+        if self._waits_in_real_time:
+            return event.wait(timeout_s)
         if not event.is_set():
             self._now_s += timeout_s
         return event.is_set()
 
     def advance(self, seconds: float) -> None:
-        """Move the time on (or back, as a badly set machine would)."""
+        """Move the time forward (or back, like a machine with a wrong clock)."""
         self._now_s += seconds

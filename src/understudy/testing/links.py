@@ -1,4 +1,4 @@
-"""The contract of Link: what every way to a platform must do, as tests to subclass."""
+"""The contract of the Link port, as tests to subclass."""
 
 import threading
 import time
@@ -7,38 +7,47 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from understudy.core.chunk import Chunk
 from understudy.core.errors import LinkFailed
-from understudy.core.frame import CloseReport, Frame, close_frame
-from understudy.core.game import GameSpec
-from understudy.core.manifest import manifest_from_json, open_policy
 from understudy.core.names import PlayerName, new_session, player_name
-from understudy.core.policy import Policy
-from understudy.core.ports import Link
 from understudy.core.signed import open_signed, trusted_keys
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import CloseReport, Frame, close_frame
+from understudy.experience.game import GameSpec
+from understudy.models.manifest import manifest_from_json, open_policy
+from understudy.nn.policy import Policy
+from understudy.ports import Link
 from understudy.testing.samples import cart_spec, random_session
 
 ADA = player_name("ada")
 
 
 class LinkContract:
-    """Subclass, give `make`, `release` and `policy`, and run with pytest. `make` is called once per test."""
+    """Subclass, define `make`, `release` and `random_policy`, and run with pytest.
+
+    `make` is called once per test.
+    """
 
     spec: GameSpec = cart_spec()
 
     def make(self) -> Link:
-        """A link to an empty platform, for the game of `spec`."""
-        raise NotImplementedError("a subclass of LinkContract gives make(): a link to an empty platform")
+        """Create a link to an empty platform, for the game of `spec`."""
+        raise NotImplementedError(
+            "a subclass of LinkContract must define make(): a link to an empty platform"
+        )
 
     def release(self, policy: Policy, alias: str = "champion") -> int:
-        """Release a policy on the platform of the last `make` and let an alias mean it; its number."""
-        raise NotImplementedError("a subclass of LinkContract gives release(): the policy becomes the alias's model")
+        """Release a policy on the platform of the last `make` under an alias; return its number."""
+        raise NotImplementedError(
+            "a subclass of LinkContract must define release(): it points the alias to the policy"
+        )
 
     def random_policy(self) -> Policy:
-        """Any policy of `spec`."""
-        raise NotImplementedError("a subclass of LinkContract gives random_policy(): one that fits the game")
+        """Create any policy for `spec`."""
+        raise NotImplementedError(
+            "a subclass of LinkContract must define random_policy(): one that fits the game"
+        )
 
-    # --- Experience -------------------------------------------------------------------------------------------------
+    # --- Experience -------------------------------------------------------------------------------
 
     def test_a_spec_may_be_registered_twice(self) -> None:
         link = self.make()
@@ -46,7 +55,7 @@ class LinkContract:
         link.register(self.spec)
         link.close()
 
-    def test_what_is_sent_is_acknowledged_and_so_is_the_same_again(self) -> None:
+    def test_frames_are_acknowledged_and_so_are_duplicates(self) -> None:
         link = self._registered()
         frames, players = _played(self.spec)
         for _ in range(2):
@@ -57,7 +66,7 @@ class LinkContract:
         assert ack.accepted
         link.close()
 
-    def test_each_frame_has_an_answer_of_its_own(self) -> None:
+    def test_each_frame_has_its_own_ack(self) -> None:
         link = self._registered()
         frames, players = _played(self.spec)
         strangers, _ = _played(self.spec)
@@ -67,80 +76,84 @@ class LinkContract:
         assert "no_player" in acks[1].refused
         link.close()
 
-    def test_sixty_four_frames_travel_together(self) -> None:
+    def test_sixty_four_frames_fit_into_one_send(self) -> None:
         link = self._registered()
-        played = [_played(self.spec, n_chunks=2) for _ in range(32)]
-        frames = [frame for some, _ in played for frame in some]
-        players = {session: name for _, names in played for session, name in names.items()}
+        sessions = [_played(self.spec, n_chunks=2) for _ in range(32)]
+        frames = [frame for frames, _ in sessions for frame in frames]
+        players = {session: name for _, names in sessions for session, name in names.items()}
         assert all(ack.accepted for ack in link.send(frames, players))
         link.close()
 
-    def test_skipped_steps_may_be_told_alone_and_a_share_is_known(self) -> None:
+    def test_skipped_steps_may_be_sent_alone_and_a_recording_rate_is_known(self) -> None:
         link = self._registered()
-        assert link.keep_share == 1.0
+        assert link.recording_rate == 1.0
         assert list(link.send([], {}, skipped_steps=1000)) == []
-        assert 0.0 <= link.keep_share <= 1.0
+        assert 0.0 <= link.recording_rate <= 1.0
         link.close()
 
-    # --- Bots -------------------------------------------------------------------------------------------------------
+    # --- Bots -------------------------------------------------------------------------------------
 
-    def test_without_a_bot_there_are_no_news(self) -> None:
+    def test_without_a_bot_there_are_no_live_models(self) -> None:
         link = self._registered()
         assert link.bot(0, wait_s=0.0) is None
         link.close()
 
-    def test_a_bot_comes_with_documents_that_prove_it(self) -> None:
-        link, policy = self._registered(), self.random_policy()
+    def test_a_champion_has_documents_that_verify(self) -> None:
+        link = self._registered()
+        policy = self.random_policy()
         number = self.release(policy)
-        news = link.bot(0, wait_s=5.0)
-        assert news is not None
-        assert news.champion is not None
-        assert news.champion_release is not None
-        trusted = trusted_keys(*news.trust)
-        point = open_signed(news.champion.encode(), trusted)
+        models = link.bot(0, wait_s=5.0)
+        assert models is not None
+        assert models.champion is not None
+        assert models.champion_release is not None
+        trusted = trusted_keys(*models.trust)
+        point = open_signed(models.champion.encode(), trusted)
         assert (point["alias"], point["model_no"]) == ("champion", number)
-        manifest = manifest_from_json(open_signed(news.champion_release.encode(), trusted)["manifest"])
+        manifest = manifest_from_json(
+            open_signed(models.champion_release.encode(), trusted)["manifest"]
+        )
         assert manifest.name == f"{self.spec.game}/{number}"
         assert open_policy(manifest, link.policy(number)) == policy
-        assert (news.canary_release, news.canary_share) == (None, 0.0)
+        assert (models.canary_release, models.canary_share) == (None, 0.0)
         link.close()
 
-    def test_a_canary_comes_with_its_share(self) -> None:
+    def test_a_canary_has_its_share(self) -> None:
         link = self._registered()
         self.release(self.random_policy())
         number = self.release(self.random_policy(), "canary")
-        news = link.bot(0, wait_s=5.0)
-        while news is not None and news.canary is None:
-            news = link.bot(news.number, wait_s=5.0)
-        assert news is not None
-        assert news.canary is not None
-        assert open_signed(news.canary.encode(), trusted_keys(*news.trust))["model_no"] == number
-        assert 0.0 < news.canary_share <= 0.5
+        models = link.bot(0, wait_s=5.0)
+        while models is not None and models.canary is None:
+            models = link.bot(models.number, wait_s=5.0)
+        assert models is not None
+        assert models.canary is not None
+        document = open_signed(models.canary.encode(), trusted_keys(*models.trust))
+        assert document["model_no"] == number
+        assert 0.0 < models.canary_share <= 0.5
         link.close()
 
-    def test_who_has_the_newest_waits_and_hears_of_the_next(self) -> None:
+    def test_a_call_with_the_newest_number_waits_for_the_next(self) -> None:
         link = self._registered()
         self.release(self.random_policy())
-        news = link.bot(0, wait_s=5.0)
-        assert news is not None
-        while (newer := link.bot(news.number, wait_s=0.3)) is not None:
-            news = newer
-        teller = threading.Timer(0.1, self.release, [self.random_policy()])
-        teller.start()
-        newest = link.bot(news.number, wait_s=10.0)
-        teller.join()
+        models = link.bot(0, wait_s=5.0)
+        assert models is not None
+        while (newer := link.bot(models.number, wait_s=0.3)) is not None:
+            models = newer
+        release = threading.Timer(0.1, self.release, [self.random_policy()])
+        release.start()
+        newest = link.bot(models.number, wait_s=10.0)
+        release.join()
         assert newest is not None
-        assert newest.number > news.number
+        assert newest.number > models.number
         link.close()
 
-    def test_a_policy_that_does_not_exist_is_a_failed_call(self) -> None:
+    def test_a_missing_policy_fails_the_call(self) -> None:
         link = self._registered()
         assert _code(lambda: link.policy(99)) == "not_found"
         link.close()
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
+    # --- Close ------------------------------------------------------------------------------------
 
-    def test_closing_wakes_whoever_waits_and_may_be_repeated(self) -> None:
+    def test_close_ends_a_waiting_call_and_may_be_repeated(self) -> None:
         link = self._registered()
         ended = threading.Event()
 

@@ -1,7 +1,7 @@
-"""The contract of the Stream port: what every stream must do, as tests to subclass.
+"""The contract of the Stream port, as tests to subclass.
 
-Give `make` and, where the stream has it, `reopen`, `end` and `trim`; a promise whose hook is missing is skipped by
-name.
+Define `make` and, if the stream supports them, `reopen`, `end` and `trim`; tests whose hook is
+missing are skipped.
 """
 
 import json
@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from understudy.core.errors import Closed, PositionGone
-from understudy.core.frame import MAX_BODY_BYTES, Frame, FrameKind
-from understudy.core.ports import Position, Record, Stream
+from understudy.experience.frame import MAX_BODY_BYTES, Frame, FrameKind
+from understudy.ports import Position, Record, Stream
 from understudy.testing.samples import cart_spec, random_session, stamped
 
 
@@ -28,19 +28,21 @@ def sample_frames(count: int, *, seed: int = 0) -> list[Frame]:
 
 def read_all(stream: Stream, *, max_bytes: int = 1 << 20) -> dict[str, list[Record]]:
     """Every record of every partition, parents first."""
-    found: dict[str, list[Record]] = {}
+    by_partition: dict[str, list[Record]] = {}
     for partition in stream.partitions():
         records: list[Record] = []
         position: Position | None = None
-        while (read := stream.read(partition.id, position, max_bytes=max_bytes, wait_s=0.0)).records:
+        while (
+            read := stream.read(partition.id, position, max_bytes=max_bytes, wait_s=0.0)
+        ).records:
             records += read.records
             position = read.next
-        found[partition.id] = records
-    return found
+        by_partition[partition.id] = records
+    return by_partition
 
 
-def _raws(found: dict[str, list[Record]]) -> Counter[bytes]:
-    return Counter(record.raw for records in found.values() for record in records)
+def _raws(by_partition: dict[str, list[Record]]) -> Counter[bytes]:
+    return Counter(record.raw for records in by_partition.values() for record in records)
 
 
 def _gone(stream: Stream, partition: str, position: Position) -> PositionGone | None:
@@ -52,60 +54,66 @@ def _gone(stream: Stream, partition: str, position: Position) -> PositionGone | 
 
 
 class StreamContract:
-    """Subclass, give `make`, and run with pytest."""
+    """Subclass, define `make`, and run with pytest."""
 
-    patience_s = 20.0
-    """Long enough for anything that is going to happen."""
+    timeout_s = 20.0
+    """Long enough for everything that a test waits for."""
 
     def make(self) -> Stream:
-        """A new, empty stream."""
-        raise NotImplementedError("a subclass of StreamContract gives make(): the stream under test")
+        """Create an empty stream."""
+        raise NotImplementedError(
+            "a subclass of StreamContract must define make(): the stream under test"
+        )
 
     def reopen(self, stream: Stream) -> Stream:
-        """A new stream over what a closed one left."""
-        raise unittest.SkipTest("this stream keeps nothing across close")
+        """Open a new stream over the data of a closed one."""
+        raise unittest.SkipTest("this stream does not survive close")
 
     def end(self, stream: Stream) -> Stream:
-        """Let every partition that exists end (reshard, or close); the stream to go on with."""
-        raise unittest.SkipTest("this stream's partitions cannot be ended by a test")
+        """End every existing partition (reshard, or close); returns the stream to continue with."""
+        raise unittest.SkipTest("a test cannot end this stream's partitions")
 
     def trim(self, stream: Stream, partition: str) -> Stream:
-        """Let at least the first record of a partition go, but not the last; the stream to go on with."""
-        raise unittest.SkipTest("this stream cannot be trimmed by a test")
+        """Trim at least a partition's first record but not its last; returns the stream to use."""
+        raise unittest.SkipTest("a test cannot trim this stream")
 
-    # --- append ---------------------------------------------------------------------------------------------------
+    # --- append -----------------------------------------------------------------------------------
 
-    def test_what_was_appended_can_be_read_as_the_same_bytes(self) -> None:
-        stream, frames = self.make(), sample_frames(5)
-        outcomes = [*stream.append(frames[:2]), *stream.append(frames[2:])]
-        assert [outcome.accepted for outcome in outcomes] == [True] * 5
+    def test_appended_frames_are_read_as_the_same_bytes(self) -> None:
+        stream = self.make()
+        frames = sample_frames(5)
+        acks = [*stream.append(frames[:2]), *stream.append(frames[2:])]
+        assert [ack.accepted for ack in acks] == [True] * 5
         assert _raws(read_all(stream)) == Counter(frame.encode() for frame in frames)
         stream.close()
 
-    def test_appending_nothing_gives_no_outcome(self) -> None:
+    def test_appending_nothing_returns_no_acks(self) -> None:
         stream = self.make()
         assert list(stream.append([])) == []
         stream.close()
 
-    def test_what_append_called_durable_is_there_after_reopening(self) -> None:
-        stream, frames = self.make(), sample_frames(6)
-        assert all(outcome.accepted for outcome in stream.append(frames))
+    def test_accepted_frames_survive_reopening(self) -> None:
+        stream = self.make()
+        frames = sample_frames(6)
+        assert all(ack.accepted for ack in stream.append(frames))
         stream.close()
         stream = self.reopen(stream)
         assert _raws(read_all(stream)) == Counter(frame.encode() for frame in frames)
         stream.close()
 
     def test_a_frame_that_is_too_large_is_refused_alone(self) -> None:
-        stream, frames = self.make(), sample_frames(2)
+        stream = self.make()
+        frames = sample_frames(2)
         large = replace(frames[0], body=bytes(MAX_BODY_BYTES + 1))
-        outcomes = stream.append([frames[0], large, frames[1]])
-        assert [outcome.accepted for outcome in outcomes] == [True, False, True]
-        assert outcomes[1].refused
+        acks = stream.append([frames[0], large, frames[1]])
+        assert [ack.accepted for ack in acks] == [True, False, True]
+        assert acks[1].refused
         assert _raws(read_all(stream)) == Counter(frame.encode() for frame in frames)
         stream.close()
 
-    def test_a_frame_that_no_check_would_pass_stops_nobody(self) -> None:
-        stream, frames = self.make(), sample_frames(2)
+    def test_an_invalid_frame_does_not_block_others(self) -> None:
+        stream = self.make()
+        frames = sample_frames(2)
         odd = [
             replace(frames[0], kind=FrameKind.LATE_REWARD),
             replace(frames[0], chunk_no=(1 << 64) - 1),
@@ -118,18 +126,23 @@ class StreamContract:
         stream.close()
 
     def test_many_threads_append_at_once(self) -> None:
-        stream, lots = self.make(), [sample_frames(12, seed=seed) for seed in range(8)]
+        stream = self.make()
+        lots = [sample_frames(12, seed=seed) for seed in range(8)]
 
         def append(frames: Sequence[Frame]) -> list[bool]:
             starts = range(0, len(frames), 3)
-            return [one.accepted for start in starts for one in stream.append(frames[start : start + 3])]
+            return [
+                ack.accepted for start in starts for ack in stream.append(frames[start : start + 3])
+            ]
 
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(append, lots)) == [[True] * 12] * 8
-        assert _raws(read_all(stream)) == Counter(frame.encode() for frames in lots for frame in frames)
+        assert _raws(read_all(stream)) == Counter(
+            frame.encode() for frames in lots for frame in frames
+        )
         stream.close()
 
-    # --- read -----------------------------------------------------------------------------------------------------
+    # --- read -------------------------------------------------------------------------------------
 
     def test_every_read_can_be_repeated(self) -> None:
         stream = self.make()
@@ -137,7 +150,7 @@ class StreamContract:
         assert read_all(stream) == read_all(stream)
         stream.close()
 
-    def test_reading_goes_on_behind_any_record(self) -> None:
+    def test_reading_continues_after_any_record(self) -> None:
         stream = self.make()
         for frame in sample_frames(7):
             stream.append([frame])
@@ -147,21 +160,22 @@ class StreamContract:
                 assert list(read.records) == records[index + 1 :]
         stream.close()
 
-    def test_max_bytes_bounds_a_read_but_one_record_always_comes(self) -> None:
+    def test_max_bytes_limits_a_read_but_one_record_is_always_returned(self) -> None:
         stream = self.make()
         stream.append(sample_frames(9))
         partition, records = max(read_all(stream).items(), key=lambda item: len(item[1]))
         largest = max(len(record.raw) for record in records)
         position: Position | None = None
-        seen: list[Record] = []
+        received: list[Record] = []
         while (read := stream.read(partition, position, max_bytes=2 * largest, wait_s=0.0)).records:
             assert sum(len(record.raw) for record in read.records) <= 2 * largest
-            seen, position = [*seen, *read.records], read.next
-        assert seen == records
+            received = [*received, *read.records]
+            position = read.next
+        assert received == records
         assert list(stream.read(partition, None, max_bytes=1, wait_s=0.0).records) == records[:1]
         stream.close()
 
-    def test_nothing_comes_where_nothing_is(self) -> None:
+    def test_a_read_at_the_end_returns_nothing(self) -> None:
         stream = self.make()
         stream.append(sample_frames(1))
         for partition, records in read_all(stream).items():
@@ -171,22 +185,29 @@ class StreamContract:
         stream.close()
 
     def test_a_read_waits_for_the_first_record(self) -> None:
-        stream, (first, second) = self.make(), sample_frames(2)
+        stream = self.make()
+        (first, second) = sample_frames(2)
         stream.append([first])
-        partition, records = next((name, found) for name, found in read_all(stream).items() if found)
-        came: list[Record] = []
+        partition, records = next(
+            (name, records) for name, records in read_all(stream).items() if records
+        )
+        received: list[Record] = []
 
         def wait() -> None:
-            came.extend(stream.read(partition, records[-1].position, max_bytes=1 << 20, wait_s=self.patience_s).records)
+            received.extend(
+                stream.read(
+                    partition, records[-1].position, max_bytes=1 << 20, wait_s=self.timeout_s
+                ).records
+            )
 
         reader = threading.Thread(target=wait)
         reader.start()
         stream.append([second])
-        reader.join(self.patience_s)
-        assert [record.raw for record in came] == [second.encode()]
+        reader.join(self.timeout_s)
+        assert [record.raw for record in received] == [second.encode()]
         stream.close()
 
-    def test_positions_are_text_that_survives_json(self) -> None:
+    def test_positions_survive_json(self) -> None:
         stream = self.make()
         stream.append(sample_frames(4))
         for partition, records in read_all(stream).items():
@@ -197,7 +218,7 @@ class StreamContract:
                 assert list(read.records) == records[index + 1 :]
         stream.close()
 
-    def test_positions_hold_across_reopening(self) -> None:
+    def test_positions_stay_valid_after_reopening(self) -> None:
         stream = self.make()
         stream.append(sample_frames(6))
         before = read_all(stream)
@@ -206,45 +227,53 @@ class StreamContract:
         for partition, records in before.items():
             for index, record in enumerate(records):
                 read = stream.read(partition, record.position, max_bytes=1 << 20, wait_s=0.0)
-                assert [one.raw for one in read.records] == [one.raw for one in records[index + 1 :]]
+                assert [record.raw for record in read.records] == [
+                    record.raw for record in records[index + 1 :]
+                ]
         stream.close()
 
-    def test_a_trimmed_position_is_gone_and_the_earliest_leads_on(self) -> None:
+    def test_a_trimmed_position_is_gone_and_the_earliest_can_be_read(self) -> None:
         stream = self.make()
         for frame in sample_frames(6):
             stream.append([frame])
         partition, records = max(read_all(stream).items(), key=lambda item: len(item[1]))
         stream = self.trim(stream, partition)
-        kept = list(stream.read(partition, None, max_bytes=1 << 20, wait_s=0.0).records)
-        assert 0 < len(kept) < len(records)
-        assert kept == records[-len(kept) :]
-        gone = _gone(stream, partition, records[0].position)
-        assert gone is not None, "a trimmed position was read as if nothing were missing"
-        assert gone.position == records[0].position
-        earliest = None if gone.earliest is None else Position(gone.earliest)
-        assert list(stream.read(partition, earliest, max_bytes=1 << 20, wait_s=0.0).records) == kept
+        remaining = list(stream.read(partition, None, max_bytes=1 << 20, wait_s=0.0).records)
+        assert 0 < len(remaining) < len(records)
+        assert remaining == records[-len(remaining) :]
+        error = _gone(stream, partition, records[0].position)
+        assert error is not None, "a trimmed position was read as if nothing were missing"
+        assert error.position == records[0].position
+        earliest = None if error.earliest is None else Position(error.earliest)
+        assert (
+            list(stream.read(partition, earliest, max_bytes=1 << 20, wait_s=0.0).records)
+            == remaining
+        )
         stream.close()
 
-    # --- partitions -----------------------------------------------------------------------------------------------
+    # --- partitions -------------------------------------------------------------------------------
 
-    def test_an_ended_partition_says_so_once_it_is_read(self) -> None:
-        stream, frames = self.make(), sample_frames(5)
+    def test_an_ended_partition_reports_its_end_once_it_is_read(self) -> None:
+        stream = self.make()
+        frames = sample_frames(5)
         stream.append(frames)
         before = [partition.id for partition in stream.partitions()]
         stream = self.end(stream)
         raws: Counter[bytes] = Counter()
         for partition in before:
-            position, ended = None, False
+            position = None
+            ended = False
             while not ended:
                 read = stream.read(partition, position, max_bytes=1, wait_s=0.0)
                 assert read.records or read.ended
                 raws.update(record.raw for record in read.records)
-                position, ended = read.next, read.ended
+                position = read.next
+                ended = read.ended
             assert stream.read(partition, position, max_bytes=1, wait_s=0.0).ended
         assert raws == Counter(frame.encode() for frame in frames)
         stream.close()
 
-    def test_children_name_their_parents_and_stand_behind_them(self) -> None:
+    def test_children_name_their_parents_and_are_listed_after_them(self) -> None:
         stream = self.make()
         stream.append(sample_frames(3))
         stream = self.end(stream)
@@ -252,11 +281,13 @@ class StreamContract:
         names = [partition.id for partition in stream.partitions()]
         assert len(set(names)) == len(names)
         for index, partition in enumerate(stream.partitions()):
-            assert all(names.index(parent) < index for parent in partition.parents if parent in names)
+            assert all(
+                names.index(parent) < index for parent in partition.parents if parent in names
+            )
         assert sum(_raws(read_all(stream)).values()) == 6
         stream.close()
 
-    # --- close ----------------------------------------------------------------------------------------------------
+    # --- close ------------------------------------------------------------------------------------
 
     def test_close_may_be_called_twice_and_ends_appending(self) -> None:
         stream = self.make()
@@ -267,4 +298,4 @@ class StreamContract:
             stream.append(sample_frames(1))
         except Closed:
             return
-        raise AssertionError("a closed stream took a frame")
+        raise AssertionError("a closed stream accepted a frame")

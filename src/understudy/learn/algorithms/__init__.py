@@ -1,1 +1,1 @@
-"""Algorithms, one file each: pure functions behind the Algorithm port of `core/algorithm.py`."""
+"""Algorithms, one file each: pure functions that implement the port in `algorithm.py`."""

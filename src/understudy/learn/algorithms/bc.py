@@ -1,4 +1,4 @@
-"""Behavioural cloning: the policy that makes the recorded actions most likely."""
+"""Behavioural cloning: maximises the likelihood of recorded actions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,45 +9,49 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from understudy.core.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
-from understudy.core.game import GameSpec
-from understudy.core.heads import Head, head_for
-from understudy.core.network import NetworkSpec
-from understudy.core.policy import Policy
+from understudy.algorithm import Batch, Decision, Feedback, Schedule, Transitions, setting
 from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
 from understudy.learn import flat, networks
 from understudy.learn.adam import Adam, norm_of
 from understudy.learn.architecture import network_for, policy_outputs
+from understudy.nn.heads import Head, head_for
+from understudy.nn.network import NetworkSpec
+from understudy.nn.policy import Policy
 
 MAX_SURPRISE = 1e12
-"""No row of a sane game is this unlikely; one whose action its own mask forbids is."""
+"""Rows this unlikely are invalid, such as an action that its own mask forbids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BcConfig:
-    """What a run cannot change while it goes."""
+    """Settings that are fixed for a run."""
 
     widths: tuple[int, ...] = (64, 64)
     """Widths of the trunk's layers."""
     network: NetworkSpec | None = None
-    """A network of one's own, with a head `logits`, or with heads `mean` and `log_std`."""
+    """A custom network, with a head `logits`, or with heads `mean` and `log_std`."""
     batch: int = setting(64, 1, 65_536, "steps per update")
-    stack: int = setting(1, 1, 16, "observations per input")
-    observation_norm: bool = setting(True, 0, 1, "observations are centred and scaled by what was seen so far")
-    max_gradient: float = setting(10.0, 1e-3, 1e6, "longest gradient, by norm")
+    stack: int = setting(1, 1, 16, "frames per observation stack")
+    observation_norm: bool = setting(
+        True, 0, 1, "normalise observations by their running mean and variance"
+    )
+    max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BcKnobs:
-    """What may change while a run goes: numbers or schedules."""
+    """Settings that may change during a run: numbers or schedules."""
 
-    learning_rate: float | Schedule = setting(Schedule(1e-3, 1e-4), 0.0, 1.0, "step of the optimiser")
-    weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "pull of the weights towards 0")
-    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "reward for staying undecided")
+    learning_rate: float | Schedule = setting(
+        Schedule(1e-3, 1e-4), 0.0, 1.0, "learning rate of Adam"
+    )
+    weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "weight decay of kernels")
+    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "entropy bonus")
 
 
 class BcState(NamedTuple):
-    """Weights as one vector, and the optimiser's moments."""
+    """Weights as one vector, and the optimiser's state."""
 
     weights: jax.Array
     optimiser: Any
@@ -55,7 +59,7 @@ class BcState(NamedTuple):
 
 @dataclass(frozen=True)
 class Bc:
-    """Supervised learning of who played: discrete actions with masks, or continuous ones."""
+    """Supervised learning of recorded play, with discrete (masked) or continuous actions."""
 
     game: GameSpec
     config: BcConfig = BcConfig()
@@ -75,9 +79,12 @@ class Bc:
     def network(self) -> NetworkSpec:
         config = self.config
         return config.network or network_for(
-            self.game, heads=policy_outputs(self.head), widths=config.widths, stack=config.stack,
+            self.game,
+            heads=policy_outputs(self.head),
+            widths=config.widths,
+            stack=config.stack,
             observation_norm=config.observation_norm,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _adam(self) -> Adam:
@@ -87,30 +94,49 @@ class Bc:
         weights = flat.first_weights(key, self.network, start)
         return BcState(weights, self._adam.init(weights))
 
-    def act(self, state: BcState, obs: Mapping[str, Any], key: Any, explore: Any, legal: Any = None) -> Decision:
-        return flat.decide(self.network, state.weights, self.head, obs=obs, key=key, explore=explore, legal=legal)
+    def act(
+        self,
+        state: BcState,
+        obs: Mapping[str, Any],
+        key: Any,
+        explore: Any,
+        action_mask: Any = None,
+    ) -> Decision:
+        return flat.decide(
+            self.network,
+            state.weights,
+            self.head,
+            obs=obs,
+            key=key,
+            explore=explore,
+            action_mask=action_mask,
+        )
 
-    def update(self, state: BcState, batch: Batch, knobs: Mapping[str, Any]) -> tuple[BcState, Feedback]:
-        """One gradient step towards what was done."""
-        seen = flat.observe(self.network, state.weights, batch.obs)
+    def update(
+        self, state: BcState, batch: Batch, knobs: Mapping[str, Any]
+    ) -> tuple[BcState, Feedback]:
+        """One gradient step towards the recorded actions."""
+        weights = flat.observe(self.network, state.weights, batch.obs)
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
-        (loss, logp), grads = loss_of(flat.unpack(self.network, seen), batch, knobs)
+        (loss, logp), grads = loss_of(flat.unpack(self.network, weights), batch, knobs)
         gradient = flat.pack(self.network, grads)
         move, optimiser = self._adam.update(gradient, state.optimiser)
-        decay = knobs["weight_decay"] * flat.kernels(self.network)
-        moved = seen - knobs["learning_rate"] * (move + decay * seen)
+        decay = knobs["weight_decay"] * flat.kernel_mask(self.network)
+        updated = weights - knobs["learning_rate"] * (move + decay * weights)
         norm = norm_of(gradient)
         metrics = {"loss": loss, "gradient_norm": norm, "likelihood": jnp.exp(logp).mean()}
         row_ok = jnp.abs(logp) < MAX_SURPRISE
-        feedback = Feedback(metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm) & row_ok.all(), row_ok=row_ok)
-        return BcState(moved, optimiser), feedback
+        feedback = Feedback(
+            metrics, ok=jnp.isfinite(loss) & jnp.isfinite(norm) & row_ok.all(), row_ok=row_ok
+        )
+        return BcState(updated, optimiser), feedback
 
     def _loss(self, weights: Any, batch: Batch, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
         outputs = networks.apply(self.network, weights, batch.obs)
         action = batch.action if self.head.is_discrete else networks.raw_of(self.head, batch.action)
-        logp = networks.logp(self.head, outputs, action, batch.legal)
-        undecided = networks.entropy(self.head, outputs, batch.legal).mean()
-        return -(batch.weight * logp).mean() - knobs["entropy"] * undecided, logp
+        logp = networks.logp(self.head, outputs, action, batch.action_mask)
+        entropy = networks.entropy(self.head, outputs, batch.action_mask).mean()
+        return -(batch.weight * logp).mean() - knobs["entropy"] * entropy, logp
 
     def policy(self, state: BcState) -> Policy:
         weights = flat.unpack(self.network, np.asarray(state.weights))

@@ -1,7 +1,7 @@
 /**
  * CartPole-v1: keep a pole upright on a cart; the equations of `understudy.games.cartpole`, and a canvas to see them.
  *
- * The physics is the game's own. People get fewer steps a second than a bot, since a step is a fiftieth of a second.
+ * The physics is unchanged. People play at fewer steps per second than bots, since a step is a fiftieth of a second.
  */
 
 const GRAVITY = 9.8;
@@ -34,7 +34,8 @@ export function reset(random = Math.random) {
  */
 export function step([position, velocity, angle, spin], action) {
   const push = action === 1 ? PUSH : -PUSH;
-  const [cosine, sine] = [Math.cos(angle), Math.sin(angle)];
+  const cosine = Math.cos(angle);
+  const sine = Math.sin(angle);
   const pull = (push + POLE_MOMENT * (spin * spin) * sine) / TOTAL_MASS;
   const turn = (GRAVITY * sine - cosine * pull) / (HALF_POLE * (4 / 3 - (POLE_MASS * (cosine * cosine)) / TOTAL_MASS));
   const shove = pull - (POLE_MOMENT * turn * cosine) / TOTAL_MASS;
@@ -46,7 +47,7 @@ export function hasFallen([position, , angle]) {
   return Math.abs(position) > MAX_POSITION || Math.abs(angle) > MAX_ANGLE;
 }
 
-/** Somebody who balances: the person, or a bot that is watched. Every attempt is an episode. */
+/** An attempt at balancing, by the person or by a bot. Every attempt is an episode. */
 export class Balance {
   static title = "CartPole-v1";
   static keys = { ArrowLeft: -1, KeyA: -1, ArrowRight: 1, KeyD: 1 };
@@ -71,7 +72,7 @@ export class Balance {
     this.isOver = false;
     this.last = 1;
     this.episode = record(0, { bot: this.opponent?.bot, by: this.opponent ? "bot" : "person" });
-    hear({ kind: "cast", name: this.opponent?.label ?? "You", isRecorded: this.isRecorded });
+    hear({ kind: "opponent", name: this.opponent?.label ?? "You", isRecorded: this.isRecorded });
   }
 
   get score() {
@@ -115,19 +116,19 @@ export class Balance {
     }
   }
 
-  /** Go on without recording: what was done until the last decision, with consent, is sent; nothing after it. */
+  /** Stops recording: steps up to the last decision, played with consent, are sent; nothing after it. */
   forget() {
     const { episode } = this;
     this.episode = null;
     episode?.cancel();
   }
 
-  /** Something threw: the person balances on, and nothing more is recorded; what to tell people. */
-  stumble() {
+  /** After an error: the person continues, unrecorded; returns the message for people. */
+  recover() {
     this.opponent = null;
     this.frameMs = 1000 / PEOPLE_HZ;
     this.forget();
-    return "you balance this attempt, of which nothing more is recorded";
+    return "you continue this attempt, which is no longer recorded";
   }
 
   get isRecorded() {
@@ -137,10 +138,12 @@ export class Balance {
   /** @param {CanvasRenderingContext2D} context @param {number} part @param {{dark: boolean}} how */
   draw(context, part, { dark }) {
     const { width, height } = context.canvas;
-    const [was, is] = [this.before, this.state];
+    const was = this.before;
+    const is = this.state;
     const [position, angle] = [0, 2].map((at) => was[at] + (is[at] - was[at]) * part);
     const scale = width / (2.3 * MAX_POSITION);
-    const [x, floor] = [width / 2 + position * scale, height * 0.78];
+    const x = width / 2 + position * scale;
+    const floor = height * 0.78;
     context.fillStyle = dark ? "#101014" : "#f6f6f2";
     context.fillRect(0, 0, width, height);
     context.fillStyle = dark ? "#404048" : "#c8c8c4";

@@ -1,5 +1,5 @@
 /**
- * Whether games of this browser may be recorded: asked anew by every deployment, obeyed by all of its tabs at once.
+ * The browser's consent to recording: per deployment, and effective in all of its tabs at once.
  */
 
 import { sha256 } from "./understudy.js";
@@ -7,14 +7,14 @@ import { sha256 } from "./understudy.js";
 export class Consent {
   /**
    * @param {{key: string, storage: Pick<Storage, "getItem" | "setItem">, onChange: (isGiven: boolean) => void,
-   *   page?: EventTarget}} how `key`: a deployment's key tells it from another at the same address
+   *   page?: EventTarget}} options `key` distinguishes deployments at the same address
    */
   constructor({ key, storage, onChange, page = window }) {
     this.name = `understudy.consent.${sha256(new TextEncoder().encode(key)).slice(0, 16)}`;
     this.storage = storage;
     this.onChange = onChange;
-    this.said = storage.getItem(this.name);
-    // Another tab switched it; `pageshow`: this one slept meanwhile.
+    this.answer = storage.getItem(this.name);
+    // `storage`: another tab changed it; `pageshow`: this tab was in the back/forward cache.
     page.addEventListener("storage", (event) => {
       const { key: name } = /** @type {StorageEvent} */ (event);
       if (name === this.name || name === null) this.#look();
@@ -25,31 +25,31 @@ export class Consent {
   }
 
   get isGiven() {
-    return this.said === "on";
+    return this.answer === "on";
   }
 
-  /** Whether nobody has said yet what may happen with the games of this browser. */
+  /** Whether the person has not answered yet. */
   get isOpen() {
-    return this.said === null;
+    return this.answer === null;
   }
 
   /** @param {boolean} isOn */
-  say(isOn) {
-    this.said = isOn ? "on" : "off";
-    // First it is obeyed, then it is written down: there may be no room for that.
+  set(isOn) {
+    this.answer = isOn ? "on" : "off";
+    // Takes effect before it is stored, because the storage may be full.
     this.onChange(isOn);
     try {
-      this.storage.setItem(this.name, this.said);
+      this.storage.setItem(this.name, this.answer);
     } catch {
-      // An old "on" must not stay: then the next visit is asked again.
+      // A stored "on" must not remain: the next visit asks again.
       this.#clear();
     }
   }
 
   #look() {
-    const said = this.storage.getItem(this.name);
-    if (said === this.said) return;
-    this.said = said;
+    const answer = this.storage.getItem(this.name);
+    if (answer === this.answer) return;
+    this.answer = answer;
     this.onChange(this.isGiven);
   }
 
@@ -58,7 +58,7 @@ export class Consent {
     try {
       storage.removeItem?.(this.name);
     } catch {
-      // What cannot be written is said again at the next visit.
+      // The next visit asks again.
     }
   }
 }

@@ -1,18 +1,19 @@
 /**
- * What a person wants: keys, buttons and touch, as one direction at a time.
+ * The person's input: keys, buttons and touch, combined into one direction.
  *
- * A short tap counts for one decision even when it was over before the game looked.
+ * A short tap counts for one decision even if it ended before the game read it.
  */
 
-/** While one of these is down a browser may keep to itself that another key was let go. */
+/** While one of these is down, browsers may not report the release of other keys. */
 const MODIFIERS = ["Alt", "AltGraph", "Control", "Meta"];
 
 export class Inputs {
   /**
    * @param {{canvas: HTMLCanvasElement, minus: HTMLElement, plus: HTMLElement, keys: Record<string, number>,
-   *   axis: "x" | "y", follows: boolean, slack?: number, reach?: readonly number[], isOn?: () => boolean}} how `keys`
-   *   maps a key's code to -1 or 1; `follows`: a finger says where to go, otherwise which side it is on; `slack`: how
-   *   far from it one may rest; `reach`: how far up and down one can go; `isOn`: whether keys are the game's now
+   *   axis: "x" | "y", follows: boolean, slack?: number, reach?: readonly number[], isOn?: () => boolean}} options
+   *   `keys` maps key codes to -1 or 1; `follows`: a finger sets the target position, otherwise the side; `slack`: the
+   *   distance from the target at which the paddle rests; `reach`: the range of positions; `isOn`: whether the game
+   *   takes keys now
    */
   constructor({ canvas, minus, plus, keys, axis, follows, slack = 0, reach = [0, 1], isOn = () => true }) {
     this.keys = keys;
@@ -21,14 +22,14 @@ export class Inputs {
     this.slack = slack;
     this.reach = reach;
     this.isOn = isOn;
-    /** @type {string[]} What is held, the newest last. */
+    /** @type {string[]} Held keys and buttons, the newest last. */
     this.held = [];
     this.tapped = 0;
-    /** @type {number | null} The pointer that was put on the court first; others there are none of ours. */
+    /** @type {number | null} The first pointer on the court; others are ignored. */
     this.pointer = null;
     /** @type {number | null} Where the finger is, from 0 to 1. */
     this.finger = null;
-    /** @type {number | null} Where it was since the last decision, should it be gone by then. */
+    /** @type {number | null} Its last position since the last decision, even if it was lifted. */
     this.touched = null;
     document.addEventListener("keydown", (event) => this.#down(event));
     document.addEventListener("keyup", (event) => this.#up(event));
@@ -42,10 +43,11 @@ export class Inputs {
 
   /**
    * The direction of this decision: -1, 0 or 1.
-   * @param {number} own where one's own paddle is, from 0 to 1
+   * @param {number} own the position of the person's paddle, from 0 to 1
    */
   take(own) {
-    const [tapped, finger] = [this.tapped, this.finger ?? this.touched];
+    const tapped = this.tapped;
+    const finger = this.finger ?? this.touched;
     this.tapped = 0;
     this.touched = null;
     if (finger !== null) {
@@ -82,7 +84,7 @@ export class Inputs {
   /** @param {string} name @param {boolean} isDown @param {number} direction */
   #hold(name, isDown, direction) {
     if (isDown && this.held.includes(name)) return;
-    this.held = this.held.filter((one) => one !== name);
+    this.held = this.held.filter((held) => held !== name);
     if (isDown) {
       this.held.push(name);
       this.tapped = direction;
@@ -96,7 +98,7 @@ export class Inputs {
     button.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       event.preventDefault();
-      // Kept even where a pause let go of the button: whoever presses it next holds it.
+      // Set even if a pause released the button: the next press holds it again.
       pointer = event.pointerId;
       button.setPointerCapture(event.pointerId);
       this.#hold(name, true, direction);
@@ -107,7 +109,7 @@ export class Inputs {
       });
     }
     button.addEventListener("contextmenu", (event) => event.preventDefault());
-    // For those who press a button with Enter or with an aid: one step.
+    // Enter or an assistive device presses the button: one step.
     button.addEventListener("click", (event) => {
       if (event.detail === 0) this.tapped = direction;
     });

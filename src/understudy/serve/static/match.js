@@ -1,7 +1,7 @@
 /**
- * A match of rally: first to seven points, every serve an episode of both seats, one decision for four frames.
+ * A match of rally: first to seven points; every serve is an episode of both seats, with one decision every four frames.
  *
- * No page in here: it is told what the person wants, and tells what happened.
+ * Independent of the page: inputs are arguments, and events are reported through `hear`.
  */
 
 import { UNTIL_THERE_IS_A_BOT, script } from "./opponents.js";
@@ -13,10 +13,10 @@ const AFTER_POINT = 42;
 const KEYS = { ArrowUp: -1, KeyW: -1, ArrowDown: 1, KeyS: 1 };
 
 /**
- * What is drawn, and what the page has to know of a game.
+ * The types of a playable game.
  * @typedef {import("./opponents.js").Opponent} Opponent
- * @typedef {{kind: "serve" | "cast" | "decision" | "point" | "over", [fact: string]: any}} Event
- * @typedef {(seat: number, facts: object) => any} Record begins an episode; null where nothing is recorded
+ * @typedef {{kind: "serve" | "opponent" | "decision" | "point" | "over", [fact: string]: any}} Event
+ * @typedef {(seat: number, facts: object) => any} Record starts an episode; null when not recording
  */
 
 export class Match {
@@ -24,7 +24,7 @@ export class Match {
   static keys = KEYS;
   static axis = /** @type {const} */ ("y");
   static follows = true;
-  /** Half of what a paddle moves in one decision, and a bit: wherever the finger is, the paddle comes to rest. */
+  /** Slightly more than half a decision's paddle movement, so that the paddle comes to rest under any finger. */
   static slack = ((rally.FRAMES * rally.PADDLE_SPEED) / 2 + 1) / rally.HEIGHT;
   static reach = [rally.PADDLE / rally.HEIGHT, 1 - rally.PADDLE / rally.HEIGHT];
   static obsNames = rally.OBS_NAMES;
@@ -35,8 +35,8 @@ export class Match {
   frameMs = 1000 / 60;
 
   /**
-   * @param {{opponent: () => Opponent, record: Record, hear: (event: Event) => void, random?: () => number}} how
-   *   `opponent` is asked before every serve, `record` at its first decision
+   * @param {{opponent: () => Opponent, record: Record, hear: (event: Event) => void, random?: () => number}} options
+   *   `opponent` is called before every serve, `record` at its first decision
    */
   constructor({ opponent, record, hear, random = Math.random }) {
     this.chosen = opponent;
@@ -50,8 +50,8 @@ export class Match {
     this.person = null;
     /** @type {any} */
     this.other = null;
-    /** Whether something went wrong in this serve: then nothing of it is recorded. */
-    this.isSpoilt = false;
+    /** Whether an error occurred in this serve: then it is no longer recorded. */
+    this.hasFailed = false;
     this.seed = this.frames = this.decisions = this.pause = 0;
     /** @type {rally.Court} */
     this.court = rally.serve(0);
@@ -61,7 +61,7 @@ export class Match {
     this.#serve();
   }
 
-  /** The score in words, for those who do not see the court. */
+  /** The score in words, for screen readers. */
   get words() {
     const [mine, theirs] = this.points;
     return `You ${mine}, ${this.opponent.label} ${theirs}; the first to ${POINTS_TO_WIN} points wins.`;
@@ -76,7 +76,7 @@ export class Match {
     return mine > theirs ? `You won ${mine} : ${theirs}` : `${this.opponent.label} won ${theirs} : ${mine}`;
   }
 
-  /** Where things are, as whole numbers: ball x and y, both paddles. */
+  /** Positions as integers: ball x and y, both paddles. */
   get place() {
     return [this.court.x, this.court.y, this.court.left, this.court.right];
   }
@@ -99,28 +99,29 @@ export class Match {
     if (this.frames === 0) this.#after();
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {number} part @param {{dark: boolean}} how */
-  draw(context, part, how) {
-    const [was, is] = [this.before, this.court];
+  /** @param {CanvasRenderingContext2D} context @param {number} part @param {{dark: boolean}} options */
+  draw(context, part, options) {
+    const was = this.before;
+    const is = this.court;
     /** @param {"x" | "y" | "left" | "right"} name */
     const between = (name) => was[name] + (is[name] - was[name]) * part;
     const shown = { ...is, x: between("x"), y: between("y"), left: between("left"), right: between("right") };
-    rally.draw(context, shown, how);
+    rally.draw(context, shown, options);
   }
 
-  /** Go on without recording: what was played until the last decision, with consent, is sent; nothing after it. */
+  /** Stops recording: steps up to the last decision, played with consent, are sent; nothing after it. */
   forget() {
-    const both = [this.person, this.other];
+    const episodes = [this.person, this.other];
     this.person = this.other = null;
-    for (const episode of both) episode?.cancel();
+    for (const episode of episodes) episode?.cancel();
   }
 
-  /** Something threw: a script plays this serve to its end, of which nothing more is recorded; what to tell people. */
-  stumble() {
-    this.isSpoilt = true;
+  /** After an error: a script finishes this serve, unrecorded; returns the message for people. */
+  recover() {
+    this.hasFailed = true;
     this.opponent = script(UNTIL_THERE_IS_A_BOT);
     this.forget();
-    return `a ${this.opponent.label} plays this serve, of which nothing more is recorded`;
+    return `a ${this.opponent.label} plays this serve, which is no longer recorded`;
   }
 
   get isRecorded() {
@@ -133,21 +134,22 @@ export class Match {
     this.frames = this.decisions = 0;
     this.actions = [1, 1];
     this.pause = BEFORE_SERVE;
-    this.isSpoilt = false;
+    this.hasFailed = false;
     this.opponent = this.chosen();
     this.hear({ kind: "serve", name: this.opponent.label });
   }
 
   /** @param {import("./inputs.js").Inputs} inputs */
   #decide(inputs) {
-    const [own, obs] = [rally.observed(this.court, 0), rally.observed(this.court, 1)];
+    const own = rally.observed(this.court, 0);
+    const obs = rally.observed(this.court, 1);
     const mine = 1 + inputs.take(this.court.left / rally.HEIGHT);
     const facts = { match: this.match, seed: this.seed };
     const { opponent, decisions } = this;
-    if (decisions === 0 && !this.isSpoilt) {
+    if (decisions === 0 && !this.hasFailed) {
       this.other = this.record(1, { ...facts, opponents: ["person"], bot: opponent.bot, by: opponent.by });
       this.person = this.record(0, { ...facts, opponents: [opponent.name], by: "person" });
-      this.hear({ kind: "cast", name: opponent.label, isRecorded: this.isRecorded });
+      this.hear({ kind: "opponent", name: opponent.label, isRecorded: this.isRecorded });
     }
     const drawn = rally.drawnAt(this.seed, decisions);
     const theirs = opponent.decide({ episode: this.other, obs, view: rally.seen(this.court, 1), drawn });

@@ -1,15 +1,14 @@
 /**
- * The page without its platform: kept as a whole when it was loaded, shown when the gateway does not answer.
+ * Service worker: caches the whole page, and serves it when the gateway does not respond.
  *
- * While it answers, everything comes from there, so nothing here can be too old for it. The gateway writes what there is
- * to keep, and a name for it that changes with any byte; a browser that sees another name takes the new page and
- * forgets the old one.
+ * While the gateway responds, every file comes from it, so the cache is never stale. The gateway inserts the list of
+ * files and a version that changes with any byte; a new version replaces the old cache.
  */
 
 /** @type {{version: string, pages: string[]}} */
 const KEPT = JSON.parse('{"version": "", "pages": []}');
 const STORE = `understudy-page-${KEPT.version}`;
-const PATIENCE_MS = 4000;
+const TIMEOUT_MS = 4000;
 
 /** @type {any} */
 const worker = self;
@@ -20,17 +19,17 @@ worker.addEventListener("install", (/** @type {any} */ event) => {
   worker.skipWaiting();
 });
 
-worker.addEventListener("activate", (/** @type {any} */ event) => event.waitUntil(forget()));
+worker.addEventListener("activate", (/** @type {any} */ event) => event.waitUntil(removeOldCaches()));
 
 worker.addEventListener("fetch", (/** @type {any} */ event) => {
   const { pathname, origin } = new URL(event.request.url);
-  // Everything else, such as steps and questions for bots, is none of its business.
+  // Other requests, such as steps and polls for bots, are not intercepted.
   if (event.request.method !== "GET" || origin !== location.origin || !KEPT.pages.includes(pathname)) return;
-  event.respondWith(answered(event.request, pathname));
+  event.respondWith(respond(event.request, pathname));
 });
 
-/** Older pages of ours. */
-async function forget() {
+/** Deletes the caches of older versions. */
+async function removeOldCaches() {
   const names = await caches.keys();
   const old = names.filter((name) => name.startsWith("understudy-page-") && name !== STORE);
   await Promise.all(old.map((name) => caches.delete(name)));
@@ -38,21 +37,21 @@ async function forget() {
 }
 
 /**
- * What the gateway says; what is kept where it says nothing, or somebody else says that it is away.
+ * The gateway's response; the cached file when it does not respond, or responds with a 5xx status.
  * @param {Request} request
  * @param {string} pathname
  */
-async function answered(request, pathname) {
-  const found = () => caches.open(STORE).then((store) => store.match(pathname, { ignoreVary: true }));
-  // Until it begins to answer, and no longer: a file that takes long over a slow way is not broken off.
+async function respond(request, pathname) {
+  const cached = () => caches.open(STORE).then((store) => store.match(pathname, { ignoreVary: true }));
+  // Limits the time to the first byte only: a slow download is not interrupted.
   const stop = new AbortController();
-  const timer = setTimeout(() => stop.abort(), PATIENCE_MS);
+  const timer = setTimeout(() => stop.abort(), TIMEOUT_MS);
   try {
     const answer = await fetch(request, { signal: stop.signal });
-    return answer.status < 500 ? answer : ((await found()) ?? answer);
+    return answer.status < 500 ? answer : ((await cached()) ?? answer);
   } catch (error) {
-    const kept = await found();
-    if (kept) return kept;
+    const file = await cached();
+    if (file) return file;
     throw error;
   } finally {
     clearTimeout(timer);

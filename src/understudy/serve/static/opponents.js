@@ -1,21 +1,21 @@
 /**
- * Who sits in the other seat: the champion, an older model, or a script of some skill.
+ * The opponent in the other seat: the champion, an older model, or a script of some skill.
  *
- * Who it is, is settled when a serve begins, recorded or not; a newer champion plays the next one. Without any, a script
- * plays, and says so.
+ * It is chosen when a serve starts, recorded or not; a newer champion plays the next serve. Without a model a script
+ * plays, and its label says so.
  */
 
 import { SKILLS, scripted, skillOf } from "./rally.js";
 
-/** Its skill while there is no bot, or none that can play. */
+/** The script's skill while there is no bot. */
 export const UNTIL_THERE_IS_A_BOT = "casual";
 
 /**
- * @typedef {{episode: any, obs: Float32Array, view: any, drawn: number}} Moment `episode` is null where nothing is recorded
+ * @typedef {{episode: any, obs: Float32Array, view: any, drawn: number}} Moment `episode` is null when not recording
  * @typedef {{action: number, name: string, value: number | null, probability: number | null}} Ranked
  * @typedef {{name: string, label: string, by: "bot" | "script", bot: any, decide: (moment: Moment) => number,
- *   rank: (obs: Float32Array) => Ranked[] | null}} Opponent `name` is what episodes say about it; `bot` a model
- * @typedef {{name: string, policy: any}} Bot a model, as the platform's game gives it
+ *   rank: (obs: Float32Array) => Ranked[] | null}} Opponent `name` is recorded in episodes; `bot` is a model
+ * @typedef {{name: string, policy: any}} Bot a model from the platform's game
  */
 
 /** @returns {string[]} */
@@ -42,28 +42,27 @@ export function script(skill) {
 }
 
 /**
- * Whoever plays for the platform now: its champion, at times a canary, which says that it is on trial, a script while
- * there is none.
+ * The platform's current opponent: its champion, a canary labelled "on trial", or a script while there is none.
  * @param {import("./platform.js").Platform} platform
  * @returns {Opponent}
  */
 export function champion(platform) {
-  const bot = platform.cast();
+  const bot = platform.pickBot();
   if (!bot) return script(UNTIL_THERE_IS_A_BOT);
   return model(bot, { label: bot.name === platform.bot ? bot.name : `${bot.name} (on trial)` });
 }
 
 /**
- * A model for one serve: it draws its actions and remembers what it saw in the same way, recorded or not.
+ * A model for one serve; it samples actions and stacks observations in the same way whether recorded or not.
  * @param {Bot} bot
- * @param {{label?: string}} [how] what people read
+ * @param {{label?: string}} [options] `label`: the displayed name
  * @returns {Opponent}
  */
 export function model(bot, { label = bot.name } = {}) {
   const { name, policy } = bot;
   /** @type {Float32Array[]} */
   let seen = [];
-  /** What it looks at: at the beginning, the first observation stands for those before it. */
+  /** The stacked observations; at the start the first one is repeated. */
   const view = () => (policy.stack > 1 ? [...Array(policy.stack - seen.length).fill(seen[0]), ...seen] : seen[0]);
   return {
     name,
@@ -78,7 +77,7 @@ export function model(bot, { label = bot.name } = {}) {
   };
 }
 
-/** The model that somebody chose by its number; one that arrives after another was chosen is left. */
+/** The model chosen by number; a download that finishes after another choice is ignored. */
 export class Choice {
   /** @param {(number: number) => Promise<Bot>} fetched */
   constructor(fetched) {
@@ -89,8 +88,7 @@ export class Choice {
   }
 
   /**
-   * Whether the model with this number plays from now on; false when another was chosen meanwhile. Throws when it
-   * cannot be had.
+   * Fetches the model with this number; false when another one was chosen meanwhile. Throws when it is not available.
    * @param {number} number 0: none
    */
   async take(number) {

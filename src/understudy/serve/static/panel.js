@@ -1,5 +1,5 @@
 /**
- * Everything on the page that is no court: score, state, counts, notices, the bot's thoughts.
+ * Everything on the page besides the court: score, state, counts, notices, the bot's ranked actions.
  */
 
 const NOTICE_MS = 6000;
@@ -11,14 +11,14 @@ const CHIPS = {
 /** @param {string} id @returns {any} */
 export const element = (id) => document.getElementById(id);
 
-/** Write only what has changed: a reader would say it again. @param {string} id @param {string} text */
+/** Writes text only if it changed: screen readers announce every write. @param {string} id @param {string} text */
 export function write(id, text) {
-  const found = element(id);
-  if (found.textContent !== text) found.textContent = text;
+  const node = element(id);
+  if (node.textContent !== text) node.textContent = text;
 }
 
 /**
- * What an error says, without its code, who answered, and what somebody at a command line could do about it.
+ * An error's message without its code, the server's address and the advice for a command line.
  * @param {any} error an error, or its message
  */
 export function plain(error) {
@@ -51,7 +51,7 @@ export class Panel {
   }
 
   /**
-   * What lies over the court; nothing while the game runs.
+   * Shows a message over the court; without one the overlay is hidden.
    * @param {{message?: string, detail?: string, start?: string, quietly?: string}} what
    */
   overlay({ message = "", detail = "", start = "", quietly = "" }) {
@@ -67,23 +67,23 @@ export class Panel {
   }
 
   /** @param {import("./platform.js").Platform} platform @param {boolean} isRecording */
-  stand(platform, isRecording) {
-    const { recorded, acked, waiting, refused, dropped, keepShare } = platform.stats();
+  showStatus(platform, isRecording) {
+    const { recorded, acked, waiting, refused, dropped, recordingRate } = platform.stats();
     const state = platform.state;
     element("state").dataset.state = state;
-    // Read out when it changes; the count beside it is not.
+    // Announced by screen readers when it changes; the count beside it is not.
     write("stand", CHIPS[state]);
     write("held", state === "offline" && waiting ? `, ${waiting} steps wait` : "");
     for (const [id, count] of [["recorded", recorded], ["acked", acked], ["waiting", waiting]]) {
       write(String(id), count.toLocaleString("en"));
     }
     this.#botless(platform);
-    write("sending", sending(platform, { state, isRecording, lost: refused + dropped, keepShare }));
+    write("sending", sending(platform, { state, isRecording, lost: refused + dropped, recordingRate }));
   }
 
   /**
-   * Why there is no bot, such as a page over plain http, where a browser cannot check who signed one. Once, and left
-   * standing until something else is chosen: a reader would say it again.
+   * Shows why there is no bot, such as a page over plain http, where browsers cannot verify signatures. Written once,
+   * until something else is chosen: screen readers announce every write.
    * @param {import("./platform.js").Platform} platform
    */
   #botless(platform) {
@@ -101,34 +101,35 @@ export class Panel {
 
   /**
    * The bot's ranked actions.
-   * @param {string} who
+   * @param {string} name
    * @param {import("./opponents.js").Ranked[] | null} ranked best first
    * @param {readonly string[]} names
    */
-  thoughts(who, ranked, names) {
+  thoughts(name, ranked, names) {
     const now = performance.now();
     if (now - this.thoughtAt < THOUGHTS_EVERY_MS) return;
     this.thoughtAt = now;
     const isRanked = Boolean(ranked?.length);
-    element("thinker").textContent = isRanked ? `${who}, for what it does now` : `${who} follows rules and ranks nothing.`;
+    const ranking = `${name}, for its current decision`;
+    element("thinker").textContent = isRanked ? ranking : `${name} follows fixed rules and does not rank actions.`;
     element("thoughts").querySelector("thead").hidden = !isRanked;
     const best = ranked?.[0];
     const isValue = best?.value !== null && best?.value !== undefined;
     element("measure").textContent = isValue ? "value" : "chance";
-    const values = (ranked ?? []).map((one) => Number(isValue ? one.value : one.probability));
+    const values = (ranked ?? []).map((entry) => Number(isValue ? entry.value : entry.probability));
     const [low, high] = isValue ? [Math.min(-1, ...values), Math.max(1, ...values)] : [0, 1];
-    const rows = (ranked ?? []).map((one, at) => ({ ...one, rank: at + 1, shown: values[at] }));
-    // In the order of the actions: rows that change places at every decision cannot be read.
-    rows.sort((one, other) => one.action - other.action);
-    element("thoughts").querySelector("tbody").replaceChildren(...rows.map((one) => {
+    const entries = (ranked ?? []).map((entry, at) => ({ ...entry, rank: at + 1, shown: values[at] }));
+    // In the order of the actions: rows that swap at every decision are unreadable.
+    entries.sort((left, right) => left.action - right.action);
+    element("thoughts").querySelector("tbody").replaceChildren(...entries.map((entry) => {
       const row = document.createElement("tr");
-      row.className = one.rank === 1 ? "best" : "";
-      for (const text of [one.rank, names[one.action] ?? one.name, one.shown.toFixed(isValue ? 3 : 2)]) {
+      row.className = entry.rank === 1 ? "best" : "";
+      for (const text of [entry.rank, names[entry.action] ?? entry.name, entry.shown.toFixed(isValue ? 3 : 2)]) {
         row.insertCell().textContent = String(text);
       }
       const bar = document.createElement("div");
       bar.className = "bar";
-      bar.style.width = `${(100 * (one.shown - low)) / (high - low)}%`;
+      bar.style.width = `${(100 * (entry.shown - low)) / (high - low)}%`;
       const cell = row.insertCell();
       cell.setAttribute("aria-hidden", "true");
       cell.append(bar);
@@ -138,28 +139,28 @@ export class Panel {
 }
 
 /**
- * What becomes of the steps, in words; nothing to say while all is well.
+ * A sentence about recording and sending; empty while there is nothing to report.
  * @param {import("./platform.js").Platform} platform
  * @param {any} how
  */
-export function sending(platform, { state, isRecording, lost, keepShare }) {
+export function sending(platform, { state, isRecording, lost, recordingRate }) {
   const { game } = platform.invited;
   const next = `Next: understudy play ${game} --web --data D`;
   const { stopped, badInputs, lastError, lastFollowError } = platform.stats();
   if (state === "alone") return `Nothing is recorded: this page has no key. ${next}`;
   if (platform.failure?.code === "wrong_shape") {
-    return `Nothing is recorded: ${platform.failure.detail} Next: another data folder, or another name for that game.`;
+    return `Nothing is recorded: ${platform.failure.detail} Next: use another data folder, or another name for that game.`;
   }
   if (state === "refused") {
     const why = plain((platform.failure?.detail ?? stopped) || lastFollowError);
-    return `${platform.isShut ? "Nothing is recorded" : "Nothing more is sent"}: ${why}. ${next}`;
+    return `${platform.isBlocked ? "Nothing is recorded" : "Nothing more is sent"}: ${why}. ${next}`;
   }
   if (!isRecording) return "Nothing is recorded.";
-  if (!platform.game) return "The platform does not answer yet: what is played until then is not recorded.";
-  if (state === "offline") return "The platform does not answer: play on, what waits is sent when it is back.";
+  if (!platform.game) return "The platform does not respond yet: nothing is recorded until it does.";
+  if (state === "offline") return "The platform does not respond: keep playing, waiting steps are sent when it is back.";
   return [
-    keepShare < 1 ? `The platform asks for ${Math.round(100 * keepShare)} % of the games just now.` : "",
-    lost ? `${lost} steps were not taken. ${lastError}` : "",
-    badInputs ? `${badInputs} times what was played did not fit the game as the platform knows it, and was left out.` : "",
+    recordingRate < 1 ? `The platform currently records ${Math.round(100 * recordingRate)} % of the games.` : "",
+    lost ? `${lost} steps were rejected or dropped. ${lastError}` : "",
+    badInputs ? `${badInputs} inputs did not match the platform's spec of this game and were not recorded.` : "",
   ].filter(Boolean).join(" "); // prettier-ignore
 }

@@ -1,8 +1,8 @@
 /**
- * The play page: the loop of frames, and what its switches do.
+ * The play page: the frame loop and the controls.
  *
  *     inputs ─► match (or balance) ─► canvas
- *                   └► episodes of both seats ─► understudy.js ─► the platform, if the person wants that
+ *                   └► episodes of both seats ─► understudy.js ─► the platform, with the person's consent
  */
 
 import { Balance } from "./cartpole.js";
@@ -11,12 +11,13 @@ import { Inputs } from "./inputs.js";
 import { Match, POINTS_TO_WIN } from "./match.js";
 import { Choice, champion, model, script, skills } from "./opponents.js";
 import { Panel, element, plain, write } from "./panel.js";
-import { Platform, invitation, kept } from "./platform.js";
+import { Platform, invitation, browserStorage } from "./platform.js";
 
 const MAX_FRAMES_BEHIND = 8;
 const NEWEST_MODELS = 20;
-const STAND_EVERY_MS = 250;
-const ASKED = "If you like, what you and the bot do is sent to this platform under a random name and trains the next bot.";
+const STATUS_EVERY_MS = 250;
+const CONSENT_TEXT =
+  "If you agree, what you and the bot do is sent to this platform under a random name and trains the next bot.";
 
 const invited = invitation();
 /** @type {any} */
@@ -27,9 +28,9 @@ const canvas = element("court");
 const context = canvas.getContext("2d", { alpha: false });
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const panel = new Panel();
-const platform = new Platform(invited, Play, () => castChanged());
+const platform = new Platform(invited, Play, () => onBotChanged());
 const choice = new Choice((number) => platform.model(number));
-const consent = new Consent({ key: invited.key, storage: kept, onChange: obey });
+const consent = new Consent({ key: invited.key, storage: browserStorage, onChange: onConsentChange });
 
 /** @typedef {"ready" | "playing" | "paused" | "over"} Phase */
 /** @type {Phase} */
@@ -51,26 +52,26 @@ function tick(nowMs) {
     behindMs = 0;
     return;
   }
-  // A machine that cannot keep up plays slower; it does not jump.
+  // A slow machine plays slower; it does not skip frames.
   behindMs = Math.min(behindMs, MAX_FRAMES_BEHIND * play.frameMs);
   while (behindMs >= play.frameMs && phase === "playing") {
     behindMs -= play.frameMs;
     try {
       play.frame(inputs);
     } catch (error) {
-      stumble(error);
+      recover(error);
     }
   }
   paint();
 }
 
-/** Whatever went wrong, the person plays on; what was recorded of this serve ends here. @param {unknown} error */
-function stumble(error) {
+/** Continues the game after an error; recording of this serve stops. @param {unknown} error */
+function recover(error) {
   console.error(error);
-  const said = play.stumble();
+  const outcome = play.recover();
   document.body.dataset.recording = "false";
   write("them", isRally ? play.opponent.label : "");
-  panel.notice(`Something went wrong (${error instanceof Error ? error.message : error}): ${said}`);
+  panel.notice(`Something went wrong (${error instanceof Error ? error.message : error}): ${outcome}`);
 }
 
 function paint() {
@@ -79,15 +80,19 @@ function paint() {
 
 function fit() {
   const box = canvas.getBoundingClientRect();
-  const size = [Math.round(box.width * devicePixelRatio), Math.round(box.height * devicePixelRatio)];
-  if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+  const width = Math.round(box.width * devicePixelRatio);
+  const height = Math.round(box.height * devicePixelRatio);
+  if (canvas.width !== width || canvas.height !== height) {
+    canvas.width = width;
+    canvas.height = height;
+  }
   paint();
 }
 
-// --- What happens in a match ------------------------------------------------------------------------------------------
+// --- Events of a match ------------------------------------------------------------------------------------------------
 
 /** @param {{kind: string, [fact: string]: any}} event */
-function hear(event) {
+function onEvent(event) {
   if (event.kind === "decision") {
     canvas.dataset.place = play.place.join(" ");
     if (element("thinks").checked && event.opponent) {
@@ -95,15 +100,15 @@ function hear(event) {
     }
     if (isRally) return;
   }
-  if (event.kind === "serve" || event.kind === "cast") write("them", isRally ? event.name : "");
-  if (event.kind === "cast") {
+  if (event.kind === "serve" || event.kind === "opponent") write("them", isRally ? event.name : "");
+  if (event.kind === "opponent") {
     document.body.dataset.recording = String(event.isRecorded);
     if (!element("opponent-note").dataset.busy) write("opponent-note", "");
   }
   if (event.kind === "over") {
     change("over");
-    panel.overlay({ message: play.summary, detail: next(), start: "Play again" });
-    // Whoever is elsewhere on the page stays there.
+    panel.overlay({ message: play.summary, detail: nextStep(), start: "Play again" });
+    // Focus elsewhere on the page is left alone.
     if (document.activeElement === canvas) element("start").focus({ preventScroll: true });
   }
   showScore();
@@ -113,22 +118,22 @@ function showScore() {
   if (play) panel.score(play, isRally ? "You" : (play.opponent?.label ?? "You"));
 }
 
-function next() {
+function nextStep() {
   if (!consent.isGiven || !platform.game) return "";
-  // Not all of it, where consent came late or the platform asks for a share.
-  return `What was recorded of this ${isRally ? "match" : "attempt"} is on its way to the learner.`;
+  // Not always all of it: consent may have come late, and the recording rate may be below 1.
+  return `The recorded part of this ${isRally ? "match" : "attempt"} is being sent to the learner.`;
 }
 
 /** @param {Phase} to */
 function change(to) {
   phase = to;
   document.body.dataset.phase = to;
-  write("pause", to === "paused" ? "Go on" : "Pause");
+  write("pause", to === "paused" ? "Resume" : "Pause");
   element("pause").disabled = to !== "playing" && to !== "paused";
 }
 
 /**
- * An episode of a seat; null where nothing is recorded. Both seats are the person's: forgetting them forgets both.
+ * Starts an episode of a seat; null when not recording. Both seats belong to the person, so erasing them erases both.
  * @type {import("./match.js").Record}
  */
 function record(seat, facts) {
@@ -137,33 +142,33 @@ function record(seat, facts) {
 
 function begin() {
   inputs.release();
-  play = new Play({ opponent, record, hear });
+  play = new Play({ opponent, record, hear: onEvent });
   showScore();
   change("playing");
-  uncover();
+  hideOverlay();
 }
 
 function pause() {
   inputs.release();
   if (phase === "playing") {
     change("paused");
-    panel.overlay({ message: "Paused", start: "Go on" });
+    panel.overlay({ message: "Paused", start: "Resume" });
   } else if (phase === "paused") {
     change("playing");
-    uncover();
+    hideOverlay();
   }
 }
 
-/** The court is free; the focus goes there only from a button that vanishes. */
-function uncover() {
-  const isGoing = document.activeElement === document.body || element("overlay").contains(document.activeElement);
+/** Hides the overlay; moves the focus to the court if it was on a button of the overlay. */
+function hideOverlay() {
+  const hadFocus = document.activeElement === document.body || element("overlay").contains(document.activeElement);
   panel.overlay({});
-  if (isGoing) canvas.focus({ preventScroll: true });
+  if (hadFocus) canvas.focus({ preventScroll: true });
 }
 
-// --- Who plays --------------------------------------------------------------------------------------------------------
+// --- The opponent -----------------------------------------------------------------------------------------------------
 
-/** Who plays from the next serve on. */
+/** The opponent from the next serve on. */
 function opponent() {
   const chosen = element("opponent").value;
   if (chosen === "you" || (!isRally && !platform.bot)) return null;
@@ -171,11 +176,12 @@ function opponent() {
   return choice.bot && chosen === `model ${choice.number}` ? model(choice.bot) : champion(platform);
 }
 
-function castChanged() {
-  const now = platform.bot;
-  if (bot && now && now !== bot) panel.notice(`${now} is the new champion; it plays from the next ${isRally ? "serve" : "attempt"}`);
-  else if (!bot && now && phase === "playing") panel.notice(`${now} is here; it plays from the next ${isRally ? "serve" : "attempt"}`);
-  bot = now;
+function onBotChanged() {
+  const newest = platform.bot;
+  const turn = isRally ? "serve" : "attempt";
+  if (bot && newest && newest !== bot) panel.notice(`${newest} is the new champion; it plays from the next ${turn}`);
+  else if (!bot && newest && phase === "playing") panel.notice(`${newest} is ready; it plays from the next ${turn}`);
+  bot = newest;
   document.body.dataset.bot = bot;
   listOpponents();
 }
@@ -187,23 +193,23 @@ function listOpponents() {
   const option = (value, text, disabled = false) => Object.assign(new Option(text, value), { disabled });
   /** @param {string} label @param {HTMLOptionElement[]} options */
   const group = (label, options) => {
-    const made = Object.assign(document.createElement("optgroup"), { label });
-    made.append(...options);
-    return options.length ? [made] : [];
+    const optgroup = Object.assign(document.createElement("optgroup"), { label });
+    optgroup.append(...options);
+    return options.length ? [optgroup] : [];
   };
   const number = platform.modelNo;
   const numbers = Array.from({ length: Math.min(Math.max(0, number - 1), NEWEST_MODELS) }, (_, at) => number - 1 - at);
-  const asked = Number(before.replace("model ", ""));
-  if (before.startsWith("model ") && asked > 0 && !numbers.includes(asked)) numbers.push(asked);
+  const requested = Number(before.replace("model ", ""));
+  if (before.startsWith("model ") && requested > 0 && !numbers.includes(requested)) numbers.push(requested);
   const none = isRally ? "no champion yet: casual script" : "no champion yet";
   list.replaceChildren(
     ...(isRally ? [] : [option("you", "you")]),
     option("champion", bot ? `champion ${bot}` : none, !isRally && !bot),
-    ...group("older models", numbers.map((one) => option(`model ${one}`, `${invited.game}/${one}`))),
+    ...group("older models", numbers.map((modelNo) => option(`model ${modelNo}`, `${invited.game}/${modelNo}`))),
     ...group("scripts", isRally ? skills().map((skill) => option(`script ${skill}`, `${skill} script`)) : []),
   ); // prettier-ignore
-  const isThere = Array.from(list.options).some((one) => one.value === before);
-  list.value = isThere ? before : isRally ? "champion" : "you";
+  const isListed = Array.from(list.options).some((entry) => entry.value === before);
+  list.value = isListed ? before : isRally ? "champion" : "you";
   if (list.value.startsWith("model ") && platform.game && !choice.number) choose();
   if (isRally && phase === "ready") write("them", opponent()?.label ?? "");
 }
@@ -218,49 +224,49 @@ async function choose() {
   const name = `${invited.game}/${number}`;
   if (number && !(choice.bot && choice.number === number)) {
     note.dataset.busy = "yes";
-    write("opponent-note", `Fetching ${name}; the champion plays until it is here.`);
+    write("opponent-note", `Fetching ${name}; the champion plays until it is ready.`);
   }
   try {
-    const isMeant = await choice.take(number);
-    if (isMeant && note.dataset.busy) write("opponent-note", `${name} is here; it plays from the next ${turn} on.`);
-    if (isMeant) delete note.dataset.busy;
+    const isCurrent = await choice.take(number);
+    if (isCurrent && note.dataset.busy) write("opponent-note", `${name} is ready; it plays from the next ${turn} on.`);
+    if (isCurrent) delete note.dataset.busy;
   } catch (error) {
     element("opponent").value = isRally ? "champion" : "you";
-    stay(`${name} cannot play: ${plain(error)}.`);
+    pinNote(`${name} cannot play: ${plain(error)}.`);
   }
 }
 
-/** A note that stands until something else is chosen: whoever chose it wants to know. @param {string} text */
-function stay(text) {
+/** Shows a note until the person chooses something else. @param {string} text */
+function pinNote(text) {
   element("opponent-note").dataset.busy = "yes";
   write("opponent-note", text);
 }
 
 // --- Consent ----------------------------------------------------------------------------------------------------------
 
-/** What this tab, or another one, just said about recording. @param {boolean} isGiven */
-function obey(isGiven) {
+/** Consent changed in this tab or another one. @param {boolean} isGiven */
+function onConsentChange(isGiven) {
   if (!isGiven) play?.forget();
   showConsent();
   document.body.dataset.recording = String(Boolean(play?.isRecorded));
-  panel.stand(platform, isGiven);
+  panel.showStatus(platform, isGiven);
   if (phase === "ready" && hasPage) welcome();
 }
 
-/** Whether the welcome has to ask; not where nothing can be recorded, whatever is said. */
-const isAsked = () => consent.isOpen && !platform.isShut;
+/** Whether the welcome must ask for consent; not when nothing can be recorded anyway. */
+const mustAskConsent = () => consent.isOpen && !platform.isBlocked;
 
 function showConsent() {
-  element("consent").checked = consent.isGiven && !platform.isShut;
-  element("consent").disabled = platform.isShut;
+  element("consent").checked = consent.isGiven && !platform.isBlocked;
+  element("consent").disabled = platform.isBlocked;
 }
 
-let wasShut = platform.isShut;
+let wasBlocked = platform.isBlocked;
 
-function stand() {
-  panel.stand(platform, consent.isGiven);
-  if (platform.isShut === wasShut) return;
-  wasShut = platform.isShut;
+function showStatus() {
+  panel.showStatus(platform, consent.isGiven);
+  if (platform.isBlocked === wasBlocked) return;
+  wasBlocked = platform.isBlocked;
   showConsent();
   if (phase === "ready") welcome();
 }
@@ -268,13 +274,13 @@ function stand() {
 function welcome() {
   panel.overlay({
     message: isRally ? `Rally: first to ${POINTS_TO_WIN} points` : "Keep the pole upright",
-    detail: isAsked() ? ASKED : "",
-    start: isAsked() ? "Play and teach the bot" : "Play",
-    quietly: isAsked() ? "Play, and record nothing" : "",
+    detail: mustAskConsent() ? CONSENT_TEXT : "",
+    start: mustAskConsent() ? "Play and teach the bot" : "Play",
+    quietly: mustAskConsent() ? "Play, and record nothing" : "",
   });
 }
 
-/** Have the browser keep this page for a visit without the platform; one that cannot shows its own error then. */
+/** Registers the service worker that caches this page for offline visits, where the browser supports it. */
 function keepPage() {
   const rule = { createScriptURL: (/** @type {string} */ address) => address };
   const policy = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("offline", rule) ?? rule;
@@ -289,18 +295,18 @@ const inputs = new Inputs({
 }); // prettier-ignore
 
 element("start").addEventListener("click", () => {
-  // Later the button says something else, even where the answer was taken out of the storage meanwhile.
-  if (phase === "ready" && isAsked()) consent.say(true);
+  // Only the welcome's button mentions consent; in later phases the same button does not grant it.
+  if (phase === "ready" && mustAskConsent()) consent.set(true);
   if (phase === "paused") pause();
   else begin();
 });
 element("quietly").addEventListener("click", () => {
-  consent.say(false);
+  consent.set(false);
   begin();
 });
 element("pause").addEventListener("click", pause);
 element("opponent").addEventListener("change", choose);
-element("consent").addEventListener("change", () => consent.say(element("consent").checked));
+element("consent").addEventListener("change", () => consent.set(element("consent").checked));
 element("thinks").addEventListener("change", () => (element("thoughts").hidden = !element("thinks").checked));
 document.addEventListener("keydown", (event) => {
   const isBusy = event.target instanceof Element && event.target.closest("select, input, button");
@@ -308,8 +314,8 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   if (phase === "playing" || phase === "paused") pause();
-  // Consent is given by pressing the button that says so, never by a key that merely starts.
-  else if (event.code === "Space" && isAsked()) element("start").focus();
+  // Consent is given only by the button that says so, never by a key that starts the game.
+  else if (event.code === "Space" && mustAskConsent()) element("start").focus();
   else if (event.code === "Space" && !element("start").hidden) element("start").click();
 });
 document.addEventListener("visibilitychange", () => {
@@ -322,28 +328,31 @@ document.title = `understudy: ${Play.title}`;
 document.body.dataset.game = Play.title;
 element("title").textContent = Play.title;
 element("keys").textContent = matchMedia("(any-pointer: coarse)").matches ? Play.touchHint : Play.hint;
-// Steps would be read out without an end; the message at the end says how many there were.
+// Screen readers would announce every step; the final message reports the count.
 if (!isRally) element("score").setAttribute("aria-live", "off");
 element("whom").textContent = isRally ? "Play against" : "Who balances";
 element("minus").setAttribute("aria-label", Play.buttons[0]);
 element("plus").setAttribute("aria-label", Play.buttons[1]);
-if (!isRally) [element("minus").textContent, element("plus").textContent] = ["◀", "▶"];
+if (!isRally) {
+  element("minus").textContent = "◀";
+  element("plus").textContent = "▶";
+}
 element("player").textContent = platform.player;
 element("forget").textContent = `understudy data forget ${platform.player}`;
 showConsent();
 listOpponents();
 if (invited.bot && invited.bot !== "champion" && !/^[1-9]\d*$/.test(invited.bot)) {
-  stay(`The address asks for bot ${invited.bot.slice(0, 20)}, which is no model's number: choose one here.`);
+  pinNote(`The address names bot ${invited.bot.slice(0, 20)}, which is not a model number: choose one here.`);
 }
-// Something to see behind the welcome; nobody plays it.
+// A still picture behind the welcome.
 play = new Play({ opponent, record: () => null, hear: () => {} });
 showScore();
 change("ready");
 new ResizeObserver(fit).observe(canvas);
 if (hasPage) {
   welcome();
-  setInterval(stand, STAND_EVERY_MS);
-  stand();
+  setInterval(showStatus, STATUS_EVERY_MS);
+  showStatus();
   requestAnimationFrame((nowMs) => {
     lastMs = nowMs;
     tick(nowMs);
@@ -351,5 +360,6 @@ if (hasPage) {
   platform.connect();
   keepPage();
 } else {
-  panel.overlay({ message: `There is no page for ${invited.game}`, detail: `There are for ${Match.title} and ${Balance.title}.` });
+  const detail = `There are pages for ${Match.title} and ${Balance.title}.`;
+  panel.overlay({ message: `There is no page for ${invited.game}`, detail });
 }

@@ -1,4 +1,4 @@
-"""A store on Apache Cassandra: any number of writers, each with partitions of its own, and any number of readers."""
+"""A store on Apache Cassandra: many writers, each with its own partitions, and many readers."""
 
 from understudy.stores.cassandra.keyspace import init, migrate
 from understudy.stores.cassandra.store import CassandraStore, open_cassandra

@@ -1,13 +1,14 @@
-"""One commit of a partition: what it says, the rows it writes, and how it is read back.
+"""One commit of a partition: its facts, the rows it writes, and how it is read back.
 
-Every row has a key under which only one content can ever be written, or a version that decides between two:
+Every row has either a key that determines its content, or a version that decides between two:
 
     frames        keyed by the hash of their bytes
-    commits       keyed by partition and number; of two attempts, the later epoch's wins
-    sessions      a state has a version, which rises with each commit of the session
-    all others    are derived from a commit that counts, so writing them again changes nothing
+    commits       keyed by partition and number; of two attempts, that of the later epoch wins
+    sessions      a state has a version, which increases with each commit of the session
+    all others    are derived from a valid commit, so writing them again changes nothing
 
-So a write may arrive twice or late, and a deletion (`FOREVER`) may come before the write that it deletes.
+So a write may arrive twice or late, and a deletion (`FOREVER`) may precede the write that it
+deletes.
 """
 
 import uuid
@@ -19,25 +20,28 @@ from typing import Literal
 import msgspec
 
 from understudy.core.errors import StorageFailed
-from understudy.core.frame import FrameKind, read_drop
-from understudy.core.session import REMEMBER_S, Arrival
+from understudy.experience.frame import FrameKind, read_drop
+from understudy.experience.session import REMEMBER_S, Arrival
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Statement, Wire
 from understudy.stores.draft import Draft, QuarantinedFrame, StoredFrame
 
 ADMIN = "~admin"
-"""The partition of what comes from no stream: erasures, quarantine by hand, replays."""
-STORED, QUARANTINED = 0, 1
-"""What a row of a chunk number tells of."""
+"""The partition of changes without a stream: erasures, manual quarantine, replays."""
+STORED = 0
+QUARANTINED = 1
+"""The meaning of a row of a chunk number."""
 FOREVER = 1 << 62
-"""The timestamp of deletions: it beats every write, also those that have yet to arrive."""
-CHUNK_BUCKET, COMMIT_BUCKET, QUARANTINE_BUCKET = 6, 10, 10
-"""How many low bits of a number one Cassandra partition covers."""
+"""The timestamp of deletions, which beats every write, even later ones."""
+CHUNK_BUCKET = 6
+COMMIT_BUCKET = 10
+QUARANTINE_BUCKET = 10
+"""Number of low bits that one Cassandra partition covers."""
 PAGE = 32
 _TRIES = 1000
 _LONGEST_S = 630_720_000
 """The longest time to live that Cassandra accepts."""
 _BATCHED = 25
-"""Rows of one Cassandra partition in a request; Amazon Keyspaces accepts 30."""
+"""Rows of one Cassandra partition per request; Amazon Keyspaces accepts 30."""
 
 Key = tuple[bytes, int]
 """Session and number."""
@@ -64,7 +68,7 @@ class Arrived(msgspec.Struct, array_like=True, frozen=True):
     digest: bytes
     """Hash of the whole frame."""
     replays: int = 0
-    """Quarantine id this frame came from, or 0."""
+    """Id of this frame in quarantine, or 0."""
     dropped: list[tuple[int, int]] = []
     """Numbers that a drop report covers."""
 
@@ -77,7 +81,7 @@ class Arrived(msgspec.Struct, array_like=True, frozen=True):
         return frame_key(self.session, self.chunk_no, self.digest)
 
     def arrival(self) -> Arrival:
-        """What counts about it."""
+        """The facts of this frame that change the state of its session."""
         return Arrival(
             number=self.chunk_no,
             player=self.player,
@@ -97,7 +101,7 @@ _KINDS: dict[FrameKind, Literal["data", "drop", "close"]] = {
 
 
 class Event(msgspec.Struct, array_like=True, frozen=True):
-    """Something other than a frame that takes an arrival number."""
+    """An event that uses an arrival number like a frame."""
 
     kind: str
     """`forget` (a player) or `quarantine` (stored chunks)."""
@@ -108,12 +112,12 @@ class Event(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CommitFacts(msgspec.Struct, array_like=True, frozen=True):
-    """What became true with a commit."""
+    """The changes of a commit."""
 
     stored: list[Arrived] = []
     quarantined: list[QuarantinedFrame] = []
     forgotten: list[tuple[bytes, bytes]] = []
-    """(session, player) of sessions that first came after their player was forgotten."""
+    """(session, player) of new sessions of forgotten players."""
     event: Event | None = None
 
     @property
@@ -122,14 +126,14 @@ class CommitFacts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SessionRecord(msgspec.Struct, array_like=True, frozen=True):
-    """A session as it is after a commit."""
+    """A session after a commit."""
 
     session: bytes
     player: bytes
     game: str
     state: bytes
     events: int
-    """The admin commits that this state takes into account."""
+    """Number of admin commits included in this state."""
     version: int
     is_new: bool
 
@@ -141,23 +145,27 @@ class Commit:
     partition: str
     number: int
     events: int
-    """The admin commits that were known when it was decided."""
+    """Number of admin commits known when it was decided."""
     at_s: float
     keep_s: int
-    """How long its frames are kept; 0: for ever."""
+    """How long its frames are kept; 0: forever."""
     before: int
-    """How many arrivals the partition had before."""
+    """Number of arrivals in the partition before it."""
     facts: CommitFacts
     states: Sequence[SessionRecord] = ()
-    """Only of a commit that is written or applied."""
+    """Set only while a commit is written or applied."""
 
 
 def facts_of(draft: Draft) -> CommitFacts:
-    """What a draft decided, as the facts of a commit; quarantined frames keep the ids of the draft."""
-    stored = [_arrived(one, raw) for one, raw in zip(draft.stored, draft.stored_raws, strict=True)]
+    """The decisions of a draft as the facts of a commit; quarantine ids are those of the draft."""
+    stored = [_arrived(new, raw) for new, raw in zip(draft.stored, draft.stored_raws, strict=True)]
     pairs = zip(draft.quarantined, draft.quarantined_raws, strict=True)
-    quarantined = [msgspec.structs.replace(one, digest=digest_of(raw)) for one, raw in pairs]
-    return CommitFacts(stored, quarantined, [(session.bytes, player) for session, player in draft.forgotten.items()])
+    quarantined = [msgspec.structs.replace(frame, digest=digest_of(raw)) for frame, raw in pairs]
+    return CommitFacts(
+        stored,
+        quarantined,
+        [(session.bytes, player) for session, player in draft.forgotten.items()],
+    )
 
 
 def _arrived(new: StoredFrame, raw: bytes) -> Arrived:
@@ -181,40 +189,47 @@ def _arrived(new: StoredFrame, raw: bytes) -> Arrived:
     )
 
 
-def numbered(wire: Wire, facts: CommitFacts) -> CommitFacts:
-    """The same facts with quarantine ids that no other frame has; they rise over the whole store."""
+def with_quarantine_ids(wire: Wire, facts: CommitFacts) -> CommitFacts:
+    """The facts with unique quarantine ids, which increase over the whole store."""
     if not facts.quarantined:
         return facts
     for _ in range(_TRIES):
         row = wire.one(wire.serial("SELECT number FROM meta WHERE name = 'quarantine_id'"))
         if row is None or row.number is None:
-            raise StorageFailed("the row quarantine_id of table meta is lost; restore it from a backup")
+            raise StorageFailed(
+                "the row quarantine_id of table meta is missing; restore it from a backup"
+            )
         first = row.number
         following = first + len(facts.quarantined)
         try:
             cql = "UPDATE meta SET number = ? WHERE name = 'quarantine_id' IF number = ?"
             answer = wire.change(wire.bind(cql, following, first))
         except OutcomeUnknown:
-            continue  # if these were drawn after all, they stay unused
+            continue  # if the update did happen, these ids stay unused
         if answer.applied:
-            frames = [msgspec.structs.replace(one, id=first + at) for at, one in enumerate(facts.quarantined)]
+            frames = [
+                msgspec.structs.replace(frame, id=number)
+                for number, frame in enumerate(facts.quarantined, first)
+            ]
             return msgspec.structs.replace(facts, quarantined=frames)
-    raise StorageFailed("the row quarantine_id of table meta changes all the time; try again")
+    raise StorageFailed(
+        "the row quarantine_id of table meta kept changing during the update; try again"
+    )
 
 
 def digest_of(raw: bytes) -> bytes:
-    """What a frame's bytes are found by."""
+    """The hash under which a frame's bytes are stored."""
     return blake2b(raw, digest_size=16).digest()
 
 
 def frame_key(session: bytes, chunk_no: int, digest: bytes) -> FrameKey:
-    """Where a frame's bytes lie; those without a readable header lie apart from one another."""
+    """The key of a frame's bytes; frames without a readable header are spread over buckets."""
     bucket = chunk_no >> CHUNK_BUCKET if any(session) else int.from_bytes(digest[:6], "big")
     return uuid.UUID(bytes=session), bucket, chunk_no, digest
 
 
-def lasting_s(keep_s: int) -> int:
-    """How long a frame is remembered: for as long as it can be sent again after it is gone; 0: for ever."""
+def record_ttl_s(keep_s: int) -> int:
+    """How long a frame's record is kept: until the frame is too old to be resent; 0: forever."""
     return min(keep_s + int(REMEMBER_S), _LONGEST_S) if keep_s else 0
 
 
@@ -222,20 +237,26 @@ def lasting_s(keep_s: int) -> int:
 
 
 def frame_row(wire: Wire, key: FrameKey, raw: bytes, keep_s: int) -> Statement:
-    """A frame's bytes; whoever writes them again writes the same."""
+    """The row of a frame's bytes; writing it again changes nothing."""
     session, bucket, chunk_no, digest = key
-    columns = {"session": session, "bucket": bucket, "chunk_no": chunk_no, "digest": digest, "frame": raw}
+    columns = {
+        "session": session,
+        "bucket": bucket,
+        "chunk_no": chunk_no,
+        "digest": digest,
+        "frame": raw,
+    }
     return wire.insert("chunks", columns, ttl_s=keep_s)
 
 
 def erased_frame(wire: Wire, key: FrameKey) -> Statement:
-    """No bytes under a key, now and later."""
-    there = "session = ? AND bucket = ? AND chunk_no = ? AND digest = ?"
-    return wire.bind(f"DELETE FROM chunks USING TIMESTAMP {FOREVER} WHERE {there}", *key)
+    """Delete the bytes of a key, including those of a later write."""
+    condition = "session = ? AND bucket = ? AND chunk_no = ? AND digest = ?"
+    return wire.bind(f"DELETE FROM chunks USING TIMESTAMP {FOREVER} WHERE {condition}", *key)
 
 
 def commit_row(wire: Wire, commit: Commit, attempt: int) -> Statement:
-    """What an attempt wants to make true; it beats those of earlier epochs, however late they arrive."""
+    """The row of an attempt to commit; beats attempts of earlier epochs, even late ones."""
     columns = {
         "partition": commit.partition,
         "bucket": commit.number >> COMMIT_BUCKET,
@@ -247,48 +268,64 @@ def commit_row(wire: Wire, commit: Commit, attempt: int) -> Statement:
         "facts": _pack.encode(commit.facts),
         "states": _pack.encode(commit.states),
     }
-    # What was forgotten or withdrawn must be known for as long as anything tells of it.
-    remember_s = 0 if commit.partition == ADMIN else lasting_s(commit.keep_s)
+    # Admin commits are kept forever: erasures and withdrawals must stay known.
+    remember_s = 0 if commit.partition == ADMIN else record_ttl_s(commit.keep_s)
     return wire.insert("commits", columns, at=attempt, ttl_s=remember_s)
 
 
-def registered(wire: Wire, kind: str, name: str, number: int) -> Statement:
-    """A number of the registry; the highest one wins."""
+def registry_row(wire: Wire, kind: str, name: str, number: int) -> Statement:
+    """A row of the registry; the highest number wins."""
     return wire.insert("registry", {"kind": kind, "name": name, "number": number}, at=number + 1)
 
 
 def apply(wire: Wire, commit: Commit) -> None:
-    """Write everything that follows from a commit that counts; may be repeated at any time, by any process."""
-    remember_s = lasting_s(commit.keep_s)
-    rows: list[Statement] = [registered(wire, "head", commit.partition, commit.number)]
+    """Write all rows derived from a valid commit; any process may repeat it at any time."""
+    remember_s = record_ttl_s(commit.keep_s)
+    rows: list[Statement] = [registry_row(wire, "head", commit.partition, commit.number)]
     by_session: dict[uuid.UUID, list[Statement]] = {}
 
-    def about(session: bytes, columns: dict[str, object], *, at: int | None = None) -> None:
+    def add(session: bytes, columns: dict[str, object], *, at: int | None = None) -> None:
         key = uuid.UUID(bytes=session)
         row = wire.insert("sessions", {"session": key, **columns}, at=at, ttl_s=remember_s)
         by_session.setdefault(key, []).append(row)
 
     for state in commit.states:
-        fields = {"game": state.game, "state": state.state, "state_events": state.events, "version": state.version}
-        about(state.session, fields, at=state.version)
+        fields = {
+            "game": state.game,
+            "state": state.state,
+            "state_events": state.events,
+            "version": state.version,
+        }
+        add(state.session, fields, at=state.version)
         if state.is_new or remember_s:
             columns = {"player": state.player, "session": uuid.UUID(bytes=state.session)}
             rows.append(wire.insert("players", columns, ttl_s=remember_s))
-    for one in commit.facts.stored:
-        columns = {name: getattr(one, name) for name in ("chunk_no", "crc", "digest", "length", "kind", "n_steps")}
-        columns |= {"received_s": one.received_s, "what": STORED, "quarantine_id": one.replays}
-        about(one.session, columns | {"events": commit.events})
-    for two in commit.facts.quarantined:
-        if any(two.session):
-            columns = {"chunk_no": two.chunk_no, "crc": two.crc, "digest": two.digest, "what": QUARANTINED}
-            about(two.session, columns | {"quarantine_id": two.id})
-        columns = msgspec.structs.asdict(two)
-        columns |= {"bucket": two.id >> QUARANTINE_BUCKET, "events": commit.events}
+    for arrived in commit.facts.stored:
+        columns = {
+            name: getattr(arrived, name)
+            for name in ("chunk_no", "crc", "digest", "length", "kind", "n_steps", "received_s")
+        }
+        columns |= {"what": STORED, "quarantine_id": arrived.replays, "events": commit.events}
+        add(arrived.session, columns)
+    for frame in commit.facts.quarantined:
+        if any(frame.session):
+            columns = {
+                "chunk_no": frame.chunk_no,
+                "crc": frame.crc,
+                "digest": frame.digest,
+                "what": QUARANTINED,
+            }
+            add(frame.session, columns | {"quarantine_id": frame.id})
+        columns = msgspec.structs.asdict(frame)
+        columns |= {"bucket": frame.id >> QUARANTINE_BUCKET, "events": commit.events}
         rows.append(wire.insert("quarantine", columns, ttl_s=commit.keep_s))
     for statements in by_session.values():
-        rows += [wire.together(statements[at : at + _BATCHED]) for at in range(0, len(statements), _BATCHED)]
+        rows += [
+            wire.batched(statements[at : at + _BATCHED])
+            for at in range(0, len(statements), _BATCHED)
+        ]
     wire.all(rows)
-    wire.post(registered(wire, "applied", commit.partition, commit.number))
+    wire.post(registry_row(wire, "applied", commit.partition, commit.number))
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -299,7 +336,7 @@ _read_states = msgspec.msgpack.Decoder(list[SessionRecord])
 
 
 def commits_after(wire: Wire, partition: str, after: int, up_to: int) -> Statement:
-    """The next commits behind a number, as far as they lie in one Cassandra partition."""
+    """The next commits after a number, as far as they are in one Cassandra partition."""
     cql = (
         "SELECT partition, commit_no, events, at_s, keep_s, before, facts FROM commits "
         f"WHERE partition = ? AND bucket = ? AND commit_no > ? AND commit_no <= ? LIMIT {PAGE}"
@@ -308,7 +345,7 @@ def commits_after(wire: Wire, partition: str, after: int, up_to: int) -> Stateme
 
 
 def commit_of(row: Row) -> Commit:
-    """The commit of a row."""
+    """Decode the commit of a row."""
     raw_states = getattr(row, "states", None)
     return Commit(
         partition=row.partition,
@@ -323,7 +360,7 @@ def commit_of(row: Row) -> Commit:
 
 
 def commits_between(wire: Wire, partition: str, after: int, up_to: int) -> Iterator[Commit]:
-    """Every commit behind a number, up to one that counts; those that are gone are passed over."""
+    """Every commit after a number, up to a valid one; expired ones are skipped."""
     while after < up_to:
         rows = wire.all([commits_after(wire, partition, after, up_to)])[0]
         yield from map(commit_of, rows)
@@ -332,11 +369,13 @@ def commits_between(wire: Wire, partition: str, after: int, up_to: int) -> Itera
 
 
 def redo(wire: Wire, partition: str, head: int) -> None:
-    """Apply the last commit of a partition, should whoever made it have died before that was done."""
-    row = wire.one(wire.bind("SELECT number FROM registry WHERE kind = 'applied' AND name = ?", partition))
+    """Apply the last commit of a partition, in case its writer died before applying it."""
+    row = wire.one(
+        wire.bind("SELECT number FROM registry WHERE kind = 'applied' AND name = ?", partition)
+    )
     if head <= (0 if row is None else row.number):
         return
     cql = "SELECT * FROM commits WHERE partition = ? AND bucket = ? AND commit_no = ?"
-    found = wire.one(wire.bind(cql, partition, head >> COMMIT_BUCKET, head))
-    if found is not None and found.facts is not None:
-        apply(wire, commit_of(found))
+    last = wire.one(wire.bind(cql, partition, head >> COMMIT_BUCKET, head))
+    if last is not None and last.facts is not None:
+        apply(wire, commit_of(last))

@@ -1,4 +1,4 @@
-"""Partitions: who may write each, and how far it is committed; changed by compare-and-set alone."""
+"""Partitions: their owners and last commits, changed only by compare-and-set."""
 
 import threading
 import uuid
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 
 from understudy.core.clock import Clock
 from understudy.core.errors import ClaimLost, ConfigError, UnderstudyError, Unreachable
-from understudy.core.ports import Claim, Position
-from understudy.stores.cassandra.commits import ADMIN, Commit, redo, registered
-from understudy.stores.cassandra.known import Stated
+from understudy.ports import Claim, Position
+from understudy.stores.cassandra.commits import ADMIN, Commit, redo, registry_row
+from understudy.stores.cassandra.lookup import CommittedState
 from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Wire
 
 _READ = "SELECT * FROM partitions WHERE partition = ?"
 _TRIES = 100
 _MOST_STATES = 4096
 _EPOCH = 1 << 32
-"""From one epoch to the next; the numbers between are its attempts."""
+"""The distance between two epochs; the numbers between are attempts."""
 
 
 class Outdated(Exception):
-    """An admin commit takes place: what was decided without it does not count."""
+    """A newer admin commit exists, so decisions made without it are invalid."""
 
     def __init__(self, events: int) -> None:
         super().__init__(f"admin commit {events}")
@@ -31,7 +31,7 @@ class Outdated(Exception):
 
 @dataclass(slots=True)
 class Lease:
-    """A partition this instance may write, as it was last committed."""
+    """A partition that this instance may write, as of its last commit."""
 
     partition: str
     epoch: int
@@ -39,10 +39,10 @@ class Lease:
     commit_no: int
     arrivals: int
     events: int
-    """Admin commits that must be known before anything is decided."""
+    """Number of admin commits that a decision must include."""
     attempts: int = 0
-    states: OrderedDict[uuid.UUID, Stated] = field(default_factory=OrderedDict)
-    """The sessions written last, as committed."""
+    states: OrderedDict[uuid.UUID, CommittedState] = field(default_factory=OrderedDict)
+    """The committed states of the last written sessions."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_attempt(self) -> int:
@@ -50,7 +50,7 @@ class Lease:
         self.attempts += 1
         return self.epoch + self.attempts
 
-    def remember(self, states: Iterable[tuple[uuid.UUID, Stated]]) -> None:
+    def remember(self, states: Iterable[tuple[uuid.UUID, CommittedState]]) -> None:
         for session, stated in states:
             self.states[session] = stated
             self.states.move_to_end(session)
@@ -59,7 +59,7 @@ class Lease:
 
 
 class Partitions:
-    """Leases of this instance, and the committed heads of every partition."""
+    """The leases of this instance, and the last commits of all partitions."""
 
     def __init__(self, wire: Wire, clock: Clock) -> None:
         self._wire = wire
@@ -70,37 +70,55 @@ class Partitions:
     # --- claims ---------------------------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
-        """A new epoch; ClaimLost while another owner's claim is fresh."""
+        """Start a new epoch; ClaimLost while another owner's claim is valid."""
         if partition.startswith("~"):
-            raise ConfigError(f"partition {partition!r} begins with ~, which the store keeps for itself")
+            raise ConfigError(
+                f"partition {partition!r} starts with ~, which is reserved for the store; use "
+                "another name"
+            )
         for _ in range(_TRIES):
             row = self.row(partition)
             now_s = self._clock.now()
             if row.owner not in ("", None, owner) and row.expires_s > now_s:
-                left_s = row.expires_s - now_s
+                remaining_s = row.expires_s - now_s
                 raise ClaimLost(
-                    f"partition {partition} is claimed by {row.owner} for {left_s:.1f} s more", retry_after_s=left_s
+                    f"partition {partition} is claimed by {row.owner} for another "
+                    f"{remaining_s:.1f} s",
+                    retry_after_s=remaining_s,
                 )
             if self._changed(row, "owner = ?, expires_s = ?", owner, now_s + ttl_s):
                 return self._begin(partition, row.epoch + _EPOCH, ttl_s)
-        raise ClaimLost(f"partition {partition} is claimed by many at once; try again", retry_after_s=1.0)
+        raise ClaimLost(
+            f"too many processes claim partition {partition} at once; try again", retry_after_s=1.0
+        )
 
     def begin_admin(self, row: Row) -> Lease:
-        """The right to make the next admin commit; ClaimLost when another process was faster."""
+        """Lease the admin partition for one commit; ClaimLost when another process was faster."""
         number = row.commit_no + 1
         if not self._changed(row, "events = ?", number):
-            raise ClaimLost("another process decides about this store", retry_after_s=1.0)
+            raise ClaimLost(
+                "another process is forgetting, quarantining or replaying in this store; try again "
+                "in a second",
+                retry_after_s=1.0,
+            )
         return Lease(ADMIN, row.epoch + _EPOCH, 0.0, row.commit_no, row.arrivals, number)
 
     def _changed(self, row: Row, sets: str, *values: object) -> bool:
-        """Whether this call began the next epoch of a partition that is as the row says."""
+        """Start the next epoch if the partition still matches the row; return whether it did."""
         lease = uuid.uuid4().hex
         cql = (
             f"UPDATE partitions SET epoch = ?, lease = ?, {sets} WHERE partition = ? "
             "IF epoch = ? AND expires_s = ? AND commit_no = ?"
         )
         statement = self._wire.bind(
-            cql, row.epoch + _EPOCH, lease, *values, row.partition, row.epoch, row.expires_s, row.commit_no
+            cql,
+            row.epoch + _EPOCH,
+            lease,
+            *values,
+            row.partition,
+            row.epoch,
+            row.expires_s,
+            row.commit_no,
         )
         try:
             return bool(self._wire.change(statement).applied)
@@ -108,9 +126,11 @@ class Partitions:
             return bool(self.row(row.partition).lease == lease)
 
     def _begin(self, partition: str, epoch: int, ttl_s: float) -> Claim:
-        # First the claim, then the name, then the look at admin commits: one that takes place meanwhile either finds
-        # the name or is found here.
-        self._wire.one(registered(self._wire, "head", partition, self._own_row(partition, epoch).commit_no))
+        # First the claim, then the registry, then the check for admin commits: a concurrent one
+        # either finds the partition in the registry or is found here.
+        self._wire.one(
+            registry_row(self._wire, "head", partition, self._own_row(partition, epoch).commit_no)
+        )
         admin = self.row(ADMIN)
         self.fence([partition], max(admin.events, admin.commit_no))
         row = self._own_row(partition, epoch)
@@ -121,46 +141,58 @@ class Partitions:
         return Claim(partition, epoch, None if row.position is None else Position(row.position))
 
     def _own_row(self, partition: str, epoch: int) -> Row:
-        """A partition as it is now; ClaimLost when it was claimed since."""
+        """The current row of a partition; ClaimLost when it was claimed since."""
         row = self.row(partition)
         if row.epoch != epoch:
-            raise ClaimLost(f"epoch {epoch} of partition {partition} is stale")
+            raise ClaimLost(f"epoch {epoch} of partition {partition} is stale; claim it again")
         return row
 
-    def held(self, partition: str, epoch: int) -> Lease:
-        """The lease of a claim that this instance made; ClaimLost otherwise."""
+    def lease_of(self, partition: str, epoch: int) -> Lease:
+        """The lease of a claim of this instance; ClaimLost otherwise."""
         lease = self._held.get(partition)
         if lease is None or lease.epoch != epoch:
-            raise ClaimLost(f"epoch {epoch} of partition {partition} is stale, or was claimed by another instance")
+            raise ClaimLost(
+                f"epoch {epoch} of partition {partition} is stale, or was claimed by another "
+                "instance; claim it again"
+            )
         return lease
 
     def drop(self, lease: Lease) -> None:
-        """Write no more under a lease; the next claim finds out how far it came."""
+        """Stop using a lease; the next claim reads its last commit."""
         with self._lock:
             if self._held.get(lease.partition) is lease:
                 del self._held[lease.partition]
 
     def release(self) -> None:
-        """Let others claim at once what this instance holds; when Cassandra does not answer, claims run out."""
+        """Release all leases of this instance; if Cassandra does not respond, claims expire."""
         with suppress(UnderstudyError, OutcomeUnknown):
             for lease in list(self._held.values()):
                 self.drop(lease)
-                cql = "UPDATE partitions SET owner = '', expires_s = 0 WHERE partition = ? IF epoch = ?"
+                cql = (
+                    "UPDATE partitions SET owner = '', expires_s = 0 "
+                    "WHERE partition = ? IF epoch = ?"
+                )
                 self._wire.change(self._wire.bind(cql, lease.partition, lease.epoch))
 
     # --- committing -----------------------------------------------------------------------------
 
     def move(self, lease: Lease, position: str | None) -> None:
-        """Set the position of a partition of which nothing else changes."""
+        """Update only the position of a partition."""
         sets = "expires_s = ?, position = ?" if position is not None else "expires_s = ?"
         values = [self._clock.now() + lease.ttl_s, *([position] if position is not None else [])]
         self._settle(lease, lease.commit_no, sets, values)
 
     def commit(self, lease: Lease, commit: Commit, position: str | None) -> None:
-        """Make a commit count; ClaimLost, Outdated or Unreachable when it does not."""
+        """Make a commit valid; ClaimLost, Outdated or Unreachable on failure."""
         arrivals = lease.arrivals + commit.facts.n_arrivals
         sets = "commit_no = ?, at_s = ?, keep_s = ?, arrivals = ?, expires_s = ?"
-        values = [commit.number, commit.at_s, commit.keep_s, arrivals, self._clock.now() + lease.ttl_s]
+        values = [
+            commit.number,
+            commit.at_s,
+            commit.keep_s,
+            arrivals,
+            self._clock.now() + lease.ttl_s,
+        ]
         if position is not None:
             sets += ", position = ?"
             values.append(position)  # type: ignore[arg-type]
@@ -169,69 +201,76 @@ class Partitions:
         lease.arrivals = arrivals
 
     def _settle(self, lease: Lease, number: int, sets: str, values: Iterable[object]) -> None:
-        cql = f"UPDATE partitions SET {sets} WHERE partition = ? IF epoch = ? AND commit_no = ? AND events = ?"
-        statement = self._wire.bind(cql, *values, lease.partition, lease.epoch, lease.commit_no, lease.events)
-        answer = self._answer(lease, statement)
-        if answer.applied:
+        cql = (
+            f"UPDATE partitions SET {sets} WHERE partition = ? IF epoch = ? AND commit_no = ? "
+            "AND events = ?"
+        )
+        statement = self._wire.bind(
+            cql, *values, lease.partition, lease.epoch, lease.commit_no, lease.events
+        )
+        result = self._result(lease, statement)
+        if result.applied:
             return
         # Without a row there is no epoch, either.
-        if getattr(answer, "epoch", None) == lease.epoch:
-            if answer.commit_no == number > lease.commit_no:
-                return  # only this instance writes under its epoch: it was asked for twice
-            if answer.events != lease.events:
-                raise Outdated(answer.events)
+        if getattr(result, "epoch", None) == lease.epoch:
+            if result.commit_no == number > lease.commit_no:
+                return  # only this instance writes in its epoch: the statement was sent twice
+            if result.events != lease.events:
+                raise Outdated(result.events)
         self.drop(lease)
-        raise ClaimLost(f"epoch {lease.epoch} of partition {lease.partition} is stale")
+        raise ClaimLost(
+            f"epoch {lease.epoch} of partition {lease.partition} is stale; claim it again"
+        )
 
-    def _answer(self, lease: Lease, statement: object) -> Row:
-        """The answer to a commit, asked for until there is one."""
+    def _result(self, lease: Lease, statement: object) -> Row:
+        """The result of a commit, retried until it is known."""
         pause_s = 0.05
         waited_s = 0.0
         while True:
             try:
                 return self._wire.change(statement)
             except OutcomeUnknown as error:
-                if waited_s > self._wire.options.patience_s:
-                    # It may happen yet. A new claim makes sure of one or the other.
+                if waited_s > self._wire.options.retry_s:
+                    # It may still be applied; a new claim decides.
                     self.drop(lease)
                     raise Unreachable(
-                        f"Cassandra did not say whether a commit of partition {lease.partition} counts ({error}); "
-                        "claim it again when Cassandra is back"
+                        f"the result of a commit to partition {lease.partition} is unknown "
+                        f"({error}); claim it again when Cassandra responds"
                     ) from error
                 self._wire.wait(pause_s)
                 waited_s += pause_s
                 pause_s = min(2 * pause_s, 2.0)
 
     def fence(self, partitions: Iterable[str], events: int) -> None:
-        """From now on no commit of these partitions counts that was decided before an admin commit of this number."""
+        """Invalidate commits of these partitions that were decided before this admin commit."""
         cql = "UPDATE partitions SET events = ? WHERE partition = ? IF events < ?"
-        # Repeating one does no harm: the number only rises.
+        # Idempotent: the number only increases.
         self._wire.all([self._wire.bind(cql, events, name, events) for name in partitions])
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def row(self, partition: str) -> Row:
-        """A partition as it is now, whatever was left half way; created where there is none."""
+        """The current row of a partition, after any pending change; created if missing."""
         for _ in range(_TRIES):
             row = self._wire.one(self._wire.serial(_READ, partition))
             if row is not None:
                 return row
             with suppress(OutcomeUnknown):
                 cql = (
-                    "INSERT INTO partitions (partition, epoch, owner, expires_s, commit_no, at_s, keep_s, arrivals, "
-                    "events) VALUES (?, 0, '', 0, 0, 0, 0, 0, 0) IF NOT EXISTS"
+                    "INSERT INTO partitions (partition, epoch, owner, expires_s, commit_no, at_s, "
+                    "keep_s, arrivals, events) VALUES (?, 0, '', 0, 0, 0, 0, 0, 0) IF NOT EXISTS"
                 )
                 self._wire.change(self._wire.bind(cql, partition))
-        raise Unreachable(f"partition {partition} could not be claimed; try again")
+        raise Unreachable(f"the row of partition {partition} could not be created; try again")
 
     def rows(self, partitions: Iterable[str], *, serial: bool = False) -> dict[str, Row]:
-        """Partitions as they are committed; with `serial` whatever was left half way is ended first."""
+        """The committed rows of partitions; with `serial`, pending changes are finished first."""
         names = list(partitions)
         bind = self._wire.serial if serial else self._wire.bind
-        found = self._wire.all([bind(_READ, name) for name in names])
-        return {name: rows[0] for name, rows in zip(names, found, strict=True) if rows}
+        results = self._wire.all([bind(_READ, name) for name in names])
+        return {name: rows[0] for name, rows in zip(names, results, strict=True) if rows}
 
     def own_heads(self) -> dict[str, int]:
-        """How far the partitions of this instance are committed."""
+        """The last commit numbers of this instance's partitions."""
         with self._lock:
             return {name: lease.commit_no for name, lease in self._held.items()}

@@ -1,14 +1,16 @@
-"""The store on Cassandra: chunks, commits and sessions in tables, each commit made to count by one compare-and-set.
+"""The store on Cassandra: chunks, commits and sessions in tables; a compare-and-set per commit.
 
-A batch is written as bytes and facts that are not seen yet, the compare-and-set that makes them count, then the rest:
+A batch is written in three steps. Readers see it after the second:
 
-1. frames, and the commit's row             keyed so that a crash or a late write leaves nothing to undo
-2. the partition: commit number, position   only under the claim's epoch
-3. sessions, numbers, players, quarantine   derived from the commit; the next claim repeats it after a crash
+1. frames, and the commit's row             keyed so that a crash or a late write
+                                            leaves nothing to undo
+2. the partition: commit number, position   compare-and-set, only in the claim's epoch
+3. sessions, numbers, players, quarantine   derived from the commit; repeated by the
+                                            next claim after a crash
 
-What comes from no stream (forgetting, quarantine by hand, replays) is decided by admin commits. Writers are held still
-while one is made (`AdminLock`): no batch counts that was decided without it. What follows from it is carried out behind
-it, and finished by the next claim after a crash.
+Changes without a stream (forgetting, manual quarantine, replays) are admin commits. Writers are
+blocked during an admin commit (`AdminLock`), and batches decided without it are invalid. Its
+effects are applied after it, or by the next claim after a crash.
 """
 
 import threading
@@ -19,12 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from understudy.core.chunk import chunk_of
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ClaimLost, Closed, Refused, UnderstudyError, Unreachable
-from understudy.core.frame import Frame, FrameKind, identity_of
 from understudy.core.location import Location
-from understudy.core.ports import (
+from understudy.experience.chunk import chunk_of
+from understudy.experience.frame import Frame, FrameKind, identity_of
+from understudy.experience.session import SessionState, tombstone_of
+from understudy.ports import (
     Audit,
     Candidate,
     Claim,
@@ -38,8 +41,7 @@ from understudy.core.ports import (
     Tail,
     WriteBatch,
 )
-from understudy.core.session import SessionState, tombstone_of
-from understudy.stores.audit import Findings, Held, summary
+from understudy.stores.audit import AuditedFrame, Findings, summary
 from understudy.stores.cassandra.commits import (
     ADMIN,
     CHUNK_BUCKET,
@@ -58,13 +60,20 @@ from understudy.stores.cassandra.commits import (
     facts_of,
     frame_key,
     frame_row,
-    lasting_s,
-    numbered,
+    record_ttl_s,
     redo,
-    registered,
+    registry_row,
+    with_quarantine_ids,
 )
-from understudy.stores.cassandra.keyspace import check, identity, numbers
-from understudy.stores.cassandra.known import STATE, Journal, Known, Stated, raws_of, stated
+from understudy.stores.cassandra.keyspace import check, identity, read_meta
+from understudy.stores.cassandra.lookup import (
+    STATE,
+    AdminJournal,
+    CassandraLookup,
+    CommittedState,
+    committed_state,
+    raws_of,
+)
 from understudy.stores.cassandra.partitions import Lease, Outdated, Partitions
 from understudy.stores.cassandra.tailing import Tailer
 from understudy.stores.cassandra.wire import Row, Statement, Wire, read_options
@@ -72,45 +81,50 @@ from understudy.stores.draft import Draft, QuarantinedFrame
 from understudy.stores.view import EXPIRED, FORGOTTEN, QUARANTINED, STORED, info_of
 
 _AT_ONCE = 256
-_TAKEN_OUT = 64
-"""Chunks that are withdrawn at once: writers wait meanwhile."""
+_WITHDRAWN_AT_ONCE = 64
+"""Chunks withdrawn at once, while writers wait."""
 _PAGE = 64
 _POLL_S = 0.05
 _TRIES = 20
 
 Decide = Callable[[], tuple[CommitFacts, Sequence[Statement]]]
-"""What becomes true, and rows that are written before it counts."""
+"""Returns the facts of an admin commit, and rows to write before it."""
 _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quarantined": QUARANTINED}
 
 
 @dataclass(slots=True, kw_only=True)
 class AdminLock:
-    """One admin commit at a time, over all processes, with every writer held still while it is decided."""
+    """Allows one admin commit at a time over all processes, and blocks all writers during it."""
 
     wire: Wire
     partitions: Partitions
-    journal: Journal
+    journal: AdminJournal
     clock: Clock
     keep_s: int
     grace_s: float = 15.0
-    """How long a decision may take before others presume that its process died."""
+    """How long an admin commit may take before its process is presumed dead."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def commit(self, decide: Decide, *, grace_s: float | None = None) -> None:
-        """Hold all writers, decide, commit."""
+        """Block all writers, decide and commit."""
         with self._lock:
             for _ in range(_TRIES):
                 try:
                     return self._commit(decide, self.grace_s if grace_s is None else grace_s)
                 except ClaimLost:
                     self.wire.wait(_POLL_S)  # another process took over: decide again
-        raise Unreachable("other processes decide about this store all the time; try again")
+        raise Unreachable(
+            "other processes kept forgetting, quarantining or replaying in this store; try again "
+            "later"
+        )
 
     def _commit(self, decide: Decide, grace_s: float) -> None:
         lease = self.partitions.begin_admin(self._await_end(grace_s))
         self.journal.read_to(lease.commit_no)
         cql = "SELECT name FROM registry WHERE kind = 'head'"
-        names = [row.name for row in self.wire.scan(self.wire.bind(cql)) if not row.name.startswith("~")]
+        names = [
+            row.name for row in self.wire.scan(self.wire.bind(cql)) if not row.name.startswith("~")
+        ]
         self.partitions.fence(names, lease.events)
         cql = "SELECT name, number FROM registry WHERE kind = 'applied'"
         applied = {row.name: row.number for row in self.wire.scan(self.wire.bind(cql))}
@@ -137,11 +151,11 @@ class AdminLock:
         )
         self.wire.all([*rows, commit_row(self.wire, commit, lease.next_attempt())])
         self.partitions.commit(lease, commit, None)
-        self.wire.one(registered(self.wire, "head", ADMIN, number))
+        self.wire.one(registry_row(self.wire, "head", ADMIN, number))
         self.journal.read_to(number)
 
     def _await_end(self, grace_s: float) -> Row:
-        """The admin partition once no decision is under way, or one that takes too long to be alive."""
+        """The row of the admin partition once no admin commit is in progress, or after grace_s."""
         deadline = time.monotonic() + grace_s
         while True:
             row = self.partitions.row(ADMIN)
@@ -150,7 +164,7 @@ class AdminLock:
             self.wire.wait(_POLL_S)
 
     def await_number(self, number: int) -> None:
-        """Wait until an admin commit is known; one whose process died is ended without effect."""
+        """Wait until an admin commit is known; replace that of a dead process by an empty one."""
         if self.journal.head >= number:
             return
         deadline = time.monotonic() + self.grace_s
@@ -160,10 +174,12 @@ class AdminLock:
             self.wire.wait(_POLL_S)
 
 
-def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = None) -> "CassandraStore":
-    """The store of an address; ConfigError or Unreachable in one line when there is none.
+def open_cassandra(
+    location: Location, *, specs: Specs, clock: Clock | None = None
+) -> "CassandraStore":
+    """Open the store at a `cassandra://` address; ConfigError or Unreachable on failure.
 
-    `specs` is what every store is opened with; this one keeps chunks as they came and asks for none.
+    `specs` is a common parameter of all stores; this one does not use it.
     """
     wire = Wire(read_options(location))
     try:
@@ -175,36 +191,40 @@ def open_cassandra(location: Location, *, specs: Specs, clock: Clock | None = No
 
 
 class CassandraStore:
-    """Stores each step exactly once; open it in as many processes as you like, each writes what it claimed."""
+    """Stores each step exactly once; many processes may open it, each writes what it claimed."""
 
     def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
-        facts = numbers(wire)
+        facts = read_meta(wire)
         keep_s = facts.get("ttl_s", 0)
         self.wire = wire
-        """The way to the servers."""
+        """The connection to the servers."""
         self._clock = clock
         self._keep_s = keep_s
-        self._journal = Journal(wire)
+        self._journal = AdminJournal(wire)
         self._partitions = Partitions(wire, clock)
         journal = self._journal
         partitions = self._partitions
-        self.admin_lock = AdminLock(wire=wire, partitions=partitions, journal=journal, clock=clock, keep_s=keep_s)
+        self.admin_lock = AdminLock(
+            wire=wire, partitions=partitions, journal=journal, clock=clock, keep_s=keep_s
+        )
         has_ttl = "ever_had_ttl" in facts
-        self._tailer = Tailer(wire=wire, partitions=partitions, journal=journal, clock=clock, has_ttl=has_ttl)
+        self._tailer = Tailer(
+            wire=wire, partitions=partitions, journal=journal, clock=clock, has_ttl=has_ttl
+        )
 
-    # --- the ExperienceStore port ---------------------------------------------------------------------------------
+    # --- the ExperienceStore port -----------------------------------------------------------------
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         claim = self._partitions.claim(partition, owner=owner, ttl_s=ttl_s)
-        self._finish()  # what a crash left of an erasure
+        self._finish()  # an erasure that a crash interrupted
         return claim
 
     def write(self, batch: WriteBatch) -> Receipt:
-        """Store a batch with its position; decided anew when an admin commit came in between."""
+        """Store a batch with its position; retried when an admin commit happened meanwhile."""
         if self.wire.is_closed:
             raise Closed("the store was closed")
-        lease = self._partitions.held(batch.partition, batch.epoch)
+        lease = self._partitions.lease_of(batch.partition, batch.epoch)
         with lease.lock:
             while True:
                 self.admin_lock.await_number(lease.events)
@@ -214,34 +234,44 @@ class CassandraStore:
                     lease.events = outdated.events
 
     def _attempt(self, lease: Lease, batch: WriteBatch) -> Receipt:
-        known = Known(self.wire, self._journal, lease.states)
-        withheld = [(one.raw, identity_of(one.raw), one.received_s) for one in (*batch.refused, *batch.parked)]
-        known.look_up(
-            [(one.frame.session, one.frame.chunk_no) for one in batch.candidates],
-            [(uuid.UUID(bytes=session), number) for _, (session, number, _), _ in withheld if any(session)],
+        lookup = CassandraLookup(self.wire, self._journal, lease.states)
+        withheld = [
+            (refused.raw, identity_of(refused.raw), refused.received_s)
+            for refused in (*batch.refused, *batch.parked)
+        ]
+        lookup.look_up(
+            [(candidate.frame.session, candidate.frame.chunk_no) for candidate in batch.candidates],
+            [
+                (uuid.UUID(bytes=session), number)
+                for _, (session, number, _), _ in withheld
+                if any(session)
+            ],
         )
-        draft = Draft(known, 0)
-        receipt = draft.take(batch)
-        # Also what an attempt left that had not heard of the erasure, or a process that died.
+        draft = Draft(lookup, 0)
+        receipt = draft.add(batch)
+        # Delete bytes that an attempt before the erasure, or a dead process, may have written.
         forgotten = [
-            (one.frame.session.bytes, one.frame.chunk_no, one.frame.encode())
-            for one, reason in zip(batch.candidates, receipt.reasons, strict=True)
+            (candidate.frame.session.bytes, candidate.frame.chunk_no, candidate.frame.encode())
+            for candidate, reason in zip(batch.candidates, receipt.reasons, strict=True)
             if reason == "forgotten"
         ] + [
             (session, number, raw)
             for raw, (session, number, player), received_s in withheld
-            if any(session) and known.is_forgotten(player, uuid.UUID(bytes=session), received_s)
+            if any(session) and lookup.is_forgotten(player, uuid.UUID(bytes=session), received_s)
         ]
         self.wire.all(
-            [erased_frame(self.wire, frame_key(session, number, digest_of(raw))) for session, number, raw in forgotten]
+            [
+                erased_frame(self.wire, frame_key(session, number, digest_of(raw)))
+                for session, number, raw in forgotten
+            ]
         )
         facts = facts_of(draft)
         if not (facts.stored or facts.quarantined or facts.forgotten):
             self._partitions.move(lease, batch.position)
             return receipt
-        facts = numbered(self.wire, facts)
+        facts = with_quarantine_ids(self.wire, facts)
         now_s = self._clock.now()
-        states = _states_after(draft, known, events=lease.events, now_us=int(now_s * 1e6))
+        states = _states_after(draft, lookup, events=lease.events, now_us=int(now_s * 1e6))
         commit = Commit(
             partition=lease.partition,
             number=lease.commit_no + 1,
@@ -250,12 +280,17 @@ class CassandraStore:
             keep_s=self._keep_s,
             before=lease.arrivals,
             facts=facts,
-            states=[_record(session, after, known) for session, after in states.items()],
+            states=[_record(session, after, lookup) for session, after in states.items()],
         )
-        keys = [one.frame_key for one in facts.stored]
-        keys += [frame_key(one.session, one.chunk_no, one.digest) for one in facts.quarantined]
+        keys = [arrived.frame_key for arrived in facts.stored]
+        keys += [
+            frame_key(frame.session, frame.chunk_no, frame.digest) for frame in facts.quarantined
+        ]
         raws = draft.stored_raws + draft.quarantined_raws
-        rows = [frame_row(self.wire, key, raw, self._keep_s) for key, raw in zip(keys, raws, strict=True)]
+        rows = [
+            frame_row(self.wire, key, raw, self._keep_s)
+            for key, raw in zip(keys, raws, strict=True)
+        ]
         self.wire.all([*rows, commit_row(self.wire, commit, lease.next_attempt())])
         self._partitions.commit(lease, commit, batch.position)
         try:
@@ -269,98 +304,125 @@ class CassandraStore:
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         return self._tailer.tail(cursor, max_items=max_items, wait_s=wait_s)
 
-    def sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
         self._journal.refresh()
-        return self._sessions(wanted)
+        return self._sessions(session_filter)
 
-    def _sessions(self, wanted: SessionFilter) -> Iterator[SessionInfo]:
-        for row in self._session_rows(wanted):
-            found = self._journal.up_to_date(row.session, stated(row))
-            if found is None or found.state.forgotten or found.state.last_received_s < int(wanted.since_s):
+    def _sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        for row in self._session_rows(session_filter.player):
+            current = self._journal.up_to_date(row.session, committed_state(row))
+            if current is None or current.state.forgotten:
                 continue
-            if wanted.game in (None, found.game) and wanted.player in (None, found.state.player):
-                yield info_of(row.session, found.game, found.state)
+            if (
+                current.state.last_received_s >= int(session_filter.since_s)
+                and session_filter.game in (None, current.game)
+                and session_filter.player in (None, current.state.player)
+            ):
+                yield info_of(row.session, current.game, current.state)
 
-    def _session_rows(self, wanted: SessionFilter) -> Iterator[Row]:
+    def _session_rows(self, player: bytes | None) -> Iterator[Row]:
         bind = self.wire.bind
-        if wanted.player is None:
+        if player is None:
             yield from self.wire.scan(bind(f"SELECT DISTINCT {STATE} FROM sessions"))
             return
-        for one in self.wire.scan(bind("SELECT session FROM players WHERE player = ?", wanted.player)):
-            row = self.wire.one(bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", one.session))
+        for played in self.wire.scan(bind("SELECT session FROM players WHERE player = ?", player)):
+            row = self.wire.one(
+                bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", played.session)
+            )
             if row is not None:
                 yield row
 
-    # --- the StoreAdmin port ----------------------------------------------------------------------------------------
+    # --- the StoreAdmin port ----------------------------------------------------------------------
 
     def audit(self) -> Audit:
         return summary(self.findings())
 
     def findings(self) -> Findings:
-        """Everything a full check saw: every committed frame is read, compared with its checksums, and counted."""
+        """A full check: read, verify and count every committed frame."""
         findings = Findings()
         heads = self._tailer.heads(look=True)
         rows = self._partitions.rows(heads)
         findings.corrupt += [
-            f"the row of partition {name}, which was committed up to {head}, is not there"
+            f"the row of partition {name}, which was committed up to {head}, is missing"
             for name, head in sorted(heads.items())
             if head and name not in rows
         ]
         self._journal.refresh()
-        arrivals = (one for _, row in sorted(rows.items()) for one in self._arrivals(row, findings))
+        arrivals = (
+            arrival for _, row in sorted(rows.items()) for arrival in self._arrivals(row, findings)
+        )
         while page := list(islice(arrivals, _AT_ONCE)):
             self._audit_page(page, findings)
-        for row in (row for rows in self._quarantine_pages() for row in rows if self._is_waiting(row)):
+        for row in (
+            row for rows in self._quarantine_pages() for row in rows if self._is_waiting(row)
+        ):
             findings.n_parked += row.parked
             findings.n_quarantined += not row.parked
         return findings
 
     def _arrivals(self, row: Row, findings: Findings) -> Iterator[tuple[Commit, Arrived]]:
-        """Every arrival of a partition; what else its commits tell is noted on the way."""
+        """Yield a partition's arrivals; add gaps, quarantine and forgotten sessions to findings."""
         name = row.partition
-        seen = 0
+        arrivals = 0
         last: Commit | None = None
         for commit in commits_between(self.wire, name, 0, row.commit_no):
-            if commit.before > seen and not self._tailer.may_have_run_out(last):
-                lost = commit.before - seen
-                findings.corrupt.append(f"{lost} arrivals before commit {commit.number} of {name} are not there")
-            seen = commit.before + commit.facts.n_arrivals
+            if commit.before > arrivals and not self._tailer.may_have_expired(last):
+                n_missing = commit.before - arrivals
+                findings.corrupt.append(
+                    f"{n_missing} arrivals before commit {commit.number} of {name} are missing"
+                )
+            arrivals = commit.before + commit.facts.n_arrivals
             last = commit
-            for one in commit.facts.quarantined:
-                if commit.events >= self._journal.forgets.get(one.player, (0, 0.0))[0] and any(one.session):
-                    findings.quarantined.setdefault((one.session, one.chunk_no), []).append(one.crc)
-            findings.forgotten_sessions.update(tombstone_of(session) for session, _ in commit.facts.forgotten)
-            yield from ((commit, one) for one in commit.facts.stored)
+            for frame in commit.facts.quarantined:
+                is_kept = commit.events >= self._journal.forgets.get(frame.player, (0, 0.0))[0]
+                if is_kept and any(frame.session):
+                    key = (frame.session, frame.chunk_no)
+                    findings.quarantined.setdefault(key, []).append(frame.crc)
+            findings.forgotten_sessions.update(
+                tombstone_of(session) for session, _ in commit.facts.forgotten
+            )
+            yield from ((commit, arrived) for arrived in commit.facts.stored)
         last_no = 0 if last is None else last.number
-        if last_no < row.commit_no and not self._tailer.is_past(row.at_s, lasting_s(row.keep_s)):
-            findings.corrupt.append(f"commits {last_no + 1} to {row.commit_no} of {name} are not there")
+        if last_no < row.commit_no and not self._tailer.is_expired(
+            row.at_s, record_ttl_s(row.keep_s)
+        ):
+            findings.corrupt.append(
+                f"commits {last_no + 1} to {row.commit_no} of {name} are missing"
+            )
 
     def _audit_page(self, page: Sequence[tuple[Commit, Arrived]], findings: Findings) -> None:
-        there = [one for commit, one in page if self._journal.arrival_gone(one, commit.events) is None]
-        frames = self._tailer.frames(there)
-        if any(one.frame_key not in frames for one in there):
+        readable = [
+            arrived
+            for commit, arrived in page
+            if self._journal.arrival_removal_reason(arrived, commit.events) is None
+        ]
+        frames = self._tailer.frames(readable)
+        if any(arrived.frame_key not in frames for arrived in readable):
             self._journal.refresh()
             self._tailer.heads()
-        for commit, one in page:
-            gone = self._journal.arrival_gone(one, commit.events)
-            frame = frames.get(one.frame_key)
-            if gone is None and frame is None:
-                gone = self._tailer.lost(commit)
-            if gone == "damaged":
-                findings.corrupt.append(f"{_name(one)} is not there, or not whole")
-            elif gone is not None:
-                findings.hold(one.key, Held(one.crc, one.kind, one.first_step, one.n_steps, _FATES[gone]))
-                if gone == "forgotten":
-                    findings.forgotten_sessions.add(tombstone_of(one.session))
+        for commit, arrived in page:
+            reason = self._journal.arrival_removal_reason(arrived, commit.events)
+            frame = frames.get(arrived.frame_key)
+            if reason is None and frame is None:
+                reason = self._tailer.lost(commit)
+            if reason == "damaged":
+                findings.corrupt.append(f"{_name(arrived)} is missing or damaged")
+            elif reason is not None:
+                steps = (arrived.first_step, arrived.n_steps)
+                findings.add_frame(
+                    arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, _FATES[reason])
+                )
+                if reason == "forgotten":
+                    findings.forgotten_sessions.add(tombstone_of(arrived.session))
             elif frame is not None:
-                _audit_frame(one, frame, findings)
+                _audit_frame(arrived, frame, findings)
 
-    def _known(self) -> Known:
-        return Known(self.wire, self._journal, {})
+    def _new_lookup(self) -> CassandraLookup:
+        return CassandraLookup(self.wire, self._journal, {})
 
     def _decide(self, decide: Decide) -> None:
         def decided() -> tuple[CommitFacts, Sequence[Statement]]:
-            self._finish()  # what another process decided and did not carry out
+            self._finish()  # admin commits that another process did not apply
             return decide()
 
         self.admin_lock.commit(decided)
@@ -369,19 +431,21 @@ class CassandraStore:
     # --- forgetting -----------------------------------------------------------------------------
 
     def forget(self, player: bytes) -> int:
-        """Erase a player: rejected and hidden from now on, deleted when this returns; how many chunks went."""
+        """Erase a player: hidden and refused at once, deleted on return; return the chunks."""
         self._journal.refresh()
         counted = 0
         for session in self._sessions_of(player):
             chunk_nos = {row.chunk_no for row in self._numbers(session)}
-            known = self._known()
-            known.look_up([], [(session, chunk_no) for chunk_no in chunk_nos])
-            counted += sum(len(known.data_rows(session, chunk_no)) for chunk_no in chunk_nos)
+            lookup = self._new_lookup()
+            lookup.look_up([], [(session, chunk_no) for chunk_no in chunk_nos])
+            counted += sum(len(lookup.data_rows(session, chunk_no)) for chunk_no in chunk_nos)
         self._decide(lambda: (CommitFacts(event=Event("forget", self._clock.now(), player)), []))
         return counted
 
     def _sessions_of(self, player: bytes) -> list[uuid.UUID]:
-        rows = self.wire.scan(self.wire.bind("SELECT session FROM players WHERE player = ?", player))
+        rows = self.wire.scan(
+            self.wire.bind("SELECT session FROM players WHERE player = ?", player)
+        )
         return [row.session for row in rows]
 
     def _numbers(self, session: uuid.UUID) -> list[Row]:
@@ -389,51 +453,65 @@ class CassandraStore:
         return [row for row in self.wire.scan(self.wire.bind(cql, session)) if row.what is not None]
 
     def _erase(self, event: Event) -> None:
-        """Delete a forgotten player's bytes: whole sessions, to which nothing can be added any more."""
+        """Delete a forgotten player's bytes, in whole sessions, which cannot grow any more."""
         for session in self._sessions_of(event.player):
-            row = self.wire.one(self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session))
-            found = None if row is None else self._journal.up_to_date(session, stated(row))
-            if found is not None and not found.state.forgotten:
-                continue  # it began since then
+            row = self.wire.one(
+                self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session)
+            )
+            current = (
+                None if row is None else self._journal.up_to_date(session, committed_state(row))
+            )
+            if current is not None and not current.state.forgotten:
+                continue  # it began after the player was forgotten
             cql = f"DELETE FROM chunks USING TIMESTAMP {FOREVER} WHERE session = ? AND bucket = ?"
             buckets = {row.chunk_no >> CHUNK_BUCKET for row in self._numbers(session)}
             self.wire.all([self.wire.bind(cql, session, bucket) for bucket in buckets])
         for rows in self._quarantine_pages():
-            # Also frames whose damaged header names no player, but that carry the pseudonym.
+            # Includes frames with a damaged header that contain the pseudonym elsewhere.
             raws = raws_of(self.wire, rows)
-            theirs = [
+            quarantined = [
                 row
                 for row, raw in zip(rows, raws, strict=True)
-                if (row.player == event.player or event.player in (raw or b"")) and row.received_s <= event.at_s
+                if (row.player == event.player or event.player in (raw or b""))
+                and row.received_s <= event.at_s
             ]
             cql = f"DELETE FROM quarantine USING TIMESTAMP {FOREVER} WHERE bucket = ? AND id = ?"
-            self.wire.all([erased_frame(self.wire, frame_key(row.session, row.chunk_no, row.digest)) for row in theirs])
-            self.wire.all([self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in theirs])
+            self.wire.all(
+                [
+                    erased_frame(self.wire, frame_key(row.session, row.chunk_no, row.digest))
+                    for row in quarantined
+                ]
+            )
+            self.wire.all(
+                [self.wire.bind(cql, row.id >> QUARANTINE_BUCKET, row.id) for row in quarantined]
+            )
 
     # --- quarantine -----------------------------------------------------------------------------
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
-        """Frames in quarantine by id, without those that were stored since or whose bytes are gone."""
+        """Quarantined frames by id, without replayed and expired ones."""
         self._journal.refresh()
-        found: list[Quarantined] = []
+        frames: list[Quarantined] = []
         for rows in self._quarantine_pages(after_id):
             waiting = [row for row in rows if self._is_waiting(row)]
-            found += [
+            frames += [
                 _quarantined(row, raw)
                 for row, raw in zip(waiting, raws_of(self.wire, waiting), strict=True)
                 if raw is not None
             ]
-            if len(found) >= limit:
+            if len(frames) >= limit:
                 break
-        return found[:limit]
+        return frames[:limit]
 
     def _is_waiting(self, row: Row) -> bool:
-        """Whether a frame was not stored since, and its player was not forgotten."""
+        """Whether a frame was not replayed, and its player was not forgotten."""
         is_forgotten = row.events < self._journal.forgets.get(row.player, (0, 0.0))[0]
         return not is_forgotten and row.id not in self._journal.replayed
 
     def _quarantine_pages(self, after_id: int = 0) -> Iterator[list[Row]]:
-        drawn = self.wire.one(self.wire.bind("SELECT number FROM meta WHERE name = 'quarantine_id'"))
+        drawn = self.wire.one(
+            self.wire.bind("SELECT number FROM meta WHERE name = 'quarantine_id'")
+        )
         cql = f"SELECT * FROM quarantine WHERE bucket = ? AND id > ? LIMIT {_PAGE}"
         last = 0 if drawn is None else drawn.number
         for bucket in range(after_id >> QUARANTINE_BUCKET, (last >> QUARANTINE_BUCKET) + 1):
@@ -443,48 +521,62 @@ class CassandraStore:
                 at = rows[-1].id
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Take stored chunks out of readers' sight and keep their bytes; how many were there."""
-        wanted = sorted(set(chunks))
-        return sum(self._withdraw(wanted[at : at + _TAKEN_OUT], reason) for at in range(0, len(wanted), _TAKEN_OUT))
+        """Withdraw stored chunks from readers but keep their bytes; return how many."""
+        keys = sorted(set(chunks))
+        return sum(
+            self._withdraw(keys[at : at + _WITHDRAWN_AT_ONCE], reason)
+            for at in range(0, len(keys), _WITHDRAWN_AT_ONCE)
+        )
 
-    def _withdraw(self, wanted: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
+    def _withdraw(self, keys: Sequence[tuple[uuid.UUID, int]], reason: str) -> int:
         self._journal.refresh()
-        if not self._there(self._known(), wanted):
+        if not self._readable(self._new_lookup(), keys):
             return 0
-        taken: list[int] = []
+        withdrawn = 0
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
-            known = self._known()
-            there = self._there(known, wanted)
-            frames = [_withdrawn(row, known, reason) for row in there]
-            gone = [(row.session.bytes, row.chunk_no, row.n_steps) for row in there]
-            event = Event("quarantine", self._clock.now(), b"", gone)
-            taken[:] = [len(there)]
-            return numbered(self.wire, CommitFacts(quarantined=frames, event=event)), []
+            nonlocal withdrawn
+            lookup = self._new_lookup()
+            rows = self._readable(lookup, keys)
+            frames = [_withdrawn(row, lookup, reason) for row in rows]
+            chunks = [(row.session.bytes, row.chunk_no, row.n_steps) for row in rows]
+            event = Event("quarantine", self._clock.now(), b"", chunks)
+            withdrawn = len(rows)
+            return with_quarantine_ids(self.wire, CommitFacts(quarantined=frames, event=event)), []
 
         self._decide(decide)
-        return taken[0]
+        return withdrawn
 
-    def _there(self, known: Known, wanted: Sequence[tuple[uuid.UUID, int]]) -> list[Row]:
-        known.look_up([], wanted)
-        return [row for key in wanted for row in known.data_rows(*key)]
+    def _readable(
+        self, lookup: CassandraLookup, keys: Sequence[tuple[uuid.UUID, int]]
+    ) -> list[Row]:
+        lookup.look_up([], keys)
+        return [row for key in keys for row in lookup.data_rows(*key)]
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
-        """Store frames from quarantine after all, each at most once."""
+        """Store frames from quarantine, each at most once."""
         if not candidates:
             return Receipt([], [])
         receipts: list[Receipt] = []
 
         def decide() -> tuple[CommitFacts, Sequence[Statement]]:
-            known = self._known()
-            known.look_up([], [(one.frame.session, one.frame.chunk_no) for one in candidates])
-            draft = Draft(known, 0)
-            decided = [draft.replay(one, number) for number, one in zip(ids, candidates, strict=True)]
-            receipts[:] = [Receipt([fate for fate, _ in decided], [reason for _, reason in decided])]
+            lookup = self._new_lookup()
+            frames = [candidate.frame for candidate in candidates]
+            lookup.look_up([], [(frame.session, frame.chunk_no) for frame in frames])
+            draft = Draft(lookup, 0)
+            decided = [
+                draft.replay(candidate, number)
+                for number, candidate in zip(ids, candidates, strict=True)
+            ]
+            receipts[:] = [
+                Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
+            ]
             facts = facts_of(draft)
-            # The bytes are there already; this lets them last as long as those of other new chunks.
+            # The bytes exist already; this renews their time to live.
             pairs = zip(facts.stored, draft.stored_raws, strict=True)
-            return facts, [frame_row(self.wire, one.frame_key, raw, self._keep_s) for one, raw in pairs]
+            return facts, [
+                frame_row(self.wire, arrived.frame_key, raw, self._keep_s) for arrived, raw in pairs
+            ]
 
         self._decide(decide)
         return receipts[0]
@@ -492,7 +584,7 @@ class CassandraStore:
     # --- expiry ---------------------------------------------------------------------------------
 
     def expire(self, before_s: float) -> int:
-        """Drop chunks received before a time, and the bytes of quarantined frames; how many chunks went."""
+        """Drop chunks and quarantined bytes received before a time; return how many chunks."""
         heads = self._tailer.heads(look=True)
         self._journal.refresh()
         old = self._journal.expired_before_s
@@ -500,41 +592,51 @@ class CassandraStore:
         if new <= old:
             return 0
         # First hidden, then deleted.
-        self.wire.one(registered(self.wire, "head", "~expired", new))
-        gone = sum(self._expire_partition(name, head, old, new) for name, head in heads.items())
+        self.wire.one(registry_row(self.wire, "head", "~expired", new))
+        n_expired = sum(
+            self._expire_partition(name, head, old, new) for name, head in heads.items()
+        )
         for rows in self._quarantine_pages():
             keys = [
-                frame_key(row.session, row.chunk_no, row.digest) for row in rows if old <= row.received_s < before_s
+                frame_key(row.session, row.chunk_no, row.digest)
+                for row in rows
+                if old <= row.received_s < before_s
             ]
             self.wire.all([erased_frame(self.wire, key) for key in keys])
         self._journal.expired_before_s = new
-        return gone
+        return n_expired
 
     def _expire_partition(self, name: str, head: int, old: int, new: int) -> int:
-        row = self.wire.one(self.wire.bind("SELECT number FROM registry WHERE kind = 'swept' AND name = ?", name))
+        row = self.wire.one(
+            self.wire.bind("SELECT number FROM registry WHERE kind = 'swept' AND name = ?", name)
+        )
         swept = 0 if row is None else row.number
-        gone = 0
+        n_expired = 0
         is_swept = True
         for commit in commits_between(self.wire, name, swept, head):
-            data = [one for one in commit.facts.stored if one.kind == FrameKind.DATA]
-            out = [one for one in data if one.received_s < new]
-            self.wire.all([erased_frame(self.wire, one.frame_key) for one in out])
-            gone += sum(one.received_s >= old and self._journal.arrival_gone(one, commit.events) is None for one in out)
-            is_swept = is_swept and len(out) == len(data)
+            data = [arrived for arrived in commit.facts.stored if arrived.kind == FrameKind.DATA]
+            expired = [arrived for arrived in data if arrived.received_s < new]
+            self.wire.all([erased_frame(self.wire, arrived.frame_key) for arrived in expired])
+            n_expired += sum(
+                arrived.received_s >= old
+                and self._journal.arrival_removal_reason(arrived, commit.events) is None
+                for arrived in expired
+            )
+            is_swept = is_swept and len(expired) == len(data)
             if is_swept:
                 swept = commit.number
-        self.wire.one(registered(self.wire, "swept", name, swept))
-        return gone
+        self.wire.one(registry_row(self.wire, "swept", name, swept))
+        return n_expired
 
     # --- finishing ------------------------------------------------------------------------------
 
     @property
     def is_erasing(self) -> bool:
-        """Whether something that was erased may still have bytes here, after a crash; the next claim ends it."""
+        """Whether erased bytes may still be stored after a crash, until the next claim."""
         return self._applied() < self._journal.refresh()
 
     def _finish(self) -> None:
-        """Carry out every admin commit; may be repeated."""
+        """Apply all pending admin commits; idempotent."""
         head = self._journal.refresh()
         applied = self._applied()
         if applied >= head:
@@ -544,18 +646,18 @@ class CassandraStore:
             if event is not None and event.kind == "forget":
                 self._erase(event)
             apply(self.wire, commit)
-        self.wire.one(registered(self.wire, "applied", ADMIN, head))
+        self.wire.one(registry_row(self.wire, "applied", ADMIN, head))
 
     def _applied(self) -> int:
         cql = "SELECT number FROM registry WHERE kind = 'applied' AND name = ?"
         row = self.wire.one(self.wire.bind(cql, ADMIN))
         return 0 if row is None else int(row.number)
 
-    # --- what tells it from others, and the end ---------------------------------------------------------------------
+    # --- identity and closing ---------------------------------------------------------------------
 
     @property
     def identity(self) -> str:
-        """What tells this store from every other one."""
+        """The unique id of this store."""
         return identity(self.wire)
 
     def close(self) -> None:
@@ -572,24 +674,28 @@ class CassandraStore:
         self.close()
 
 
-def _states_after(draft: Draft, known: Known, *, events: int, now_us: int) -> dict[uuid.UUID, Stated]:
-    """The sessions that a commit changes, as they are then."""
+def _states_after(
+    draft: Draft, lookup: CassandraLookup, *, events: int, now_us: int
+) -> dict[uuid.UUID, CommittedState]:
+    """The changed sessions after a commit."""
     sessions = draft.sessions()
     for session, player in draft.forgotten.items():
-        if session not in sessions and known.state_of(session) is None:
+        if session not in sessions and lookup.state_of(session) is None:
             sessions[session] = ("", SessionState(player=player, forgotten=True))
     return {
-        session: Stated(game, state, events, version_after(known.stated(session), now_us))
+        session: CommittedState(
+            game, state, events, version_after(lookup.committed_state(session), now_us)
+        )
         for session, (game, state) in sessions.items()
     }
 
 
-def version_after(before: Stated | None, now_us: int) -> int:
-    """Above the version before; near the time, so that it also beats a state that ran out unseen."""
+def version_after(before: CommittedState | None, now_us: int) -> int:
+    """A higher version, near the current time so that it also beats an expired state."""
     return now_us if before is None else max(before.version + 1, now_us)
 
 
-def _record(session: uuid.UUID, after: Stated, known: Known) -> SessionRecord:
+def _record(session: uuid.UUID, after: CommittedState, lookup: CassandraLookup) -> SessionRecord:
     return SessionRecord(
         session=session.bytes,
         player=after.state.player,
@@ -597,12 +703,12 @@ def _record(session: uuid.UUID, after: Stated, known: Known) -> SessionRecord:
         state=after.state.pack(),
         events=after.events,
         version=after.version,
-        is_new=known.stated(session) is None,
+        is_new=lookup.committed_state(session) is None,
     )
 
 
-def _withdrawn(row: Row, known: Known, reason: str) -> QuarantinedFrame:
-    session = known.stated(row.session)
+def _withdrawn(row: Row, lookup: CassandraLookup, reason: str) -> QuarantinedFrame:
+    session = lookup.committed_state(row.session)
     return QuarantinedFrame(
         id=0,
         reason=reason,
@@ -634,20 +740,22 @@ def _quarantined(row: Row, raw: bytes) -> Quarantined:
     )
 
 
-def _audit_frame(one: Arrived, frame: Frame, findings: Findings) -> None:
+def _audit_frame(arrived: Arrived, frame: Frame, findings: Findings) -> None:
     try:
         if frame.kind is not FrameKind.DATA:
-            findings.hold(one.key, Held(one.crc, one.kind, -1, 0))
-            findings.control(one.session, one.chunk_no, frame.kind, frame.encode())
+            findings.add_frame(arrived.key, AuditedFrame(arrived.crc, arrived.kind, -1, 0))
+            findings.control(arrived.session, arrived.chunk_no, frame.kind, frame.encode())
             return
         meta = chunk_of(frame).meta
     except Refused as error:
-        findings.corrupt.append(f"{_name(one)}: {error}")
+        findings.corrupt.append(f"{_name(arrived)}: {error}")
         return
-    if (meta.first_step, meta.n_steps, meta.game, frame.player) != (one.first_step, one.n_steps, one.game, one.player):
-        findings.corrupt.append(f"its commit tells of {_name(one)} what its metadata does not")
-    findings.hold(one.key, Held(one.crc, one.kind, meta.first_step, meta.n_steps, STORED))
+    actual = (meta.first_step, meta.n_steps, meta.game, frame.player)
+    if actual != (arrived.first_step, arrived.n_steps, arrived.game, arrived.player):
+        findings.corrupt.append(f"{_name(arrived)} does not match its commit")
+    steps = (meta.first_step, meta.n_steps)
+    findings.add_frame(arrived.key, AuditedFrame(arrived.crc, arrived.kind, *steps, STORED))
 
 
-def _name(one: Arrived) -> str:
-    return f"chunk {one.chunk_no} of session {uuid.UUID(bytes=one.session)}"
+def _name(arrived: Arrived) -> str:
+    return f"chunk {arrived.chunk_no} of session {uuid.UUID(bytes=arrived.session)}"

@@ -1,7 +1,8 @@
-"""The way to the servers: what an address says, cassandra-driver and its errors, and prepared statements.
+"""The connection to Cassandra: addresses, cassandra-driver and its errors, prepared statements.
 
-Addresses are `cassandra://HOST:PORT,HOST/KEYSPACE?option=value`. Many requests are under way at once; they are tried
-again while that may help. An error of the driver becomes one line: its own text, and one hint.
+Addresses are `cassandra://HOST:PORT,HOST/KEYSPACE?option=value`. Many requests are in flight at
+once, and transient errors are retried. An error of the driver becomes one line: its own message and
+one hint.
 """
 
 import re
@@ -15,13 +16,22 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from understudy.core.errors import Closed, ConfigError, MissingExtra, StorageFailed, UnderstudyError, Unreachable
+from understudy.core.errors import (
+    Closed,
+    ConfigError,
+    MissingExtra,
+    StorageFailed,
+    UnderstudyError,
+    Unreachable,
+)
 from understudy.core.location import Credentials, Location, read_credentials
 
 try:
     from cassandra import DependencyException
 except ImportError as error:
-    raise MissingExtra(f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'") from error
+    raise MissingExtra(
+        f"cassandra:// needs the package {error.name}; pip install 'understudy[cassandra]'"
+    ) from error
 try:
     from cassandra import (
         AuthenticationFailed,
@@ -31,7 +41,13 @@ try:
         Unauthorized,
     )
     from cassandra.auth import PlainTextAuthProvider
-    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+    from cassandra.cluster import (
+        EXEC_PROFILE_DEFAULT,
+        Cluster,
+        ExecutionProfile,
+        NoHostAvailable,
+        Session,
+    )
     from cassandra.connection import ConnectionException, DefaultEndPoint
     from cassandra.policies import (
         DCAwareRoundRobinPolicy,
@@ -43,8 +59,8 @@ try:
     from cassandra.query import BatchStatement, BatchType
 except DependencyException as error:
     raise MissingExtra(
-        "cassandra-driver finds no event loop in this Python; pip install --force-reinstall cassandra-driver from a "
-        "wheel, which brings libev"
+        "cassandra-driver finds no event loop in this Python; pip install --force-reinstall "
+        "cassandra-driver from a wheel, which includes libev"
     ) from error
 
 Row = Any
@@ -52,26 +68,40 @@ Row = Any
 Statement = Any
 Done = Callable[[list[Row] | None, BaseException | None], None]
 Send = Callable[[Statement, Done], None]
-"""How a request leaves; tests put themselves in between."""
+"""Sends a request; tests replace it."""
 
-_TABLE = re.compile(r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF EXISTS|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b")
+_TABLE = re.compile(
+    r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF EXISTS|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b"
+)
 _ROWS_A_PAGE = 500
 _DEFINE_S = 120.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 FAILED = (DriverException, NoHostAvailable, ErrorMessage, ConnectionException)
-"""Whatever the driver raises."""
+"""The exceptions of the driver."""
 REFUSED = (InvalidRequest, RequestValidationException)
-"""The server understood the request and rejected it."""
+"""The server rejected the request."""
 _WRAPPED = re.compile(r'Error from server: code=\d+ \[[^\]]*\] message="(.*)"', re.DOTALL)
-"""How the driver wraps what a server said."""
-_LOGIN_S = 2.0
-"""How long a refused login is tried again: a new server opens its port before it knows its first user."""
+"""How the driver wraps a server's message."""
+_LOGIN_RETRY_S = 2.0
+"""How long a failed login is retried: a new server opens its port before it has its first user."""
 PORT = 9042
 _KNOWN = (
-    "ca", "certificate", "check_hostname", "consistency", "credentials", "datacenter", "in_flight", "key",
-    "patience_s", "protocol", "replication", "timeout_s", "tls", "ttl_s",
-)  # fmt: skip
+    "ca",
+    "certificate",
+    "check_hostname",
+    "consistency",
+    "credentials",
+    "datacenter",
+    "in_flight",
+    "key",
+    "protocol",
+    "replication",
+    "retry_s",
+    "timeout_s",
+    "tls",
+    "ttl_s",
+)
 _CONSISTENCIES = ("ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "EACH_QUORUM", "ALL")
 _KEYSPACE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,47}")
 
@@ -81,32 +111,33 @@ _KEYSPACE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,47}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to reach a keyspace, and how to write and read there."""
+    """How to connect to a keyspace, and how to write and read there."""
 
     hosts: tuple[tuple[str, int], ...]
     keyspace: str
     credentials: Credentials | None = None
     datacenter: str = ""
-    """Whose nodes are asked; empty: that of the first host that answers."""
+    """The datacenter whose nodes are used; empty: that of the first host that responds."""
     consistency: str = "LOCAL_QUORUM"
     replication: Mapping[str, int] | int = 3
-    """Copies, or copies per datacenter; used by `init` alone."""
+    """Replication factor, or one per datacenter; used only by `init`."""
     ttl_s: int | None = None
-    """How long chunks are kept; 0: for ever; None: as it is, at first for ever. Used by `init` and `migrate` alone."""
+    """How long chunks are kept (0: forever); None: unchanged, at first forever. Used only by
+    `init` and `migrate`."""
     tls: bool = False
     ca: str = ""
     certificate: str = ""
     key: str = ""
     check_hostname: bool = True
-    """Whether a node's certificate must hold the name or address by which the node is reached."""
-    patience_s: float = 20.0
-    """How long a call tries again while no server answers."""
+    """Whether a node's certificate must match the node's name or address."""
+    retry_s: float = 20.0
+    """How long a call is retried while no server responds."""
     timeout_s: float = 10.0
-    """How long one request may take."""
+    """Timeout of one request."""
     protocol: int = 5
-    """The version of the native protocol; 4 for servers that know no newer one."""
+    """The version of the native protocol; 4 for older servers."""
     in_flight: int = 64
-    """How many requests are on their way at once."""
+    """Most requests in flight at once."""
 
     @property
     def address(self) -> str:
@@ -115,25 +146,32 @@ class Options:
 
 
 def read_options(location: Location) -> Options:
-    """The options of an address; ConfigError says which one is wrong."""
-    location.refuse_others(_KNOWN)
+    """Parse a `cassandra://` address; ConfigError for an invalid option."""
+    location.check_options(_KNOWN)
     if not location.hosts:
-        raise ConfigError("cassandra:// names no host; write cassandra://HOST:PORT,HOST2/KEYSPACE")
+        raise ConfigError("cassandra:// has no host; write cassandra://HOST:PORT,HOST2/KEYSPACE")
     for host, port in location.hosts:
         if port == 0:
-            raise ConfigError(f"{host}:0 has no port to connect to; give the port of a node, such as {host}:{PORT}")
+            raise ConfigError(
+                f"port 0 of {host}:0 is not valid; use the port of a node, such as {host}:{PORT}"
+            )
     if not _KEYSPACE.fullmatch(location.path):
         raise ConfigError(
-            f"keyspace {location.path[:80]!r} is not allowed; give 1 to 48 letters, digits and _, such as "
-            f"cassandra://{location.hosts[0][0]}/understudy"
+            f"{location.path[:80]!r} is not a valid keyspace name; use 1 to 48 letters, digits and "
+            f"_, such as cassandra://{location.hosts[0][0]}/understudy"
         )
     if location.path.lower().partition("_")[0] == "system":
-        raise ConfigError(f"keyspace {location.path} is one of Cassandra's own; give another name, such as understudy")
+        raise ConfigError(
+            f"keyspace {location.path} is a system keyspace of Cassandra; use another name, such "
+            "as understudy"
+        )
     if location.text("key") and not location.text("certificate"):
-        raise ConfigError("key of cassandra:// is given without a certificate; add certificate=FILE")
+        raise ConfigError("cassandra:// has a key but no certificate; add certificate=FILE")
     consistency = location.text("consistency", "LOCAL_QUORUM").upper()
     if consistency not in _CONSISTENCIES:
-        raise ConfigError(f"consistency {consistency!r} is unknown; give one of {', '.join(_CONSISTENCIES)}")
+        raise ConfigError(
+            f"consistency {consistency!r} is unknown; use one of {', '.join(_CONSISTENCIES)}"
+        )
     credentials = location.text("credentials")
     return Options(
         hosts=tuple((name, PORT if port is None else port) for name, port in location.hosts),
@@ -142,16 +180,18 @@ def read_options(location: Location) -> Options:
         datacenter=location.text("datacenter"),
         consistency=consistency,
         replication=_replication(location.text("replication", "3")),
-        ttl_s=location.whole("ttl_s", 7_776_000, most=630_000_000) if "ttl_s" in location.options else None,
+        ttl_s=location.integer("ttl_s", 7_776_000, most=630_000_000)
+        if "ttl_s" in location.options
+        else None,
         tls=location.flag("tls", default=bool(location.text("ca") or location.text("certificate"))),
         ca=location.text("ca"),
         certificate=location.text("certificate"),
         key=location.text("key"),
         check_hostname=location.flag("check_hostname", default=True),
-        patience_s=location.number("patience_s", 20.0, least=0.0, most=3600.0),
+        retry_s=location.number("retry_s", 20.0, least=0.0, most=3600.0),
         timeout_s=location.number("timeout_s", 10.0, least=0.1, most=600.0),
-        protocol=location.whole("protocol", 5, least=4, most=5),
-        in_flight=location.whole("in_flight", 64, least=1, most=4096),
+        protocol=location.integer("protocol", 5, least=4, most=5),
+        in_flight=location.integer("in_flight", 64, least=1, most=4096),
     )
 
 
@@ -163,13 +203,17 @@ def _replication(text: str) -> Mapping[str, int] | int:
         pairs = [part.split(":") for part in text.split(",")]
         copies = {name: int(count) for name, count in pairs}
         if len(copies) < len(pairs):
-            raise ConfigError(f"replication {text[:80]!r} names a datacenter twice; name it once")
+            raise ConfigError(f"replication {text[:80]!r} has a datacenter twice; list it once")
     except ValueError:
         copies = {}
     if not copies or any(
-        not 0 < count < 1000 or not re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name, count in copies.items()
+        not 0 < count < 1000 or not re.fullmatch(r"[A-Za-z0-9_.-]+", name)
+        for name, count in copies.items()
     ):
-        raise ConfigError(f"replication {text[:80]!r} cannot be read; give copies, such as 3, or dc1:3,dc2:2")
+        raise ConfigError(
+            f"replication {text[:80]!r} is not valid; use a number of copies, such as 3, or "
+            "dc1:3,dc2:2"
+        )
     return copies
 
 
@@ -177,7 +221,7 @@ def _replication(text: str) -> Mapping[str, int] | int:
 
 
 def connect(options: Options) -> tuple[Cluster, Session]:
-    """A session without a keyspace; one line says why there is none."""
+    """Open a session without a keyspace; raises with the reason in one line."""
     start_s = time.monotonic()
     pause_s = 0.05
     while True:
@@ -186,16 +230,17 @@ def connect(options: Options) -> tuple[Cluster, Session]:
             return cluster, cluster.connect()
         except (*FAILED, OSError) as error:
             cluster.shutdown()
-            trouble = no_connection(error, options, nodes_of(cluster))
-            patience_s = _LOGIN_S if isinstance(trouble, ConfigError) else options.patience_s
-            if time.monotonic() - start_s + pause_s > min(patience_s, options.patience_s):
-                raise trouble from error
+            failure = connection_error(error, options, nodes_of(cluster))
+            is_login = isinstance(failure, ConfigError)
+            retry_s = min(_LOGIN_RETRY_S, options.retry_s) if is_login else options.retry_s
+            if time.monotonic() - start_s + pause_s > retry_s:
+                raise failure from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
 
 
 def nodes_of(cluster: Cluster) -> Mapping[str, int]:
-    """How many nodes each datacenter of a cluster has, up or down; none before the first connection."""
+    """Number of nodes per datacenter, up or down; empty before the first connection."""
     return Counter(host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter)
 
 
@@ -203,13 +248,18 @@ def _cluster(options: Options) -> Cluster:
     level = ConsistencyLevel.name_to_value[options.consistency]
     policy = TokenAwarePolicy(DCAwareRoundRobinPolicy(local_dc=options.datacenter))
     profile = ExecutionProfile(
-        load_balancing_policy=policy, retry_policy=FallthroughRetryPolicy(), consistency_level=level,
-        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL, request_timeout=options.timeout_s,
-    )  # fmt: skip
+        load_balancing_policy=policy,
+        retry_policy=FallthroughRetryPolicy(),
+        consistency_level=level,
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
+        request_timeout=options.timeout_s,
+    )
     credentials = options.credentials
     return Cluster(
         contact_points=[DefaultEndPoint(name, port) for name, port in options.hosts],
-        auth_provider=PlainTextAuthProvider(credentials.username, credentials.password) if credentials else None,
+        auth_provider=PlainTextAuthProvider(credentials.username, credentials.password)
+        if credentials
+        else None,
         ssl_context=_tls(options) if options.tls else None,
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         reconnection_policy=ExponentialReconnectionPolicy(0.25, 5.0),
@@ -228,14 +278,14 @@ def _tls(options: Options) -> ssl.SSLContext:
             context.load_cert_chain(options.certificate, options.key or None)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"a TLS file of cassandra:// cannot be read: {error}; check ca, certificate and key"
+            f"cannot read a TLS file of cassandra://: {error}; check ca, certificate and key"
         ) from None
     context.check_hostname = options.check_hostname
     return context
 
 
-def short(error: BaseException) -> str:
-    """The driver's text in one line of at most 200 characters; that of the first host where several failed."""
+def short_message(error: BaseException) -> str:
+    """The driver's message in one line of at most 200 characters, that of the first host."""
     errors = getattr(error, "errors", None)
     first = next(iter(errors.values())) if isinstance(errors, dict) and errors else error
     text = str(first).rpartition("Last error: ")[2]
@@ -243,55 +293,70 @@ def short(error: BaseException) -> str:
     return " ".join((wrapped[1] if wrapped else f"{type(first).__name__}: {text}").split())[:200]
 
 
-def lasting(error: BaseException) -> UnderstudyError | None:
-    """What is raised for an error that a second try does not fix; None when it may."""
+def permanent_error(error: BaseException) -> UnderstudyError | None:
+    """The error to raise when a retry does not help; None when it may."""
     if isinstance(error, Unauthorized):
-        return ConfigError(f"the Cassandra user lacks permission: {short(error)}; grant it, or use other credentials")
+        return ConfigError(
+            f"the Cassandra user lacks permission: {short_message(error)}; grant it, or use other "
+            "credentials"
+        )
     if isinstance(error, REFUSED):
         return StorageFailed(
-            f"Cassandra rejected a request: {short(error)}; check that its tables are as init made them"
+            f"Cassandra rejected a request: {short_message(error)}; check that its tables are as "
+            "`understudy store init` created them"
         )
     return None
 
 
-def too_long(error: BaseException, options: Options) -> Unreachable:
-    """What is raised when an error did not pass in time."""
+def timeout_error(error: BaseException, options: Options) -> Unreachable:
+    """The error to raise when retries did not help in time."""
     return Unreachable(
-        f"Cassandra at {options.address} did not answer for {options.patience_s:g} s ({short(error)}); nothing written "
-        "since counts, try again when enough of its nodes are back"
+        f"Cassandra at {options.address} did not respond for {options.retry_s:g} s "
+        f"({short_message(error)}); nothing was committed in that time; try again when enough "
+        "of its nodes are up"
     )
 
 
-def no_connection(error: BaseException, options: Options, nodes: Mapping[str, int]) -> UnderstudyError:
-    """Why there is no connection; `nodes` are those that were seen before it failed, by datacenter."""
+def connection_error(
+    error: BaseException, options: Options, nodes: Mapping[str, int]
+) -> UnderstudyError:
+    """The error for a failed connection; `nodes` are those known before, by datacenter."""
     if nodes and options.datacenter and options.datacenter not in nodes:
-        return no_datacenter(options.datacenter, nodes)
+        return unknown_datacenter_error(options.datacenter, nodes)
     # The driver lists hosts instead of reasons when its policy allows none of them.
     reasons = getattr(error, "errors", None)
     causes = list(reasons.values()) if isinstance(reasons, dict) else [error]
-    said = f"Cassandra at {options.address} cannot be reached ({short(error)})"
+    what = f"cannot connect to Cassandra at {options.address} ({short_message(error)})"
     if any(isinstance(cause, AuthenticationFailed) for cause in causes):
-        return ConfigError(f"{said}; check credentials=FILE")
+        return ConfigError(f"{what}; check credentials=FILE")
     if any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
-        return ConfigError(f"{said}; check ca=FILE, and that the certificate holds this host's name or check_hostname")
-    return Unreachable(f"{said}; check host and port, that it runs, and the options tls, ca, certificate and key")
+        return ConfigError(
+            f"{what}; untrusted certificate: check ca=FILE, and that the certificate has this "
+            "host's name, or check_hostname"
+        )
+    return Unreachable(
+        f"{what}; check host and port, that the server is running, and the options tls, ca, "
+        "certificate and key"
+    )
 
 
-def no_datacenter(name: str, nodes: Mapping[str, int]) -> ConfigError:
-    """What is raised for a datacenter that a cluster does not have."""
-    listed = ", ".join(f"{count} in {place}" for place, count in sorted(nodes.items()))
-    return ConfigError(f"this cluster has no datacenter {name!r}, its nodes are {listed}; name one of those")
+def unknown_datacenter_error(name: str, nodes: Mapping[str, int]) -> ConfigError:
+    """The error for an unknown datacenter."""
+    counts = ", ".join(f"{count} in {datacenter}" for datacenter, count in sorted(nodes.items()))
+    return ConfigError(
+        f"this cluster has no datacenter {name!r}, its nodes are {counts}; use one of those"
+    )
 
 
 # --- statements --------------------------------------------------------------------------------
 
 
 class OutcomeUnknown(Exception):
-    """Whether a compare-and-set happened is not known."""
+    """It is unknown whether a compare-and-set was applied."""
 
 
 class Wire:
-    """One keyspace of one cluster; many threads may use it at once."""
+    """A connection to one keyspace of one cluster; thread-safe."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -302,21 +367,28 @@ class Wire:
         self._lock = threading.Lock()
         self.send: Send = self._send
 
-    # --- binding -----------------------------------------------------------------------------------------
+    # --- binding ----------------------------------------------------------------------------------
 
     def bind(self, cql: str, *values: object) -> Statement:
-        """A statement with its values; each text is prepared once."""
+        """Bind values to a statement; each statement is prepared once."""
         prepared = self._prepared.get(cql)
         if prepared is None:
             with self._lock:
-                prepared = self._prepared.get(cql) or self._patient(lambda: self.session.prepare(self.qualified(cql)))
+                prepared = self._prepared.get(cql) or self._with_retries(
+                    lambda: self.session.prepare(self.qualified(cql))
+                )
                 self._prepared[cql] = prepared
         return prepared.bind(values)
 
     def insert(
-        self, table: str, columns: Mapping[str, object], *, at: int | None = None, ttl_s: int | None = None
+        self,
+        table: str,
+        columns: Mapping[str, object],
+        *,
+        at: int | None = None,
+        ttl_s: int | None = None,
     ) -> Statement:
-        """A row, with the timestamp and the time to live (0: for ever) that are given."""
+        """An INSERT, with an optional timestamp and time to live (0: forever)."""
         options = {"TIMESTAMP ?": at, "TTL ?": ttl_s}
         using = [name for name, value in options.items() if value is not None]
         cql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
@@ -325,20 +397,20 @@ class Wire:
         return self.bind(cql, *columns.values(), *(options[name] for name in using))
 
     def qualified(self, cql: str) -> str:
-        """A statement with the keyspace before its table, so that it means the same on every connection.
+        """Add the keyspace to the table name, so that any connection can run the statement.
 
-        It is quoted, since it may be a word of CQL.
+        It is quoted, since it may be a keyword of CQL.
         """
         return _TABLE.sub(rf'\1 "{self.options.keyspace}".\2', cql, count=1)
 
     def serial(self, cql: str, *values: object) -> Statement:
-        """A read that sees every compare-and-set that has ended, and ends one that was left half way."""
+        """A read that sees every finished compare-and-set, and finishes a pending one."""
         bound = self.bind(cql, *values)
         bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
         return bound
 
-    def together(self, statements: Sequence[Statement]) -> Statement:
-        """Statements of one Cassandra partition as one write, all or none."""
+    def batched(self, statements: Sequence[Statement]) -> Statement:
+        """Combine statements of one Cassandra partition into one atomic write."""
         if len(statements) == 1:
             return statements[0]
         batch = BatchStatement(batch_type=BatchType.UNLOGGED)
@@ -346,26 +418,27 @@ class Wire:
             batch.add(statement)
         return batch
 
-    # --- running them ---------------------------------------------------------------------------------------------
+    # --- running them -----------------------------------------------------------------------------
 
     def one(self, statement: Statement) -> Row | None:
         rows = self.all([statement])[0]
         return rows[0] if rows else None
 
     def all(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """The rows of each, a few thousand at most; `scan` is for more.
+        """The rows of each statement, a few thousand at most; use `scan` for more.
 
-        All of them may be repeated without harm. Unreachable when that did not help in time.
+        The statements must be idempotent, since they are retried. Unreachable after `retry_s`.
         """
         answers: list[list[Row]] = [[] for _ in statements]
-        left = list(range(len(statements)))
-        deadline, pause_s = time.monotonic() + self.options.patience_s, _FIRST_PAUSE_S
-        while left:
-            failed = self._round(statements, left, answers)
-            left = list(failed)
+        pending = list(range(len(statements)))
+        deadline = time.monotonic() + self.options.retry_s
+        pause_s = _FIRST_PAUSE_S
+        while pending:
+            failed = self._round(statements, pending, answers)
+            pending = list(failed)
             for error in failed.values():
                 self._raise_lasting(error)
-            if left:
+            if pending:
                 self._pause(next(iter(failed.values())), deadline, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return answers
@@ -375,40 +448,41 @@ class Wire:
         state: bytes | None = None
         statement.fetch_size = _ROWS_A_PAGE
         while True:
-            page = self._patient(partial(self.session.execute, statement, paging_state=state))
+            page = self._with_retries(partial(self.session.execute, statement, paging_state=state))
             yield from page.current_rows
             state = page.paging_state
             if state is None:
                 return
 
     def change(self, statement: Statement) -> Row:
-        """The answer to a compare-and-set, asked once; OutcomeUnknown when none came that says yes or no."""
+        """Run a compare-and-set once; OutcomeUnknown when its result is unknown."""
         answers: list[list[Row]] = [[]]
         failed = self._round([statement], [0], answers)
         if failed:
             if isinstance(failed[0], (Unauthorized, *REFUSED)):
                 self._raise_lasting(failed[0])
-            raise OutcomeUnknown(short(failed[0]))
+            raise OutcomeUnknown(short_message(failed[0]))
         return answers[0][0]
 
     def define(self, cql: str) -> None:
-        """Change keyspace or tables, by a statement that may be repeated."""
+        """Change the keyspace or tables with an idempotent statement."""
         try:
-            self._patient(lambda: self.session.execute(self.qualified(cql), timeout=_DEFINE_S))
+            self._with_retries(lambda: self.session.execute(self.qualified(cql), timeout=_DEFINE_S))
         except StorageFailed as error:
             if not isinstance(error.__cause__, REFUSED):
                 raise
             raise ConfigError(
-                f"Cassandra took no definition of keyspace {self.options.keyspace} ({short(error.__cause__)}); check "
-                "replication, datacenter and ttl_s of the address, and that the server is Cassandra 5.0 or newer"
+                f"Cassandra rejected a definition in keyspace {self.options.keyspace} "
+                f"({short_message(error.__cause__)}); check replication, datacenter and ttl_s of "
+                "the address, and that the server is Cassandra 5.0 or newer"
             ) from error.__cause__
 
     def nodes(self) -> Mapping[str, int]:
-        """How many nodes each datacenter has, up or down."""
+        """Number of nodes per datacenter, up or down."""
         return nodes_of(self._cluster)
 
     def post(self, statement: Statement) -> None:
-        """Send one whose loss does no harm, and do not wait for it."""
+        """Send a statement whose loss is harmless, without waiting."""
         self._slots.acquire()
         try:
             self.send(statement, lambda rows, error: self._slots.release())
@@ -419,9 +493,9 @@ class Wire:
             raise
 
     def _round(
-        self, statements: Sequence[Statement], wanted: Sequence[int], answers: list[list[Row]]
+        self, statements: Sequence[Statement], indexes: Sequence[int], answers: list[list[Row]]
     ) -> dict[int, BaseException]:
-        """Send those that are wanted, as many at once as may be; what failed."""
+        """Send the statements at `indexes`, up to `in_flight` at once; return the failures."""
         if self._closing.is_set():
             raise Closed("the store was closed")
         done: SimpleQueue[tuple[int, list[Row] | None, BaseException | None]] = SimpleQueue()
@@ -430,7 +504,7 @@ class Wire:
             self._slots.release()
             done.put((index, rows, error))
 
-        for index in wanted:
+        for index in indexes:
             self._slots.acquire()
             try:
                 self.send(statements[index], partial(answered, index))
@@ -440,20 +514,21 @@ class Wire:
                 self._slots.release()
                 raise
         failed: dict[int, BaseException] = {}
-        for _ in wanted:
-            index, rows, trouble = done.get()  # each request has a time limit of its own
-            if trouble is None:
+        for _ in indexes:
+            index, rows, failure = done.get()  # each request has its own timeout
+            if failure is None:
                 answers[index] = rows or []
             else:
-                failed[index] = trouble
+                failed[index] = failure
         return failed
 
     def _send(self, statement: Statement, done: Done) -> None:
         future = self.session.execute_async(statement)
         future.add_callbacks(lambda rows: done(rows, None), lambda error: done(None, error))
 
-    def _patient(self, call: Callable[[], Any]) -> Any:
-        deadline, pause_s = time.monotonic() + self.options.patience_s, _FIRST_PAUSE_S
+    def _with_retries(self, call: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + self.options.retry_s
+        pause_s = _FIRST_PAUSE_S
         while True:
             if self._closing.is_set():
                 raise Closed("the store was closed")
@@ -465,20 +540,20 @@ class Wire:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _raise_lasting(self, error: BaseException) -> None:
-        """Raise for what no second try makes right."""
+        """Raise when a retry does not help."""
         if self._closing.is_set():
             raise Closed("the store was closed") from error
-        if (trouble := lasting(error)) is not None:
-            raise trouble from error
+        if (failure := permanent_error(error)) is not None:
+            raise failure from error
 
     def _pause(self, error: BaseException, deadline: float, pause_s: float) -> None:
         if time.monotonic() + pause_s > deadline:
-            raise too_long(error, self.options) from error
+            raise timeout_error(error, self.options) from error
         if self._closing.wait(pause_s):
             raise Closed("the store was closed")
 
     def wait(self, pause_s: float) -> None:
-        """Let some time pass; Closed when the store is closed meanwhile."""
+        """Sleep; Closed when the store is closed meanwhile."""
         if self._closing.wait(pause_s):
             raise Closed("the store was closed")
 

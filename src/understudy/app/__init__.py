@@ -1,1 +1,0 @@
-"""The running platform: which part goes where."""

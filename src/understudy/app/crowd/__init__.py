@@ -1,1 +1,0 @@
-"""Simulated people: whole loops and simulations, with a ledger of what they were promised."""

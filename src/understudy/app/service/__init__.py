@@ -1,1 +1,0 @@
-"""Learning as a service: from stored experience to a champion, by a schedule and through a gate."""

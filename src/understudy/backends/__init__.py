@@ -1,0 +1,1 @@
+"""The data folder, the deployment and its adapters: the one package that names adapters."""

@@ -1,0 +1,76 @@
+"""The adapters on the local disk: store, read-only view, window, file stream and audit.
+
+Other packages open them here and import their classes for type checking only.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from understudy.experience.chunk import ChunkMeta
+from understudy.ports import ExperienceStore, FullStore, Position, Specs, Stream
+from understudy.stores.audit import AuditedFrame as AuditedFrame
+from understudy.stores.audit import Findings as Findings
+from understudy.stores.audit import audit
+from understudy.stores.audit import summary as summary
+from understudy.stores.database import has_store as has_store
+from understudy.stores.local import LocalStore
+from understudy.stores.view import FORGOTTEN as FORGOTTEN
+from understudy.stores.view import STORED as STORED
+from understudy.stores.view import StoreView
+from understudy.stores.window import PAGE, Window
+from understudy.streams.file import FileStream
+
+WINDOW_PAGE = PAGE
+"""Items that a full step of a window copies."""
+
+
+def open_local_store(folder: Path, *, specs: Specs | None = None) -> LocalStore:
+    """Open a store for writing; only one process at a time can."""
+    return LocalStore(folder, specs=specs)
+
+
+def as_local_store(store: FullStore) -> LocalStore:
+    """Return the store with its local type; it must be a local one."""
+    assert isinstance(store, LocalStore)
+    return store
+
+
+def open_view(folder: Path) -> StoreView:
+    """Open a store for reading; any number of processes can, also while another one writes."""
+    return StoreView(folder)
+
+
+def open_window(
+    remote: ExperienceStore,
+    folder: Path,
+    *,
+    specs: Specs,
+    keep_s: float | None = None,
+    include: Callable[[ChunkMeta], bool] | None = None,
+) -> Window:
+    """Open a local copy of a remote store; `include` selects chunks, None copies all of them."""
+    return Window(remote, folder, specs=specs, keep_s=keep_s, include=include)
+
+
+def open_file_stream(folder: Path) -> FileStream:
+    """Open the stream of a data folder."""
+    return FileStream(folder)
+
+
+def audit_store(folder: Path, *, is_alone: bool) -> Findings:
+    """Check every byte of a store; `is_alone`: no process writes, so SQLite checks itself too."""
+    with StoreView(folder) as view:
+        return audit(view, is_alone=is_alone)
+
+
+def trim_file_stream(
+    stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float
+) -> int:
+    """Delete stored parts of a file stream older than `retention_s`; return the bytes freed.
+
+    Remote streams have a retention of their own, so nothing happens for them.
+    """
+    if not isinstance(stream, FileStream):
+        return 0
+    return stream.trim(positions, before_s=time.time() - retention_s)

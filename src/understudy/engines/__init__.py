@@ -1,1 +1,0 @@
-"""Engines: what starts roles and lets them work together."""

@@ -1,0 +1,1 @@
+"""Export and import of stored data: Parquet, Minari, and the original pipeline's records."""

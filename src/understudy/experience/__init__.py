@@ -1,0 +1,1 @@
+"""Recorded experience: chunks of steps, the frames that carry them, and the game spec."""

@@ -1,0 +1,114 @@
+"""Intake: admits frames to a stream by their headers alone, and stamps player and time."""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.log import make_folder, sync_folder
+from understudy.core.names import GameName, PlayerName
+from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
+from understudy.experience.session import INTAKE_MAX_AGE_S, refused_session
+
+KEY_BYTES = 32
+
+
+def pseudonym(key: bytes, game: str, name: str) -> bytes:
+    """The 16 bytes that identify a player in stored frames; needs the deployment's key."""
+    return hmac.new(key, game.encode() + b"\0" + name.encode(), hashlib.sha256).digest()[:16]
+
+
+def deployment_key(data_folder: Path) -> bytes:
+    """The secret key of a data folder, created on first use; concurrent processes get the same."""
+    path = data_folder / "key"
+    if not path.exists():
+        # Checked again, since a process that starts at the same time creates the key before the
+        # store.
+        if (data_folder / "store" / "store.json").exists() and not path.exists():
+            raise ConfigError(
+                f"{path} is missing, and {data_folder / 'store'} was written with it: with a new "
+                "key, its players could not be found or forgotten; restore the key from a backup"
+            )
+        make_folder(data_folder)
+        create_once(path, secrets.token_bytes(KEY_BYTES))
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            f"{path} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup, or "
+            "delete it to give every player a new pseudonym"
+        )
+    return key
+
+
+def key_fingerprint(key: bytes) -> str:
+    """A fingerprint of a deployment's key that does not reveal it."""
+    return hashlib.sha256(b"understudy pseudonyms\0" + key).hexdigest()[:32]
+
+
+def create_once(path: Path, raw: bytes) -> None:
+    """Create a small secret file (0600) durably and atomically; never replaces an existing one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600
+    )
+    try:
+        os.write(descriptor, raw)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        # A link, unlike a rename, never replaces a file that another process has just created.
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    sync_folder(path.parent)
+
+
+class Intake:
+    """Stamps admitted frames with their player's pseudonym and the time."""
+
+    def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:
+        self._key = key
+        self.game = game
+        self._clock = clock
+        self._pseudonyms: dict[PlayerName, bytes] = {}
+
+    def admit(
+        self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]
+    ) -> list[Frame | Refused]:
+        """Return for each frame the stamped one, or why it is permanently refused."""
+        now_s = self._clock.now()
+        return [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
+
+    def _admit(self, frame: Frame, player: PlayerName | None, now_s: float) -> Frame | Refused:
+        if frame.kind not in (FrameKind.DATA, FrameKind.DROP, FrameKind.CLOSE) or frame.flags:
+            return Refused(
+                "bad_kind",
+                f"kind {int(frame.kind)}, flags {frame.flags}; expected 0, 1 or 2 and no flags",
+            )
+        if len(frame.body) > MAX_BODY_BYTES:
+            return Refused(
+                "too_large",
+                f"a body of {len(frame.body)} bytes; at most {MAX_BODY_BYTES} are accepted",
+            )
+        if frame.player != NO_PLAYER or frame.received_s:
+            return Refused(
+                "stamped", "player and received_s are set by the platform; a client sends zeros"
+            )
+        if player is None:
+            return Refused("no_player", f"no player was named for session {frame.session}")
+        if refused := refused_session(frame.session, entered_s=now_s, oldest_s=INTAKE_MAX_AGE_S):
+            return refused
+        pseudonym_ = self._pseudonyms.get(player)
+        if pseudonym_ is None:
+            if len(self._pseudonyms) >= 4096:
+                self._pseudonyms.clear()
+            pseudonym_ = self._pseudonyms[player] = pseudonym(self._key, self.game, player)
+        return frame.stamped(pseudonym_, int(now_s))

@@ -1,0 +1,156 @@
+"""Manifest: a model's facts, and the check that some bytes are that model."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from understudy.core.errors import InvalidName, Refused
+from understudy.core.names import game_name
+from understudy.core.tensors import Array
+from understudy.nn.policy import Policy, decode_policy
+
+MAX_POLICY_BYTES = 256 * 1024 * 1024
+GOLDEN_ERROR = 1e-4
+"""Absolute and relative tolerance of golden outputs, since other processors round differently."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """How a model was trained."""
+
+    algorithm: str
+    seed: int = 0
+    parent: int = 0
+    """The previous release of the same training; 0: none. Its weights were trained further."""
+    code_version: str = ""
+    cursor_from: str = ""
+    cursor_to: str = ""
+    """The span of the store it learned from."""
+    steps: int = 0
+    """Stored steps it learned from."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The signed facts of one model; its policy is stored separately, under its hash."""
+
+    game: str
+    schema: str
+    model_no: int
+    policy_sha256: str
+    policy_bytes: int
+    lineage: Lineage
+    golden: Mapping[str, Any]
+    """The network's outputs for a few fixed observations."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain object, for a signed entry."""
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        return model_name(self.game, self.model_no)
+
+
+def model_name(game: str, model_no: int) -> str:
+    """The model's name for people and in episodes: `my-game/7`."""
+    return f"{game}/{model_no}"
+
+
+def manifest_from_json(facts: Any) -> Manifest:
+    """Parse a manifest; Refused unless all fields are present and valid."""
+    try:
+        lineage = Lineage(**_typed(facts["lineage"], Lineage))
+        manifest = Manifest(**_typed(facts, Manifest) | {"lineage": lineage})
+        game_name(manifest.game)
+    except (TypeError, KeyError, ValueError, InvalidName) as error:
+        raise Refused("bad_manifest", str(error)[:200]) from None
+    is_hash = len(manifest.policy_sha256) == 64 and set(manifest.policy_sha256) <= set(
+        "0123456789abcdef"
+    )
+    if manifest.model_no < 1 or not is_hash or not 0 < manifest.policy_bytes <= MAX_POLICY_BYTES:
+        raise Refused(
+            "bad_manifest",
+            f"model {manifest.model_no} of {manifest.policy_bytes} bytes has an invalid number, "
+            "size or hash",
+        )
+    return manifest
+
+
+def _typed(facts: Any, kind: type) -> dict[str, Any]:
+    expected = {kind_field.name: kind_field.type for kind_field in fields(kind)}
+    if not isinstance(facts, dict) or facts.keys() != expected.keys():
+        raise ValueError(f"the fields of a {kind.__name__} are {sorted(expected)}")
+    for name, value in facts.items():
+        is_dict = name in ("lineage", "golden", "config", "metrics")
+        expected_type: Any = dict if is_dict else expected[name]
+        if type(value) is not expected_type:
+            raise ValueError(
+                f"{name} is a {type(value).__name__}; expected {expected_type.__name__}"
+            )
+    return facts
+
+
+def make_manifest(policy: Policy, raw: bytes, *, model_no: int, lineage: Lineage) -> Manifest:
+    """Create the manifest of a policy whose bytes are `raw`."""
+    outputs = policy.outputs(_golden_obs(policy))
+    golden = {
+        name: np.asarray(array, np.float64).tolist() for name, array in sorted(outputs.items())
+    }
+    return Manifest(
+        game=policy.game.game,
+        schema=policy.game.schema,
+        model_no=model_no,
+        policy_sha256=hashlib.sha256(raw).hexdigest(),
+        policy_bytes=len(raw),
+        lineage=lineage,
+        golden=golden,
+    )
+
+
+def open_policy(manifest: Manifest, raw: bytes) -> Policy:
+    """Decode a policy; Refused unless its hash and its outputs match the manifest."""
+    if (
+        len(raw) != manifest.policy_bytes
+        or hashlib.sha256(raw).hexdigest() != manifest.policy_sha256
+    ):
+        raise Refused(
+            "bad_hash", f"the {len(raw)} bytes of {manifest.name} do not match the signed hash"
+        )
+    policy = decode_policy(raw)
+    if (policy.game.game, policy.game.schema) != (manifest.game, manifest.schema):
+        raise Refused("bad_policy", f"{manifest.name} contains a policy of {policy.game.game}")
+    for name, array in policy.outputs(_golden_obs(policy)).items():
+        try:
+            expected = np.asarray(manifest.golden[name], np.float64)
+            is_close = expected.shape == array.shape and np.allclose(
+                array, expected, GOLDEN_ERROR, GOLDEN_ERROR
+            )
+        except (KeyError, TypeError, ValueError):
+            is_close = False
+        if not is_close:
+            # The code or the weights differ.
+            raise Refused(
+                "bad_golden", f"output {name!r} of {manifest.name} differs from the signed one"
+            )
+    return policy
+
+
+def _golden_obs(policy: Policy) -> dict[str, Array]:
+    """A few observations from a fixed seed; the outputs for them are small enough to sign."""
+    rng = np.random.default_rng(20_061)
+    columns = {}
+    for name, column in policy.network.inputs.items():
+        shape = (2, *column.shape)
+        if column.dtype == np.bool_:
+            columns[name] = rng.random(shape) < 0.5
+        elif np.issubdtype(column.dtype, np.integer):
+            columns[name] = rng.integers(0, 2, shape).astype(column.dtype)
+        else:
+            columns[name] = rng.standard_normal(shape).astype(column.dtype)
+    return columns

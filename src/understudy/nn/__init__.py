@@ -1,0 +1,1 @@
+"""Networks as data, and how they act in NumPy without JAX."""

@@ -1,0 +1,1 @@
+"""The platform's roles as processes: configuration, supervision, status and backup."""

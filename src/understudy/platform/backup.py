@@ -1,0 +1,305 @@
+"""Backup and restore: copies store, models, keys and secrets of a running platform, and verifies.
+
+DIR/backup.json           table of contents with the SHA-256 of every file; written last, so a
+                          folder without it is not a backup
+DIR/store/                a snapshot from after the start of the backup; it holds everything stored
+                          before the start
+DIR/models/               specs, keys and models; journals are copied before the policies they name
+DIR/key, signing.key      secrets, with which anyone can act as the deployment
+DIR/backends.json         locations of stream, store and models; of remote ones, only models are
+                          copied
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import understudy
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.local import audit_store, summary
+from understudy.core.errors import ConfigError, Corrupt, Refused
+from understudy.core.log import FileLock, make_folder, sync_folder, write_file
+from understudy.models.objects import FolderObjects, open_objects
+from understudy.platform.config import LAST_START_FILE, Config, restore_last_start
+from understudy.platform.ingest import open_own_ingest, open_own_store
+from understudy.platform.requests import send_request
+from understudy.ports import Objects
+
+FORMAT = "understudy-backup/1"
+_FACTS = "backup.json"
+_FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
+_JOURNALS = ("keys", "registry")
+_PREFIXES = (*_JOURNALS, "games", "blobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The verified contents of a backup, or of a restored data folder."""
+
+    steps: int
+    chunks: int
+    models: int
+    keys: int
+    files: int
+    size_bytes: int
+    at_s: float
+    damaged: tuple[str, ...] = ()
+    """Models whose policy was missing or damaged before the backup; everything else is intact."""
+
+
+def back_up(
+    data: DataFolder, target: Path, *, config: Config | None = None, timeout_s: float = 600.0
+) -> Proof:
+    """Copy a deployment to an empty folder and verify the copy; the platform may be running.
+
+    `config` locates stream and models; by default they are in the data folder.
+    """
+    config = config or Config()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is not empty; pass a folder that does not exist yet")
+    if data.root.resolve() in (target.resolve(), *target.resolve().parents):
+        raise ConfigError(
+            f"{target} is inside the data folder {data.root}; pass a folder outside it"
+        )
+    if not data.has_store() and not signing_key(data).exists():
+        raise ConfigError(f"{data.root} holds nothing to back up; check --data")
+    make_folder(target.absolute())
+    os.chmod(target, 0o700)
+    try:
+        with _snapshot(data, config, timeout_s) as snapshot:
+            if snapshot is not None:
+                _copy_tree(snapshot, target / "store")
+        _copy_objects(
+            open_objects(config.models.url or data.root / "models"),
+            FolderObjects(target / "models"),
+        )
+        for name in _FILES:
+            if (data.root / name).exists():
+                _copy_file(data.root / name, target / name)
+        files = {name: _digest(target / name) for name in _names(target)}
+        facts = {
+            "format": FORMAT,
+            "version": understudy.__version__,
+            "at_s": round(time.time(), 3),
+            "files": files,
+        }
+        _sync_tree(target)
+        write_file(target / _FACTS, json.dumps(facts, indent=1).encode())
+        return verify_backup(target)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
+    """Verify a backup and restore it to a data folder without store and deployment."""
+    proof = verify_backup(source)
+    if (
+        (data.root / "store").exists()
+        or signing_key(data).exists()
+        or (data.root / "models").exists()
+    ):
+        raise ConfigError(
+            f"{data.root} holds a deployment already; pass a folder that does not exist yet with "
+            "--data"
+        )
+    make_folder(data.root)
+    created = [data.store, data.root / "models", *(data.root / name for name in _FILES)]
+    created = [path for path in created if not path.exists()]
+    try:
+        if (source / "store").exists():
+            _copy_tree(source / "store", data.store)
+        _copy_objects(
+            FolderObjects(source / "models"), open_objects(models or data.root / "models")
+        )
+        for name in _FILES:
+            if (source / name).exists() and data.root / name in created:
+                _copy_file(source / name, data.root / name)
+        restore_last_start(data.root, models=models)
+        _sync_tree(data.root)
+        if _contents(data, models) != _contents(DataFolder(source), ""):
+            raise Corrupt(
+                f"{data.root} differs from the backup {source}; check the disk and restore again"
+            )
+    except BaseException:
+        for path in created:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
+    return proof
+
+
+def verify_backup(backup: Path) -> Proof:
+    """Read every byte of a backup; Corrupt if a file is missing or changed."""
+    try:
+        facts = json.loads((backup / _FACTS).read_text())
+        if facts["format"] != FORMAT:
+            raise ConfigError(
+                f"{backup} has format {facts['format']!r}, but this version reads {FORMAT!r}; use "
+                "the version that wrote it"
+            )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{backup} is not a backup ({error}); pass a folder that 'understudy backup' created"
+        ) from None
+    files: dict[str, list[Any]] = facts["files"]
+    for name, digest in files.items():
+        if not (backup / name).is_file() or _digest(backup / name) != digest:
+            raise Corrupt(f"{name} in {backup} is missing or was changed; create another backup")
+    unknown = sorted(set(_names(backup)) - files.keys() - {_FACTS})
+    # SQLite leaves files next to a database that was read.
+    unknown = [name for name in unknown if not name.endswith(("-wal", "-shm", ".lock"))]
+    if unknown:
+        raise Corrupt(
+            f"{unknown[0]} in {backup} is not part of the backup; remove it, or create another "
+            "backup"
+        )
+    contents = _contents(DataFolder(backup), "")
+    size = sum(size_bytes for size_bytes, _ in files.values())
+    return Proof(*contents[:4], len(files), size, float(facts["at_s"]), contents[4])
+
+
+def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
+    """Check a folder and count its steps, chunks, models and keys; also lists damaged models.
+
+    Raises Corrupt if the store is damaged.
+    """
+    steps = chunks = n_models = n_keys = 0
+    damaged: list[str] = []
+    if data.store.exists():
+        totals = summary(audit_store(data.store, is_alone=True))
+        if totals.corrupt or totals.duplicate_steps:
+            raise Corrupt(
+                f"the store in {data.root} is damaged: {(*totals.corrupt, 'steps stored twice')[0]}"
+            )
+        steps = totals.steps
+        chunks = totals.chunks
+    if signing_key(data).exists():
+        opened = open_deployment(data, models=models)
+        n_keys = len(opened.keys.all())
+        for game in opened.registry.games():
+            catalogue = opened.registry.catalogue(game)
+            n_models += len(catalogue.models)
+            for manifest in catalogue.models.values():
+                try:
+                    raw = opened.registry.policy_bytes(manifest)
+                except Corrupt:
+                    raw = b""
+                if hashlib.sha256(raw).hexdigest() != manifest.policy_sha256:
+                    damaged.append(manifest.name)
+    return steps, chunks, n_models, n_keys, tuple(damaged)
+
+
+# --- Copying --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Path | None]:
+    """Yield a snapshot of the store, taken here or by the process that has the store open."""
+    if not data.has_store():
+        yield None
+        return
+    folder = data.root / "snapshots"
+    make_folder(folder)
+    with FileLock(folder / ".lock", what=f"a backup of {data.root}"):
+        for old in folder.iterdir():
+            if old.is_dir():
+                shutil.rmtree(old)  # left by a killed backup
+        target = folder / secrets.token_hex(8)
+        make_folder(target)
+        try:
+            if data.has_writer():
+                send_request(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
+            elif config.stream.url:
+                # Frames in a remote stream stay there.
+                with open_own_store(data, config) as store:
+                    store.back_up(target)
+            else:
+                with open_own_ingest(data, config) as role:
+                    role.snapshot(target)
+            yield target
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            _copy_file(path, target / path.relative_to(source))
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    make_folder(target.parent)
+    shutil.copyfile(source, target)
+    os.chmod(target, 0o600)
+
+
+def _copy_objects(source: Objects, target: Objects) -> None:
+    """Copy every object; journals first, since the objects they name were written before them."""
+    for prefix in _PREFIXES:
+        names = list(source.list(prefix))
+        if prefix in _JOURNALS:
+            names = list(_in_order(names, source))
+        for name in names:
+            raw = source.get(name)
+            if raw is None:
+                raise Corrupt(f"{name} was removed while it was copied; try again")
+            if not target.create(name, raw) and target.get(name) != raw:
+                raise Refused(
+                    "taken",
+                    f"{name} exists already with other contents; pass an empty location for models",
+                )
+
+
+def _in_order(names: list[str], source: Objects) -> Iterator[str]:
+    """Yield journal entries in order; Corrupt if one is missing before a later one."""
+    following: dict[str, int] = {}
+    for name in sorted(names):
+        journal, _, file = name.rpartition("/")
+        number = int(file.removesuffix(".json")) if file.removesuffix(".json").isdigit() else 0
+        for missed in range(following.get(journal, 1), number):
+            # An entry written during the listing may not be in the list.
+            entry = f"{journal}/{missed:010d}.json"
+            if source.get(entry) is None:
+                raise Corrupt(
+                    f"{entry} is missing, but later entries exist; restore it, then back up again"
+                )
+            yield entry
+        if number:
+            following[journal] = number + 1
+            yield name
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+
+
+def _digest(path: Path) -> list[Any]:
+    """Return size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
+
+
+def _sync_tree(folder: Path) -> None:
+    """Make everything in a folder durable."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)

@@ -1,0 +1,519 @@
+"""The platform's config: all settings with meaning and default, and where values come from."""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.backends.addresses import check_backends
+from understudy.backends.data import DataFolder, data_folder
+from understudy.core import settings
+from understudy.core.errors import ConfigError, UnderstudyError
+from understudy.core.location import is_loopback, parse_location
+from understudy.core.log import write_file
+from understudy.core.settings import Resolved as Resolved
+from understudy.core.settings import from_tree, setting
+from understudy.core.settings import mask_secrets as mask_secrets
+from understudy.experience.chunk import CONSENTS
+from understudy.models.gate import Bounds
+from understudy.release.schedule import LearningSchedule
+
+if TYPE_CHECKING:
+    from understudy.serve.server import Listen
+    from understudy.serve.state import GatewayConfig
+
+ROLES = ("gateway", "ingest", "learner")
+DEFAULT_PORT = 8600
+FILE_NAME = "understudy.toml"
+LAST_START_FILE = "backends.json"
+HERE = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
+"""The URLs that are saved, and the value of each that means "in the data folder"."""
+ENGINE = "ingest.engine"
+"""Saved too: a Spark job does not resume by itself after another engine took over."""
+_FILES = ("ca", "certificate", "credentials", "key")
+"""Options of a URL that name a file."""
+_DEFAULT = "or empty: in the data folder; not set: as at the last start, else the same."
+_SCHEDULE = LearningSchedule()
+_BOUNDS = Bounds()
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\]")
+_ADDRESS = re.compile(
+    r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?"
+)
+"""An IPv6 address has brackets in a Host header, but none in a listen address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySection:
+    """[gateway]"""
+
+    host: str = setting(
+        "127.0.0.1", description="Address to listen on; other than loopback needs TLS, or insecure."
+    )
+    port: int = setting(DEFAULT_PORT, 0, 65535, "Port to listen on; 0: any free port.")
+    hosts: tuple[str, ...] = setting(
+        (), description="Host names to accept requests for, besides those of loopback."
+    )
+    certificate: str = setting("", description="A PEM file; with certificate_key it enables TLS.")
+    certificate_key: str = setting("", description="The PEM file of the private key.")
+    insecure: bool = setting(
+        False, description="Plain HTTP for other machines too, if something else encrypts."
+    )
+    target_steps_s: float = setting(
+        0.0, 0, description="Steps per second and game to record of all players together; 0: all."
+    )
+    canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSection:
+    """[stream]"""
+
+    url: str = setting(
+        "",
+        description="Stream of frames to store, such as kinesis://STREAM or "
+        f"kafka://HOST:PORT/TOPIC; file {_DEFAULT}",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSection:
+    """[store]"""
+
+    url: str = setting(
+        "", description=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
+    )
+    window_hours: float = setting(
+        0.0,
+        0,
+        description="How long the learner keeps its copy of a remote store; "
+        "0: as long as that store.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSection:
+    """[ingest]"""
+
+    engine: str = setting(
+        "native",
+        description="native: the built-in service; spark: a streaming job; "
+        "not set: as at the last start, else native.",
+        choices=("native", "spark"),
+    )
+    master: str = setting(
+        "local[2]", description="Where Spark runs: this machine, or spark://HOST:7077."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsSection:
+    """[models]"""
+
+    url: str = setting(
+        "", description=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSection:
+    """[learner]"""
+
+    learn_from: tuple[str, ...] = setting(
+        (),
+        description="Consents to learn from; empty: granted, and unknown too if only this machine "
+        "can play.",
+    )
+    first_steps: int = setting(
+        _SCHEDULE.first_steps, 1, description="Steps of people before the first bot is trained."
+    )
+    bc_updates: int = setting(
+        _SCHEDULE.bc_updates, 1, description="Updates of a clone before it is released."
+    )
+    bc_growth: float = setting(
+        _SCHEDULE.bc_growth,
+        1.001,
+        description="For games with clones only: growth factor of people's steps between two "
+        "clones.",
+    )
+    dqn_updates: int = setting(
+        _SCHEDULE.dqn_updates, 1, description="Updates between two candidates."
+    )
+    dqn_steps: int = setting(
+        _SCHEDULE.dqn_steps, 1, description="New steps between two candidates."
+    )
+    updates_per_step: float = setting(
+        _SCHEDULE.updates_per_step, 1e-9, description="Maximum updates per recorded step."
+    )
+    simulator: str = setting(
+        "", description="A Gymnasium id to evaluate candidates in; empty: live play decides."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSection:
+    """[gate]"""
+
+    min_episodes: int = setting(
+        _BOUNDS.min_episodes,
+        2,
+        description="Episodes of canary and champion before they are compared.",
+    )
+    max_episodes: int = setting(
+        _BOUNDS.max_episodes, 2, description="Episodes after which an undecided canary is rejected."
+    )
+    worse_by: float = setting(
+        _BOUNDS.worse_by, 0, 0.999, "How much lower a canary's return may be, as a share."
+    )
+    error: float = setting(
+        _BOUNDS.error, 1e-9, 0.499, "Highest probability that a worse canary passes."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSection:
+    """[log]"""
+
+    json: bool = setting(False, description="Log events as JSON lines, also in a terminal.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings of the platform."""
+
+    data: str = setting("", description="The data folder.")
+    roles: tuple[str, ...] = setting(ROLES, description="Roles that run on this machine.")
+    gateway: GatewaySection = GatewaySection()
+    stream: StreamSection = StreamSection()
+    store: StoreSection = StoreSection()
+    ingest: IngestSection = IngestSection()
+    models: ModelsSection = ModelsSection()
+    learner: LearnerSection = LearnerSection()
+    gate: GateSection = GateSection()
+    log: LogSection = LogSection()
+
+    @property
+    def folder(self) -> DataFolder:
+        return data_folder(self.data)
+
+    @property
+    def learn_from(self) -> tuple[str, ...]:
+        """The consents to learn from; on loopback also `unknown`, as all players are developers."""
+        return self.learner.learn_from or (
+            ("granted", "unknown") if self.is_local else ("granted",)
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        return is_loopback(self.gateway.host)
+
+    @property
+    def listen(self) -> "Listen":
+        from understudy.serve.server import Listen
+
+        gateway = self.gateway
+        certificate, key = (
+            Path(text).expanduser() if text else None
+            for text in (gateway.certificate, gateway.certificate_key)
+        )
+        return Listen(
+            host=gateway.host,
+            port=gateway.port,
+            certificate=certificate,
+            certificate_key=key,
+            insecure=gateway.insecure,
+        )
+
+    @property
+    def gateway_config(self) -> "GatewayConfig":
+        from understudy.serve.state import GatewayConfig
+
+        return GatewayConfig(
+            hosts=self.gateway.hosts,
+            canary_share=self.gateway.canary_share,
+            target_steps_s=self.gateway.target_steps_s or None,
+        )
+
+    @property
+    def schedule(self) -> LearningSchedule:
+        names = (
+            "first_steps",
+            "bc_updates",
+            "bc_growth",
+            "dqn_updates",
+            "dqn_steps",
+            "updates_per_step",
+        )
+        return LearningSchedule(**{name: getattr(self.learner, name) for name in names})
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(**dataclasses.asdict(self.gate))
+
+    def check(self) -> "Config":
+        """Return itself; ConfigError if a value is invalid."""
+        unknown = set(self.roles) - set(ROLES)
+        if unknown or not self.roles:
+            raise ConfigError(
+                f"roles are {','.join(self.roles) or 'none'}; pass one or more of {','.join(ROLES)}"
+            )
+        allowed = [consent for consent in CONSENTS if consent != "denied"]
+        if not set(self.learner.learn_from) <= set(allowed):
+            raise ConfigError(
+                f"learner.learn_from is {list(self.learner.learn_from)}; pass some of {allowed}"
+            )
+        for name in ("certificate", "certificate_key"):
+            path = getattr(self.gateway, name)
+            if path and not Path(path).expanduser().is_file():
+                raise ConfigError(
+                    f"gateway.{name} is {path}, which is not a file; pass the path of a PEM file"
+                )
+        _check_sections(self)
+        if "gateway" in self.roles:
+            _check_hosts(self.gateway)
+            _ = self.listen, self.gateway_config
+        check_backends(stream=self.stream.url, store=self.store.url)
+        if self.ingest.engine == "spark":
+            check_spark_store(self)
+        if self.models.url:
+            _check_models(self.models.url)
+        if self.learner.simulator and "learner" in self.roles:
+            _check_simulator(self.learner.simulator)
+        return self
+
+
+def check_spark_store(config: Config) -> None:
+    """Raise ConfigError if a Spark job cannot write the store."""
+    if not config.store.url:
+        raise ConfigError(
+            "a Spark job needs a store that it can reach over the network, but this store is in "
+            "the data folder, which only the native engine writes; pass --store, such as "
+            "cassandra://HOST/KEYSPACE, or --engine native (in a config: store.url, ingest.engine)"
+        )
+
+
+def _check_sections(config: Config) -> None:
+    least = config.gate.min_episodes
+    most = config.gate.max_episodes
+    if least > most:
+        raise ConfigError(
+            f"gate.min_episodes is {least}, more than gate.max_episodes, {most}; pass increasing "
+            "numbers, such as 30 and 480"
+        )
+    for section, part in (("learner", "schedule"), ("gate", "bounds")):
+        try:
+            getattr(config, part)
+        except ConfigError as error:
+            raise ConfigError(f"[{section}] is invalid: {error}") from None
+
+
+def _check_hosts(section: GatewaySection) -> None:
+    """Raise ConfigError for invalid host names."""
+    for host in section.hosts:
+        if not _HOST.fullmatch(host):
+            raise ConfigError(
+                f"gateway.hosts has {host[:80]!r}; pass host names without scheme, port or spaces, "
+                "such as play.example"
+            )
+    if not _ADDRESS.fullmatch(section.host):
+        raise ConfigError(
+            f"gateway.host is {section.host[:80]!r}; pass an address or a name, such as 127.0.0.1"
+        )
+
+
+def _check_models(url: str) -> None:
+    """Raise ConfigError for an unsupported models URL, without using the network."""
+    from understudy.models.objects import open_objects
+
+    try:
+        open_objects(url)
+    except ConfigError as error:
+        reason = str(error).replace(url, str(mask_secrets(url)))
+        raise ConfigError(
+            f"models.url is {mask_secrets(url)!r}, which cannot be used: {reason}"
+        ) from None
+
+
+def _check_simulator(env_id: str) -> None:
+    """Raise ConfigError unless Gymnasium can create the env, without using the network."""
+    from understudy.training.env_info import GameChoice
+
+    # The learner's process finds modules in the current folder; a command does not by itself.
+    sys.path.append(os.getcwd())
+    try:
+        GameChoice(game=env_id).make(1).close()
+    except UnderstudyError as error:
+        raise ConfigError(
+            f"learner.simulator is {env_id[:80]!r}, which cannot be created: {error}"
+        ) from None
+    finally:
+        sys.path.pop()
+
+
+def write_config(config: Config, path: Path) -> None:
+    """Write a resolved config for child processes, since every user can read a command line."""
+    write_file(path, json.dumps(dataclasses.asdict(config)).encode(), mode=0o600)
+
+
+def read_config(path: Path) -> Config:
+    """Read a config that `write_config` wrote."""
+    try:
+        return from_tree(Config, json.loads(path.read_bytes()), where=str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; 'understudy up' writes it") from None
+
+
+# --- Resolution -----------------------------------------------------------------------------------
+
+
+def resolve(
+    flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Resolved[Config]:
+    """Resolve the config from flags, environment, file, last start and defaults, in this order.
+
+    A flag of None is not set. The last start applies to stream, store, models and the engine only.
+    """
+
+    def last_start(name: str, values: Mapping[str, Any]) -> tuple[Any, str] | None:
+        # The engine applies only if the store, which is resolved first, is still a remote one.
+        if not (name in HERE or (name == ENGINE and values["store.url"])) or not values["data"]:
+            return None
+        root = Path(values["data"]).expanduser()
+        value = read_last_start(root).get(name)
+        return (
+            (value, f"last start ({root / LAST_START_FILE})")
+            if value and (name, value) != (ENGINE, "native")
+            else None
+        )
+
+    environ = os.environ if environ is None else environ
+    return settings.resolve(
+        Config,
+        flags=flags,
+        environ=environ,
+        file=config_file(flags, file=file, environ=environ),
+        instead=lambda name, value: "" if value == HERE.get(name) else value,
+        saved=last_start,
+    )
+
+
+def config_file(
+    flags: Mapping[str, Any], *, file: Path | None, environ: Mapping[str, str]
+) -> Path | None:
+    """Return the named config file, or the one in the data folder; None if there is none."""
+    named = file or (
+        Path(environ["UNDERSTUDY_CONFIG"]) if environ.get("UNDERSTUDY_CONFIG") else None
+    )
+    if named is not None:
+        return named
+    data = flags.get("data") or environ.get("UNDERSTUDY_DATA")
+    path = Path(data).expanduser() / FILE_NAME if data else None
+    return path if path is not None and path.is_file() else None
+
+
+def example(data: str = "") -> str:
+    """Return a config file with a description and the default of every setting."""
+    lines = ["# understudy's config; 'understudy config show' shows the source of each value."]
+    section = ""
+    for leaf in settings.leaves(Config):
+        table, _, name = leaf.name.rpartition(".")
+        if table != section:
+            lines += ["", f"[{table}]"]
+            section = table
+        value = data if leaf.name == "data" and data else leaf.default
+        mark = "" if leaf.name == "data" and data else "# "
+        lines += [f"# {leaf.help}", f"{mark}{name} = {settings.toml_text(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+# --- The last start -------------------------------------------------------------------------------
+#
+# Flags and variables belong to one start; recorded data must not go elsewhere because the next one
+# lacks them. `up` therefore saves its URLs and its engine in the data folder, and every command on
+# the folder uses them unless a flag, a variable or the file overrides them.
+
+
+def read_last_start(root: Path) -> Mapping[str, str]:
+    """Return URLs by name ("": the data folder) and engine of the last start; empty if none."""
+    path = root / LAST_START_FILE
+    try:
+        fields = json.loads(path.read_bytes())
+        return {**{name: str(fields[name]) for name in HERE}, ENGINE: str(fields.get(ENGINE, ""))}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}, which locates this deployment's stream, store and models, cannot be read "
+            f"({type(error).__name__}); restore it, or remove it and pass --stream, --store and "
+            "--models to 'understudy up'"
+        ) from None
+
+
+def save_last_start(config: Config) -> None:
+    """Save the URLs and the engine of a running platform."""
+    now = {**backend_urls(config), ENGINE: config.ingest.engine}
+    if read_last_start(config.folder.root) != now:
+        write_file(config.folder.root / LAST_START_FILE, json.dumps(now).encode(), mode=0o600)
+
+
+def restore_last_start(root: Path, *, models: str) -> None:
+    """Update the saved URLs after a restore: only models may have a new location."""
+    if before := read_last_start(root):
+        now = {**before, "models.url": _absolute(models)}
+        write_file(root / LAST_START_FILE, json.dumps(now).encode(), mode=0o600)
+
+
+def backend_urls(config: Config) -> Mapping[str, str]:
+    """Return a config's URLs by name, with absolute paths, valid in any working directory."""
+    urls = {
+        "stream.url": config.stream.url,
+        "store.url": config.store.url,
+        "models.url": config.models.url,
+    }
+    return {name: _absolute(url) for name, url in urls.items()}
+
+
+def location_changes(before: Mapping[str, str], config: Config) -> list[str]:
+    """Return a message for each part whose location changed since the last start."""
+    messages = []
+    for name, now in backend_urls(config).items():
+        then = before.get(name, now)
+        part = name.partition(".")[0]
+        if then != now:
+            messages.append(
+                f"{part} is {_shown(name, now)} now; at the last start it was "
+                f"{_shown(name, then)}: data there is not moved; {_NEXT[part]}"
+            )
+    return messages
+
+
+_NEXT = {
+    "stream": "to store the frames in the old one, run 'understudy ingest --until-empty' with the "
+    "old --stream",
+    "store": "bots learn only from the new one; to go back, pass the old --store",
+    "models": "bots and keys from there are not available; to go back, pass the old --models",
+}
+
+
+def _shown(name: str, url: str) -> str:
+    return str(mask_secrets(url)) if url else f"in the data folder ({HERE[name]})"
+
+
+def _absolute(url: str) -> str:
+    if "://" not in url:
+        return str(Path(url).expanduser().absolute()) if url else ""
+    location = parse_location(url)
+    files = {
+        name: str(Path(location.options[name]).expanduser().absolute())
+        for name in _FILES
+        if name in location.options
+    }
+    options = {**location.options, **files}
+    return (
+        url if options == location.options else dataclasses.replace(location, options=options).url
+    )

@@ -1,0 +1,145 @@
+"""The gateway role as a process: reports JSON lines, and drains when its standard input closes.
+
+Run as `python -m understudy.platform.gateway_process DATA CONFIG`, where CONFIG is the file that
+`up` wrote.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from understudy.backends.addresses import open_stream
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
+from understudy.core.clock import Clock
+from understudy.experience.intake import deployment_key
+from understudy.platform.children import report, run_role, stop_with_parent
+from understudy.platform.config import Config
+from understudy.platform.platform import roles_folder
+from understudy.serve.gateway import Gateway
+from understudy.serve.server import GatewayServer
+from understudy.serve.state import GatewayState
+
+_REPORT_EVERY_S = 0.5
+_STALE_S = 10.0
+"""A status is written every second; an older one belongs to a supervisor that has exited."""
+
+
+class IngestMetrics(Collector):
+    """Adds the ingest role's status to the gateway's metrics, so that one URL serves all metrics.
+
+    Reads the status file of its supervisor; without one there are no ingest metrics. Counts start
+    at 0 when the role starts, as Prometheus expects of every process.
+    """
+
+    def __init__(self, status_file: Path, clock: Clock) -> None:
+        self._status_file = status_file
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            status = json.loads(self._status_file.read_text())
+        except (OSError, ValueError):
+            return
+        now = status["report"]
+        engine = now.get("engine", "native")
+        is_running = status["state"] == "running" and self._clock.now() - status["at_s"] < _STALE_S
+
+        def metric(kind: Any, name: str, text: str, value: Any, *label: str) -> Metric:
+            """Return a family by engine, and by the keys of `value` if `label` is given."""
+            family: Metric = kind(f"understudy_ingest_{name}", text, labels=["engine", *label])
+            for part, number in value.items() if label else [("", value)]:
+                family.add_metric([engine, part] if label else [engine], number)  # type: ignore[attr-defined]
+            return family
+
+        yield metric(GaugeMetricFamily, "running", "Whether ingest runs", float(is_running))
+        yield metric(CounterMetricFamily, "restarts", "Number of restarts", status["restarts"])
+        if not now:
+            return
+        yield metric(CounterMetricFamily, "steps", "Steps stored", now["stored"])
+        yield metric(CounterMetricFamily, "frames", "Frames by outcome", now["fates"], "fate")
+        yield metric(
+            CounterMetricFamily, "refusals", "Frames rejected, by reason", now["refusals"], "reason"
+        )
+        if is_running:
+            text = "Time of the last frame from entering the stream to being stored"
+            yield metric(GaugeMetricFamily, "lag_seconds", text, now["lag_s"])
+        if is_running and "batch" in now:
+            yield metric(GaugeMetricFamily, "batch", "Number of Spark's last batch", now["batch"])
+            yield metric(GaugeMetricFamily, "batch_rows", "Frames in that batch", now["batch_rows"])
+            yield metric(
+                GaugeMetricFamily, "batch_seconds", "Duration of that batch", now["batch_s"]
+            )
+
+
+def main(data: DataFolder, config: Config) -> None:
+    """Serve until the parent requests a stop, then complete the requests in progress."""
+    stop = stop_with_parent()
+    opened = open_deployment(data, models=config.models.url)
+    states: list[GatewayState] = []
+
+    def create_state() -> GatewayState:
+        states.append(
+            GatewayState(
+                config=config.gateway_config,
+                stream=open_stream(config.stream.url, data),
+                registry=opened.registry,
+                keys=opened.keys,
+                trusted=opened.trusted,
+                deployment_key=deployment_key(data.root),
+                clock=opened.clock,
+            )
+        )
+        ingest = IngestMetrics(roles_folder(data) / "ingest.json", opened.clock)
+        states[-1].metrics.registry.register(ingest)
+        return states[-1]
+
+    server = GatewayServer(Gateway(create_state), config.listen)
+    is_ready = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            if is_ready.wait(0.05):
+                report(
+                    {
+                        "is_ready": True,
+                        "url": server.url,
+                        "port": server.port,
+                        **_figures(states[-1]),
+                    }
+                )
+                stop.wait(_REPORT_EVERY_S)
+        server.stop()
+
+    threading.Thread(target=watch, daemon=True).start()
+    server.run(on_ready=is_ready.set)
+
+
+def _figures(state: GatewayState) -> dict[str, Any]:
+    """Return totals since the start from the gateway's metrics, and the stream's current error."""
+    totals = {"requests": 0.0, "frames": 0.0, "refused": 0.0, "errors": 0.0}
+    for family in state.metrics.registry.collect():
+        for sample in family.samples:
+            match sample.name, sample.labels:
+                case "understudy_requests_total", {"status": status}:
+                    totals["requests"] += sample.value
+                    totals["errors"] += sample.value if status.startswith("5") else 0
+                case "understudy_frames_total", {"fate": "accepted"}:
+                    totals["frames"] += sample.value
+                case "understudy_frames_total", {"fate": "refused"}:
+                    totals["refused"] += sample.value
+    return {
+        **totals,
+        "waiting_bytes": state.appender.waiting_bytes,
+        "storage_error": state.appender.error[:300],
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_role(main))

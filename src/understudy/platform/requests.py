@@ -1,0 +1,81 @@
+"""Requests to the process that has the store open: a request file, and an answer file beside it."""
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from understudy.core.errors import Locked, UnderstudyError
+from understudy.core.log import remove
+
+Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+_POLL_S = 0.02
+
+
+def send_request(
+    folder: Path, command: str, *, timeout_s: float, **arguments: Any
+) -> Mapping[str, Any]:
+    """Write a request and wait for its answer; Locked if none arrives in time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+    request = folder / f"{name}.request"
+    answer = folder / f"{name}.answer"
+    _write(request, {"command": command, **arguments})
+    deadline = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < deadline:
+            if answer.exists():
+                fields: dict[str, Any] = json.loads(answer.read_text())
+                if "error" in fields:
+                    raise UnderstudyError(fields["error"])
+                return fields
+            time.sleep(_POLL_S)
+    finally:
+        remove(request)
+        remove(answer)
+    raise Locked(
+        f"the process that has the store open did not answer '{command}' within {timeout_s:.0f} s; "
+        "stop it and run the command again, or raise --timeout"
+    )
+
+
+def handle_requests(folder: Path, handlers: Mapping[str, Handler]) -> int:
+    """Execute every waiting request, oldest first; return their number."""
+    if not folder.is_dir():
+        return 0
+    waiting = sorted(folder.glob("*.request"))
+    for request in waiting:
+        try:
+            arguments = json.loads(request.read_text())
+            handler = handlers.get(arguments.pop("command"))
+            if handler:
+                result = handler(arguments)
+            else:
+                result = {"error": "this build does not support that request"}
+        except FileNotFoundError:
+            continue
+        except Exception as error:
+            # A failing request must not stop the process that answers all of them.
+            result = {"error": str(error) or repr(error)}
+        remove(request)
+        with contextlib.suppress(OSError):
+            _write(request.with_suffix(".answer"), result)
+    return len(waiting)
+
+
+def remove_stale_answers(folder: Path, *, older_than_s: float) -> None:
+    """Remove answers that were not read in time."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > older_than_s:
+                    remove(path)
+
+
+def _write(path: Path, fields: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")  # not matched by *.request
+    temporary.write_text(json.dumps(fields))
+    temporary.rename(path)

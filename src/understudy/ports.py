@@ -1,0 +1,476 @@
+"""The whole system in one file: the ports between its parts and the records that cross them.
+
+Read this file first.
+
+    game ─► Episode or Recorder ─► spool ─► Link.send ─► intake ─► Stream ─► ingest
+        ─► ExperienceStore ─► tail ─► replay ─► learner ─► registry (Objects) ─► gate
+        ─► Link.bot ─► game
+
+A port has at most six methods and a contract test in `understudy.testing` that every adapter
+passes. Positions and cursors are opaque text: store them and pass them back unchanged, never parse
+them. Delivery is at least once everywhere; the store is idempotent, so every step is stored exactly
+once.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NewType, Protocol
+
+from understudy.core.names import PlayerName
+from understudy.experience.chunk import Chunk
+from understudy.experience.frame import Frame
+from understudy.experience.game import GameSpec
+
+Position = NewType("Position", str)
+"""A place in one partition of a stream; opaque."""
+
+Cursor = NewType("Cursor", str)
+"""How far a reader has read a store; opaque."""
+
+Fate = Literal["new", "duplicate", "conflict", "refused"]
+"""The result of writing a frame: stored now; stored or quarantined before; rejected because its
+number has another body or was reported as dropped; or rejected by a rule. Only bodies are compared:
+a frame that is sent again has another `received_s` in its header."""
+
+
+# --- Stream: a partitioned, re-readable log of frames ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The result for one frame; stream, gateway and client all use this type.
+
+    A frame that is neither accepted nor refused must be sent again after `retry_after_s`.
+    """
+
+    accepted: bool
+    """The frame is durable in the stream: it survives a power cut."""
+    refused: str | None = None
+    """Why the frame will never be accepted, as `code: detail`."""
+    retry_after_s: float = 0.0
+    error: str = ""
+    """Why the frame must be sent again, as text for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition of a stream; it is read only after its parents have ended."""
+
+    id: str
+    parents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One frame as the stream stores it, not yet validated."""
+
+    position: Position
+    time_s: float
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The result of a read: records, the position to continue from, and whether it is the end."""
+
+    records: Sequence[Record]
+    next: Position | None
+    ended: bool
+    """The partition will never have more records."""
+    complete_to_s: float | None = None
+    """Every record that arrived before this time has been read, by the reader's monotonic clock.
+    None where the records' own `time_s` answers that, because it is by this machine's clock."""
+
+
+class Stream(Protocol):
+    """A partitioned, re-readable log of frames; chunk numbers define the order, not the log."""
+
+    def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
+        """Make frames durable and return one ack per frame; safe to call from many threads."""
+        ...
+
+    def partitions(self) -> Sequence[Partition]:
+        """Return every partition, parents before their children."""
+        ...
+
+    def read(
+        self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
+    ) -> Read:
+        """Return the records after a position, or from the start when it is None.
+
+        Waits up to `wait_s` for the first record. Returns at least one record when there is one,
+        even if it is larger than `max_bytes`. Raises PositionGone when the position was trimmed.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+# --- ExperienceStore: durable history -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write one partition's data, and the position up to which it is stored."""
+
+    partition: str
+    epoch: int
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A frame that passed every check; `chunk` is the decoded body of a data frame."""
+
+    frame: Frame
+    chunk: Chunk | None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFrame:
+    """Raw bytes that may not be stored, with the reason code; they go to quarantine."""
+
+    raw: bytes
+    reason: str
+    detail: str
+    received_s: float
+    game: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """What ingest read between two positions of a partition.
+
+    The frames and the new position are stored together or not at all.
+    """
+
+    partition: str
+    epoch: int
+    position: Position | None
+    """None leaves the stored position as it is."""
+    candidates: Sequence[Candidate] = ()
+    refused: Sequence[RefusedFrame] = ()
+    parked: Sequence[RefusedFrame] = ()
+    """Valid frames whose schema is not registered yet; `replay` stores them later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One fate per candidate, in order; the batch is durable when this is returned."""
+
+    fates: Sequence[Fate]
+    reasons: Sequence[str] = ()
+    """Reason code per candidate: empty for a stored frame, new or duplicate; `quarantined` for the
+    duplicate of a quarantined one; `conflict`; or the Rejection of `experience.session.admit`.
+    `replay` also returns `not_quarantined`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One stored frame, as a tail returns it."""
+
+    arrival_no: int
+    """Counts the items of a tail from its start: 1, 2, 3. A store with many writers has no single
+    order, so two readers may count differently. Each counts without gaps, and a frame keeps its
+    number within the tail that returned it."""
+    frame: Frame
+    chunk: Chunk | None
+    """The decoded body of a data frame; None for drop reports and closes."""
+
+
+Gone = Literal["forgotten", "expired", "quarantined", "damaged"]
+"""Why stored bytes can no longer be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """An item of a tail without a frame: places of removed frames, or an event.
+
+    A place keeps the arrival numbers `arrival_no..last_no` of frames that were removed for
+    `reason`; where one reader finds a range, another may find single places. An event tells a
+    learner what to evict. With neither `chunks` nor `player`, there is nothing to evict.
+    """
+
+    arrival_no: int
+    last_no: int
+    reason: Gone
+    player: bytes | None = None
+    """Place: the pseudonym of the frame's player, if known. Event `forgotten`: evict every earlier
+    frame of the player with this tombstone (`experience.session.tombstone_of`)."""
+    chunks: tuple[tuple[uuid.UUID, int], ...] = ()
+    """As (session, chunk_no). Place: its frame, if known; empty once the player is forgotten.
+    Event `quarantined`: evict these chunks; `player` is None."""
+    at_s: float = 0.0
+    """When the event happened, if the store records it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One page of a tail: every arrival number once, in order, and the cursor after it.
+
+    The cursor also stores the arrival number, so that a resumed tail continues the count.
+    """
+
+    items: Sequence[Stored | Forgotten]
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A summary of one session, even if all its frames are refused, parked, dropped or expired."""
+
+    session: uuid.UUID
+    game: str
+    """Empty until a frame names it; reports do not."""
+    player: bytes
+    n_chunks: int
+    """Stored data chunks, without quarantined ones; expired ones still count."""
+    n_steps: int
+    high: int
+    """Every number below this was seen."""
+    missing: tuple[tuple[int, int], ...]
+    """Ranges of numbers that were not seen although later ones were."""
+    dropped_steps: int
+    closed: bool
+    last_received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    """Which sessions to list; fields left at their default match everything."""
+
+    game: str | None = None
+    player: bytes | None = None
+    since_s: float = 0.0
+    """Last received at or after this time, in whole seconds."""
+
+
+class ExperienceStore(Protocol):
+    """Durable experience, each step once; a position is stored together with the data it covers.
+
+    Keep one `SessionState` per session and let `experience.session.admit` decide about each frame
+    inside the commit; `readmit` and `withdraw` are for `StoreAdmin`. `stores.draft.Draft` applies
+    all rules below for a store that implements its `CommitLookup`. Every method may be called from
+    many threads; other processes open the store themselves (the embedded one: `StoreView`).
+    """
+
+    def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
+        """Start a new epoch for a partition; ClaimLost while another owner's claim is fresh.
+
+        A claim is fresh for `ttl_s` after it or its last write, by the store's clock, or until the
+        store is closed. Its own owner may claim again at any time.
+        """
+        ...
+
+    def write(self, batch: WriteBatch) -> Receipt:
+        """Store a batch and its position in one durable commit; ClaimLost if the epoch is stale.
+
+        A candidate that conflicts or is refused goes to quarantine with its reason, as `refused`
+        and `parked` frames do: once per number and body. Frames of forgotten players leave nothing.
+        After the candidates, each quarantined frame with an intact header (`identity_of`) is
+        admitted as kind `refused`, so that its number counts as seen if it fits the session: not
+        after the close, outside the window or in another player's session.
+        """
+        ...
+
+    def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
+        """Return the items after a cursor (None: from the start), waiting up to `wait_s` for one.
+
+        A commit ends the wait. The cursor of an empty store stays valid. Raises ConfigError if the
+        text is no cursor, and Corrupt if the store can tell that the cursor is ahead of it.
+        """
+        ...
+
+    def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
+        """Return each matching session once, without those of forgotten players."""
+        ...
+
+    def forget(self, player: bytes) -> int:
+        """Erase a player (pseudonym) for good and return the number of erased data chunks.
+
+        Erases frames, sessions and quarantine, and appends one `forgotten` event. From then on,
+        frames are refused that were received before this second, or whose session began by now or
+        was erased. Later sessions are stored.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release all claims and resources; may be called twice.
+
+        Every waiting or later call raises Closed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result of a full check of the stored bytes."""
+
+    steps: int
+    chunks: int
+    sessions: int
+    """Sessions with a stored frame."""
+    duplicate_chunks: int
+    duplicate_steps: int
+    gap_chunks: int
+    """Numbers neither stored, removed, quarantined nor dropped, although later ones are."""
+    gap_steps: int
+    """Steps of these gaps, as far as their neighbours show it."""
+    dropped_steps: int
+    quarantined: int
+    parked: int
+    forgotten_chunks: int
+    expired_chunks: int
+    corrupt: Sequence[str] = field(default=())
+    """One line per damaged chunk or file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """One frame in quarantine; `reason` is `unknown_schema` for parked ones."""
+
+    id: int
+    reason: str
+    detail: str
+    parked: bool
+    received_s: float
+    game: str
+    session: uuid.UUID | None
+    chunk_no: int | None
+    crc: int
+    """CRC-32 of the body, or of all bytes if the header is damaged."""
+    raw: bytes
+
+
+class StoreAdmin(Protocol):
+    """The calls of the `data` commands and of the learner's guard; every store has them."""
+
+    def audit(self) -> Audit: ...
+
+    def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
+        """Return quarantined frames in order of their ids, without replayed and expired ones."""
+        ...
+
+    def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
+        """Move stored chunks to quarantine and return how many of them were stored.
+
+        Appends a `quarantined` event that names them. Their numbers stay seen.
+        """
+        ...
+
+    def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
+        """Store quarantined frames that now pass every check; each at most once.
+
+        `ids[i]` is the entry of `candidates[i]`, which must have the same bytes. Entries stored as
+        `new` leave quarantine, others stay. A number that counts as seen is counted by `readmit`.
+        """
+        ...
+
+    def expire(self, before_s: float) -> int:
+        """Delete chunks and quarantined bytes received before a time; return how many chunks.
+
+        Times are whole seconds; `before_s` itself is kept. Numbers stay seen and drop reports stay
+        stored. Appends no event.
+        """
+        ...
+
+
+class FullStore(ExperienceStore, StoreAdmin, Protocol):
+    """Both ports of a store."""
+
+
+# --- Link: how games, bots and workers reach a learner --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveModels:
+    """The models that play a game now, as signed documents; the client verifies the signatures."""
+
+    number: int
+    """The newest entry of the game's journal; pass it as `after` to wait for a newer one."""
+    champion: str | None = None
+    champion_release: str | None = None
+    canary: str | None = None
+    canary_release: str | None = None
+    canary_share: float = 0.0
+    """The share of episodes that the canary plays."""
+    trust: tuple[str, ...] = ()
+    """Public keys of the deployment, as text; a client pins them on first contact."""
+
+
+class Link(Protocol):
+    """The connection from a client to the platform. After LinkFailed, retry the whole call later.
+
+    It never returns older live models, with a journal number below one that it returned before.
+    """
+
+    @property
+    def recording_rate(self) -> float:
+        """Probability to record the next episode, from the last response; 1 before the first."""
+        ...
+
+    def register(self, spec: GameSpec) -> None:
+        """Register the layout of this game's rows; registering the same spec twice is fine."""
+        ...
+
+    def send(
+        self,
+        frames: Sequence[Frame],
+        players: Mapping[uuid.UUID, PlayerName],
+        *,
+        skipped_steps: int = 0,
+    ) -> Sequence[Ack]:
+        """Send at most 64 frames and return one ack per frame.
+
+        `players` names the player of each session. `skipped_steps` were played but not recorded.
+        """
+        ...
+
+    def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+        """Return the live models once newer than number `after`, or None after `wait_s`."""
+        ...
+
+    def policy(self, model_no: int) -> bytes:
+        """Return a model's policy as bytes, not verified."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; a call that waits in another thread ends."""
+        ...
+
+
+class Specs(Protocol):
+    """Where ingest looks up a game's spec."""
+
+    def spec(self, game: str, schema: str) -> GameSpec | None: ...
+    def has_game(self, game: str) -> bool:
+        """Return whether any schema of this game is registered."""
+        ...
+
+
+# --- Objects: the storage of the model registry ---------------------------------------------------
+
+
+class Objects(Protocol):
+    """Named bytes that are created once and never changed.
+
+    A name is parts of A-Z a-z 0-9 . _ - joined by slashes.
+    """
+
+    poll_every_s: float
+    """How often to look for objects created by others: each look takes time and may cost money."""
+
+    def get(self, name: str) -> bytes | None: ...
+
+    def create(self, name: str, raw: bytes) -> bool:
+        """Create a durable object and return True, or False if the name exists (left unchanged)."""
+        ...
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """Return, in order, the names that begin with a folder's name and a slash."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete an object that is no longer referenced; a missing name is fine."""
+        ...

@@ -1,0 +1,321 @@
+"""Gatekeeper: checks a released candidate, then promotes or rejects it, with a reason.
+
+    release ─► checks in a clean process ─► canary ─► live returns compared with the champion's
+                                        │                └─► champion, or cleared
+                                        └─► the first bot: champion at once
+
+It keeps no state between calls except in the registry and the store, so another learner can
+continue at any time.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import understudy
+from understudy.backends.deployment import Deployment
+from understudy.core.errors import ConfigError, Corrupt, GameFailed, Refused
+from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
+from understudy.models import gate
+from understudy.models.catalogue import Catalogue
+from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck
+from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
+from understudy.models.registry import Registry
+from understudy.nn.policy import Policy
+from understudy.release.model_check import Budget, check_in_subprocess
+from understudy.release.store_stats import Played
+from understudy.training.folder import RunFolder
+
+CheckModel = Callable[[Manifest, bytes, Budget], Sequence[ModelCheck]]
+
+Returns = Callable[[str, float], Sequence[Played]]
+"""Episodes of a model, by its name, that started after a given time."""
+
+Play = Callable[[Policy, int], Array]
+"""Returns of a policy over this many held-out episodes, the same ones for every policy."""
+
+
+class Gatekeeper:
+    """Decides on the candidates of any game; the caller holds the epoch."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        bounds: Bounds | None = None,
+        budget: Budget | None = None,
+        check: CheckModel = check_in_subprocess,
+    ) -> None:
+        self._registry = registry
+        self._check = check
+        self.bounds = bounds or Bounds()
+        self._budget = budget or Budget()
+
+    def admit(
+        self, game: str, model_no: int, *, epoch: int, play: Play | None = None
+    ) -> GateDecision:
+        """Check a release and move an alias: a first bot becomes champion, a later one canary.
+
+        A release that fails a check is rejected and no alias is moved. With `play`, held-out
+        episodes decide at once between champion and rejection, so no canary is needed.
+        """
+        now = self._registry.catalogue(game)
+        checks = self._checks(now, model_no)
+        champion = (
+            champion_for_schema(now, now.models[model_no].schema) if model_no in now.models else 0
+        )
+        decision = gate.decision(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
+        if decision.decision == "wait" and play is not None:
+            policies = (self._registry.policy(game, number) for number in (model_no, champion))
+            candidate_returns, champion_returns = (
+                play(policy, self.bounds.max_episodes) for policy in policies
+            )
+            decision = gate.decision(
+                Evidence(
+                    checks=(),
+                    has_champion=True,
+                    candidate=candidate_returns,
+                    champion=champion_returns,
+                ),
+                self.bounds,
+            )
+        if decision.decision == "promote":
+            self._registry.set_alias(game, "champion", model_no, why=decision.why, epoch=epoch)
+        elif decision.decision == "wait":
+            decision = GateDecision(
+                "wait", f"passed {len(checks)} checks; it plays a share of the episodes"
+            )
+            self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
+        return decision
+
+    def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
+        """Compare the returns of canary and champion since the canary started.
+
+        If that is conclusive, promote or clear the canary. None without a canary.
+        """
+        now = self._registry.catalogue(game)
+        canary = now.aliases.get("canary")
+        champion = now.model_of("champion")
+        if canary is None or not canary.model_no:
+            return None
+        if canary.model_no == champion or not champion_for_schema(
+            now, now.models[canary.model_no].schema
+        ):
+            # A learner was stopped between promoting it and clearing it, or the champion was
+            # removed.
+            why = (
+                "it is the champion"
+                if canary.model_no == champion
+                else "there is no champion to compare it with"
+            )
+            self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
+            return None
+        canary_episodes, champion_episodes = (
+            returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
+        )
+        decision = compare(canary_episodes, champion_episodes, self.bounds)
+        if decision.decision == "wait":
+            return decision
+        if decision.decision == "promote":
+            # The file may have been damaged since it was checked; no game could load it.
+            try:
+                self._registry.policy(game, canary.model_no)
+            except (Refused, Corrupt) as error:
+                decision = GateDecision("reject", f"its file is no longer valid: {error}")
+        if decision.decision == "promote":
+            self._registry.set_alias(
+                game, "champion", canary.model_no, why=decision.why, epoch=epoch
+            )
+        why = f"{decision.decision}: {decision.why}"
+        self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
+        return decision
+
+    def _checks(self, now: Catalogue, model_no: int) -> Sequence[ModelCheck]:
+        name = model_name(now.game, model_no)
+        if model_no not in now.models:
+            return [ModelCheck("release", False, f"{name} is not in the registry")]
+        if model_no != max(now.models):
+            return [
+                ModelCheck(
+                    "release",
+                    False,
+                    f"{name} is not the newest release; that is {max(now.models)}",
+                )
+            ]
+        try:
+            raw = self._registry.policy_bytes(now.models[model_no])
+        except Corrupt as error:
+            return [ModelCheck("loads", False, str(error))]
+        return self._check(now.models[model_no], raw, self._budget)
+
+
+def champion_for_schema(now: Catalogue, schema: str) -> int:
+    """The number of the champion if it has this schema; 0 otherwise."""
+    champion = now.models.get(now.model_of("champion"))
+    return champion.model_no if champion is not None and champion.schema == schema else 0
+
+
+def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds) -> GateDecision:
+    """The decision of the first look that is conclusive; each look uses only what was known then.
+
+    So the decision is the same however often and however late it is computed.
+    """
+    for n_episodes in gate.looks(bounds):
+        if min(len(canary), len(champion)) < n_episodes:
+            return GateDecision(
+                "wait",
+                f"{len(canary)} episodes of the canary, {len(champion)} of the champion; compared "
+                f"from {n_episodes} of both",
+            )
+        last_arrival_no = max(
+            canary[n_episodes - 1].arrival_no, champion[n_episodes - 1].arrival_no
+        )
+        evidence = Evidence(
+            checks=(),
+            has_champion=True,
+            candidate=[episode.return_ for episode in canary[:n_episodes]],
+            champion=[
+                episode.return_ for episode in champion if episode.arrival_no <= last_arrival_no
+            ],
+        )
+        decision = gate.decision(evidence, bounds)
+        if decision.decision != "wait":
+            return decision
+    raise AssertionError("the last look decides")
+
+
+@contextlib.contextmanager
+def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
+    """A function that plays held-out episodes; None if the game is not installed or differs."""
+    env_info = None
+    if env_id:
+        with contextlib.suppress(ImportError, ConfigError):
+            # Imported late: they need gymnasium.
+            from understudy.training.env_info import GameChoice, inspect_env
+            from understudy.training.evaluation import AFTERWARDS, make_evaluator
+
+            choice = GameChoice(game=env_id)
+            env_info = inspect_env(choice)
+    if env_info is None or (env_info.spec.obs, env_info.spec.action) != (spec.obs, spec.action):
+        yield None
+        return
+    with contextlib.ExitStack() as opened:
+        evaluator = make_evaluator(choice, env_info, 100, opened)
+
+        def play(policy: Policy, episodes: int) -> Array:
+            returns = evaluator.returns(
+                policy, episodes=episodes, series=AFTERWARDS, attempt=attempt
+            )
+            if returns is None:
+                raise GameFailed(
+                    f"{env_id} could not be played; remove it from `envs` to decide by live play"
+                )
+            return returns
+
+        yield play
+
+
+# --- Releasing manually ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A released model, and the gate's decision on it."""
+
+    manifest: Manifest
+    decision: GateDecision
+
+    @property
+    def is_champion(self) -> bool:
+        return self.decision.decision == "promote"
+
+
+def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Released:
+    """Release a finished run's policy; it becomes champion at once if the game has none."""
+    folder = RunFolder(run)
+    facts = folder.facts(is_whole=False)
+    result = folder.result()
+    if result is None:
+        raise ConfigError(
+            f"{run} has not finished; wait for it, or resume it: understudy train --resume --out "
+            f"{run}"
+        )
+    policy = folder.policy(which)
+    registry = deployment.registry
+    raw = policy.encode()
+    game = str(policy.game.game)
+    numbers = {
+        name: float(value)
+        for name, value in sorted(result.items())
+        if isinstance(value, int | float)
+    }
+    small = {
+        name: value
+        for name, value in sorted(facts.items())
+        if isinstance(value, str | int | float | bool | list | dict | None)
+        and len(json.dumps(value)) < 4096
+    }
+    lineage = Lineage(
+        algorithm=str(facts.get("algorithm", "")),
+        seed=int(facts.get("seed", 0)),
+        code_version=understudy.__version__,
+        config={**small, "run": run.resolve().name},
+        metrics={name: value for name, value in numbers.items() if np.isfinite(value)},
+    )
+    # Checked before it is released, so that a bad policy never becomes a model.
+    manifest = make_manifest(policy, raw, model_no=1, lineage=lineage)
+    if not all(np.isfinite(values).all() for values in manifest.golden.values()):
+        raise Refused(
+            "not_released",
+            f"the outputs of {run} for typical observations are not finite; train it again",
+        )
+    checks = check_in_subprocess(manifest, raw, Budget())
+    decision = gate.decision(Evidence(checks=checks, has_champion=False), Bounds())
+    if decision.decision == "reject":
+        raise Refused("not_released", f"{run} failed a check: {decision.why}")
+    registry.register(policy.game)
+    # In the epoch of the learner that already releases this game, if any, so as not to stop it.
+    catalogue = registry.catalogue(game)
+    epoch = catalogue.epoch or registry.takeover(game, owner="by hand")
+    manifest = registry.release(policy, lineage, epoch=epoch)
+    if champion_for_schema(catalogue, manifest.schema):
+        return Released(
+            manifest,
+            GateDecision(
+                "wait", f"passed {len(checks)} checks; the champion stays until you promote"
+            ),
+        )
+    registry.set_alias(game, "champion", manifest.model_no, why=decision.why)
+    return Released(manifest, decision)
+
+
+def model_rows(deployment: Deployment, games: Sequence[str]) -> list[dict[str, Any]]:
+    """Every model of these games, with the aliases that point to it."""
+    rows = []
+    for game in games:
+        catalogue = deployment.registry.catalogue(game)
+        damage = deployment.registry.damage(game, every=True)
+        for number, manifest in sorted(catalogue.models.items()):
+            aliases = [
+                alias for alias in ("champion", "canary") if catalogue.model_of(alias) == number
+            ]
+            rows.append(
+                {
+                    "model": manifest.name,
+                    "aliases": aliases,
+                    "algorithm": manifest.lineage.algorithm,
+                    "damage": next(
+                        (damage[name] for name in (*aliases, manifest.name) if name in damage), ""
+                    ),
+                    "steps": manifest.lineage.steps,
+                    "bytes": manifest.policy_bytes,
+                    "sha256": manifest.policy_sha256,
+                }
+            )
+    return rows

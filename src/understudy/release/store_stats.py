@@ -1,0 +1,184 @@
+"""StoreStats: statistics of a growing store: schemas played, steps by consent, returns of bots.
+
+It keeps its position in the store and can be saved, so nothing is counted twice. An episode counts
+for a model if its note names the model, if it is complete from its first step to its end, and if no
+person or script decided in it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from understudy.experience.chunk import By, Chunk, RowKind
+from understudy.experience.frame import FrameKind
+from understudy.ports import Forgotten, Stored
+from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
+
+_MAX_EPISODES = 4_096
+"""Episodes kept per model; the gate decides long before."""
+_MAX_MODELS = 64
+_SILENT_S = 86_400.0
+"""An open episode is dropped after this long without a chunk."""
+
+
+class Played(NamedTuple):
+    """An episode that a model played to its end."""
+
+    arrival_no: int
+    """Arrival number of its last chunk: the order in which episodes became known."""
+    started_s: float
+    return_: float
+
+
+@dataclass(slots=True)
+class _Open:
+    """An episode that has not ended yet."""
+
+    next_chunk: int
+    started_s: float
+    received_s: float
+    total: float
+    model: str | None
+    is_whole: bool
+    """Whether one model played all of it, and no chunk is missing."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Stored experience of one schema of a game."""
+
+    first_arrival: int
+    steps: Counter[str] = field(default_factory=Counter)
+    """Steps by consent at arrival; those of actors are under `actor`."""
+
+
+class StoreStats:
+    """Follows one store for all of its games; not thread-safe."""
+
+    def __init__(self, follower: StoreFollower) -> None:
+        self._follower = follower
+        self.position = ReaderPosition()
+        self._open: dict[str, _Open] = {}
+        self._played: dict[str, deque[Played]] = {}
+        self.schemas: dict[str, dict[str, Recorded]] = {}
+        """By game and schema."""
+        follower.join(self)
+
+    def follow(self, *, max_items: int = 4_096) -> bool:
+        """Read the next page; returns whether it had any items."""
+        return self._follower.follow(self, max_items=max_items)
+
+    def read(self, item: Stored | Forgotten) -> None:
+        """Count an item of the store; called by the follower."""
+        if isinstance(item, Forgotten):
+            return
+        if item.chunk is not None:
+            self._add(item, item.chunk)
+        elif item.frame.kind is FrameKind.CLOSE:
+            self._open.pop(str(item.frame.session), None)
+
+    def returns(self, model: str, *, since_s: float) -> list[Played]:
+        """Episodes of a model that started since then, in the order in which they became known.
+
+        The same cut applies to both sides of a comparison: earlier episodes count for neither.
+        """
+        played = self._played.get(model, ())
+        return [episode for episode in played if episode.started_s >= int(since_s)]
+
+    def schema(self, game: str, *, min_steps: int) -> str | None:
+        """The current schema: the newest with `min_steps` steps, else the one with the most."""
+        schemas = self.schemas.get(game)
+        if not schemas:
+            return None
+        mature = [name for name, stored in schemas.items() if stored.steps.total() >= min_steps]
+        if mature:
+            return max(mature, key=lambda name: schemas[name].first_arrival)
+        return max(schemas, key=lambda name: schemas[name].steps.total())
+
+    # --- Episodes ---------------------------------------------------------------------------------
+
+    def _add(self, item: Stored, chunk: Chunk) -> None:
+        meta = chunk.meta
+        columns = chunk.columns
+        recorded = self.schemas.setdefault(meta.game, {}).setdefault(
+            meta.schema, Recorded(item.arrival_no)
+        )
+        recorded.steps["actor" if meta.kind == "actor" else meta.consent] += meta.n_steps
+        if meta.kind == "actor":
+            return
+        session = str(meta.session)
+        received_s = float(item.frame.received_s)
+        by = columns.get("by")
+        running = self._open.pop(session, None)
+        ends = [*(note.row for note in meta.episodes[1:]), chunk.n_rows]
+        for note, end in zip(meta.episodes, ends, strict=True):
+            rows = slice(note.row, end)
+            is_step = columns["row"][rows] == RowKind.STEP
+            is_first = bool(columns["is_first"][note.row])
+            if is_first or running is None or running.next_chunk != meta.chunk_no:
+                running = _Open(meta.chunk_no, received_s, received_s, 0.0, None, is_first)
+            running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
+            # A client may name the model only in chunks after the bot's first decision.
+            if running.model is not None and note.model != running.model:
+                running.is_whole = False
+            running.model = note.model or running.model
+            if by is not None and np.isin(by[rows][is_step], (By.PERSON, By.SCRIPT)).any():
+                running.is_whole = False
+            has_ended = bool(columns["row"][end - 1] == RowKind.FINAL)
+            if has_ended:
+                self._count(item.arrival_no, running)
+            running.next_chunk = meta.chunk_no + 1
+            running.received_s = received_s
+        # Only unfinished episodes are kept; silent ones are dropped.
+        if running is not None and not has_ended and not note.cut:
+            self._open[session] = running
+            oldest = next(iter(self._open))
+            if self._open[oldest].received_s < received_s - _SILENT_S:
+                del self._open[oldest]
+
+    def _count(self, arrival_no: int, ended: _Open) -> None:
+        if not ended.is_whole or ended.model is None:
+            return
+        if ended.model not in self._played:
+            while len(self._played) >= _MAX_MODELS:
+                del self._played[next(iter(self._played))]
+            self._played[ended.model] = deque(maxlen=_MAX_EPISODES)
+        self._played[ended.model].append(Played(arrival_no, ended.started_s, ended.total))
+
+    # --- Checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The complete state, as plain values."""
+        return {
+            "position": self.position.to_json(),
+            "open": {session: list(astuple(episode)) for session, episode in self._open.items()},
+            "played": {model: list(played) for model, played in self._played.items()},
+            "schemas": {
+                game: {
+                    name: [stored.first_arrival, dict(stored.steps)]
+                    for name, stored in schemas.items()
+                }
+                for game, schemas in self.schemas.items()
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Resume from what `state` returned."""
+        self.position = position_from_json(state["position"])
+        self._open = {name: _Open(*fields) for name, fields in state["open"].items()}
+        self._played = {
+            model: deque((Played(*fields) for fields in played), maxlen=_MAX_EPISODES)
+            for model, played in state["played"].items()
+        }
+        self.schemas = {
+            game: {
+                name: Recorded(first, Counter(steps)) for name, (first, steps) in schemas.items()
+            }
+            for game, schemas in state["schemas"].items()
+        }
+
+    def close(self) -> None:
+        self._follower.leave(self)

@@ -1,0 +1,377 @@
+"""The state of a gateway: everything that its routes use, opened and closed together.
+
+Each send is answered with `recording_rate`. A client records whole episodes with that probability,
+and reports with its next send how many steps it did not record. The number of steps played is
+therefore known exactly, whatever share is sent.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Corrupt, Refused, SpecError, UnderstudyError
+from understudy.core.signed import Trusted, public_key_text
+from understudy.experience.game import GameSpec
+from understudy.models.keys import Key, Keys
+from understudy.models.registry import Registry
+from understudy.ports import Ack, Stream
+from understudy.serve.bots import PolicyServer, ServedBots
+from understudy.serve.intake import Admission, Admitted, Appender
+
+T = TypeVar("T")
+_log = structlog.get_logger("understudy.gateway")
+
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+_FRESH_S = 5.0
+"""After this the registry is read again, since another gateway may have registered a schema."""
+
+_HOW = (
+    "register its spec with the development key or an admin's (PUT /v1/games/GAME), as our clients "
+    "do automatically, or run 'understudy games add'"
+)
+_MAX_SKIPPED_STEPS = 1_000_000
+"""A limit per send, since no player skips more steps than this between two sends."""
+BURST_S = 2.0
+"""A bucket holds the allowance of this time, so that a short burst passes."""
+_MAX_BUCKETS = 100_000
+_WINDOW_S = 20.0
+"""Time constant of the estimate of played steps: steps this old count a third."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Settings of a gateway."""
+
+    hosts: tuple[str, ...] = ()
+    """Host names it serves, besides those of loopback; requests for another Host are rejected."""
+    canary_share: float = 0.2
+    """The share of episodes that a canary plays."""
+    target_steps_s: float | None = None
+    """Steps per second and game to record of all players together; None: all steps."""
+    follow_every_s: float = 0.03
+    """How often the registry is read; less often if the registry asks for a longer interval."""
+    keys_every_s: float = 0.5
+    """How often keys are read, which includes revocations."""
+    body_timeout_s: float = 10.0
+    """How long a client may take to send a request's body."""
+    max_poll_s: float = 30.0
+    """How long a request may wait for a newer bot."""
+    decide_within_s: float = 0.05
+    """The timeout of a decision, after which a game gets a random valid action."""
+    max_bodies_bytes: int = 256 * 1024 * 1024
+    """Memory for the bodies of all requests together; requests beyond it must retry."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
+        if not 0 < self.canary_share <= 0.5:
+            raise ConfigError(
+                f"canary_share is {self.canary_share}; pass a share above 0 and at most 0.5"
+            )
+        times = (
+            self.follow_every_s,
+            self.keys_every_s,
+            self.body_timeout_s,
+            self.max_poll_s,
+            self.decide_within_s,
+        )
+        if not all(0 < time_s < 1e6 for time_s in times):
+            raise ConfigError(
+                "follow_every_s, keys_every_s, body_timeout_s, max_poll_s and decide_within_s are "
+                f"{times}; pass seconds above 0 and below 1e6"
+            )
+        if self.keys_every_s > 1:
+            raise ConfigError(
+                f"keys_every_s is {self.keys_every_s}; pass at most 1, so that a revoked key is "
+                "rejected within 2 s"
+            )
+        if self.max_bodies_bytes < 1:
+            raise ConfigError(f"max_bodies_bytes is {self.max_bodies_bytes}; pass 64 MiB or more")
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedSpecs:
+    specs: dict[str, GameSpec]
+    at_s: float
+    is_failing: bool = False
+    """Whether the last read failed, which is logged once."""
+
+
+class SpecCache:
+    """Caches the specs of registered games, on the event loop with the disk in a thread."""
+
+    def __init__(self, registry: Registry, executor: Executor, clock: Clock) -> None:
+        self._registry = registry
+        self._executor = executor
+        self._clock = clock
+        self._cache: dict[str, _CachedSpecs] = {}
+
+    async def of(self, game: str) -> dict[str, GameSpec]:
+        """Return a game's specs by schema; Refused if it has none."""
+        cached = self._cache.get(game)
+        now_s = self._clock.monotonic()
+        if cached is not None and now_s - cached.at_s <= _FRESH_S:
+            return cached.specs
+        if cached is not None:
+            # Concurrent requests use the old specs, so that the registry is read only once.
+            self._cache[game] = replace(cached, at_s=now_s)
+        try:
+            specs = await self._run(self._read, game)
+        except (UnderstudyError, OSError) as error:
+            if cached is None:
+                raise
+            if not cached.is_failing:
+                _log.warning(
+                    "specs_not_readable",
+                    game=game,
+                    error=str(error)[:300],
+                    next="the known specs stay valid",
+                )
+            self._cache[game] = replace(cached, at_s=now_s, is_failing=True)
+            return cached.specs
+        if not specs:
+            raise Refused("not_registered", f"{game} is not registered; {_HOW}")
+        self._cache[game] = _CachedSpecs(specs, now_s)
+        return specs
+
+    async def register(self, spec: GameSpec, *, may_add: bool) -> None:
+        """Register a spec; Refused if it is new and the caller may not add specs."""
+        if spec.schema in await self._run(self._read, spec.game):
+            return
+        if not may_add:
+            raise Refused(
+                "not_registered", f"{spec.game} is not registered with this schema; {_HOW}"
+            )
+        await self._run(self._registry.register, spec)
+        self._cache.pop(spec.game, None)
+
+    def _read(self, game: str) -> dict[str, GameSpec]:
+        try:
+            return {spec.schema: spec for spec in self._registry.specs(game)}
+        except SpecError as error:
+            raise Corrupt(
+                f"a spec of {game} in the registry is not readable: {error}; restore it from a "
+                "backup"
+            ) from None
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+class Metrics:
+    """The gateway's metrics; labels are routes and registered games, never other request data."""
+
+    def __init__(self, waiting_bytes: Callable[[], float]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "understudy_requests", "Requests", ["route", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "understudy_request_seconds",
+            "Time to answer",
+            ["route"],
+            registry=registry,
+            buckets=_BUCKETS_S,
+        )
+        self.frames = Counter(
+            "understudy_frames",
+            "Frames by outcome",
+            ["game", "fate"],
+            registry=registry,
+        )
+        self.frame_bytes = Counter(
+            "understudy_frame_bytes", "Bytes of accepted frames", ["game"], registry=registry
+        )
+        self.recording_rate = Gauge(
+            "understudy_recording_rate",
+            "Share of episodes to record",
+            ["game"],
+            registry=registry,
+        )
+        waiting = Gauge(
+            "understudy_waiting_bytes", "Bytes waiting for the stream", registry=registry
+        )
+        waiting.set_function(waiting_bytes)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Remaining requests and bytes; negative if a key is in debt."""
+
+    requests: float
+    size_bytes: float
+    at_s: float
+
+
+class Limits:
+    """Rate limits of one gateway, with two token buckets per key; for the event loop only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}
+
+    def take(self, key: Key, size_bytes: int) -> float:
+        """Count a request of this size; return 0 if it may pass, else the seconds to wait."""
+        now_s = self._clock.monotonic()
+        bucket = self._buckets.get(key.id)
+        if bucket is None:
+            if len(self._buckets) >= _MAX_BUCKETS:
+                self._buckets.clear()
+            bucket = self._buckets[key.id] = _Bucket(
+                key.requests_s * BURST_S, key.bytes_s * BURST_S, now_s
+            )
+        passed_s = max(0.0, now_s - bucket.at_s)
+        bucket.at_s = now_s
+        bucket.requests = min(key.requests_s * BURST_S, bucket.requests + passed_s * key.requests_s)
+        bucket.size_bytes = min(key.bytes_s * BURST_S, bucket.size_bytes + passed_s * key.bytes_s)
+        wait_s = max(
+            _until_one(bucket.requests, key.requests_s), _until_one(bucket.size_bytes, key.bytes_s)
+        )
+        if wait_s <= 0:
+            bucket.requests -= 1
+            bucket.size_bytes -= size_bytes
+        return wait_s
+
+    def owe(self, key: Key, size_bytes: int) -> None:
+        """Count bytes beyond the announced ones, which delays later requests."""
+        bucket = self._buckets.get(key.id)
+        if bucket is not None and size_bytes > 0:
+            bucket.size_bytes -= size_bytes
+
+
+def _until_one(tokens: float, rate: float) -> float:
+    # The tolerance allows for rounding of the time that was waited.
+    return 0.0 if tokens > 1 - 1e-6 else (1 - tokens) / rate
+
+
+class Quota:
+    """A game's target of steps per second, and the recording rate to meet it; not thread-safe."""
+
+    def __init__(self, target_steps_s: float | None, clock: Clock) -> None:
+        """Without a target, all steps are recorded."""
+        if target_steps_s is not None and not 0 < target_steps_s < 1e12:
+            raise ConfigError(
+                f"the quota is {target_steps_s} steps/s; pass a number above 0, or none for no "
+                "limit"
+            )
+        self._target = target_steps_s
+        self._clock = clock
+        self._steps = 0.0
+        self._weight_s = 0.0
+        self._at_s = clock.monotonic()
+
+    def count_steps(self, recorded_steps: int, skipped_steps: int) -> float:
+        """Count a client's steps; return the probability to record its next episode."""
+        now_s = self._clock.monotonic()
+        fade = math.exp(-max(0.0, now_s - self._at_s) / _WINDOW_S)
+        self._at_s = now_s
+        self._steps = self._steps * fade + recorded_steps + skipped_steps
+        self._weight_s = self._weight_s * fade + _WINDOW_S * (1 - fade)
+        if self._target is None:
+            return 1.0
+        # Before the window has some content, a first burst of spooled chunks must not count as a
+        # rate.
+        played = self._steps / max(self._weight_s, 1.0)
+        return min(1.0, self._target / played) if played > 0 else 1.0
+
+
+class MemoryBudget:
+    """Limits the memory for the bodies of all requests together; for the event loop only."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.left_bytes = most_bytes
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that reserves memory for a request until the end; Refused if full."""
+        held_bytes = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal held_bytes
+            if size_bytes > self.left_bytes:
+                raise Refused("busy", "too many large requests at once; try again")
+            self.left_bytes -= size_bytes
+            held_bytes += size_bytes
+
+        try:
+            yield take
+        finally:
+            self.left_bytes += held_bytes
+
+
+@dataclass(slots=True)
+class GatewayState:
+    """Everything that the routes use; created on the event loop that uses it."""
+
+    config: GatewayConfig
+    stream: Stream
+    registry: Registry
+    keys: Keys
+    trusted: Trusted
+    deployment_key: bytes
+    clock: Clock
+    is_ready: bool = field(default=False, init=False)
+
+    disk: ThreadPoolExecutor = field(init=False)
+    """Threads that read and write the registry."""
+    limits: Limits = field(init=False)
+    memory_budget: MemoryBudget = field(init=False)
+    admission: Admission = field(init=False)
+    appender: Appender = field(init=False)
+    specs: SpecCache = field(init=False)
+    bots: ServedBots = field(init=False)
+    decider: PolicyServer = field(init=False)
+    metrics: Metrics = field(init=False)
+    _quotas: dict[str, Quota] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.disk = ThreadPoolExecutor(8, thread_name_prefix="understudy-gateway")
+        self.limits = Limits(self.clock)
+        self.memory_budget = MemoryBudget(self.config.max_bodies_bytes)
+        self.admission = Admission(self.deployment_key, self.clock)
+        self.appender = Appender(self.stream)
+        self.specs = SpecCache(self.registry, self.disk, self.clock)
+        self.bots = ServedBots(
+            self.registry,
+            self.disk,
+            trust=[public_key_text(public) for public in self.trusted.values()],
+            canary_share=self.config.canary_share,
+            follow_every_s=self.config.follow_every_s,
+        )
+        self.decider = PolicyServer(
+            self.bots, np.random.default_rng(), within_s=self.config.decide_within_s
+        )
+        self.metrics = Metrics(lambda: self.appender.waiting_bytes)
+
+    def count(
+        self, game: str, admitted: Sequence[Admitted], acks: Sequence[Ack], skipped_steps: int
+    ) -> float:
+        """Update metrics and quota with these frames; return the recording rate from now on."""
+        steps = 0
+        for outcome, ack in zip(admitted, acks, strict=True):
+            fate = "accepted" if ack.accepted else "refused" if ack.refused else "again"
+            self.metrics.frames.labels(game, fate).inc()
+            if ack.accepted:
+                self.metrics.frame_bytes.labels(game).inc(outcome.frame.size_bytes)
+                steps += outcome.n_steps
+        if game not in self._quotas:
+            self._quotas[game] = Quota(self.config.target_steps_s, self.clock)
+        rate = self._quotas[game].count_steps(steps, min(skipped_steps, _MAX_SKIPPED_STEPS))
+        self.metrics.recording_rate.labels(game).set(rate)
+        return rate
+
+    async def close(self) -> None:
+        """Append pending frames, then close everything."""
+        self.is_ready = False
+        await self.appender.close()
+        await self.decider.close()
+        await asyncio.to_thread(self.disk.shutdown)
+        await asyncio.to_thread(self.stream.close)

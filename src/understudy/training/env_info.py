@@ -1,0 +1,159 @@
+"""The game of a run, how its envs are created, and what inspecting one env reveals."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium
+
+from understudy.act.vector import Envs, game_of, make_envs
+from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
+from understudy.experience.game import GameSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameChoice:
+    """A game, and how its envs are created."""
+
+    game: Any
+    """A Gymnasium id, a function that creates an env, or an env (copied, never modified)."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[Any] = ()
+    """`module:Class`, or an importable class; the first one is the innermost."""
+    frame_skip: int = 1
+    """Frames that each action is repeated for."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.game, gymnasium.vector.VectorEnv):
+            raise ConfigError(
+                f"game is a vector env ({type(self.game).__name__}), but a run creates its own "
+                "envs for training and for evaluation; give a function that creates one env"
+            )
+        for wrapper in self.wrappers:
+            _path_of(wrapper)
+        if type(self.frame_skip) is not int or self.frame_skip < 1:
+            raise ConfigError(
+                f"frame_skip is {self.frame_skip!r}; give a whole number from 1 (1 repeats nothing)"
+            )
+        if not isinstance(self.env_kwargs, Mapping):
+            raise ConfigError(
+                f"env_kwargs is {self.env_kwargs!r}; give an object such as {{'render_mode': None}}"
+            )
+        try:
+            json.dumps(dict(self.env_kwargs))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env_kwargs cannot be stored in the run's folder: {error}; give JSON values, or a "
+                "function that creates the env with them"
+            ) from None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether another process can create the same envs from the name alone."""
+        return isinstance(self.game, str)
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.game, str):
+            return self.game
+        spec = getattr(self.game, "spec", None)
+        game = self.game.unwrapped if isinstance(self.game, gymnasium.Env) else self.game
+        return str(getattr(spec, "id", None) or getattr(game, "__name__", type(game).__name__))
+
+    def make(self, num_envs: int) -> Envs:
+        """Create `num_envs` envs that are stepped together."""
+        try:
+            return make_envs(
+                self.game,
+                num_envs,
+                env_kwargs=dict(self.env_kwargs),
+                wrappers=list(self.wrappers),
+                frame_skip=self.frame_skip,
+            )
+        except UnderstudyError:
+            raise
+        except Exception as error:
+            parts = [f"wrappers {list(self.wrappers)}"] if self.wrappers else []
+            parts += [f"env_kwargs {dict(self.env_kwargs)}"] if self.env_kwargs else []
+            raise ConfigError(
+                f"envs of {self.name} cannot be created: {type(error).__name__}: {error}; check "
+                f"{' and '.join(parts) or 'the game itself'}"
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "game": self.game if self.is_named else None,
+            "name": self.name,
+            "env_kwargs": dict(self.env_kwargs),
+            "wrappers": [_path_of(wrapper) for wrapper in self.wrappers],
+            "frame_skip": self.frame_skip,
+        }
+
+
+def choice_of(facts: Mapping[str, Any], choice: GameChoice | None, *, call: str = "") -> GameChoice:
+    """A run's game: the choice, such as an env object passed again, completed from the run's facts.
+
+    ConfigError if an env object must be passed again, since no folder can store it; `call` shows
+    how to do so in Python.
+    """
+    if choice is None and facts["game"] is None:
+        raise ConfigError(
+            f"this run was trained on an env object or function ({facts['name']}), which cannot be "
+            f"stored; use Python, where the game can be passed again{call and ': ' + call}"
+        )
+    choice = choice or GameChoice(game=facts["game"])
+    defaults = GameChoice(game=None).to_json()
+    fields = choice.to_json()
+    omitted = [
+        name for name in ("env_kwargs", "wrappers", "frame_skip") if fields[name] == defaults[name]
+    ]
+    return replace(choice, **{name: facts[name] for name in omitted})
+
+
+def _path_of(wrapper: Any) -> str:
+    """`module:Class` of a wrapper; ConfigError if it cannot be imported by that path."""
+    if isinstance(wrapper, str):
+        return wrapper
+    module = getattr(wrapper, "__module__", None)
+    name = getattr(wrapper, "__qualname__", None)
+    if name is None or getattr(sys.modules.get(str(module)), name, None) is not wrapper:
+        raise ConfigError(
+            f"wrapper {name or wrapper!r} cannot be imported, so the run's folder cannot refer to "
+            "it; define it at the top level of a module, or give a function that creates the "
+            "wrapped env"
+        )
+    return f"{module}:{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvInfo:
+    """Properties of a game's envs."""
+
+    spec: GameSpec
+    threshold: float | None
+    """The game's own `reward_threshold`, if it has one."""
+    env_class: str
+    is_builtin: bool
+
+
+def inspect_env(choice: GameChoice) -> EnvInfo:
+    """Create one env and inspect it."""
+    envs = choice.make(1)
+    try:
+        env = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs
+        spec = game_of(envs)
+        threshold = getattr(envs.spec, "reward_threshold", None)
+        env_class = f"{type(env).__module__}:{type(env).__qualname__}"
+        return EnvInfo(spec, threshold, env_class, type(env).__module__.startswith("understudy."))
+    except UnderstudyError:
+        raise
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise GameFailed(
+            f"an env of {choice.name} failed in its first reset: {what}; fix the env (gymnasium's "
+            "check_env helps); --debug shows the traceback"
+        ) from error
+    finally:
+        envs.close()

@@ -1,0 +1,149 @@
+"""Evaluation: held-out seeds, the envs that play them, and the returns of finished runs."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.act.evaluate import evaluate
+from understudy.act.vector import Envs
+from understudy.core.errors import ConfigError
+from understudy.core.statistics import bootstrap, iqm
+from understudy.core.tensors import Array
+from understudy.nn.policy import Policy
+from understudy.training.env_info import EnvInfo, GameChoice, choice_of, inspect_env
+from understudy.training.folder import RunFolder, seed_folders
+
+WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
+"""Series of held-out seeds; `AFTERWARDS` is for evaluations of finished runs."""
+_SERIES_BITS = 29
+_SPREAD = 0x9E3779B1
+"""Odd, so that seeds stay distinct; spreads neighbours, for games that mix seeds badly."""
+
+MAX_EPISODES = 1_000_000
+_MAX_ENVS = 100
+"""The most episodes that an evaluation plays in parallel, in built-in envs."""
+_MAX_GYM_ENVS = 10
+
+
+def held_out_seeds(count: int, *, series: int, attempt: int = 0) -> list[int]:
+    """Env seeds from 2^31, which no actor uses; series and attempts (of one count) are disjoint."""
+    first = (1 << 31) + (series << _SERIES_BITS)
+    numbers = range(attempt * count, (attempt + 1) * count)
+    return [first + number * _SPREAD % (1 << _SERIES_BITS) for number in numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Plays held-out episodes with a policy; without envs, every result is None."""
+
+    envs: Envs | None
+
+    def returns(
+        self, policy: Policy, *, episodes: int, series: int, attempt: int = 0
+    ) -> Array | None:
+        if self.envs is None:
+            return None
+        seeds = held_out_seeds(episodes, series=series, attempt=attempt)
+        return evaluate(policy, self.envs, episodes=episodes, seeds=seeds)
+
+
+def make_evaluator(
+    choice: GameChoice, env_info: EnvInfo, episodes: int, opened: contextlib.ExitStack
+) -> Evaluator:
+    """An evaluator with its own parallel envs, closed with `opened`."""
+    num_envs = min(episodes, _MAX_ENVS if env_info.is_builtin else _MAX_GYM_ENVS)
+    return Evaluator(opened.enter_context(contextlib.closing(choice.make(num_envs))))
+
+
+# --- Finished runs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """Returns of the policies of one or more runs on seeds that no training has used."""
+
+    run: str
+    policy: str
+    iqm: float
+    low: float | None
+    """Ends of the 95 % interval; None with fewer than 5 seeds (or runs), which are too few."""
+    high: float | None
+    mean: float
+    episodes: int
+    """Episodes per set of seeds."""
+    seeds: int
+    runs: int
+    played: int
+    """Episodes in total."""
+
+
+def evaluate_run(
+    root: Path,
+    *,
+    episodes: int = 100,
+    seeds: int = 10,
+    policy: str = "best",
+    game: Any = None,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> EvaluationResult:
+    """IQM and interval of a run over held-out seeds, or over the runs of a folder with several.
+
+    `game` is required for runs that were trained on an env object or function.
+    """
+    for name, value in (("episodes", episodes), ("seeds", seeds)):
+        if type(value) is not int or not 1 <= value <= MAX_EPISODES:
+            raise ConfigError(f"{name} is {value!r}; give a whole number from 1 to {MAX_EPISODES}")
+    if policy not in ("best", "last"):
+        raise ConfigError(f"policy is {policy!r}; give best or last")
+    if root.suffix == ".safetensors" and RunFolder(root.parent).exists:
+        which = " --policy last" if root.stem == "last" else ""
+        raise ConfigError(
+            f"{root} is a single file of a run; give the run's folder: understudy evaluate "
+            f"{root.parent}{which}"
+        )
+    if not root.is_dir():
+        raise ConfigError(
+            f"the folder {root} does not exist; give the folder that 'understudy train' printed"
+        )
+    folders = [RunFolder(path) for path in seed_folders(root)]
+    groups: list[list[Array]] = []
+    for folder in folders:
+        facts = folder.facts()
+        played = folder.policy(policy)
+        choice = choice_of(facts, None if game is None else GameChoice(game=game))
+        env_info = inspect_env(choice)
+        if env_info.spec.schema != played.game.schema:
+            raise ConfigError(
+                f"the spaces of {choice.name} differ from those {folder.root} was trained on; "
+                "evaluate it with the same packages"
+            )
+        groups.append([])
+        with contextlib.ExitStack() as opened:
+            evaluator = make_evaluator(choice, env_info, episodes, opened)
+            for seed in range(seeds):
+                returns = evaluator.returns(
+                    played, episodes=episodes, series=AFTERWARDS, attempt=seed
+                )
+                assert returns is not None
+                groups[-1].append(returns)
+                on_progress(sum(map(len, groups)), len(folders) * seeds)
+    # With several runs the interval is over runs; with one run, only env seeds can vary.
+    pooled = groups[0] if len(groups) == 1 else [np.concatenate(group) for group in groups]
+    estimate = bootstrap(pooled, iqm)
+    all_returns = np.concatenate(pooled)
+    return EvaluationResult(
+        run=str(root),
+        policy=policy,
+        iqm=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        mean=float(all_returns.mean()),
+        episodes=episodes,
+        seeds=seeds,
+        runs=len(folders),
+        played=len(all_returns),
+    )

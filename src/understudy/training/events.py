@@ -1,0 +1,115 @@
+"""Typed events of a run, for callbacks, live views and loggers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitFrom:
+    """The weights that a run copied from another run's policy at its start."""
+
+    run: str
+    fit: Sequence[str]
+    """Names of the copied weights."""
+    new: Sequence[str]
+    """Names of newly initialised weights: the other run has none of this name and shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The run's folder exists and the first round starts; sent once, before all other events."""
+
+    env_steps: int
+    """0, or the step at which a run is resumed."""
+    run: str
+    """The run's folder."""
+    game: str
+    algorithm: str
+    seed: int
+    steps: int
+    """Length of the run in env steps (in updates when it trains from a store)."""
+    until: float | None
+    """The return at which it ends early."""
+    is_from_store: bool = False
+    """Whether it trains from a store and plays nothing; `env_steps` then counts updates."""
+    init_from: InitFrom | None = None
+    """The weights copied from another run, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeEnded:
+    """An actor's episode ended; its return is a training return, not an evaluation."""
+
+    env_steps: int
+    env: int
+    return_: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A version was published after `updates` updates; metrics are means since the last version."""
+
+    env_steps: int
+    updates: int
+    version: int
+    replay_ratio: float
+    """Rows sampled per inserted step, so far."""
+    lag_versions: int
+    metrics: Mapping[str, float]
+    """Finite numbers only; a metric without one is omitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The greedy policy played held-out episodes."""
+
+    env_steps: int
+    returns: Sequence[float]
+    mean: float
+    low: float | None
+    """Ends of the 95 % interval of the mean; None below 5 episodes, which are too few."""
+    high: float | None
+    is_best: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint was saved; a killed run resumes from it."""
+
+    env_steps: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """The learner rejected a chunk or an update, or rolled back part of the run."""
+
+    env_steps: int
+    what: str
+    chunks: Sequence[str] = field(default=())
+    """`session/chunk_no` of the chunks that caused it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling:
+    """The first call of a program, which JAX compiles before it runs."""
+
+    env_steps: int
+    what: str
+
+
+Event = Started | EpisodeEnded | Update | Evaluation | CheckpointSaved | Guarded | Compiling
+
+
+class StopType:
+    """The value that `on_event` returns to end a run early and cleanly."""
+
+    def __repr__(self) -> str:
+        return "Stop"
+
+
+Stop: Final = StopType()
+
+OnEvent = Callable[[Event], object]

@@ -1,0 +1,258 @@
+"""Training from a store: a learner that plays nothing and follows the experience of others."""
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from understudy.core.clock import Clock
+from understudy.core.errors import ConfigError, Refused
+from understudy.core.tensors import Array
+from understudy.experience.chunk import By, Chunk, ChunkId, RowKind, chunk_name
+from understudy.experience.frame import FrameKind
+from understudy.experience.session import tombstone_of
+from understudy.learn.learner import Learner
+from understudy.learn.replay import ReplaySource
+from understudy.nn.policy import Policy
+from understudy.ports import Forgotten, Stored
+from understudy.training.events import Compiling, Guarded, OnEvent, Update
+from understudy.training.follower import (
+    ReaderPosition,
+    StoreFollower,
+    position_from_json,
+    stored_chunks,
+)
+
+IDLE_S = 60.0
+"""A session counts as ended after this long without a chunk, if it was active during training."""
+
+
+class FromStore:
+    """Learns from a growing store; `steps` counts updates, since nothing is played."""
+
+    env_steps = 0
+
+    def __init__(
+        self,
+        learner: Learner,
+        follower: StoreFollower,
+        *,
+        steps: int,
+        clock: Clock,
+        on_event: OnEvent,
+        learn_from: Sequence[str] = ("granted",),
+        only_people: bool = False,
+    ) -> None:
+        """`only_people`: use only episodes in which every decision is of a person or unknown.
+
+        The learner service sets it for cloning. `train --algorithm bc --from-store` does not, and
+        clones every decision in the store.
+        """
+        if not isinstance(learner.source, ReplaySource):
+            raise ConfigError(
+                "an on-policy algorithm learns from its own rollouts and cannot train from a "
+                "store; use bc or dqn"
+            )
+        self.learner = learner
+        self._replay = learner.source.replay
+        self._follower = follower
+        self._steps = steps
+        self._on_event = on_event
+        self._clock = clock
+        self._learn_from = tuple(learn_from)
+        self._only_people = only_people
+        self.position = ReaderPosition()
+        self._is_first_read = True
+        self._owners: dict[uuid.UUID, bytes] = {}
+        self._received_s: dict[uuid.UUID, float] = {}
+        self.left_out_chunks = 0
+        """Chunks skipped because their players did not consent to learning."""
+        self.policy = learner.publish()
+        follower.join(self)
+
+    @property
+    def n_usable(self) -> int:
+        """Steps available to learn from now."""
+        return self._replay.n_sampleable
+
+    @property
+    def steps(self) -> int:
+        return self.learner.counts.updates
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.steps / self._steps)
+
+    @property
+    def is_done(self) -> bool:
+        return self.steps >= self._steps
+
+    def step(self) -> bool:
+        """Read new experience, then run one call of updates; False if the learner must restore."""
+        self.follow()
+        learner = self.learner
+        if not learner.may_step:
+            raise ConfigError(
+                f"the store has nothing to learn from: {learner.counts.inserted_steps} usable "
+                f"steps, {self.left_out_chunks} chunks without consent; record with "
+                "consent='granted', or check the game and its schema"
+            )
+        calls = learner.counts.calls
+        return learner.run(lambda: learner.counts.calls > calls, self)
+
+    # --- Callbacks of the learner -----------------------------------------------------------------
+
+    def compiling(self) -> None:
+        self._on_event(Compiling(env_steps=self.steps, what="update"))
+
+    def blame(self, chunks: Sequence[ChunkId]) -> None:
+        names = list(map(chunk_name, chunks))
+        self._on_event(
+            Guarded(
+                env_steps=self.steps, what="updates on these chunks were not finite", chunks=names
+            )
+        )
+
+    def take(self, policy: Policy, metrics: Mapping[str, float]) -> None:
+        self.policy = policy
+        counts = self.learner.counts
+        self._on_event(
+            Update(
+                env_steps=self.steps,
+                updates=counts.updates,
+                version=counts.version,
+                replay_ratio=counts.replay_ratio,
+                lag_versions=0,
+                metrics=metrics,
+            )
+        )
+
+    # --- The store --------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Read the store from the current position.
+
+        The first read treats the store as complete: open sessions end there, however recent they
+        are, so that training on the same store is bit-identical whenever it starts.
+        """
+        while self._follower.follow(self):
+            pass
+        if self._is_first_read:
+            self._is_first_read = False
+            self.learner.source.end_sessions()
+            self._received_s.clear()
+        idle = [
+            session
+            for session, received_s in self._received_s.items()
+            if received_s < self._clock.now() - IDLE_S
+        ]
+        for session in idle:
+            self._end(session)
+
+    def read(self, item: Stored | Forgotten) -> None:
+        """Insert an item into the replay, or evict forgotten chunks; called by the follower."""
+        if isinstance(item, Forgotten):
+            keys = list(item.chunks)
+            if item.player is not None and not keys:
+                owned = {
+                    session
+                    for session, player in self._owners.items()
+                    if tombstone_of(player) == item.player
+                }
+                keys = [key for key in self._replay.chunk_ids() if key[0] in owned]
+            for session, number in keys:
+                self._replay.evict(session, number)
+            return
+        frame = item.frame
+        chunk = item.chunk
+        if chunk is None:
+            if frame.kind is FrameKind.CLOSE:
+                self._end(frame.session)
+            return
+        if chunk.meta.schema != self.learner.algorithm.game.schema:
+            return
+        if chunk.meta.kind != "actor" and chunk.meta.consent not in self._learn_from:
+            self.left_out_chunks += 1
+            return
+        if self._only_people:
+            chunk = people_in(chunk)
+            if chunk is None:
+                return
+        try:
+            self.learner.insert(chunk, is_own=False)
+        except Refused as error:
+            self._on_event(
+                Guarded(
+                    env_steps=self.steps,
+                    what=f"a chunk was rejected: {error}",
+                    chunks=[chunk_name(chunk.meta.id)],
+                )
+            )
+            return
+        self._received_s[frame.session] = float(frame.received_s)
+        self._owners[frame.session] = frame.player
+
+    def _end(self, session: uuid.UUID) -> None:
+        if self._received_s.pop(session, None) is not None:
+            self._replay.close(session)
+
+    # --- Checkpoints ------------------------------------------------------------------------------
+
+    def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The learner's state and the position in the store; never a player's rows."""
+        arrays, facts = self.learner.checkpoint()
+        sessions = {session for session, _ in self._replay.chunk_ids()}
+        self._owners = {
+            session: player for session, player in self._owners.items() if session in sessions
+        }
+        return arrays, facts | {
+            "position": self.position.to_json(),
+            "received_s": {str(session): at_s for session, at_s in self._received_s.items()},
+            "owners": {str(session): player.hex() for session, player in self._owners.items()},
+        }
+
+    def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+        self.learner.restore(arrays, facts, self._read)
+        self.position = position_from_json(facts["position"])
+        self._is_first_read = self.position.cursor is None
+        self._received_s = {uuid.UUID(text): at_s for text, at_s in facts["received_s"].items()}
+        self._owners = {
+            uuid.UUID(session): bytes.fromhex(player) for session, player in facts["owners"].items()
+        }
+        self.policy = self.learner.current()
+
+    def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
+        """Chunks by id; those of players forgotten in the meantime are omitted."""
+        stored = stored_chunks(self._follower.view, set(ids))
+        chunks = [stored[key] for key in ids if key in stored]
+        if not self._only_people:
+            return iter(chunks)
+        return iter([people for chunk in chunks if (people := people_in(chunk)) is not None])
+
+    def close(self) -> None:
+        self._follower.leave(self)
+
+
+def people_in(chunk: Chunk) -> Chunk | None:
+    """The episodes in which each decision is of a person or unknown; None if there are none."""
+    if chunk.meta.kind == "actor":
+        return None
+    by = chunk.columns.get("by")
+    ends = [*(note.row for note in chunk.meta.episodes[1:]), chunk.n_rows]
+    rows = []
+    notes = []
+    n_rows = 0
+    for note, end in zip(chunk.meta.episodes, ends, strict=True):
+        if note.model is None and (by is None or int(by[note.row : end].max()) <= By.PERSON):
+            rows.append(np.arange(note.row, end))
+            notes.append(replace(note, row=n_rows))
+            n_rows += end - note.row
+    if len(notes) == len(chunk.meta.episodes):
+        return chunk
+    if not rows:
+        return None
+    columns = {name: column[np.concatenate(rows)] for name, column in chunk.columns.items()}
+    n_steps = int((columns["row"] == RowKind.STEP).sum())
+    return Chunk(replace(chunk.meta, n_steps=n_steps, episodes=tuple(notes)), columns)

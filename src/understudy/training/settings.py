@@ -1,0 +1,499 @@
+"""Settings of a run, resolved from preset, file, environment and flags; later sources win.
+
+An environment variable is named after its setting: UNDERSTUDY_TRAIN_LEARNING_RATE, or
+UNDERSTUDY_TRAIN_LEARNING_RATE_FILE for a file with the value.
+"""
+
+import ast
+import dataclasses
+import difflib
+import importlib.util
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from understudy.core.errors import ConfigError
+from understudy.core.settings import (
+    PREFIX,
+    Leaf,
+    Schedule,
+    check_value,
+    find_value,
+    load_object,
+    parse_text,
+    setting,
+    toml_text,
+)
+from understudy.experience.game import GameSpec
+from understudy.nn.network import NetworkSpec
+
+if TYPE_CHECKING:
+    from understudy.learn.learner import LearnerConfig
+
+# --- Algorithms by name ---------------------------------------------------------------------------
+
+
+ALGORITHMS: Mapping[str, str] = {
+    "bc": "understudy.learn.algorithms.bc:Bc",
+    "dqn": "understudy.learn.algorithms.dqn:Dqn",
+    "ppo": "understudy.learn.algorithms.ppo:Ppo",
+}
+"""Short names; any other algorithm is named by its import path, `module:Class`."""
+
+
+def algorithm_class(name: str | type) -> Any:
+    """The class for a short name or an import path; ConfigError suggests the closest name."""
+    algorithm = (
+        load_object(ALGORITHMS.get(name, name), what="algorithm", known=ALGORITHMS)
+        if isinstance(name, str)
+        else name
+    )
+    for part in ("Config", "Knobs"):
+        if not dataclasses.is_dataclass(getattr(algorithm, part, None)):
+            raise ConfigError(
+                f"algorithm {name!r} has no dataclass `{part}`; see the protocol "
+                "understudy.algorithm.Algorithm"
+            )
+    return algorithm
+
+
+def describe_algorithm(name: str) -> Any:
+    """The settings of `algorithm_class(name)` for a short name, read from the source code.
+
+    Importing an algorithm imports JAX, which takes seconds; checking and listing settings does
+    not need it.
+    """
+    module, _, title = ALGORITHMS[name].partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    body = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    parts = {part: _fields_only(classes[title + part]) for part in ("Config", "Knobs")}
+    return SimpleNamespace(**parts, __doc__=ast.get_docstring(classes[title]))
+
+
+def _fields_only(source: ast.ClassDef) -> type:
+    fields = [
+        (node.target.id, Any, _value(node.value))
+        for node in source.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.value is not None
+    ]
+    return dataclasses.make_dataclass(source.name, fields)
+
+
+def _value(source: ast.expr) -> Any:
+    """The value of a default: a literal, `setting(...)` or `Schedule(...)`; runs nothing else."""
+    if isinstance(source, ast.Call) and isinstance(source.func, ast.Name):
+        call: Any = {"setting": setting, "Schedule": Schedule}[source.func.id]
+        return call(*map(_value, source.args))
+    return ast.literal_eval(source)
+
+
+def algorithm_name(algorithm: str | type) -> str:
+    """The name of an algorithm in a run's folder: its short name, or its import path."""
+    if not isinstance(algorithm, str | type):
+        raise ConfigError(
+            f"algorithm is {str(algorithm)[:80]!r}; give a name such as 'dqn', module:Class, or a "
+            "class"
+        )
+    path = (
+        algorithm
+        if isinstance(algorithm, str)
+        else f"{algorithm.__module__}:{algorithm.__qualname__}"
+    )
+    return next((short for short, import_path in ALGORITHMS.items() if import_path == path), path)
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+SECTIONS = ("run", "learner", "config", "knobs")
+_PREFIX = f"{PREFIX}TRAIN_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """The schedule and size of a run, for every algorithm."""
+
+    steps: int = setting(
+        100_000, 1, 10**12, "env steps of the whole run, or updates when training from a store"
+    )
+    envs: int = setting(8, 1, 4_096, "parallel envs; on-policy algorithms have their own setting")
+    collect: int = setting(32, 1, 65_536, "steps per env and round")
+    eval_every: int = setting(10_000, 1, 10**12, "env steps between two evaluations")
+    eval_episodes: int = setting(100, 1, 100_000, "episodes per evaluation")
+    checkpoint_every: int = setting(10_000, 1, 10**12, "env steps between two checkpoints")
+    asynchronous: bool = setting(
+        False, 0, 1, "act while learning; faster on idle cores, not exactly repeatable"
+    )
+    ladder: bool = setting(False, 0, 1, "each env has its own fixed epsilon, as in Ape-X")
+    until: float | None = None
+    """The return that solves the run; infinity for no goal, None for the game's own threshold."""
+
+    def __post_init__(self) -> None:
+        check_until(self.until)
+
+
+def check_until(until: Any) -> None:
+    """ConfigError unless `until` is a return, infinity or None."""
+    if until is None:
+        return
+    if isinstance(until, bool) or not isinstance(until, int | float) or not until > -math.inf:
+        raise ConfigError(
+            f"until is {until!r}; give the return to reach, such as 475, or inf for no goal"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerPart:
+    """The settings of the learner and its replay."""
+
+    updates_per_call: int = setting(16, 1, 4_096, "updates in one compiled call")
+    samples_per_insert: float = setting(8.0, 1e-3, 1e6, "rows sampled per inserted step")
+    min_inserts: int = setting(1_000, 0, 10**9, "steps before the first update")
+    capacity: int = setting(131_072, 64, 10**9, "rows in the replay")
+    alpha: float = setting(0.6, 0.0, 1.0, "priority exponent; 0 samples uniformly")
+    max_lag_versions: int = setting(1_000, 0, 10**9, "largest lag of an actor's chunk, in versions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """All settings of a run; together with a game and a seed they reproduce it."""
+
+    algorithm: str
+    run: RunPart
+    learner: LearnerPart
+    config: Any
+    knobs: Any
+    algorithm_type: Any
+    """The algorithm's class."""
+
+    def learner_config(self) -> "LearnerConfig":
+        """The learner's configuration from these settings."""
+        # Imported late: JAX takes seconds, and showing settings does not need it.
+        from understudy.learn.learner import LearnerConfig
+        from understudy.learn.replay import LimiterConfig, ReplayConfig
+
+        part = self.learner
+        # The steps whose samples make up two compiled calls.
+        slack = math.ceil(
+            2 * part.updates_per_call * getattr(self.config, "batch", 1) / part.samples_per_insert
+        )
+        limiter = LimiterConfig(
+            samples_per_insert=part.samples_per_insert,
+            min_inserts=part.min_inserts,
+            slack=max(2_048, slack),
+        )
+        return LearnerConfig(
+            updates_per_call=part.updates_per_call,
+            limiter=limiter,
+            max_lag_versions=part.max_lag_versions,
+            replay=ReplayConfig(capacity=part.capacity, alpha=part.alpha),
+        )
+
+    def to_toml(self) -> str:
+        """These settings as a preset."""
+        lines = [f"algorithm = {toml_text(self.algorithm)}"]
+        for section in SECTIONS:
+            part = getattr(self, section)
+            lines += ["", f"[{section}]"]
+            for name in _field_names(part):
+                value = getattr(part, name)
+                # A network is stored in its own file.
+                if value is not None and not isinstance(value, NetworkSpec):
+                    lines.append(f"{name} = {toml_text(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def _field_names(part: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(part)]
+
+
+@dataclass(slots=True)
+class Resolver:
+    """Collects values by section; later values win."""
+
+    algorithm: str
+    algorithm_type: Any = None
+    """The class itself, if it cannot be imported by path."""
+    collected: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {name: {} for name in SECTIONS}
+    )
+
+    def add(self, fields: Mapping[str, Any]) -> None:
+        """Add the settings of a preset or file.
+
+        If it is for another algorithm, only its sections `run` and `learner` are used.
+        """
+        same = fields.get("algorithm", self.algorithm) == self.algorithm
+        for section in SECTIONS if same else ("run", "learner"):
+            names = _field_names(self._types()[section])
+            for name, value in fields.get(section, {}).items():
+                if name not in names:
+                    raise self._unknown(name)
+                self.collected[section][name] = value
+
+    def set(self, name: str, value: Any) -> None:
+        """Set one setting by name, in its section; the algorithm's own sections come first."""
+        for section in ("config", "knobs", "learner", "run"):
+            if name in _field_names(self._types()[section]):
+                self.collected[section][name] = value
+                return
+        raise self._unknown(name)
+
+    def add_environment(self, environ: Mapping[str, str] | None = None) -> None:
+        """Add the values of environment variables, or of the files they name."""
+        environ = os.environ if environ is None else environ
+        for section, part in self._types().items():
+            for setting_field in dataclasses.fields(part):
+                leaf = _leaf(setting_field)
+                if variable := find_value(leaf, {}, environ):
+                    text, origin = variable
+                    self.collected[section][leaf.name] = self._checked(
+                        section, leaf, parse_text(leaf, text), origin=origin
+                    )
+
+    def _types(self) -> dict[str, Any]:
+        chosen = algorithm_class(self.algorithm_type or self.algorithm)
+        return {
+            "run": RunPart,
+            "learner": LearnerPart,
+            "config": chosen.Config,
+            "knobs": chosen.Knobs,
+        }
+
+    def _unknown(self, name: str) -> ConfigError:
+        names = sorted({name for part in self._types().values() for name in _field_names(part)})
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return ConfigError(
+            f"{self.algorithm} has no setting {name!r}{hint} (see: understudy train --list)"
+        )
+
+    def settings(self) -> RunSettings:
+        """The checked settings."""
+        types = self._types()
+        values = self.values()
+        try:
+            parts = {name: types[name](**values[name]) for name in SECTIONS}
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.algorithm} cannot be configured: {error}; give every setting a default"
+            ) from error
+        chosen = algorithm_class(self.algorithm_type or self.algorithm)
+        return RunSettings(algorithm=self.algorithm, algorithm_type=chosen, **parts)
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """The checked values collected so far, by section."""
+        leaves = {
+            section: {field.name: _leaf(field) for field in dataclasses.fields(part)}
+            for section, part in self._types().items()
+        }
+        return {
+            section: {
+                name: self._checked(section, leaves[section][name], value)
+                for name, value in values.items()
+            }
+            for section, values in self.collected.items()
+        }
+
+    def _checked(self, section: str, leaf: Leaf, value: Any, *, origin: str = "") -> Any:
+        if leaf.name == "network" and not isinstance(value, NetworkSpec):
+            raise ConfigError(
+                f"network is {value!r}; give widths as --network 64,64, or a NetworkSpec in Python"
+            )
+        return check_value(leaf, value, origin=origin, may_move=section == "knobs")
+
+
+def _leaf(setting_field: "dataclasses.Field[Any]") -> Leaf:
+    limits = setting_field.metadata.get("range")
+    return Leaf(setting_field.name, setting_field.default, limits, _PREFIX)
+
+
+# --- Presets: files of settings for one kind of game, built in or the user's own ------------------
+
+
+def preset_names() -> list[str]:
+    """The names of the built-in presets."""
+    folder = resources.files("understudy") / "presets"
+    return sorted(
+        path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")
+    )
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A preset by name, or by the path of its file."""
+    if name.endswith(".toml") or "/" in name:
+        if not (fields := read_toml(Path(name))):
+            raise ConfigError(
+                f"{name} contains no settings; a preset names at least its algorithm; restore the "
+                "file from a copy, or omit it to use the preset for the kind of game"
+            )
+        return fields
+    if name not in preset_names():
+        near = difflib.get_close_matches(name, preset_names(), n=1)
+        hint = (
+            f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(preset_names())}"
+        )
+        raise ConfigError(f"there is no preset {name!r}{hint}")
+    return _parsed((resources.files("understudy") / "presets" / f"{name}.toml").read_text(), name)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The fields of a settings file; ConfigError if it is unreadable or malformed."""
+    try:
+        return _parsed(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the settings file {path} cannot be read: {error}; pass a readable TOML file"
+        ) from None
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not TOML: {error}; correct it there") from None
+    if unknown := fields.keys() - {"algorithm", *SECTIONS}:
+        raise ConfigError(
+            f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, "
+            f"{', '.join(SECTIONS)}"
+        )
+    if not isinstance(fields.get("algorithm", ""), str):
+        raise ConfigError(
+            f'{name} has algorithm = {fields["algorithm"]!r}; give a name such as "dqn"'
+        )
+    for section in fields.keys() & SECTIONS:
+        if not isinstance(fields[section], dict):
+            raise ConfigError(
+                f"{name} has {section} = {fields[section]!r}; write a section [{section}] with its "
+                "settings"
+            )
+    return fields
+
+
+def default_preset(algorithm: str, game: GameSpec) -> str:
+    """The preset for a kind of game: pixels, continuous actions, or small observations."""
+    # Imported late: it imports JAX, which `--list` does not need.
+    from understudy.learn.architecture import image_channels
+
+    is_pixels = any(image_channels(space) is not None for space in game.obs.values())
+    kind = "pixels" if is_pixels else "vector" if game.discrete is not None else "continuous"
+    for name in (f"{algorithm}-{kind}", f"{algorithm}-vector"):
+        if name in preset_names():
+            return name
+    return ""
+
+
+# --- The user's request ---------------------------------------------------------------------------
+
+
+MAX_SEED = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRequest:
+    """What the user requested; None means the preset's value, or that of the resumed run."""
+
+    algorithm: Any = None
+    """A short name, an import path, or a class."""
+    preset: str | None = None
+    config_file: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Single settings by name."""
+    network: NetworkSpec | Sequence[int] | None = None
+    """A custom network, or the widths of its layers."""
+    seed: int | None = None
+    until: float | None = None
+    init_from: Path | None = None
+    """A run whose best policy provides the initial weights."""
+    from_store: Path | None = None
+    """A data folder to learn from instead of playing."""
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED):
+            raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to {MAX_SEED}")
+        check_until(self.until)
+
+
+def requested_algorithm(request: TrainRequest) -> Any:
+    """The algorithm named by flag, file or preset; by default ppo, or bc to train from a store."""
+    named = {
+        "--algorithm": request.algorithm,
+        f"--config {request.config_file}": request.config_file
+        and read_toml(request.config_file).get("algorithm"),
+        f"--preset {request.preset}": request.preset
+        and read_preset(request.preset).get("algorithm"),
+    }
+    named = {source: algorithm for source, algorithm in named.items() if algorithm is not None}
+    names = {source: algorithm_name(algorithm) for source, algorithm in named.items()}
+    first = next(iter(names), None)
+    for source, name in names.items():
+        # A custom algorithm may reuse the run and learner sections of any preset.
+        if first is not None and name != names[first] and names[first] in ALGORITHMS:
+            raise ConfigError(
+                f"{first} is for {names[first]}, and {source} for {name}; omit one of the two"
+            )
+    return named[first] if first is not None else "ppo" if request.from_store is None else "bc"
+
+
+def check_request(request: TrainRequest) -> None:
+    """ConfigError for errors in any game; imports no JAX, unless the algorithm is custom."""
+    algorithm = requested_algorithm(request)
+    name = algorithm_name(algorithm)
+    chosen = (
+        describe_algorithm(name)
+        if name in ALGORITHMS
+        else None
+        if isinstance(algorithm, str)
+        else algorithm
+    )
+    fill_resolver(Resolver(name, chosen), request, request.preset, with_environment=True).values()
+
+
+def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
+    """The checked settings from preset, file, environment and flags; later sources win."""
+    algorithm = requested_algorithm(request)
+    name = algorithm_name(algorithm)
+    resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
+    preset = request.preset or default_preset(name, game)
+    settings = fill_resolver(resolver, request, preset, with_environment=True).settings()
+    return (
+        settings
+        if not isinstance(request.network, NetworkSpec)
+        else with_network(settings, request.network)
+    )
+
+
+def fill_resolver(
+    resolver: Resolver, request: TrainRequest, preset: str | None, *, with_environment: bool = False
+) -> Resolver:
+    """Add preset, file, environment and single settings to the resolver; later sources win."""
+    if preset:
+        resolver.add(read_preset(preset))
+    if request.config_file is not None:
+        resolver.add(read_toml(request.config_file))
+    if with_environment:
+        resolver.add_environment()
+    for key, value in request.settings.items():
+        resolver.set(key, value)
+    if request.network is not None and not isinstance(request.network, NetworkSpec):
+        resolver.set("widths", list(request.network))
+    return resolver
+
+
+def with_network(settings: RunSettings, network: NetworkSpec | None) -> RunSettings:
+    """The settings with a custom network."""
+    if network is None:
+        return settings
+    if not hasattr(settings.config, "network"):
+        raise ConfigError(f"{settings.algorithm} does not support a custom network; omit it")
+    return replace(settings, config=replace(settings.config, network=network))

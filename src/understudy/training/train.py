@@ -1,0 +1,594 @@
+"""understudy.train: trains a policy on a game and stores everything in a run's folder."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.backends.local import has_store, open_view
+from understudy.core.errors import ConfigError, GameFailed, Locked
+from understudy.core.log import FileLock
+from understudy.core.names import game_name_of_env
+from understudy.core.settings import load_object
+from understudy.core.statistics import bootstrap, iqm
+from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
+from understudy.learn.compile_cache import use_compile_cache
+from understudy.nn.network import NetworkSpec
+from understudy.nn.policy import Policy
+from understudy.training.env_info import EnvInfo, GameChoice, choice_of, inspect_env
+from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
+from understudy.training.events import InitFrom, OnEvent, Started
+from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
+from understudy.training.resume import (
+    check_agrees,
+    extend_run,
+    requested_extension,
+    settings_of,
+    with_run_of_preset,
+)
+from understudy.training.settings import (
+    MAX_SEED,
+    Resolver,
+    RunSettings,
+    TrainRequest,
+    algorithm_name,
+    check_request,
+    requested_algorithm,
+    resolve,
+    with_network,
+)
+from understudy.training.sinks import Feed, Feeds, call_all, sinks_named
+from understudy.training.video import check_video, film
+
+if TYPE_CHECKING:
+    from understudy.training.training import Training
+
+MAX_SEEDS = 1_000
+MAX_VIDEOS = 1_000
+_NO_GAME = "no game was given; pass a Gymnasium id, such as CartPole-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished training run."""
+
+    folder: Path
+    policy: Policy
+    result: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        mean = self.result["return_mean"]
+        return f"Run({str(self.folder)!r}, return {'unknown' if mean is None else f'{mean:.1f}'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """The less common options of `train`, named as in `understudy train --help`."""
+
+    preset: str | None = None
+    """Preset, by name or file; by default the one for the algorithm and the kind of game."""
+    config: str | Path | None = None
+    """TOML file of settings, in the format of a preset."""
+    network: Any = None
+    """Layer widths, a NetworkSpec, or the import path of one."""
+    wrapper: Any = ()
+    """Env wrappers, as classes or import paths; the first one is the innermost."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `gymnasium.make`."""
+    frame_skip: int = 1
+    """Frames that each action is repeated for."""
+    init_from: str | Path | None = None
+    """Run whose best policy provides the initial weights."""
+    from_store: str | Path | None = None
+    """Data folder to learn from instead of playing the game."""
+    video: int = 0
+    """Episodes of the best policy to film."""
+    log: str | Sequence[str] = ()
+    """Loggers: tensorboard, wandb, mlflow."""
+    on_warning: Callable[[str], object] = warnings.warn
+    """Called with the errors of a logger; these never stop a run."""
+    started_s: float | None = None
+    """Start of the startup time, by `time.perf_counter`; by default the call of `train`."""
+
+    def __post_init__(self) -> None:
+        if type(self.video) is not int or not 0 <= self.video <= MAX_VIDEOS:
+            raise ConfigError(
+                f"video is {self.video!r}; give the number of episodes to film, from 0 to "
+                f"{MAX_VIDEOS}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """The callback for a run's events, and the start of its startup time."""
+
+    on_event: OnEvent
+    started_s: float
+
+
+def train(
+    game: Any = None,
+    *,
+    algorithm: Any = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    until: float | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_event: OnEvent | None = None,
+    options: TrainOptions | None = None,
+) -> Run:
+    """Train a policy; return it with its run's folder.
+
+    `game` is a Gymnasium id, an env (which is copied and never modified) or a function that
+    creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings` are
+    single settings by name, as `understudy train --list` shows them; `steps` overrides its entry.
+    A resumed run needs no game; arguments that are passed again must match the run. `on_event`
+    receives every event of `understudy.events`, and may return `understudy.Stop` to end the run
+    cleanly. `options` has everything else, as `understudy train --help` describes it.
+    """
+    options = TrainOptions() if options is None else options
+    if not isinstance(options, TrainOptions):
+        raise ConfigError(
+            f"options is {str(options)[:80]!r}; pass understudy.TrainOptions, such as "
+            "TrainOptions(network=(64, 64))"
+        )
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"settings is {str(settings)[:80]!r}; pass values by name, such as "
+            "{'learning_rate': 1e-3}"
+        )
+    started_s = time.perf_counter() if options.started_s is None else options.started_s
+    request = TrainRequest(
+        algorithm=algorithm,
+        preset=options.preset,
+        config_file=_path(options.config),
+        settings={**(settings or {}), **({} if steps is None else {"steps": steps})},
+        network=network_from(options.network),
+        seed=seed,
+        until=until,
+        init_from=_path(options.init_from),
+        from_store=_path(options.from_store),
+    )
+    choice = None if game is None else _choice(game, options)
+    folder = _path(out)
+    if on_event is not None and not callable(on_event):
+        raise ConfigError(
+            f"on_event is {on_event!r}; give a function that accepts an event, such as print"
+        )
+    sinks = sinks_named(options.log) if options.log else {}
+    if options.video:
+        check_video(_choice_in(folder, choice))
+    feeds = Feeds([Feed(name, open_sink) for name, open_sink in sinks.items()])
+    listener = _Listener(call_all(feeds, on_event), started_s)
+    try:
+        if resume and folder is None:
+            raise ConfigError(
+                "no run to resume was given; pass its folder: --resume --out runs/GAME-ALGORITHM-N"
+            )
+        if resume and folder is not None and (choice is None or not is_empty(folder)):
+            run = _resume_run(RunFolder(folder), choice, request, listener)
+        elif choice is None:
+            raise ConfigError(_NO_GAME)
+        else:
+            run = _start_run(choice, request, folder, listener)
+        feeds.close()
+    finally:
+        feeds.close(timeout_s=1.0)
+        for warning in feeds.warnings:
+            options.on_warning(warning)
+    if not options.video:
+        return run
+    seeds = held_out_seeds(options.video, series=AT_THE_END)
+    paths = film(_choice_in(run.folder, choice), run.policy, run.folder / "videos", seeds=seeds)
+    return replace(run, result={**run.result, "videos": [str(path) for path in paths]})
+
+
+def _choice(game: Any, options: TrainOptions) -> GameChoice:
+    wrapper = options.wrapper
+    return GameChoice(
+        game=game,
+        env_kwargs=options.env_kwargs,
+        wrappers=[wrapper] if isinstance(wrapper, str) or callable(wrapper) else list(wrapper),
+        frame_skip=options.frame_skip,
+    )
+
+
+def _choice_in(out: Path | None, choice: GameChoice | None) -> GameChoice:
+    """The choice, completed from the run in that folder if there is one."""
+    if choice is not None and (out is None or not RunFolder(out).exists):
+        return choice
+    if out is None:
+        raise ConfigError(_NO_GAME)
+    return choice_of(RunFolder(out).facts(), choice)
+
+
+def network_from(network: Any) -> NetworkSpec | tuple[int, ...] | None:
+    """Layer widths or a spec, from either of them, from `64,64` or from a spec's import path."""
+    if network is None or isinstance(network, NetworkSpec):
+        return network
+    if isinstance(network, str) and ":" in network:
+        spec = load_object(network, what="network")
+        if not isinstance(spec, NetworkSpec):
+            raise ConfigError(
+                f"network {network!r} is a {type(spec).__name__}; give the import path of a "
+                "NetworkSpec"
+            )
+        return spec
+    try:
+        parts = network.split(",") if isinstance(network, str) else network
+        widths = tuple(int(part) for part in parts)
+    except (TypeError, ValueError):
+        widths = ()
+    if not widths or min(widths) < 1:
+        raise ConfigError(f"network is {network!r}; give the widths of its layers, such as 64,64")
+    return widths
+
+
+def _path(path: str | Path | None) -> Path | None:
+    try:
+        return None if path is None else Path(path)
+    except TypeError:
+        raise ConfigError(f"{str(path)[:80]!r} is not a path; pass one such as 'R'") from None
+
+
+def _start_run(
+    choice: GameChoice, request: TrainRequest, out: Path | None, listener: _Listener
+) -> Run:
+    check_request(request)  # before the slow imports that follow
+    if out is not None:
+        check_free(out)
+    choice, request, start = with_run_of_preset(choice, request)
+    env_info = None
+    store = None
+    if request.from_store is None:
+        env_info = inspect_env(choice)
+        spec = env_info.spec
+    else:
+        store = store_folder(request.from_store)
+        spec = stored_spec(store, choice.name)
+    settings = resolve(request, spec)
+    # The resolved goal is stored with the settings, so that their preset reproduces the run
+    # however its steps were passed.
+    until = request.until if request.until is not None else settings.run.until
+    if until is None and env_info is not None and "steps" not in request.settings:
+        until = env_info.threshold
+    until = math.inf if until is None else float(until)
+    settings = replace(settings, run=replace(settings.run, until=until))
+    name = choice.name if choice.is_named else spec.game
+    root = out or default_folder(Path("runs"), name, settings.algorithm)
+    check_free(root)
+    facts = {
+        **choice.to_json(),
+        "name": name,
+        "algorithm": settings.algorithm,
+        "seed": request.seed or 0,
+        "until": None if until == math.inf else until,
+        "starts": 0,
+        "extensions": 0,
+        "created_ms": int(time.time() * 1000),
+        "schema": spec.schema,
+        "from_store": store and str(store.resolve()),
+        "init_from": request.init_from and str(request.init_from.resolve()),
+        "versions": {
+            name: metadata.version(name) for name in ("understudy", "numpy", "jax", "gymnasium")
+        },
+    }
+    folder = RunFolder(root)
+    with _locked(folder, is_new=True):
+        network = getattr(settings.config, "network", None)
+        folder.create(facts, settings.to_toml(), network=network, start=start)
+        return _run(folder, choice, settings, facts, env_info=env_info, listener=listener)
+
+
+def _resume_run(
+    folder: RunFolder, choice: GameChoice | None, request: TrainRequest, listener: _Listener
+) -> Run:
+    facts = folder.facts()
+    is_object = request.algorithm is not None and not isinstance(request.algorithm, str)
+    chosen = (
+        request.algorithm
+        if is_object and algorithm_name(request.algorithm) == facts["algorithm"]
+        else None
+    )
+    resolver = Resolver(facts["algorithm"], chosen)
+    resolver.add(settings_of(folder, facts))
+    settings = with_network(resolver.settings(), folder.network())
+    result = folder.result()
+    extension = {} if result is None else requested_extension(facts, settings, request)
+    rest = {name: value for name, value in request.settings.items() if name not in extension}
+    request = replace(request, settings=rest, until=None if "until" in extension else request.until)
+    check_agrees(folder.root, facts, settings, choice=choice, request=request)
+    if result is not None and not extension:
+        return Run(folder.root, folder.policy(), result)
+    choice = choice_of(facts, choice, call=f"train(env, out={str(folder.root)!r}, resume=True)")
+    with _locked(folder, is_new=False):
+        if result is not None:
+            for name, value in extension.items():
+                resolver.set(name, value)
+            settings = with_network(resolver.settings(), folder.network())
+            facts = extend_run(folder, facts, settings, result)
+        if settings.run.asynchronous:
+            # Episodes restart, so their chunks need new ids.
+            facts["starts"] += 1
+            folder.write_json("run.json", facts)
+        env_info = inspect_env(choice) if facts["from_store"] is None else None
+        if env_info is not None and env_info.spec.schema != facts["schema"]:
+            raise ConfigError(
+                f"the spaces of {choice.name} have changed since {folder.root} was started; resume "
+                "it with the same packages"
+            )
+        return _run(folder, choice, settings, facts, env_info=env_info, listener=listener)
+
+
+@contextlib.contextmanager
+def _locked(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
+    """Hold the run's lock; an error leaves no partial file, and no run that failed to start."""
+    root = folder.root.absolute()
+    missing = [path for path in (root, *root.parents) if not path.exists()]
+    try:
+        with FileLock(folder.lock, what="the run"):
+            if is_new and not is_empty(root):
+                raise Locked(
+                    f"another process has just started a run in {root}; give another folder"
+                )
+            for partial in (*root.glob(".*.tmp"), *folder.checkpoints.glob(".*.tmp")):
+                partial.unlink(missing_ok=True)  # from a process that was killed while writing
+            yield
+    except BaseException as error:
+        for partial in root.rglob(f".*.{os.getpid()}.tmp"):
+            partial.unlink(missing_ok=True)
+        if is_new and isinstance(error, ConfigError) and not folder.checkpoints.exists():
+            with contextlib.suppress(OSError):  # must not hide the original error
+                shutil.rmtree(root)
+                for path in missing[1:]:
+                    path.rmdir()
+                if not missing:
+                    root.mkdir()  # it existed before, and was empty
+        raise
+
+
+def _run(
+    folder: RunFolder,
+    choice: GameChoice,
+    settings: RunSettings,
+    facts: Mapping[str, Any],
+    *,
+    env_info: EnvInfo | None,
+    listener: _Listener,
+) -> Run:
+    # Imported late: JAX takes seconds, and an invalid argument must be reported at once.
+    from understudy.training.training import build
+
+    use_compile_cache()
+    with contextlib.ExitStack() as opened:
+        if env_info is not None:
+            spec = env_info.spec
+            evaluator = make_evaluator(choice, env_info, settings.run.eval_episodes, opened)
+        else:
+            spec = stored_spec(Path(facts["from_store"]), choice.name)
+            evaluator = Evaluator(None)
+            installed = None
+            with contextlib.suppress(ConfigError, GameFailed):
+                installed = inspect_env(choice)
+            # Evaluated only if the game is installed, works, and matches what was recorded.
+            if installed is not None and installed.spec.schema == spec.schema:
+                evaluator = make_evaluator(choice, installed, settings.run.eval_episodes, opened)
+        training = build(
+            folder,
+            settings,
+            facts,
+            spec=spec,
+            choice=choice,
+            evaluator=evaluator,
+            on_event=listener.on_event,
+            opened=opened,
+        )
+        training.resume()
+        folder.cut_curve(training.evaluated_steps)
+        folder.cut_guarded(training.resumed_at_step or -1)
+        init_from = None
+        if facts["init_from"] is not None:
+            init_from = matching_weights(
+                facts["init_from"], folder.start().weights, training.engine.policy.network
+            )
+        training.clocks.startup_s = time.perf_counter() - listener.started_s
+        training.handle_event(
+            Started(
+                env_steps=training.resumed_at_step,
+                run=str(folder.root),
+                game=facts["name"],
+                seed=facts["seed"],
+                algorithm=settings.algorithm,
+                steps=settings.run.steps,
+                until=facts["until"],
+                init_from=init_from,
+                is_from_store=env_info is None,
+            )
+        )
+        training.run()
+        result = result_of(
+            training, facts, env_class=env_info.env_class if env_info is not None else ""
+        )
+        result["init_from"] = init_from and dataclasses.asdict(init_from)
+        draw_curve(folder, title=f"{facts['name']}, {settings.algorithm}", goal=facts["until"])
+        folder.write_json("result.json", result)  # last: this file marks the run as finished
+        policy = folder.policy()
+    return Run(folder.root, policy, result)
+
+
+def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str) -> dict[str, Any]:
+    """The result of a run: the last line of `understudy train --json`."""
+    returns = training.final_returns()
+    counts = training.engine.learner.counts
+    clocks = training.clocks
+    mean = None if returns is None else float(returns.mean())
+    std = None if returns is None else float(returns.std())
+    return {
+        "solved": training.is_solved,
+        "return_mean": mean,
+        "return_std": std if std is not None and math.isfinite(std) else None,
+        "episodes": 0 if returns is None else len(returns),
+        "until": facts["until"],
+        "env_steps": training.engine.env_steps,
+        "updates": counts.updates,
+        "train_episodes": training.episodes,
+        "train_s": round(clocks.train_s, 3),
+        "compile_s": round(clocks.compile_s, 3),
+        "eval_s": round(clocks.eval_s, 3),
+        "startup_s": round(clocks.startup_s, 3),
+        "resumed_at_step": training.resumed_at_step,
+        "env_class": env_class,
+        "algorithm": facts["algorithm"],
+        "game": facts["name"],
+        "seed": facts["seed"],
+        "replay_ratio": round(counts.replay_ratio, 3),
+        "skipped_updates": counts.skipped_updates,
+        "confirmations": training.confirmations,
+        "guarded_chunks": training.guarded_chunks,
+        "run": str(training.folder.root),
+        "policy": str(training.folder.policy_path()),
+    }
+
+
+def matching_weights(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> InitFrom:
+    """Match another run's weights to this network; ConfigError if no kernel has the same shape."""
+    run_shapes = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
+    shapes = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
+    fit = [name for name, shape in shapes.items() if run_shapes.get(name) == shape]
+    # Biases fit almost any network, so they do not count.
+    kernels = [name for name, shape in network.shapes().items() if len(shape) > 1]
+    if not set(kernels) & set(fit):
+        first = kernels[0]
+        got = f"is {run_shapes[first]} there" if first in run_shapes else "does not exist there"
+        raise ConfigError(
+            f"cannot start from {run}: none of its weight matrices has the shape that this network "
+            f"needs ({first} {got}, and {shapes[first]} here); choose a run of the same game, and "
+            f"use --algorithm and --network as in {run}/preset.toml"
+        )
+    return InitFrom(run=run, fit=fit, new=[name for name in shapes if name not in fit])
+
+
+# --- Training from a store ------------------------------------------------------------------------
+
+
+def store_folder(folder: Path) -> Path:
+    """The store inside a data folder or a run's folder, or the store itself."""
+    for path in (folder / "store", folder):
+        if has_store(path):
+            return path
+    raise ConfigError(
+        f"{folder} contains no store; give a data folder that has one, or ingest what was "
+        f"recorded: understudy ingest --data {folder} --until-empty"
+    )
+
+
+def stored_spec(store: Path, game: str) -> GameSpec:
+    """The newest spec of a game in a store."""
+    with open_view(store) as view:
+        # An env id may start with the game's package, which recorders leave out.
+        for name in dict.fromkeys((game, game.rpartition(":")[2])):
+            if specs := view.specs(game_name_of_env(name)):
+                return specs[0]
+    folder = store.parent if store.name == "store" else "DIR"
+    raise ConfigError(
+        f"the store {store} has no experience of {game}; list its games: understudy data stats "
+        f"--data {folder}"
+    )
+
+
+# --- Several runs that differ only in their seeds, one after another ------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Finished training runs of several seeds."""
+
+    folder: Path
+    runs: Sequence[Run]
+    result: Mapping[str, Any]
+
+
+def train_seeds(
+    game: Any,
+    *,
+    seeds: int,
+    seed: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    on_run: Callable[[Path], object] = lambda folder: None,
+    options: TrainOptions | None = None,
+    **arguments: Any,
+) -> Runs:
+    """One run per seed, counting from `seed`, in OUT/seed-S; `arguments` are passed to `train`.
+
+    With `resume`, finished runs stay unchanged, and the others are resumed or started.
+    """
+    options = options or TrainOptions()
+    first = seed or 0
+    if not 1 <= seeds <= MAX_SEEDS or first + seeds - 1 > MAX_SEED:
+        raise ConfigError(f"seeds is {seeds}; give the number of runs, from 1 to {MAX_SEEDS}")
+    if game is None:
+        raise ConfigError(
+            "no game was given, which several seeds require even with --resume; pass a Gymnasium "
+            "id, such as CartPole-v1"
+        )
+    if out is None and resume:
+        raise ConfigError(
+            "no runs to resume were given; pass their folder: --resume --out runs/GAME-ALGORITHM-N"
+        )
+    if out is None:
+        request = TrainRequest(
+            algorithm=arguments.get("algorithm"),
+            preset=options.preset,
+            from_store=_path(options.from_store),
+            config_file=_path(options.config),
+        )
+        out = default_folder(Path("runs"), str(game), algorithm_name(requested_algorithm(request)))
+    if not resume:
+        check_free(out)
+    runs = []
+    for number in range(first, first + seeds):
+        folder = out / f"seed-{number}"
+        on_run(folder)
+        runs.append(
+            train(game, seed=number, out=folder, resume=resume, options=options, **arguments)
+        )
+        options = replace(options, started_s=None)  # only the first run waited for the process
+    result = combined_result(out, [run.result for run in runs])
+    RunFolder(out).write_json("summary.json", result)
+    return Runs(out, runs, result)
+
+
+def combined_result(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The results of several seeds combined: total work, and IQM with interval of the returns."""
+    means = [result["return_mean"] for result in results if result["return_mean"] is not None]
+    estimate = bootstrap([[mean] for mean in means], iqm) if means else None
+    work = ("episodes", "env_steps", "updates", "guarded_chunks", "train_s", "compile_s", "eval_s")
+    return {
+        "solved": all(result["solved"] for result in results),
+        "solved_seeds": sum(result["solved"] for result in results),
+        "seeds": len(results),
+        "return_mean": sum(means) / len(means) if means else None,
+        "return_iqm": estimate and estimate.value,
+        "return_low": estimate and estimate.low,
+        "return_high": estimate and estimate.high,
+        **{name: round(sum(result.get(name, 0) for result in results), 3) for name in work},
+        "startup_s": results[0]["startup_s"],
+        "resumed_at_step": max(result["resumed_at_step"] for result in results),
+        "env_class": results[0]["env_class"],
+        "algorithm": results[0]["algorithm"],
+        "game": results[0]["game"],
+        "run": str(out),
+        "runs": [dict(result) for result in results],
+    }

@@ -1,0 +1,361 @@
+"""The training loop: rounds, evaluations and checkpoints, from the first step to the result."""
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.act.actor import Actor
+from understudy.algorithm import Rollouts, Transitions
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError
+from understudy.core.statistics import mean
+from understudy.core.tensors import Array
+from understudy.experience.game import GameSpec
+from understudy.learn.learner import Learner
+from understudy.nn.policy import Policy
+from understudy.training.env_info import GameChoice
+from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING, Evaluator
+from understudy.training.events import (
+    CheckpointSaved,
+    EpisodeEnded,
+    Evaluation,
+    Event,
+    Guarded,
+    OnEvent,
+    Stop,
+)
+from understudy.training.folder import RunFolder
+from understudy.training.follower import StoreFollower
+from understudy.training.from_store import FromStore
+from understudy.training.inline import Inline, InlineConfig, RunStore
+from understudy.training.settings import RunPart, RunSettings
+from understudy.training.training_job import Engine, TrainingJob
+
+FINAL_EPISODES = 100
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Time spent, in seconds."""
+
+    train_s: float = 0.0
+    eval_s: float = 0.0
+    compile_s: float = 0.0
+    startup_s: float = 0.0
+
+
+class Training:
+    """Repeats rounds until the steps are done, the goal is reached, or a listener stops it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: RunFolder,
+        part: RunPart,
+        *,
+        evaluator: Evaluator,
+        until: float | None,
+        on_event: OnEvent | None,
+        extensions: int = 0,
+    ) -> None:
+        """`extensions`: how often the run had finished before and was extended."""
+        self.engine = engine
+        self.folder = folder
+        self._part = part
+        self._evaluator = evaluator
+        self._until = until
+        self._listener = on_event
+        self._extensions = extensions
+        self._job = TrainingJob(engine, folder.checkpoints, on_event=self.handle_event)
+        self.clocks = Clocks()
+        self.resumed_at_step = 0
+        self.best_mean = -math.inf
+        self.is_solved = False
+        self._final: Array | None = None
+        self.episodes = 0
+        self.guarded_chunks = 0
+        self._recent: deque[float] = deque(maxlen=100)
+        self._next_eval = part.eval_every
+        self._next_checkpoint = 0
+        self.confirmations = 0
+        self._best_extension = 0
+        """The number of extensions when the best policy was found."""
+        self._must_stop = False
+        self.evaluated_steps = -1
+        """The step of the last evaluation."""
+
+    def handle_event(self, event: Event) -> None:
+        """Handle an event of the run and pass it on to the listener."""
+        if isinstance(event, EpisodeEnded):
+            self._recent.append(event.return_)
+            self.episodes += 1
+        if isinstance(event, Guarded):
+            self.guarded_chunks += len(event.chunks)
+            self.folder.add_guarded(event)
+        if self._listener is not None and self._listener(event) is Stop:
+            self._must_stop = True
+
+    # --- The loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the end; after an exception or a kill, the last checkpoint can be resumed."""
+        while not (self.engine.is_done or self.is_solved or self._must_stop):
+            self.step()
+        if self.evaluated_steps != self.engine.steps:
+            self._evaluate()
+        self._save()  # also if solved: the run may be extended from here
+
+    def step(self) -> None:
+        """One round, then the evaluation and the checkpoint that are due."""
+        started_s = time.perf_counter()
+        began_at = self.engine.steps
+        compiled_s = self.engine.learner.compile_s
+        self._job.step()
+        compiled_s = self.engine.learner.compile_s - compiled_s
+        self.clocks.compile_s += compiled_s
+        self.clocks.train_s += time.perf_counter() - started_s - compiled_s
+        if self.engine.steps >= self._next_eval:
+            self._evaluate()
+        # Saved before the mark would be passed, so that a kill costs at most one interval.
+        if 2 * self.engine.steps - began_at > self._next_checkpoint and not self.is_solved:
+            started_s = time.perf_counter()
+            self._save()
+            self.clocks.train_s += time.perf_counter() - started_s
+
+    def _evaluate(self) -> None:
+        started_s = time.perf_counter()
+        env_steps = self.engine.steps
+        self._next_eval = env_steps + self._part.eval_every
+        self.evaluated_steps = env_steps
+        played = self._evaluator.returns(
+            self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING
+        )
+        if played is None or not len(returns := self._finite(played)):
+            return
+        estimate = mean(returns)
+        all_finite = len(returns) == len(played)
+        is_best = all_finite and estimate.value > self.best_mean
+        if is_best:
+            self.best_mean = estimate.value
+            self._best_extension = self._extensions
+            self.folder.save_policy("best", self.engine.policy)
+        if all_finite and self._until is not None and estimate.value >= self._until:
+            self._confirm(self._until)
+        self.clocks.eval_s += time.perf_counter() - started_s
+        recent = [value for value in self._recent if math.isfinite(value)]
+        low, high = (math.nan if end is None else end for end in (estimate.low, estimate.high))
+        self.folder.add_to_curve(
+            {
+                "env_steps": env_steps,
+                "updates": self.engine.learner.counts.updates,
+                "train_s": self.clocks.train_s,
+                "return_mean": estimate.value,
+                "return_low": low,
+                "return_high": high,
+                "train_return": float(np.mean(recent)) if recent else math.nan,
+            }
+        )
+        self.handle_event(
+            Evaluation(
+                env_steps=env_steps,
+                returns=returns.tolist(),
+                mean=estimate.value,
+                low=estimate.low,
+                high=estimate.high,
+                is_best=is_best,
+            )
+        )
+
+    def _confirm(self, until: float) -> None:
+        """Repeat a reached goal on seeds never used before; only then is the run solved."""
+        returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
+        self.confirmations += 1
+        if returns is not None and returns.mean() >= until:
+            self.is_solved = True
+            self._final = returns
+            self.folder.save_policy("best", self.engine.policy)
+
+    def final_returns(self) -> Array | None:
+        """The best policy's returns in 100 episodes on new seeds; None unless all are finite.
+
+        No evaluation has used the seeds. For a solved run, these are the episodes that confirmed
+        it.
+        """
+        if self._final is None:
+            # The same policy always gets the same seeds, however often its run is extended, so
+            # that it has only one final test.
+            self._final = self._hundred(
+                self.folder.policy(), series=AT_THE_END, attempt=self._best_extension
+            )
+            # Solved only if the goal was reached twice: in an evaluation and here.
+            if self._final is not None and self._until is not None:
+                self.is_solved = min(self.best_mean, float(self._final.mean())) >= self._until
+        return self._final
+
+    def _hundred(self, policy: Policy, *, series: int, attempt: int = 0) -> Array | None:
+        returns = self._evaluator.returns(
+            policy, episodes=FINAL_EPISODES, series=series, attempt=attempt
+        )
+        return None if returns is None or len(self._finite(returns)) < len(returns) else returns
+
+    def _finite(self, returns: Array) -> Array:
+        """The finite returns; a Guarded event reports NaN and infinite ones."""
+        is_finite = np.isfinite(returns)
+        if not is_finite.all():
+            self.handle_event(
+                Guarded(
+                    env_steps=self.engine.steps,
+                    what=f"{(~is_finite).sum()} of {len(returns)} evaluation episodes returned "
+                    "NaN or infinity: they are ignored, and the others count neither as best nor "
+                    "towards the goal",
+                )
+            )
+        return returns[is_finite]
+
+    # --- Checkpoints ------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        env_steps = self.engine.steps
+        self._next_checkpoint = env_steps + self._part.checkpoint_every
+        # As arrays: a game may return NaN and infinities, which JSON cannot hold.
+        arrays: dict[str, Array] = {
+            "training.best_mean": np.array(self.best_mean),
+            "training.recent": np.array(self._recent, float),
+        }
+        if self._final is not None:
+            arrays["training.final"] = self._final
+        facts = {
+            "is_solved": self.is_solved,
+            "extensions": self._extensions,
+            "next_eval": self._next_eval,
+            "evaluated_steps": self.evaluated_steps,
+            "episodes": self.episodes,
+            "guarded_chunks": self.guarded_chunks,
+            "confirmations": self.confirmations,
+            "best_extension": self._best_extension,
+            "train_s": self.clocks.train_s,
+            "eval_s": self.clocks.eval_s,
+            "compile_s": self.clocks.compile_s,
+        }
+        path = self._job.save(arrays, {"training": facts})
+        self.folder.save_policy("last", self.engine.policy)
+        self.handle_event(CheckpointSaved(env_steps=env_steps, path=str(path)))
+
+    def resume(self) -> bool:
+        """Resume from the newest checkpoint; False if there is none yet."""
+        checkpoint = self._job.resume()
+        if checkpoint is None:
+            return False
+        facts = checkpoint.facts["training"]
+        self.best_mean = float(checkpoint.arrays["training.best_mean"])
+        self._recent.extend(checkpoint.arrays["training.recent"].tolist())
+        self._next_eval = facts["next_eval"]
+        self.evaluated_steps = facts["evaluated_steps"]
+        self.episodes = facts["episodes"]
+        self.guarded_chunks = facts["guarded_chunks"]
+        self.confirmations = facts["confirmations"]
+        self._best_extension = facts.get("best_extension", 0)
+        self.clocks.compile_s = facts.get("compile_s", 0.0)
+        self.clocks.train_s = facts["train_s"]
+        self.clocks.eval_s = facts["eval_s"]
+        if facts.get("is_solved") and facts["extensions"] == self._extensions:
+            # Killed between its last checkpoint and its result, and not extended since.
+            self.is_solved = True
+            self._final = checkpoint.arrays["training.final"]
+        self.resumed_at_step = checkpoint.env_steps
+        self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
+        return True
+
+
+# --- Construction: envs, algorithm, learner, actor, engine ----------------------------------------
+
+
+def build(
+    folder: RunFolder,
+    settings: RunSettings,
+    facts: Mapping[str, Any],
+    *,
+    spec: GameSpec,
+    choice: GameChoice,
+    evaluator: Evaluator,
+    on_event: OnEvent | None,
+    opened: contextlib.ExitStack,
+) -> Training:
+    """Build the training that a run's facts describe; its resources are closed with `opened`.
+
+    It plays the game, or only reads a store, which does not require the game to be installed.
+    """
+    part = settings.run
+    algorithm = settings.algorithm_type(spec, settings.config)
+    config = settings.learner_config()
+    is_played = facts["from_store"] is None
+    if not is_played:
+        config = replace(config, limiter=None)
+        if not isinstance(algorithm.needs, Transitions):
+            raise ConfigError(
+                f"{settings.algorithm} is on-policy and learns only from its own play; use bc or "
+                "dqn with --from-store"
+            )
+    start = None if facts["init_from"] is None else folder.start().weights
+    learner = Learner(
+        algorithm, settings.knobs, root_seed=facts["seed"], config=config, start=start
+    )
+
+    def handle_event(event: Event) -> None:  # the engine is created before its training
+        training.handle_event(event)
+
+    engine: Engine
+    if is_played:
+        needs = algorithm.needs
+        num_envs = part.envs
+        collect = part.collect
+        if isinstance(needs, Rollouts):
+            num_envs = needs.envs
+            collect = needs.steps
+        envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
+        history = None
+        if not learner.is_on_policy:
+            history = opened.enter_context(
+                contextlib.closing(RunStore(folder.store, spec, clock=SystemClock()))
+            )
+        engine = Inline(
+            learner,
+            history=history,
+            on_event=handle_event,
+            actor=Actor(
+                envs,
+                spec,
+                root_seed=facts["seed"],
+                created_ms=facts["created_ms"],
+                incarnation=facts["starts"],
+            ),
+            config=InlineConfig(
+                steps=part.steps,
+                collect=collect,
+                is_asynchronous=part.asynchronous,
+                has_ladder=part.ladder,
+            ),
+        )
+    else:
+        follower = StoreFollower(Path(facts["from_store"]))
+        engine = FromStore(
+            learner, follower, steps=part.steps, clock=SystemClock(), on_event=handle_event
+        )
+    opened.callback(engine.close)
+    training = Training(
+        engine,
+        folder,
+        part,
+        evaluator=evaluator,
+        until=facts["until"],
+        on_event=on_event,
+        extensions=facts.get("extensions", 0),
+    )
+    return training

@@ -1,0 +1,120 @@
+"""A data folder's signing key, and releasing a run by hand."""
+
+import shutil
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.act.policies import random_policy
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment, signing_key
+from understudy.core.errors import ConfigError, Refused
+from understudy.experience.game import game_spec
+from understudy.release.gatekeeper import release_run
+from understudy.training.folder import RunFolder
+
+GAME = game_spec("pong", obs=6, actions=3)
+
+
+def a_run(folder: Path, *, seed: int = 0, has_ended: bool = True) -> Path:
+    run = RunFolder(folder)
+    run.create({"algorithm": "dqn", "seed": seed, "game": "pong"}, "")
+    run.save_policy("best", random_policy(GAME, "argmax", seed=seed))
+    if has_ended:
+        run.write_json("result.json", {"return_mean": 12.5, "solved": True, "nothing": None})
+    return folder
+
+
+def test_concurrent_processes_create_one_signing_key_readable_by_its_owner_only(
+    tmp_path: Path,
+):
+    data = DataFolder(tmp_path / "D")
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: open_deployment(data), range(8)))
+    assert len({one.signer.key_id for one in opened}) == 1
+    assert stat.S_IMODE(signing_key(data).stat().st_mode) == 0o600
+    assert [path.name for path in data.root.iterdir()] == ["signing.key"]
+
+
+def test_a_lost_signing_key_is_an_error_and_not_replaced(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    open_deployment(data).keys.create(["play"])
+    signing_key(data).unlink()
+    with pytest.raises(ConfigError, match="restore it from a backup"):
+        open_deployment(data)
+    signing_key(data).write_bytes(b"short")
+    with pytest.raises(ConfigError, match="5 bytes, expected 32"):
+        open_deployment(data)
+
+
+def test_models_may_be_at_a_url(tmp_path: Path):
+    url = f"file://{tmp_path / 'elsewhere'}"
+    opened = open_deployment(DataFolder(tmp_path / "D"), models=url)
+    opened.registry.register(GAME)
+    assert open_deployment(DataFolder(tmp_path / "D"), models=url).registry.games() == ["pong"]
+    assert open_deployment(DataFolder(tmp_path / "D")).registry.games() == []
+
+
+@pytest.mark.parametrize("name", ["key", "signing.key"])
+def test_a_machine_whose_keys_differ_from_the_deployments_does_not_start(tmp_path: Path, name: str):
+    url = f"file://{tmp_path / 'elsewhere'}"
+    first = DataFolder(tmp_path / "D")
+    second = DataFolder(tmp_path / "E")
+    open_deployment(first, models=url)
+    second.root.mkdir()
+    for one in ("key", "signing.key"):
+        shutil.copy(first.root / one, second.root / one)
+    open_deployment(second, models=url)
+    (second.root / name).unlink()
+    with pytest.raises(ConfigError, match=f"missing .*{name}, which .*copy it from one of them"):
+        open_deployment(second, models=url)
+    assert not (second.root / name).exists()
+    (second.root / name).write_bytes(b"another key of thirty-two bytes.")
+    with pytest.raises(ConfigError, match=f"{name} differs from the key .* copy their key here"):
+        open_deployment(second, models=url)
+    shutil.copy(first.root / name, second.root / name)
+    open_deployment(second, models=url)
+
+
+def test_the_first_added_run_becomes_champion_and_the_next_waits(tmp_path: Path):
+    opened = open_deployment(DataFolder(tmp_path / "D"))
+    first = release_run(opened, a_run(tmp_path / "one"))
+    second = release_run(opened, a_run(tmp_path / "two", seed=1))
+    assert (first.manifest.name, first.is_champion) == ("pong/1", True)
+    assert (second.manifest.name, second.is_champion) == ("pong/2", False)
+    lineage = first.manifest.lineage
+    assert (lineage.algorithm, lineage.metrics["return_mean"]) == ("dqn", 12.5)
+    catalogue = opened.registry.catalogue("pong")
+    assert (catalogue.model_of("champion"), catalogue.epoch) == (1, 1)
+    assert opened.registry.policy("pong", 2) == random_policy(GAME, "argmax", seed=1)
+
+
+def test_adding_a_run_does_not_fence_the_games_learner(tmp_path: Path):
+    opened = open_deployment(DataFolder(tmp_path / "D"))
+    epoch = opened.registry.takeover("pong", owner="the learner")
+    release_run(opened, a_run(tmp_path / "one"))
+    assert opened.registry.catalogue("pong").epoch == epoch
+
+
+def test_an_unfinished_or_invalid_run_is_not_released(tmp_path: Path):
+    opened = open_deployment(DataFolder(tmp_path / "D"))
+    with pytest.raises(ConfigError, match="has not finished"):
+        release_run(opened, a_run(tmp_path / "one", has_ended=False))
+    with pytest.raises(ConfigError, match="is not a run"):
+        release_run(opened, tmp_path / "nothing")
+    assert opened.registry.games() == []
+
+
+def test_a_run_with_non_finite_outputs_is_rejected_and_leaves_no_model(tmp_path: Path):
+    run = a_run(tmp_path / "one")
+    opened = open_deployment(DataFolder(tmp_path / "D"))
+    policy = random_policy(GAME, "argmax")
+    huge = {name: np.full_like(array, 3e38) for name, array in policy.weights.items()}
+    RunFolder(run).save_policy("best", replace(policy, weights=huge))
+    with np.errstate(all="ignore"), pytest.raises(Refused, match="are not finite"):
+        release_run(opened, run)
+    assert opened.registry.games() == []

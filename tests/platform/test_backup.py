@@ -1,0 +1,210 @@
+"""Backup and restore: created while others write, verified byte by byte, rejected if damaged."""
+
+import json
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.test_deployment import a_run
+from understudy.backends.data import DataFolder, stats
+from understudy.backends.deployment import open_deployment
+from understudy.cli.root import run as run_command
+from understudy.client.connect import connect
+from understudy.core.errors import ConfigError, Corrupt
+from understudy.platform.backup import back_up, restore, verify_backup
+from understudy.platform.config import Config, ModelsSection
+from understudy.platform.ingest import IngestRole
+from understudy.release.gatekeeper import release_run
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line takes over SIGTERM; the tests' own process takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def play(data: Path, *, steps: int = 40) -> None:
+    with connect("pong", obs=6, actions=3, data=str(data), consent="granted") as game:
+        episode = game.episode("ada")
+        for at in range(steps):
+            episode.acted([float(at)] * 6, at % 3)
+            episode.reward(1.0)
+        episode.end([0.0] * 6)
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> DataFolder:
+    data = DataFolder(tmp_path / "D")
+    opened = open_deployment(data)
+    opened.keys.create(["play"])
+    release_run(opened, a_run(tmp_path / "run"))
+    play(data.root)
+    with IngestRole(data) as role:
+        role.service.drain()
+    return data
+
+
+def test_a_backup_is_restored_to_the_same_steps_models_and_keys(
+    deployed: DataFolder, tmp_path: Path
+):
+    proof = back_up(deployed, tmp_path / "B")
+    assert (proof.steps, proof.models, proof.keys) == (40, 1, 1)
+    assert stat.S_IMODE((tmp_path / "B").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "B" / "signing.key").stat().st_mode) == 0o600
+    new = DataFolder(tmp_path / "E")
+    assert restore(tmp_path / "B", new) == proof
+    assert stats(new)["steps"] == 40
+    opened = open_deployment(new)
+    before = open_deployment(deployed)
+    assert opened.signer.key_id == before.signer.key_id
+    assert opened.registry.policy("pong", 1) == before.registry.policy("pong", 1)
+    # It goes on from there: positions of a stream that is not here are in nobody's way.
+    play(new.root)
+    with IngestRole(new) as role:
+        role.service.drain()
+        role.trim(0.0)
+    assert stats(new)["steps"] == 80
+    assert list((deployed.root / "snapshots").iterdir()) == [deployed.root / "snapshots" / ".lock"]
+
+
+def test_frames_in_the_stream_are_in_the_backup_that_a_running_ingest_creates(
+    deployed: DataFolder, tmp_path: Path
+):
+    stop = threading.Event()
+    with IngestRole(deployed) as role:
+        running = threading.Thread(target=role.run, args=(stop,))
+        running.start()
+        try:
+            play(deployed.root, steps=25)
+            proof = back_up(deployed, tmp_path / "B", timeout_s=60)
+        finally:
+            stop.set()
+            running.join()
+    assert proof.steps == 65
+
+
+def test_a_changed_missing_or_added_byte_is_detected(deployed: DataFolder, tmp_path: Path):
+    backup = tmp_path / "B"
+    back_up(deployed, backup)
+    database = backup / "store" / "experience.sqlite"
+    raw = database.read_bytes()
+    database.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(Corrupt, match="was changed"):
+        verify_backup(backup)
+    with pytest.raises(Corrupt):
+        restore(backup, DataFolder(tmp_path / "E"))
+    assert not (tmp_path / "E").exists()
+    database.write_bytes(raw)
+    assert verify_backup(backup).steps == 40
+    (backup / "extra").write_text("x")
+    with pytest.raises(Corrupt, match="extra"):
+        verify_backup(backup)
+    (backup / "extra").unlink()
+    (backup / "key").unlink()
+    with pytest.raises(Corrupt, match="key in"):
+        verify_backup(backup)
+
+
+def test_a_damaged_model_is_reported_and_everything_else_is_backed_up(
+    deployed: DataFolder, tmp_path: Path
+):
+    (blob,) = (deployed.root / "models" / "blobs").iterdir()
+    for damage in (lambda: blob.write_bytes(blob.read_bytes()[:-1]), blob.unlink):
+        damage()
+        backup = tmp_path / f"B{blob.exists()}"
+        new = DataFolder(tmp_path / f"E{blob.exists()}")
+        proof = back_up(deployed, backup)
+        assert (proof.damaged, proof.steps, proof.models) == (("pong/1",), 40, 1)
+        assert restore(backup, new).damaged == ("pong/1",)
+
+
+def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolder, tmp_path: Path):
+    first = min((deployed.root / "models" / "registry" / "pong").iterdir())
+    first.rename(tmp_path / "lost")
+    with pytest.raises(Corrupt, match="restore it, then back up again"):
+        back_up(deployed, tmp_path / "B")
+    assert not (tmp_path / "B").exists()
+
+
+def test_files_of_a_killed_backup_are_removed_and_are_not_a_backup(
+    deployed: DataFolder, tmp_path: Path
+):
+    (deployed.root / "snapshots" / "old" / "store").mkdir(parents=True)
+    back_up(deployed, tmp_path / "B")
+    assert not (deployed.root / "snapshots" / "old").exists()
+    (tmp_path / "B" / "backup.json").unlink()
+    with pytest.raises(ConfigError, match="is not a backup"):
+        verify_backup(tmp_path / "B")
+
+
+def test_a_target_with_files_and_a_source_without_data_are_rejected(
+    deployed: DataFolder, tmp_path: Path
+):
+    with pytest.raises(ConfigError, match="not empty"):
+        back_up(deployed, deployed.root)
+    with pytest.raises(ConfigError, match="is inside the data folder"):
+        back_up(deployed, deployed.root / "copy")
+    with pytest.raises(ConfigError, match="nothing to back up"):
+        back_up(DataFolder(tmp_path / "nothing"), tmp_path / "B")
+    back_up(deployed, tmp_path / "B")
+    with pytest.raises(ConfigError, match="holds a deployment already"):
+        restore(tmp_path / "B", deployed)
+
+
+def test_a_restore_that_fails_leaves_nothing_that_looks_like_a_deployment(
+    deployed: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    back_up(deployed, tmp_path / "B")
+    (tmp_path / "E").mkdir()
+    (tmp_path / "E" / "understudy.toml").write_text("# mine\n")
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("understudy.platform.backup._sync_tree", full)
+        with pytest.raises(OSError, match="no room"):
+            restore(tmp_path / "B", DataFolder(tmp_path / "E"))
+    assert [path.name for path in (tmp_path / "E").iterdir()] == ["understudy.toml"]
+    assert restore(tmp_path / "B", DataFolder(tmp_path / "E")).steps == 40
+    assert (tmp_path / "E" / "understudy.toml").read_text() == "# mine\n"
+
+
+def test_remote_models_are_backed_up_and_restored_to_a_url(tmp_path: Path):
+    data = DataFolder(tmp_path / "D")
+    url = f"file://{tmp_path / 'elsewhere'}"
+    release_run(open_deployment(data, models=url), a_run(tmp_path / "run"))
+    assert back_up(data, tmp_path / "B", config=Config(models=ModelsSection(url=url))).models == 1
+    other = f"file://{tmp_path / 'other'}"
+    assert restore(tmp_path / "B", DataFolder(tmp_path / "E"), models=other).models == 1
+    assert (tmp_path / "other" / "blobs").is_dir()
+    assert not (tmp_path / "E" / "models").exists()
+
+
+def test_the_commands_report_what_they_copied(
+    deployed: DataFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    data = str(deployed.root)
+    backup = str(tmp_path / "B")
+    assert run_command(["backup", backup, "--data", data, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 40
+    assert run_command(["backup", backup, "--data", data]) == 2
+    assert run_command(["restore", backup, "--data", str(tmp_path / "E")]) == 0
+    assert "restored 40 steps, 1 models and 1 keys" in capsys.readouterr().out
+    assert (
+        run_command(["restore", str(tmp_path / "none"), "--data", str(tmp_path / "F"), "--json"])
+        == 2
+    )
+    assert "is not a backup" in capsys.readouterr().err
+    for command in ("backup", "restore"):
+        assert run_command([command, "--help"]) == 0
+        assert capsys.readouterr().out.count("understudy ") >= 3

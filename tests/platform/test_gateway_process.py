@@ -1,0 +1,99 @@
+"""Ingest figures in the gateway's metrics."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from understudy.platform.gateway_process import IngestMetrics
+from understudy.platform.platform import Role, RoleStatus
+from understudy.testing.clock import START_S, ManualClock
+
+NATIVE = {
+    "stored": 512,
+    "lag_s": 0.25,
+    "fates": {"new": 3, "duplicate": 1},
+    "refusals": {"bad_action": 2},
+}
+SPARK = {
+    **NATIVE,
+    "engine": "spark",
+    "batch": 7,
+    "batch_rows": 4,
+    "batch_s": 0.5,
+    "spark_ui": "http://127.0.0.1:4040",
+}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def metrics(
+    tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state: str = "running"
+) -> str:
+    """The gateway's metrics for a role with this status."""
+    role = Role(name="ingest", command=lambda _: (), drain_s=1.0)
+    status = RoleStatus(role, state=state, restarts=2, last_report=report)
+    path = tmp_path / "ingest.json"
+    path.write_text(json.dumps(status.to_json(START_S)))
+    registry = CollectorRegistry()
+    registry.register(IngestMetrics(path, clock))
+    return generate_latest(registry).decode()
+
+
+def test_native_and_spark_have_the_same_metrics(tmp_path: Path, clock: ManualClock):
+    for engine, report in (("native", NATIVE), ("spark", SPARK)):
+        told = metrics(tmp_path, clock, report)
+        for line in (
+            f'understudy_ingest_running{{engine="{engine}"}} 1.0',
+            f'understudy_ingest_restarts_total{{engine="{engine}"}} 2.0',
+            f'understudy_ingest_steps_total{{engine="{engine}"}} 512.0',
+            f'understudy_ingest_frames_total{{engine="{engine}",fate="new"}} 3.0',
+            f'understudy_ingest_frames_total{{engine="{engine}",fate="duplicate"}} 1.0',
+            f'understudy_ingest_refusals_total{{engine="{engine}",reason="bad_action"}} 2.0',
+            f'understudy_ingest_lag_seconds{{engine="{engine}"}} 0.25',
+        ):
+            assert line in told.splitlines()
+        assert ("understudy_ingest_batch_seconds" in told) == (engine == "spark")
+
+
+def test_spark_reports_its_last_batch(tmp_path: Path, clock: ManualClock):
+    told = metrics(tmp_path, clock, SPARK).splitlines()
+    assert 'understudy_ingest_batch{engine="spark"} 7.0' in told
+    assert 'understudy_ingest_batch_rows{engine="spark"} 4.0' in told
+    assert 'understudy_ingest_batch_seconds{engine="spark"} 0.5' in told
+
+
+@pytest.mark.parametrize(
+    ("state", "later_s"), [("waiting", 0.0), ("ended", 0.0), ("running", 11.0)]
+)
+def test_a_stopped_role_reports_no_outdated_lag(
+    state: str, later_s: float, tmp_path: Path, clock: ManualClock
+):
+    clock.advance(later_s)
+    told = metrics(tmp_path, clock, SPARK, state=state)
+    assert 'understudy_ingest_running{engine="spark"} 0.0' in told
+    assert "lag_seconds" not in told
+    assert "batch_seconds" not in told
+    assert 'understudy_ingest_steps_total{engine="spark"} 512.0' in told
+
+
+def test_a_role_that_has_reported_nothing_yet_has_no_counts(tmp_path: Path, clock: ManualClock):
+    told = metrics(tmp_path, clock, {}, state="starting")
+    assert 'understudy_ingest_running{engine="native"} 0.0' in told
+    assert "understudy_ingest_steps" not in told
+
+
+@pytest.mark.parametrize("text", [None, "", "{"])
+def test_without_an_ingest_role_there_are_no_ingest_metrics(
+    text: str | None, tmp_path: Path, clock: ManualClock
+):
+    if text is not None:
+        (tmp_path / "ingest.json").write_text(text)
+    registry = CollectorRegistry()
+    registry.register(IngestMetrics(tmp_path / "ingest.json", clock))
+    assert generate_latest(registry) == b""

@@ -1,0 +1,458 @@
+"""The learner as a service: it turns a store into bots, without a game and without actors."""
+
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulation.recordings import (
+    CONTINUOUS,
+    GAME,
+    SIGNER,
+    Recording,
+    balancing_policy,
+    bot,
+    chunks_of,
+    episodes,
+    person,
+    recording,
+    returns_of,
+)
+from understudy.backends.data import DataFolder
+from understudy.core.errors import ConfigError, Corrupt, Fenced, Unreachable
+from understudy.core.names import new_session
+from understudy.experience.game import GameSpec
+from understudy.learn.learner import Learner
+from understudy.models.gate import Bounds
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
+from understudy.platform.children import FENCED, Child
+from understudy.platform.learner_process import LearnerRole
+from understudy.ports import Cursor
+from understudy.release import game_learner
+from understudy.release.game_learner import LearnerServiceConfig
+from understudy.release.model_check import check_model
+from understudy.release.schedule import LearningSchedule
+from understudy.stores.view import StoreView
+from understudy.testing.clock import START_S
+from understudy.training.training_job import decode_checkpoint
+
+SCHEDULE = LearningSchedule(bc_updates=256, dqn_updates=64, dqn_steps=1_000, updates_per_step=0.2)
+SMALL = {"widths": [16], "batch": 32, "updates_per_call": 32, "capacity": 32_768}
+CONFIG = LearnerServiceConfig(
+    schedule=SCHEDULE,
+    bounds=Bounds(max_episodes=120),
+    settings={"bc": SMALL, "dqn": SMALL},
+    checkpoint_every_s=0.01,
+)
+
+
+PROGRAMS: dict[str, Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners of the same algorithm and game share their compiled program."""
+
+    def learner(algorithm: Any, *given: Any, **more: Any) -> Learner:
+        made = Learner(algorithm, *given, **more)
+        made._call = PROGRAMS.setdefault(f"{algorithm!r}", made._call)
+        return made
+
+    monkeypatch.setattr(game_learner, "Learner", learner)
+
+
+@pytest.fixture
+def made(quick_path: Path) -> Recording:
+    return recording(DataFolder(quick_path))
+
+
+def role_of(made: Recording, config: LearnerServiceConfig = CONFIG) -> LearnerRole:
+    return LearnerRole(
+        made.data, made.registry(), config=config, clock=made.clock, check=check_model
+    )
+
+
+def until_idle(role: LearnerRole, game: GameSpec = GAME) -> dict[str, Any]:
+    for _ in range(2_000):
+        if not role.step():
+            return role.status()["games"][game.game]  # type: ignore[no-any-return]
+    raise AssertionError(f"it never comes to rest: {role.status()}")
+
+
+def first_bot(made: Recording) -> dict[str, Any]:
+    """The status once a clone of people is champion and the dqn training has started."""
+    made.play(person(0.5), 12)
+    with role_of(made) as role:
+        return until_idle(role)
+
+
+# --- from people to the first bot -----------------------------------------------------------------
+
+
+def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: Recording):
+    with role_of(made) as role:
+        assert not role.step()  # there is no store yet
+        while (steps := made.play(person(0.3), 4)) and not role.status()["games"]:
+            role.step()
+        assert until_idle(role)["champion"] == 0
+        before = role.status()["games"]["cart"]
+        assert before["why"].endswith(
+            "of 1000 steps of people with consent, then a clone is trained"
+        )
+        made.play(person(0.9), 10)
+        assert steps < 1_000
+        status = until_idle(role)
+    assert (status["champion"], status["phase"]) == (1, "dqn")
+    assert (
+        made.registry().catalogue("cart").history[0].why
+        == "the first bot, which passed every check"
+    )
+    lineage = made.registry().catalogue("cart").models[1].lineage
+    assert (lineage.algorithm, lineage.parent, lineage.seed) == ("bc", 0, 0)
+    assert lineage.steps > 1_000
+    assert int(lineage.cursor_to) > 10
+    assert "widths = [16]" in lineage.config["settings"]
+    assert lineage.metrics["updates"] == 256.0
+    assert returns_of(made.registry().policy("cart", 1), 50).mean() > 100
+
+
+def test_steps_without_consent_or_by_bots_train_no_first_bot(made: Recording):
+    unknown = made.play(person(0.5), 20, consent="unknown")
+    made.play(person(0.5), 20, consent="denied")
+    made.play(bot(balancing_policy(spin=0.3)), 10, model="cart/9")
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["usable_steps"]) == (0, 0)
+    assert status["consent_unknown_steps"] == unknown
+    advice = f"{unknown} steps are not learned from: consent unknown; next: "
+    assert status["next"].startswith(advice)
+    with role_of(made, replace(CONFIG, learn_from=("granted", "unknown"))) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["next"]) == (1, "")
+
+
+def test_steps_of_an_erased_player_are_no_longer_used(made: Recording):
+    theirs = made.play(person(0.5), 2, player=b"p" * 16, max_steps=60)
+    others = made.play(person(0.5), 2, max_steps=60)
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == theirs + others
+        with made.open() as store:
+            store.forget(b"p" * 16)
+        assert until_idle(role)["usable_steps"] == others
+
+
+def test_a_continuous_game_stays_on_bc(quick_path: Path):
+    made = recording(DataFolder(quick_path), CONTINUOUS)
+    made.play(person(0.5), 12, spec=CONTINUOUS)
+    with role_of(made) as role:
+        status = until_idle(role, CONTINUOUS)
+        assert (status["champion"], status["phase"], status["canary"]) == (1, "bc", 0)
+        made.play(person(0.9), 20, spec=CONTINUOUS)
+        status = until_idle(role, CONTINUOUS)
+    assert (status["champion"], status["canary"]) == (1, 2)
+    assert made.registry().catalogue("slide").models[2].lineage.parent == 1
+
+
+# --- candidates and the gate ----------------------------------------------------------------------
+
+
+def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(made: Recording):
+    status = first_bot(made)
+    assert (status["champion"], status["canary"], status["models"]) == (1, 2, 2)
+    assert made.registry().catalogue("cart").models[2].lineage.algorithm == "dqn"
+    made.clock.advance(10)
+    made.play(bot(balancing_policy(spin=0.045)), 40, model="cart/1")
+    made.play(bot(balancing_policy(spin=0.5)), 29, model="cart/2")
+    with role_of(made) as role:  # another one, which finds a canary that is half judged
+        status = until_idle(role)
+        assert (status["canary"], status["canary_episodes"]) == (2, 29)
+        made.play(bot(balancing_policy(spin=0.5)), 1, model="cart/2")
+        role.step()
+        status = role.status()["games"]["cart"]
+        assert (status["champion"], status["decision"]["decision"]) == (2, "promote")
+        until_idle(role)
+        made.play(person(0.5), 10)
+        status = until_idle(role)
+        assert (status["champion"], status["canary"]) == (2, 3)
+        made.clock.advance(10)
+        made.play(bot(balancing_policy(spin=0.5)), 30, model="cart/2")
+        made.play(bot(balancing_policy()), 30, model="cart/3")
+        role.step()
+        status = role.status()["games"]["cart"]
+    assert (status["champion"], status["canary"]) == (2, 0)
+    assert status["decision"]["decision"] == "reject"
+    now = made.registry().catalogue("cart")
+    assert [one.model_no for one in now.history] == [1, 2]
+    assert "mean return 500 over 30 episodes" in now.history[-1].why
+    assert now.aliases["canary"].why.startswith("reject: mean return 4")
+    assert now.models[3].lineage.parent == 2
+
+
+def test_chunks_that_break_updates_are_reported_and_the_others_are_used(made: Recording):
+    made.play(person(0.5), 12)
+    bad = list(
+        chunks_of(
+            episodes(person(0.5), 1, max_steps=60), new_session(START_S, b"a" * 10), reward=1e15
+        )
+    )
+    made.store(bad)
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["canary"], status["error"]) == (2, "")
+    assert status["guarded_chunks"] == 1
+    assert status["guarded"] == [f"{bad[0].meta.session}/0"]
+
+
+# --- one learner at a time, killed at any moment --------------------------------------------------
+
+
+def test_a_learner_that_was_paused_stops_when_another_took_over(made: Recording):
+    made.play(person(0.5), 12)
+    with role_of(made) as old:
+        while old.step() and not old.status()["games"]["cart"]["updates"]:
+            pass
+        with role_of(made) as new:
+            new.step()
+            with pytest.raises(Fenced, match="has taken over cart"):
+                old.step()
+            assert until_idle(new)["champion"] == 1
+    now = made.registry().catalogue("cart")
+    assert now.epoch == 2
+    assert sorted(now.models) == [1, 2]
+
+
+def test_another_store_is_counted_from_its_start_and_the_first_one_resumes(
+    made: Recording,
+):
+    first = made.play(person(0.5), 4)
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == first
+    away = made.data.root / "first"
+    made.data.store.rename(away)
+    second = made.play(person(0.5), 3)
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == second
+    shutil.rmtree(made.data.store)
+    away.rename(made.data.store)
+    third = made.play(person(0.5), 2)
+    with role_of(made) as role:
+        assert role.step()
+        assert role._stats is not None
+        assert role._stats.schemas["cart"][GAME.schema].steps["granted"] == first + third
+        assert until_idle(role)["usable_steps"] == first + third
+
+
+def test_what_was_set_aside_is_found_again_after_a_kill_between_two_renames(made: Recording):
+    first = made.play(person(0.5), 4)
+    with role_of(made) as role:
+        until_idle(role)
+    learner = made.data.root / "learner"
+    store_id = str(StoreView(made.data.store).identity)
+    learner.rename(learner.with_name(f"learner-{store_id}"))
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == first
+    assert not learner.with_name(f"learner-{store_id}").exists()
+    (learner.with_name("learner-another") / "kept").mkdir(parents=True)
+    (learner / "store.txt").write_text("another")
+    with role_of(made) as role:
+        assert until_idle(role)["usable_steps"] == first
+    assert sorted(path.name for path in made.data.root.glob("learner-*")) == [
+        "learner-another",
+        "learner-another-2",
+    ]
+
+
+class AwayObjects(FolderObjects):
+    """Objects that cannot be reached for a while."""
+
+    is_away = False
+
+    def get(self, name: str) -> bytes | None:
+        if self.is_away:
+            raise Unreachable("nobody answers")
+        return super().get(name)
+
+
+def test_unreachable_models_are_reported_and_retried(made: Recording):
+    objects = AwayObjects(made.data.root / "models")
+    stop = threading.Event()
+    models = Registry(
+        objects, trusted={SIGNER.key_id: SIGNER.public}, signer=SIGNER, clock=made.clock
+    )
+    made.play(person(0.5), 4)
+    with LearnerRole(made.data, models, config=CONFIG, clock=made.clock, check=check_model) as role:
+        before = until_idle(role)
+        objects.is_away = True
+        thread = threading.Thread(target=role.run, args=(stop,))
+        thread.start()
+        try:
+            until(lambda: role.status()["storage_error"] == "nobody answers")
+            assert role.status()["games"]["cart"] == before
+            objects.is_away = False
+            until(lambda: role.status()["storage_error"] == "")
+            assert thread.is_alive()
+        finally:
+            stop.set()
+            thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
+def test_a_training_with_damaged_checkpoints_restarts(made: Recording):
+    assert first_bot(made)["canary"] == 2
+    for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors"):
+        path.write_bytes(b"")
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["champion"], status["canary"], status["error"]) == (1, 2, "")
+    assert status["updates"] > 64
+    (folder,) = made.data.root.glob("learner/cart/dqn-*")
+    assert all(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_training_with_checkpoints_of_another_build_restarts(made: Recording):
+    first_bot(made)
+    (folder,) = made.data.root.glob("learner/cart/dqn-*")
+    for path in folder.iterdir():
+        saved = decode_checkpoint(path.read_bytes())
+        arrays = {name: array for name, array in saved.arrays.items() if name != "state.leaf0000"}
+        path.write_bytes(replace(saved, arrays=arrays).encode())
+    with role_of(made) as role:
+        status = until_idle(role)
+    assert (status["canary"], status["error"]) == (2, "")
+    assert status["updates"] > 64
+
+
+def test_a_damaged_store_does_not_discard_a_trainings_checkpoints(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    first_bot(made)
+    kept = {
+        path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")
+    }
+
+    def damaged(_: StoreView, chunks: object) -> Cursor:
+        raise Corrupt("a page of the store is damaged")
+
+    monkeypatch.setattr(StoreView, "cursor_before", damaged)
+    with role_of(made) as role:
+        assert "a page of the store is damaged" in until_idle(role)["error"]
+    assert {
+        path: path.read_bytes() for path in made.data.root.glob("learner/cart/dqn-*/*.safetensors")
+    } == kept
+
+
+CHILD = """
+import sys
+for name in ("gymnasium", "understudy.games", "understudy.act"):
+    sys.modules[name] = None
+from pathlib import Path
+import msgspec
+from understudy.platform import learner_process
+from understudy.platform.children import log_to_stderr, stop_with_parent
+from understudy.backends.data import DataFolder
+from understudy.release.game_learner import LearnerServiceConfig
+from understudy.backends.deployment import open_deployment
+log_to_stderr()
+config = msgspec.json.decode(sys.argv[2], type=LearnerServiceConfig)
+data = DataFolder(Path(sys.argv[1]))
+raise SystemExit(
+    learner_process.learn(data, open_deployment(data).registry, config, stop_with_parent())
+)
+"""
+"""The role's process, which can import neither gymnasium nor the games nor the actors."""
+
+
+def learner_of(made: Recording, config: LearnerServiceConfig) -> Child:
+    (made.data.root / "signing.key").write_bytes(SIGNER._private)
+    return Child(
+        "learner", [sys.executable, "-c", CHILD, str(made.data.root), json.dumps(asdict(config))]
+    )
+
+
+def reported(process: Child, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The first report of the game that is as wanted."""
+    deadline_s = time.monotonic() + 200
+    while time.monotonic() < deadline_s and process.exit_code is None:
+        game: dict[str, Any] = process.latest.get("games", {}).get("cart", {})
+        if game and wanted(game):
+            return game
+        time.sleep(0.01)
+    raise AssertionError(f"{process.exit_code} {process.latest} {process.errors}")
+
+
+def test_a_killed_learner_resumes_to_the_same_bits_without_gymnasium_or_a_game(
+    quick_path: Path,
+):
+    config = replace(CONFIG, schedule=replace(SCHEDULE, bc_updates=8_192))
+    whole, killed = (recording(DataFolder(quick_path / name)) for name in ("whole", "killed"))
+    for made in (whole, killed):
+        made.play(person(0.5), 12)
+    with role_of(whole, config) as role:
+        until_idle(role)
+    process = learner_of(killed, config)
+    before = reported(process, lambda game: game["updates"] >= 128)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    process = learner_of(killed, config)
+    after = reported(process, lambda game: game["updates"])
+    reported(process, lambda game: game["canary"])
+    process.stop()
+    assert process.wait(60) == 0
+    assert before["phase"] == after["phase"] == "bc"
+    assert after["updates"] >= before["updates"]  # not from the beginning
+    ours, theirs = (made.registry().catalogue("cart").models for made in (whole, killed))
+    assert [one.policy_sha256 for one in ours.values()] == [
+        one.policy_sha256 for one in theirs.values()
+    ]
+    assert theirs[2].lineage.algorithm == "dqn"
+
+
+def test_a_fenced_process_reports_it_and_exits(made: Recording):
+    made.play(person(0.3), 2)
+    process = learner_of(made, CONFIG)
+    reported(process, lambda game: True)
+    made.registry().takeover("cart", owner="another learner")
+    assert process.wait(60) == FENCED
+    assert process.latest["fenced"].startswith("another learner has taken over cart")
+    assert "this learner stops" in process.errors
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learn_from": ("denied",)},
+        {"learn_from": ()},
+        {"settings": {"ppo": {}}},
+        {"checkpoint_every_s": 0},
+    ],
+)
+def test_an_invalid_config_is_rejected(wrong: dict[str, Any]):
+    with pytest.raises(ConfigError):
+        LearnerServiceConfig(**wrong)
+
+
+def test_a_game_that_cannot_be_learned_reports_why_and_the_others_continue(made: Recording):
+    made.registry().register(CONTINUOUS)
+    made.play(person(0.5), 12)
+    made.play(person(0.5), 4, spec=CONTINUOUS)
+    config = replace(CONFIG, settings={"bc": SMALL, "dqn": SMALL | {"n_step": 10**6}})
+    with role_of(made, config) as role:
+        until_idle(role)
+        games = role.status()["games"]
+    assert "n_step is 1000000" in games["cart"]["error"]
+    assert (games["cart"]["champion"], games["slide"]["error"]) == (1, "")

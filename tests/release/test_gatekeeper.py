@@ -1,0 +1,249 @@
+"""Nothing bad passes the gate, whatever was done to it; what is truly better does."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.card import Card
+from tests.simulation.recordings import GAME, SIGNER, balancing_policy, returns_of, with_weights
+from understudy.core.errors import Fenced
+from understudy.core.signed import Signer
+from understudy.models.gate import Bounds
+from understudy.models.manifest import Lineage, model_name
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry
+from understudy.models.shared import Journal
+from understudy.nn.policy import Policy
+from understudy.release.gatekeeper import Gatekeeper, compare
+from understudy.release.model_check import check_in_subprocess, check_model
+from understudy.release.store_stats import Played
+from understudy.testing.clock import ManualClock
+
+CHAMPION = balancing_policy(angle=1.0, spin=0.045)
+LINEAGE = Lineage(algorithm="dqn")
+
+
+class GateHarness:
+    """A registry with a champion, and what each policy would return in players' hands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.objects = FolderObjects(folder)
+        trusted = {SIGNER.key_id: SIGNER.public}
+        self.registry = Registry(self.objects, trusted=trusted, signer=SIGNER, clock=ManualClock())
+        self.epoch = self.registry.takeover(GAME.game, owner="test")
+        self.returns: dict[str, Sequence[Played]] = {}
+        self.keeper = Gatekeeper(self.registry, check=check_model)
+        self.champion_no = self.release(CHAMPION)
+        assert (
+            self.keeper.admit(GAME.game, self.champion_no, epoch=self.epoch).decision == "promote"
+        )
+
+    def release(self, policy: Policy) -> int:
+        manifest = self.registry.release(policy, LINEAGE, epoch=self.epoch)
+        self.play(manifest.model_no, policy)
+        return manifest.model_no
+
+    def play(self, model_no: int, policy: Policy) -> None:
+        played = returns_of(policy, 480, seed=model_no)
+        self.returns[model_name(GAME.game, model_no)] = [
+            Played(at, 1e12, one) for at, one in enumerate(played)
+        ]
+
+    def is_promoted(self, model_no: int) -> bool:
+        """Whether the candidate passes checks and live play; afterwards the champion is who it
+        was."""
+        found = self.keeper.admit(GAME.game, model_no, epoch=self.epoch)
+        if found.decision == "wait":
+            judged = self.keeper.judge(
+                GAME.game, lambda model, since_s: self.returns[model], epoch=self.epoch
+            )
+            assert judged is not None
+            found = judged
+        now = self.registry.catalogue(GAME.game)
+        assert now.model_of("canary") == 0
+        assert (now.model_of("champion") == model_no) == (found.decision == "promote")
+        if found.decision == "promote":
+            self.registry.set_alias(
+                GAME.game,
+                "champion",
+                self.champion_no,
+                why="the next one is tried against the same",
+            )
+        return found.decision == "promote"
+
+    def blob(self, model_no: int) -> Path:
+        manifest = self.registry.catalogue(GAME.game).models[model_no]
+        return self.objects._folder / f"blobs/{manifest.policy_sha256}.safetensors"
+
+
+@pytest.fixture
+def harness(quick_path: Path) -> GateHarness:
+    return GateHarness(quick_path)
+
+
+def better(rng: np.random.Generator) -> Policy:
+    """One that never falls; no two are alike."""
+    spin = rng.uniform(0.3, 0.6)
+    angle = rng.uniform(0.9, 1.1)
+    return balancing_policy(angle=angle, spin=spin, position=0.05, velocity=rng.uniform(0.08, 0.12))
+
+
+def shuffled(harness: GateHarness, rng: np.random.Generator) -> int:
+    def shuffle(weights: np.ndarray) -> np.ndarray:
+        return rng.permutation(weights.ravel()).reshape(weights.shape)
+
+    return harness.release(with_weights(better(rng), shuffle))
+
+
+def constant(harness: GateHarness, rng: np.random.Generator) -> int:
+    return harness.release(with_weights(better(rng), lambda weights: weights * 0))
+
+
+def poisoned(harness: GateHarness, rng: np.random.Generator) -> int:
+    """Its bytes and its hash are right, its weights are not finite."""
+    number = harness.release(better(rng))
+    raw = bytearray(harness.blob(number).read_bytes())
+    raw[-4:] = np.float32(np.nan).tobytes()
+    harness.blob(number).write_bytes(bytes(raw))
+    return number
+
+
+def truncated(harness: GateHarness, rng: np.random.Generator) -> int:
+    number = harness.release(better(rng))
+    raw = harness.blob(number).read_bytes()
+    harness.blob(number).write_bytes(raw[: int(rng.integers(0, len(raw)))])
+    return number
+
+
+def forged(harness: GateHarness, rng: np.random.Generator) -> int:
+    """A release that a stranger signed, under the number it should have."""
+    policy = better(rng)
+    number = harness.release(policy)
+    journal = Journal(harness.objects, f"registry/{GAME.game}")
+    *_, (last, _) = journal.read()
+    manifest = harness.registry.catalogue(GAME.game).models[number]
+    facts = manifest.to_json() | {"model_no": number + 1}
+    entry = {
+        "kind": "release",
+        "epoch": harness.epoch,
+        "manifest": facts,
+        "journal": journal.name,
+        "number": last + 1,
+    }
+    assert journal.append(last + 1, Signer(b"x" * 32).sign(entry | {"at_s": 1.0}))
+    harness.play(number + 1, policy)
+    return number + 1
+
+
+def replayed(harness: GateHarness, rng: np.random.Generator) -> int:
+    """An older release again: by its number, and by its entry at the journal's end."""
+    old = harness.release(better(rng))
+    harness.release(CHAMPION)
+    journal = Journal(harness.objects, f"registry/{GAME.game}")
+    entries = dict(journal.read())
+    assert journal.append(max(entries) + 1, entries[max(entries) - 1])
+    return old
+
+
+SABOTAGE: Sequence[Callable[[GateHarness, np.random.Generator], int]] = (
+    shuffled,
+    constant,
+    poisoned,
+    truncated,
+    forged,
+    replayed,
+)
+
+
+def test_of_a_hundred_sabotaged_candidates_none_is_promoted_and_of_twenty_better_ones_eighteen_are(
+    harness: GateHarness, card: Card
+):
+    rng = np.random.default_rng(0)
+    promoted = [
+        kind.__name__
+        for _ in range(17)
+        for kind in SABOTAGE
+        if harness.is_promoted(kind(harness, rng))
+    ]
+    passed = sum(harness.is_promoted(harness.release(better(rng))) for _ in range(20))
+    tried = len(SABOTAGE) * 17
+    card.line("sabotaged models, held back", tried=tried, held=tried - len(promoted))
+    card.line(
+        "of 20 better models at least 18 promoted",
+        tried=1,
+        held=int(passed >= 18),
+        note=f"{passed} of 20",
+    )
+    assert tried >= 100
+    assert promoted == []
+    assert passed >= 18
+
+
+def test_in_a_clean_process_the_same_is_found(harness: GateHarness):
+    harness.keeper = Gatekeeper(harness.registry, check=check_in_subprocess)
+    rng = np.random.default_rng(1)
+    assert [kind.__name__ for kind in SABOTAGE if harness.is_promoted(kind(harness, rng))] == []
+    assert harness.is_promoted(harness.release(better(rng)))
+
+
+def test_a_canary_whose_file_is_damaged_while_it_plays_is_not_promoted(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(2)))
+    assert harness.keeper.admit(GAME.game, number, epoch=harness.epoch).decision == "wait"
+    harness.blob(number).write_bytes(b"")
+    found = harness.keeper.judge(
+        GAME.game, lambda model, _: harness.returns[model], epoch=harness.epoch
+    )
+    assert found is not None
+    assert found.decision == "reject"
+    assert found.why.startswith("its file is no longer valid: ")
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
+
+
+def test_with_a_game_to_play_in_held_out_episodes_decide_at_once(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(3)))
+    found = harness.keeper.admit(GAME.game, number, epoch=harness.epoch, play=returns_of)
+    assert found.decision == "promote"
+    worse = harness.release(balancing_policy(angle=1.0))
+    found = harness.keeper.admit(GAME.game, worse, epoch=harness.epoch, play=returns_of)
+    assert found.decision == "reject"
+    now = harness.registry.catalogue(GAME.game)
+    assert (now.model_of("champion"), now.model_of("canary")) == (number, 0)
+
+
+def test_a_canary_promoted_by_a_learner_that_stopped_then_is_cleared(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(4)))
+    harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
+    harness.registry.set_alias(GAME.game, "champion", number, why="kill -9 comes here")
+    assert harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch) is None
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
+
+
+def test_a_canary_without_a_champion_to_compare_it_with_is_cleared(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(5)))
+    harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
+    harness.registry.set_alias(GAME.game, "champion", 0, why="nobody shall play")
+    assert harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch) is None
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
+
+
+def test_an_old_learner_decides_nothing(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(6)))
+    harness.registry.takeover(GAME.game, owner="another")
+    with pytest.raises(Fenced, match="another has taken over"):
+        harness.keeper.admit(GAME.game, number, epoch=harness.epoch)
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
+
+
+def test_a_look_sees_what_was_known_when_it_was_due_however_late_it_is_made():
+    """Good luck that came after the look that decided changes nothing."""
+    bounds = Bounds(min_episodes=30, max_episodes=120)
+    champion = [Played(2 * at, 0.0, 100.0 + at % 7) for at in range(400)]
+    candidate = [Played(2 * at + 1, 0.0, 10.0 + at % 7) for at in range(30)]
+    lucky = [Played(2 * at + 1, 0.0, 1e4) for at in range(30, 400)]
+    early = compare(candidate, champion[:40], bounds)
+    late = compare([*candidate, *lucky], champion, bounds)
+    assert early == late
+    assert early.decision == "reject"
+    assert compare(candidate[:29], champion, bounds).decision == "wait"

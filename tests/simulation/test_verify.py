@@ -1,0 +1,316 @@
+"""verify on folders of a real client; digests are equal only for equal steps."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from understudy.backends.data import DataFolder, data_folder, stats
+from understudy.client.connect import ClientConfig, connect, local_link
+from understudy.client.local import LocalLink
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError, Corrupt
+from understudy.experience.chunk import Chunk
+from understudy.experience.game import GameSpec, game_spec
+from understudy.platform.erase import forget_player, replay_quarantine
+from understudy.platform.ingest import IngestRole
+from understudy.ports import Ack, Cursor, LiveModels, Tail
+from understudy.simulation.ledger import LedgerLink, read_ledger
+from understudy.simulation.verify import combined_digest, digests, verify
+from understudy.stores.local import LocalStore
+from understudy.testing.store_harness import StoreFactory, StoreHarness
+
+SPEC = game_spec("tag", obs=3, actions=["left", "right"])
+
+
+def record(
+    data: DataFolder, *, player: str, steps: int, spec: GameSpec = SPEC, ledger: bool = True
+) -> None:
+    link = local_link(data.root, spec, SystemClock())
+    config = ClientConfig(link=LedgerLink(link, data.ledger) if ledger else link, spool=data.spool)
+    with connect(spec=spec, consent="granted", config=config) as game:
+        rng = np.random.default_rng(steps)
+        episode = game.episode(player=player)
+        for _ in range(steps):
+            episode.acted(rng.normal(size=3).astype(np.float32), int(rng.integers(2)))
+            episode.reward(1.0)
+        episode.end(result="win")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    return DataFolder(tmp_path / "D")
+
+
+def test_every_acknowledgement_is_checked_against_the_stored_bytes(data: DataFolder) -> None:
+    record(data, player="ada", steps=1200)
+    verification = verify(data)
+    assert (
+        verification.exit_code,
+        verification.lost_steps,
+        verification.duplicate_steps,
+        verification.gap_steps,
+    ) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert verification.steps == verification.ledger_steps == 1200
+
+
+def test_without_a_ledger_there_is_nothing_to_check(data: DataFolder) -> None:
+    record(data, player="ada", steps=100, ledger=False)
+    verification = verify(data)
+    assert verification.exit_code == 2
+    assert verification.steps == 100
+
+
+def test_a_promise_without_data_is_a_loss(data: DataFolder) -> None:
+    record(data, player="ada", steps=100)
+    line = next(data.ledger.glob("*.jsonl"))
+    text = line.read_text()
+    line.write_text(text + text.splitlines()[0].replace('"chunk_no": 0', '"chunk_no": 77') + "\n")
+    verification = verify(data)
+    assert verification.exit_code == 1
+    assert verification.lost_steps == 100
+
+
+def test_an_incomplete_last_ledger_line_is_skipped_but_a_broken_line_is_an_error(
+    data: DataFolder,
+) -> None:
+    record(data, player="ada", steps=10)
+    path = next(data.ledger.glob("*.jsonl"))
+    text = path.read_text()
+    path.write_text(text + '{"session": "00')
+    assert len(list(read_ledger(data.ledger))) == len(text.splitlines())
+    path.write_text("nonsense\n" + text)
+    with pytest.raises(Corrupt, match="line 1"):
+        list(read_ledger(data.ledger))
+
+
+def test_verify_works_beside_a_live_writer(data: DataFolder) -> None:
+    import threading
+
+    record(data, player="ada", steps=600)
+    stop = threading.Event()
+    with IngestRole(data) as role:
+        thread = threading.Thread(target=role.run, args=(stop,))
+        thread.start()
+        try:
+            record(data, player="bob", steps=300)
+            verification = verify(data)
+        finally:
+            stop.set()
+            thread.join()
+    assert verification.live_writer
+    assert (verification.exit_code, verification.steps) == (0, 900)
+
+
+def test_erasing_a_player_keeps_the_others_and_passes_verification(data: DataFolder) -> None:
+    record(data, player="ada", steps=600)
+    record(data, player="bob", steps=300)
+    verify(data)
+    found = forget_player(data, "ada", game=None, timeout_s=5)
+    assert found["chunks"] >= 2
+    verification = verify(data)
+    assert (verification.exit_code, verification.steps, verification.lost_steps) == (0, 300, 0)
+    with pytest.raises(ConfigError, match="registered are tag"):
+        forget_player(data, "ada", game="nope", timeout_s=5)
+
+
+def test_erasing_a_player_includes_the_spool_of_a_killed_game(data: DataFolder) -> None:
+    record(data, player="bob", steps=10)
+
+    class Away(LedgerLink):
+        def send(self, frames, players, *, skipped_steps=0):
+            raise TimeoutError("away")
+
+    link = Away(local_link(data.root, SPEC, SystemClock()), data.ledger)
+    game = connect(spec=SPEC, config=ClientConfig(link=link, spool=data.spool))
+    episode = game.episode(player="ada")
+    for _ in range(20):
+        episode.acted([0.0, 0.0, 0.0], 1)
+    game.close(timeout_s=0.2)
+    assert forget_player(data, "ada", game=None, timeout_s=5)["spooled_sessions"] == 1
+    assert list(data.spool.glob("*/*/session.json")) == []
+    assert verify(data).steps == 10
+
+
+def test_parked_frames_are_stored_once_their_schema_is_registered(data: DataFolder) -> None:
+    record(data, player="bob", steps=10)
+    newer = game_spec("tag", obs=4, actions=["left", "right"])
+    link = local_link(data.root, newer, SystemClock())
+    with connect(spec=newer, config=ClientConfig(link=link, spool=data.spool)) as game:
+        episode = game.episode(player="ada")
+        for _ in range(50):
+            episode.acted([0.0] * 4, 0)
+        episode.end()
+    spec_file = data.games / "tag" / f"{newer.schema}.json"
+    text = spec_file.read_bytes()
+    spec_file.unlink()
+    with IngestRole(data) as role:
+        role.service.drain()
+    assert stats(data)["parked"] == 1
+    spec_file.write_bytes(text)
+    assert replay_quarantine(data, None, timeout_s=5) == {
+        "tried": 1,
+        "stored": 1,
+        "still_refused": 0,
+        "duplicates": 0,
+    }
+    assert stats(data)["steps"] == 60
+    assert replay_quarantine(data, None, timeout_s=5)["tried"] == 0
+
+
+def test_a_data_folder_must_be_named_and_be_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNDERSTUDY_DATA", raising=False)
+    with pytest.raises(ConfigError, match="UNDERSTUDY_DATA"):
+        data_folder(None)
+    monkeypatch.setenv("UNDERSTUDY_DATA", str(tmp_path))
+    assert data_folder(None).root == tmp_path
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        data_folder(str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="holds no recorded data"):
+        DataFolder(tmp_path / "nowhere").must_exist()
+
+
+def test_unsent_frames_of_a_game_without_a_ledger_create_no_ledger(data: DataFolder) -> None:
+    record(data, player="ada", steps=150, ledger=False)
+
+    class Away:
+        recording_rate = 1.0
+
+        def __init__(self, link: LocalLink) -> None:
+            self._link = link
+
+        def register(self, spec: GameSpec) -> None:
+            self._link.register(spec)
+
+        def send(self, frames: object, players: object, *, skipped_steps: int = 0) -> Sequence[Ack]:
+            raise TimeoutError("away")
+
+        def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
+            return None
+
+        def policy(self, model_no: int) -> bytes:
+            raise KeyError(model_no)
+
+        def close(self) -> None:
+            self._link.close()
+
+    link = Away(local_link(data.root, SPEC, SystemClock()))
+    game = connect(spec=SPEC, config=ClientConfig(link=link, spool=data.spool))
+    episode = game.episode(player="bob")
+    for _ in range(50):
+        episode.acted([0.0, 0.0, 0.0], 1)
+    game.close(timeout_s=0.2)
+    verification = verify(data)
+    assert verification.recovered_frames > 0
+    assert (verification.exit_code, verification.ledger_chunks) == (2, 0)
+
+
+def test_a_ledger_line_truncated_by_a_full_disk_does_not_affect_the_rest(data: DataFolder) -> None:
+    record(data, player="ada", steps=10)
+    path = next(data.ledger.glob("*.jsonl"))
+    text = path.read_text()
+    path.write_text(text + '{"session": "00\n' + text)
+    assert len(list(read_ledger(data.ledger))) == 2 * len(text.splitlines())
+
+
+def test_one_flipped_bit_in_the_store_counts_as_a_loss(data: DataFolder) -> None:
+    record(data, player="ada", steps=30)
+    assert verify(data).exit_code == 0
+    database = data.store / "experience.sqlite"
+    raw = bytearray(database.read_bytes())
+    raw[raw.index(b"understudy-chunk/1") + 200] ^= 0x10
+    database.write_bytes(raw)
+    assert verify(data).exit_code == 1
+
+
+def test_steps_that_are_set_aside_do_not_count_as_stored(data: DataFolder) -> None:
+    record(data, player="ada", steps=100)
+    shutil.rmtree(data.games)
+    verification = verify(data)
+    assert (verification.exit_code, verification.steps, verification.set_aside_steps) == (0, 0, 100)
+
+
+def test_a_store_without_its_key_is_not_opened_with_a_new_one(data: DataFolder) -> None:
+    record(data, player="ada", steps=10)
+    verify(data)
+    (data.root / "key").unlink()
+    with pytest.raises(ConfigError, match="restore the key"):
+        forget_player(data, "ada", game=None, timeout_s=5)
+    with pytest.raises(ConfigError, match="restore the key"):
+        record(data, player="ada", steps=10)
+    assert not (data.root / "key").exists()
+
+
+def test_a_damaged_ledger_is_reported_without_a_traceback(data: DataFolder) -> None:
+    record(data, player="ada", steps=10)
+    path = next(data.ledger.glob("*.jsonl"))
+    raw = bytearray(path.read_bytes())
+    raw[12] ^= 0x80
+    path.write_bytes(raw)
+    with pytest.raises(Corrupt, match="not readable"):
+        verify(data)
+
+
+class _Factory(StoreFactory):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+
+    def make(self, clock):
+        self._count += 1
+        return LocalStore(self._folder / str(self._count), clock=clock)
+
+
+def _digests(harness: StoreHarness) -> dict[str, str]:
+    def page(cursor: Cursor | None) -> Tail:
+        return harness.store.tail(cursor, max_items=2, wait_s=0.0)
+
+    return digests(page)
+
+
+def test_the_order_of_arrival_and_repeats_do_not_change_digests(tmp_path: Path):
+    factory = _Factory(tmp_path)
+    one = factory.harness()
+    other = factory.harness()
+    chunks = factory.chunks(4)
+    more = factory.chunks(2)
+    one.put(*chunks, *more)
+    other.put(*more[::-1])
+    other.put(*chunks[2:], *chunks)
+    assert len(_digests(one)) == 2
+    assert _digests(one) == _digests(other)
+    assert combined_digest(_digests(one)) == combined_digest(_digests(other))
+
+
+def test_any_changed_bit_changes_the_digest(tmp_path: Path):
+    factory = _Factory(tmp_path)
+    factory.harness()
+    (chunk,) = factory.chunks(1)
+    obs = chunk.columns["obs"]
+    others = [
+        Chunk(chunk.meta, {**chunk.columns, "obs": obs + 1}),
+        Chunk(chunk.meta, {name: column for name, column in chunk.columns.items() if name != "by"}),
+        Chunk(
+            replace(
+                chunk.meta, consent="unknown" if chunk.meta.consent != "unknown" else "granted"
+            ),
+            chunk.columns,
+        ),
+    ]
+    found = set()
+    for one in [chunk, *others]:
+        harness = factory.harness()
+        harness.put(one)
+        found.add(combined_digest(_digests(harness)))
+    assert len(found) == len({one.encode() for one in [chunk, *others]})

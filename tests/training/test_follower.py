@@ -1,0 +1,110 @@
+"""One pass over a store serves all of its readers, and none gets an item twice or not at all."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.test_from_store import GAME, played
+from understudy.core.errors import ConfigError
+from understudy.ports import Forgotten, Stored
+from understudy.stores.view import StoreView
+from understudy.testing.clock import ManualClock
+from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
+from understudy.training.inline import RunStore
+
+
+def add(store: Path, *numbers: int) -> None:
+    with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+        history.add([played(number) for number in numbers])
+        history.flush()
+
+
+class Notes:
+    """Writes down the chunk numbers it gets; refuses one of them."""
+
+    def __init__(self, position: ReaderPosition | None = None, refuses: int = -1) -> None:
+        self.position = position or ReaderPosition()
+        self.numbers: list[int] = []
+        self.refuses = refuses
+
+    def read(self, item: Stored | Forgotten) -> None:
+        assert isinstance(item, Stored)
+        assert item.chunk is not None
+        if item.chunk.meta.chunk_no == self.refuses:
+            raise ConfigError("not this one")
+        self.numbers.append(item.chunk.meta.chunk_no)
+
+
+def catch_up(follower: StoreFollower, reader: Notes, **how: Any) -> None:
+    while follower.follow(reader, **how):
+        pass
+
+
+def test_a_page_is_read_once_for_all_readers_at_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    add(tmp_path, 0, 1, 2)
+    follower = StoreFollower(tmp_path)
+    one = Notes()
+    other = Notes()
+    read = list[int]()
+    tail = StoreView.tail
+
+    def counted(view: StoreView, cursor: Any, **how: Any) -> Any:
+        page = tail(view, cursor, **how)
+        read.append(len(page.items))
+        return page
+
+    monkeypatch.setattr(StoreView, "tail", counted)
+    follower.join(one)
+    follower.join(other)
+    for reader in (one, other):
+        catch_up(follower, reader)
+    assert one.numbers == other.numbers == [0, 1, 2]
+    assert sum(read) == 3
+    follower.leave(one)
+    follower.leave(other)
+
+
+@pytest.mark.parametrize("max_items", [1, 2, 100])
+def test_a_later_reader_catches_up_and_no_item_is_read_twice(tmp_path: Path, max_items: int):
+    add(tmp_path, 0, 1, 2)
+    follower = StoreFollower(tmp_path)
+    one = Notes()
+    follower.join(one)
+    follower.follow(one, max_items=max_items)
+    late = Notes()
+    follower.join(late)
+    catch_up(follower, late, max_items=2)
+    catch_up(follower, one, max_items=max_items)
+    add(tmp_path, 3, 4)
+    catch_up(follower, one, max_items=max_items)
+    catch_up(follower, late)
+    assert one.numbers == late.numbers == [0, 1, 2, 3, 4]
+    resumed = Notes(position_from_json(one.position.to_json()))
+    follower.join(resumed)
+    add(tmp_path, 5)
+    catch_up(follower, late)
+    assert resumed.numbers == [5]
+    for reader in (one, late, resumed):
+        follower.leave(reader)
+
+
+def test_an_error_of_one_reader_is_raised_to_that_reader_only(tmp_path: Path):
+    add(tmp_path, 0, 1, 2)
+    follower = StoreFollower(tmp_path)
+    one = Notes()
+    fails = Notes(refuses=1)
+    follower.join(one)
+    follower.join(fails)
+    catch_up(follower, one)
+    assert (one.numbers, fails.numbers) == ([0, 1, 2], [0])
+    with pytest.raises(ConfigError, match="not this one"):
+        follower.follow(fails)
+    fails.refuses = -1
+    catch_up(follower, fails)
+    assert fails.numbers == [0, 1, 2]
+    follower.leave(one)
+    follower.leave(fails)

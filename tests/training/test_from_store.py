@@ -1,0 +1,334 @@
+"""Training from a store: the same bits whenever it begins, also while sessions are open."""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.learn.sessions import session_id
+from tests.learn.worlds import Move, chunk_of
+from understudy.core.errors import ConfigError
+from understudy.experience.chunk import By, Chunk
+from understudy.experience.frame import CloseReport, close_frame
+from understudy.experience.game import game_spec
+from understudy.learn.algorithms.bc import Bc, BcConfig, BcKnobs
+from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
+from understudy.learn.learner import Learner, LearnerConfig
+from understudy.learn.replay import ReplayConfig
+from understudy.ports import Candidate, WriteBatch
+from understudy.stores.view import StoreView
+from understudy.testing.clock import ManualClock
+from understudy.training.events import Event, Update
+from understudy.training.follower import StoreFollower
+from understudy.training.from_store import IDLE_S, FromStore, people_in
+from understudy.training.inline import RunStore
+
+GAME = game_spec("line", obs=3, actions=2)
+N = 12
+PROGRAMS: dict[str, Any] = {}
+NOW_S = int(ManualClock().now())
+
+
+def played(number: int, *, env: int = 0) -> Chunk:
+    """The chunk of a number, of an episode that goes on for ever."""
+    steps = range(N * number, N * number + N)
+    moves = [
+        Move([at, env, 1], at % 2, float(at % 3), [at + 1, env, 1], None, at == 0) for at in steps
+    ]
+    made = chunk_of(GAME, moves, session=env, chunk_no=number, version=0)
+    return replace(made, meta=replace(made.meta, first_step=N * number))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Two sessions that nobody has closed."""
+    with contextlib.closing(RunStore(tmp_path / "store", GAME, clock=ManualClock())) as history:
+        history.add([played(number, env=env) for number in range(3) for env in range(2)])
+        history.flush()
+    return tmp_path / "store"
+
+
+def put(store: Path, *chunks: Chunk, player: bytes = bytes(16), closes: int | None = None) -> None:
+    """Write chunks of a player into a store, and the frame that closes a session."""
+    frames = [Candidate(chunk.frame().stamped(player, NOW_S), chunk) for chunk in chunks]
+    if closes is not None:
+        report = CloseReport(n_chunks=4, n_steps=4 * N)
+        frames.append(
+            Candidate(close_frame(session_id(closes), 4, report).stamped(player, NOW_S), None)
+        )
+    with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+        receipt = history._store.write(WriteBatch("actors", history._claim.epoch, None, frames))
+    assert set(receipt.fates) == {"new"}
+
+
+def store_of(store: Path, numbers: range) -> Path:
+    """A store of these chunks of one session."""
+    with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+        history.add([played(number) for number in numbers])
+        history.flush()
+    return store
+
+
+def of_player(env: int, consent: str, number: int = 0) -> Chunk:
+    chunk = played(number, env=env)
+    return replace(chunk, meta=replace(chunk.meta, kind="player", consent=consent))
+
+
+def engine(
+    store: Path, *, later_s: float = 0.0, heard: list[Event] | None = None, **how: Any
+) -> FromStore:
+    clock = ManualClock()
+    clock.advance(later_s)
+    config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))
+    learner = Learner(
+        Dqn(GAME, DqnConfig(widths=(8,), batch=16, n_step=3)),
+        DqnKnobs(),
+        root_seed=5,
+        config=config,
+    )
+    learner._call = PROGRAMS.setdefault("dqn", learner._call)  # one compilation for all
+    events = [] if heard is None else heard
+    return FromStore(
+        learner, StoreFollower(store), steps=64, clock=clock, on_event=events.append, **how
+    )
+
+
+def bits(one: FromStore) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(one.learner.state)]
+
+
+def test_open_sessions_are_learned_from_to_their_last_step_whenever_the_training_begins(
+    store: Path,
+):
+    ends = []
+    for later_s in (0.0, IDLE_S - 1, IDLE_S + 1, 1e6):
+        with contextlib.closing(engine(store, later_s=later_s)) as one:
+            for _ in range(3):
+                assert one.step()
+            assert one._replay.n_sampleable == 2 * 3 * N
+            ends.append(bits(one))
+    assert ends[0] == ends[1] == ends[2] == ends[3]
+
+
+def test_a_session_that_continues_after_the_start_is_followed_and_ends_when_idle(
+    store: Path,
+):
+    with contextlib.closing(engine(store)) as one:
+        one.follow()
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+            history.add([played(3)])
+            history.flush()
+        one.follow()
+        assert (
+            one._replay.n_sampleable == 2 * 3 * N + N - 2
+        )  # the last starts wait for the next chunk
+        one._clock.advance(IDLE_S + 1)  # type: ignore[attr-defined]
+        one.follow()
+        assert one._replay.n_sampleable == 2 * 3 * N + N
+
+
+def test_a_training_that_is_resumed_does_not_end_sessions_again(store: Path):
+    with (
+        contextlib.closing(engine(store)) as one,
+        contextlib.closing(engine(store, later_s=IDLE_S / 2)) as other,
+    ):
+        one.step()
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+            history.add([played(3)])
+            history.flush()
+        one.step()
+        other.restore(*one.checkpoint())
+        for each in (one, other):
+            each.step()
+        assert other._replay.n_sampleable == one._replay.n_sampleable == 2 * 3 * N + N - 2
+        assert bits(one) == bits(other)
+
+
+def test_every_call_publishes_a_version_and_sends_an_event(store: Path):
+    heard: list[Event] = []
+    with contextlib.closing(engine(store, heard=heard)) as one:
+        for _ in range(3):
+            assert one.step()
+        assert [type(event).__name__ for event in heard] == [
+            "Compiling",
+            "Update",
+            "Update",
+            "Update",
+        ]
+        assert [event.version for event in heard if isinstance(event, Update)] == [2, 3, 4]
+        assert one.policy.version == 4
+
+
+def held(one: FromStore) -> set[Any]:
+    return {session for session, _ in one._replay.chunk_ids()}
+
+
+@pytest.mark.parametrize("learn_from", [("granted",), ("granted", "unknown")])
+def test_only_players_with_consent_are_learned_from(store: Path, learn_from: tuple[str, ...]):
+    consents = {2: "granted", 3: "denied", 4: "unknown", 5: "denied"}
+    put(store, *(of_player(env, consent) for env, consent in consents.items()))
+    wanted = {0, 1} | {
+        env for env, consent in consents.items() if consent in learn_from
+    }  # 0 and 1 are actors
+    with contextlib.closing(engine(store, learn_from=learn_from)) as one:
+        assert one.step()
+        assert one.learner.counts.inserted_steps == (2 * 3 + len(wanted) - 2) * N
+        assert held(one) == {session_id(env) for env in wanted}
+        assert one.left_out_chunks == 6 - len(wanted)
+        put(
+            store, of_player(3, "denied", 1), of_player(2, "granted", 1), closes=3
+        )  # also while it runs
+        assert one.step()
+        assert held(one) == {session_id(env) for env in wanted}
+        assert one.left_out_chunks == 7 - len(wanted)
+
+
+def test_a_store_without_consent_has_nothing_to_learn_from(tmp_path: Path):
+    put(tmp_path / "store", of_player(0, "denied"), of_player(1, "unknown"))
+    with (
+        contextlib.closing(engine(tmp_path / "store")) as one,
+        pytest.raises(ConfigError, match="0 usable steps, 2 chunks without consent"),
+    ):
+        one.step()
+
+
+def test_a_session_that_is_closed_while_the_training_runs_is_learned_from_to_its_last_step(
+    store: Path,
+):
+    with contextlib.closing(engine(store)) as one:
+        one.follow()
+        put(store, played(3))
+        one.follow()
+        assert one._replay.n_sampleable == 2 * 3 * N + N - 2
+        put(store, closes=0)
+        one.follow()
+        assert one._replay.n_sampleable == 2 * 3 * N + N
+        put(store, closes=7)  # of a session nobody has heard of
+        one.follow()
+
+
+def test_a_player_who_is_forgotten_while_the_training_runs_leaves_the_replay(store: Path):
+    gone = b"g" * 16
+    stays = b"s" * 16
+    put(store, of_player(2, "granted"), of_player(3, "granted"), player=gone)
+    put(store, of_player(4, "granted"), player=stays)
+    with contextlib.closing(engine(store)) as one, contextlib.closing(engine(store)) as other:
+        assert one.step()
+        saved = one.checkpoint()
+        assert held(one) == {session_id(env) for env in range(5)}
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+            history._store.forget(gone)
+        other.restore(*saved)  # from before: they are not read again either
+        for each in (one, other):
+            assert each.step()
+            assert held(each) == {session_id(env) for env in (0, 1, 4)}
+            assert each._replay.n_sampleable == 2 * 3 * N + N
+
+
+def test_a_chunk_that_is_quarantined_while_the_training_runs_leaves_the_replay(store: Path):
+    with contextlib.closing(engine(store)) as one:
+        one.follow()
+        with contextlib.closing(RunStore(store, GAME, clock=ManualClock())) as history:
+            history.quarantine([(session_id(1), 2)], reason="not_finite")
+        one.follow()
+        assert (session_id(1), 2) not in one._replay.chunk_ids()
+        assert len(one._replay.chunk_ids()) == 5
+
+
+def test_a_resume_reads_only_what_the_replay_still_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = tmp_path / "store"
+    read = list[int]()
+    tail = StoreView.tail
+
+    def counted(view: StoreView, cursor: Any, **how: Any) -> Any:
+        page = tail(view, cursor, **how)
+        read.append(len(page.items))
+        return page
+
+    with (
+        contextlib.closing(engine(store_of(store, range(80)))) as one,
+        contextlib.closing(engine(store)) as other,
+    ):
+        assert one.step()
+        assert len(one._replay.chunk_ids()) == 32
+        monkeypatch.setattr(StoreView, "tail", counted)
+        other.restore(*one.checkpoint())
+        assert read == [
+            33
+        ]  # of 80: the 32 that are held, and the one that the oldest's lead-in repeats
+        for each in (one, other):
+            assert each.step()
+        assert bits(other) == bits(one)
+
+
+def mixed() -> Chunk:
+    """Three episodes of one session: a person's, a bot's, and one more that a person has begun."""
+    moves = [
+        Move(
+            [at, 0, 1],
+            at % 2,
+            1.0,
+            [at + 1, 0, 1],
+            "terminated" if at in (3, 7) else None,
+            at in (0, 4, 8),
+        )
+        for at in range(N)
+    ]
+    made = chunk_of(GAME, moves)
+    by = np.where(made.columns["row"] == 0, By.PERSON, 0).astype(np.uint8)
+    first, second, third = made.meta.episodes
+    by[second.row : second.row + 4] = By.BOT
+    notes = (first, replace(second, model="line/1"), third)
+    return Chunk(replace(made.meta, episodes=notes), {**made.columns, "by": by}).validate()
+
+
+def test_of_a_chunk_in_which_people_and_bots_played_only_peoples_episodes_are_cloned():
+    kept = people_in(mixed())
+    assert kept is not None
+    assert kept.validate().meta.n_steps == 8
+    assert kept.columns["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12]
+    assert [note.row for note in kept.meta.episodes] == [0, 5]
+    assert people_in(kept) is kept
+    bots = replace(
+        mixed().meta,
+        episodes=tuple(replace(note, model="line/1") for note in mixed().meta.episodes),
+    )
+    assert people_in(replace(mixed(), meta=bots)) is None
+    assert people_in(played(0)) is None  # an actor's
+
+
+def test_skipped_episodes_of_a_chunk_stay_skipped_after_a_resume(tmp_path: Path):
+    with contextlib.closing(RunStore(tmp_path / "store", GAME, clock=ManualClock())) as history:
+        history.add([mixed()])
+        history.flush()
+    config = LearnerConfig(limiter=None, updates_per_call=4, replay=ReplayConfig(capacity=512))
+    ones = []
+    for _ in range(2):
+        learner = Learner(
+            Bc(GAME, BcConfig(widths=(8,), batch=16)), BcKnobs(), root_seed=5, config=config
+        )
+        learner._call = PROGRAMS.setdefault("bc", learner._call)
+        ones.append(
+            FromStore(
+                learner,
+                StoreFollower(tmp_path / "store"),
+                steps=64,
+                clock=ManualClock(),
+                on_event=print,
+                only_people=True,
+            )
+        )
+    one, other = ones
+    with contextlib.closing(one), contextlib.closing(other):
+        one.step()
+        other.restore(*one.checkpoint())
+        assert one.n_usable == other.n_usable == 8
+        for each in ones:
+            each.step()
+        assert bits(one) == bits(other)
