@@ -33,16 +33,16 @@ _COMMANDS = {
     ),
     "dev": ("understudy.cli.dev:dev", "run local servers for tests and development"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
-    "evaluate": ("understudy.cli.train:evaluate", "play a run's policy on held-out seeds"),
+    "evaluate": ("understudy.cli.train:evaluate", "evaluate a run's policy on held-out seeds"),
     "games": ("understudy.cli.games:games", "register, list and check games"),
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
-    "keys": ("understudy.cli.keys:keys", "create, list and revoke keys"),
+    "keys": ("understudy.cli.keys:keys", "create, list and revoke access keys"),
     "models": ("understudy.cli.models:models", "list, add, promote, roll back and export models"),
     "play": ("understudy.cli.play:play", "watch a bot play, or play against it in a browser"),
     "restore": ("understudy.cli.backup:restore", "create a data folder from a backup"),
     "simulate": (
         "understudy.cli.simulate:simulate",
-        "simulate players, through the real client, stream and ingest",
+        "record simulated players through the real client, stream and ingest",
     ),
     "status": (
         "understudy.cli.status:status",
@@ -64,7 +64,7 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, attribute = _COMMANDS[cmd_name][0].split(":")
-        with Interrupts():  # packages may catch every exception while they are imported
+        with Interrupts():  # an imported package may catch Ctrl-C
             command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -123,8 +123,11 @@ def version(as_json: bool) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line: 0 success, 1 fault found, 2 usage error, 3 failure, 130 interrupted."""
-    # Other stop signals act like Ctrl-C: every command cleans up.
+    """Run a command line and return its exit code.
+
+    0 success, 1 fault found, 2 usage error, 3 failure, 130 interrupted.
+    """
+    # SIGTERM and SIGHUP act like Ctrl-C, so that every command cleans up.
     for number in stop_signals():
         if number != signal.SIGINT:
             signal.signal(number, raise_stop_signal)
