@@ -1,4 +1,4 @@
-"""A running platform to measure from outside, its peer, and the resources of a process."""
+"""A running platform to measure from outside, the peer's server, and a process's resources."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ _READY_S = 120.0
 
 
 class Served:
-    """A platform that is ready, with what a measurement needs."""
+    """A platform that is ready, with the keys and process ids that a measurement needs."""
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
