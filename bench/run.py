@@ -236,7 +236,7 @@ def _facts(contestant: Contestant, outcome: Outcome) -> dict[str, Any]:
 
 
 def _gate(options: argparse.Namespace) -> Gate:
-    """Train to get a learning gate, if no earlier measure of this run has trained."""
+    """The learning gate of our DQN, trained here because no earlier measure has trained."""
     print("Learning gate: CartPole-v1, DQN, ours", flush=True)
     measure = MEASURES["solve-dqn"]
     with on_cores(measure.cores):

@@ -37,7 +37,7 @@ class Served:
         deadline_s = time.monotonic() + _READY_S
         while not is_true():
             if time.monotonic() > deadline_s:
-                raise TimeoutError("the platform was not ready in time")
+                raise TimeoutError(f"the platform was not ready within {_READY_S:.0f} s")
             self.platform.supervisor.step()
             time.sleep(0.05)
 
