@@ -159,13 +159,14 @@ def sessions(
 @store_option
 @common_options
 def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: bool) -> int:
-    """Finish interrupted work, then verify every acknowledged step against the stored bytes.
+    """Send spooled frames, store what is in the stream, then verify every acknowledged step.
 
     Acknowledged steps are read from the ledger, a list that simulated players ('understudy
-    simulate', 'understudy demo') and 'understudy data import' write. Exits 0 if every acknowledged
-    step is accounted for exactly once; 1 on any loss, duplicate, gap or damage; 2 if there is no
-    ledger (the stored bytes are still audited). For a remote store, only what ingest has stored so
-    far is checked.
+    simulate', 'understudy demo') and 'understudy data import' write, and compared with the stored
+    bytes. Exits 0 if every acknowledged step is accounted for exactly once; 1 on any loss,
+    duplicate, gap or damage; 2 if there is no ledger (the stored bytes are still audited).
+
+    With a remote store nothing is sent or stored: only what ingest has stored so far is verified.
     """
     began_s = time.monotonic()
     by_session = {}

@@ -26,7 +26,7 @@ _COMMANDS = {
         "copy store, models and keys while the platform runs",
     ),
     "config": ("understudy.cli.config:config", "create, show and check the config"),
-    "data": ("understudy.cli.data:data", "inspect, verify and erase recorded data"),
+    "data": ("understudy.cli.data:data", "inspect, verify, export, import and erase recorded data"),
     "demo": (
         "understudy.cli.demo:demo",
         "run the closed loop: people play, a learner learns, its bots play",
@@ -48,7 +48,7 @@ _COMMANDS = {
         "understudy.cli.status:status",
         "show roles, rates, games and models of a platform",
     ),
-    "store": ("understudy.cli.backends:store", "create a Cassandra store"),
+    "store": ("understudy.cli.backends:store", "create a Cassandra store, or change its retention"),
     "stream": ("understudy.cli.backends:stream", "create a Kinesis stream or Kafka topic"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
     "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
