@@ -46,7 +46,7 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """One update consumes `steps` consecutive steps of `envs` envs that the newest weights played."""
+    """One update consumes `steps` consecutive steps of `envs` envs, played by the newest policy."""
 
     steps: int
     envs: int

@@ -255,9 +255,9 @@ class ExperienceStore(Protocol):
 
     A store keeps one `SessionState` per session, and inside the commit `experience.session.admit`
     decides about each frame; `readmit` and `withdraw` are for `StoreAdmin`. `stores.draft.Draft`
-    applies all rules below for a store that implements its `CommitLookup`.
-    Every method may be called from many threads. Another process must open the store itself; of the
-    embedded store, it opens a `StoreView`.
+    applies all rules below for a store that implements its `CommitLookup`. Every method may be
+    called from many threads. Other processes open the store themselves, the embedded store as a
+    `StoreView`.
     """
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
@@ -434,7 +434,7 @@ class Link(Protocol):
         ...
 
     def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
-        """Return live models with a number above `after`, or None if none arrive within `wait_s`."""
+        """Return live models with a number above `after`; None if `wait_s` pass without any."""
         ...
 
     def policy(self, model_no: int) -> bytes:

@@ -393,7 +393,7 @@ class FileLock:
     """Holds a lock file from construction to close; Locked if another process holds it."""
 
     def __init__(self, path: Path, *, what: str, timeout_s: float = 0.0) -> None:
-        """Retry for up to `timeout_s`: `is_locked` in another process holds the lock for a moment."""
+        """Retry for up to `timeout_s`; `is_locked` in another process holds the lock briefly."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(
             path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600
