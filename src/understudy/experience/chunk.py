@@ -452,8 +452,8 @@ def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
     if [note.row for note in meta.episodes] != starts:
         raise Refused(
             "bad_metadata",
-            f"episodes has rows {[note.row for note in meta.episodes][:8]}; expected the rows where "
-            f"episodes start, {starts[:8]}",
+            f"episodes has rows {[note.row for note in meta.episodes][:8]}; expected the rows "
+            f"where episodes start, {starts[:8]}",
         )
     # The last row of an episode shows how it ended.
     lasts = columns["row"][[*(start - 1 for start in starts[1:]), -1]]

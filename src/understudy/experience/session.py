@@ -274,8 +274,8 @@ INGEST_S = INTAKE_MAX_AGE_S + 7 * DAY_S
 their own time."""
 
 REMEMBER_S = INGEST_S + AHEAD_S
-"""How long a deleted session is remembered after its first frame arrived. If the player's clock was
-AHEAD_S ahead, the session began AHEAD_S later, and its frames are accepted for another INGEST_S."""
+"""How long a deleted session is remembered after its frames arrived: so long may more of its frames
+be accepted if the player's clock was AHEAD_S ahead."""
 
 
 def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> Refused | None:
