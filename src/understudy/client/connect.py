@@ -215,7 +215,7 @@ class Game:
         return self._sender.flush(timeout_s, pumps=self._thread is None)
 
     def pump(self) -> float:
-        """Send and check for bots once, without threads; returns in how many seconds to call again."""
+        """Send and check for bots once, without threads; returns seconds until it is due again."""
         return min(self._sender.step(), self._bots.pump())
 
     def stats(self) -> Stats:

@@ -242,7 +242,7 @@ class IngestService:
         clock: Clock | None = None,
         spread: Spread | None = None,
     ) -> None:
-        """`spread` runs the turns elsewhere, such as in Spark; by default, they run here in order."""
+        """`spread` runs the turns elsewhere, such as in Spark; by default, they run here."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()

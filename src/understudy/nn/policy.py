@@ -60,8 +60,8 @@ class InitialPriority:
             or not 0 <= self.discount <= 1
         ):
             raise ConfigError(
-                f"{self} is not valid; give kind 'n_step_td', an n_step from 1 and a discount from 0 "
-                "to 1"
+                f"{self} is not valid; give kind 'n_step_td', an n_step from 1 and a "
+                "discount from 0 to 1"
             )
 
 
