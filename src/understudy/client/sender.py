@@ -526,7 +526,7 @@ class Sender:
         return not any(spool.has_ended for spool in self._open.values())
 
     def abandon(self) -> None:
-        """Release the parent's files in a forked child; its own threads need new locks."""
+        """Release the parent's files in a forked child, with new locks: old ones may stay held."""
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self.release()

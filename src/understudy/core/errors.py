@@ -70,7 +70,9 @@ class PositionGone(UnderstudyError):
     blame: Blame = "none"
 
     def __init__(self, position: str, *, earliest: str | None) -> None:
-        super().__init__(f"position {position} was trimmed; the earliest available is {earliest}")
+        super().__init__(
+            f"position {position} was trimmed; continue from {earliest or 'the earliest record'}"
+        )
         self.position = position
         self.earliest = earliest
 
