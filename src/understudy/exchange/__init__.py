@@ -1,1 +1,1 @@
-"""Export and import of stored data: Parquet, Minari, and the original pipeline's records."""
+"""Export to Parquet and Minari; import from them, and of the original pipeline's records."""

@@ -81,7 +81,7 @@ class LocalTarget:
     """The data folder's own store, written by ingest in this process or in another one."""
 
     is_remote = False
-    """Whether the store is on other machines; a local one has every step after wait_until_stored."""
+    """Whether the store is on other machines; a local one is complete after wait_until_stored."""
 
     def __init__(self, data: DataFolder, config: Config) -> None:
         self._data = data

@@ -118,8 +118,8 @@ class ExportedChunks:
             f"{steps} steps with consent {name}" for name, steps in sorted(self.left_out.items())
         )
         return (
-            f"nothing to export for {self.spec.game}: left out {omitted or 'erased steps'}; pass other "
-            "consents with --consent"
+            f"nothing to export for {self.spec.game}: left out {omitted or 'erased steps'}; pass "
+            "other consents with --consent"
         )
 
 

@@ -80,7 +80,10 @@ def import_files(
     clock: Clock | None = None,
     on_steps: OnSteps | None = None,
 ) -> Imported:
-    """Store every step that is not stored yet; ConfigError, and nothing stored, if a file is invalid."""
+    """Store every step of the files that is not stored yet.
+
+    Raises ConfigError before anything is stored if a file is invalid.
+    """
     clock = clock or SystemClock()
     surveys = [survey(file, on_steps) for file in files]
     spec = files[0].spec
@@ -135,7 +138,10 @@ def import_files(
 def _stored_sessions(
     target: ImportTarget, spec: GameSpec, requested: Container[int]
 ) -> dict[int, SessionInfo]:
-    """Return stored sessions by the random part of their ids; of equal ones, the longest session."""
+    """Return stored sessions by the random part of their ids.
+
+    If several sessions have the same one, the longest is returned.
+    """
     stored: dict[int, SessionInfo] = {}
     for info in target.sessions(SessionFilter(game=spec.game)):
         noise = random_part_of(info.session)
@@ -268,7 +274,7 @@ def _may_enter(session: uuid.UUID, now_s: float) -> bool:
 
 
 def accepted_id(origin: uuid.UUID, now_s: float) -> uuid.UUID:
-    """Return the session's own id if it is recent enough, otherwise the same with the current time."""
+    """Return the session's id, with the current time if its own is too old to be accepted."""
     if refused_session(origin, entered_s=now_s, oldest_s=SPOOL_S) is None:
         return origin
     return uuid.UUID(int=round(now_s * 1000) << 80 | origin.int & ((1 << 80) - 1))

@@ -246,7 +246,7 @@ def _table(
 
 
 class ParquetFile:
-    """A file that `data export` wrote, opened to read its chunks again; its schema is checked first."""
+    """A file that `data export` wrote; opening checks its schema, reading restores the chunks."""
 
     origins: Mapping[int, int] = {}
 

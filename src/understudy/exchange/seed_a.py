@@ -230,7 +230,10 @@ class SeedOptions:
 
 
 class SeedA:
-    """All records of some files; each episode becomes a session, or several if records are missing."""
+    """All records of some files; each episode becomes a session.
+
+    An episode with missing records becomes several sessions.
+    """
 
     origins: Mapping[int, int] = {}
 

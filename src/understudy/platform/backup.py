@@ -149,7 +149,10 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
 
 
 def verify_backup(backup: Path) -> Proof:
-    """Return a backup's figures after a full check; Corrupt if a file is missing or changed."""
+    """Read every byte of a backup and return its figures.
+
+    Raises Corrupt if a file is missing or changed, and ConfigError if the folder is not a backup.
+    """
     try:
         facts = json.loads((backup / _FACTS).read_text())
         if facts["format"] != FORMAT:

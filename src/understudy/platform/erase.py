@@ -73,7 +73,7 @@ def _find(
     if game is not None and str(game_name(game)) not in registered:
         raise ConfigError(
             f"the game {game!r} is not registered in {data.root}; registered are "
-            f"{', '.join(registered)}"
+            f"{', '.join(registered)}; pass one of them"
         )
     if not (data.root / "key").exists():
         raise ConfigError(

@@ -181,7 +181,7 @@ class IngestRole:
         return self._spark is None or self._spark.is_running
 
     def step(self) -> int:
-        """Store new records, answer requests and trim the stream; return the number of records."""
+        """Store new records, answer requests and trim the stream; return how many were moved."""
         now_s = time.monotonic()
         if self._is_embedded:
             self._look_after_store(now_s)

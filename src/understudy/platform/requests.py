@@ -41,7 +41,7 @@ def send_request(
         remove(answer)
     raise Locked(
         f"the process that has the store open did not answer '{command}' within {timeout_s:.0f} s; "
-        "stop it and run the command again, or raise --timeout"
+        "try again later, or stop that process and run the command again; some commands have --timeout"
     )
 
 
