@@ -16,7 +16,7 @@ class SendingSession:
 
     session: uuid.UUID
     player: bytes
-    """A pseudonym."""
+    """The pseudonym of the session's player."""
 
 
 class UnfinishedImports:
@@ -30,7 +30,7 @@ class UnfinishedImports:
     def __init__(self, root: Path) -> None:
         self._path = root / "import.json"
         self.sessions: dict[int, SendingSession] = self._read()
-        """By the random part of their ids."""
+        """Sessions by the random part of their ids."""
 
     def _read(self) -> dict[int, SendingSession]:
         try:

@@ -300,7 +300,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 def is_server_folder(name: str, folder: Path) -> bool:
     """Whether a server of this name created this folder; False for an empty one.
 
-    ConfigError if it contains files of others.
+    ConfigError if it contains files that no server of this name created.
     """
     state = read_state(folder)
     if state is not None and state["name"] == name:

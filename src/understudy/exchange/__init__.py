@@ -1,1 +1,1 @@
-"""Export to Parquet and Minari; import from them, and of the original pipeline's records."""
+"""Export and import of Parquet and Minari; import of the original pipeline's records."""

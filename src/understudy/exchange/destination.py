@@ -136,7 +136,7 @@ class LocalTarget:
 
 
 class RemoteTarget:
-    """A store on other machines, written only by ingest; an import waits for that."""
+    """A store on other machines, which only ingest writes; an import waits for ingest."""
 
     ingests_here = False
     is_remote = True

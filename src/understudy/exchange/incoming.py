@@ -50,7 +50,7 @@ class Incoming(Protocol):
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
         """Yield every chunk with its player, if the file names one; called twice.
 
-        A session's chunks are consecutive and in order; only the random part of its id is kept.
+        A session's chunks are consecutive and in order; an import may replace the time in its id.
         Raises ConfigError if the file is invalid.
         """
         ...
@@ -121,7 +121,7 @@ class Outline:
         self.end_step = meta.first_step + meta.n_steps
 
     def is_like(self, other: "Outline") -> bool:
-        """Return whether another file holds steps with the same numbers of this session."""
+        """Return whether another file has the same steps of the session, by number only."""
         return (self.steps, self.end_step, self.missing) == (
             other.steps,
             other.end_step,

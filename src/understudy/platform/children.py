@@ -28,7 +28,7 @@ _living: set["Child"] = set()
 
 
 class Child:
-    """A running process; `latest` is the newest line it reported."""
+    """A running process; `latest` is the newest JSON line that it printed, decoded."""
 
     def __init__(
         self,

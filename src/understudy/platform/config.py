@@ -49,7 +49,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySection:
-    """[gateway]"""
+    """[gateway]: settings of the gateway, which games and browsers connect to."""
 
     host: str = setting(
         "127.0.0.1", description="Address to listen on; any but loopback needs TLS or insecure."
@@ -75,7 +75,7 @@ class GatewaySection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSection:
-    """[stream]"""
+    """[stream]: settings of the stream, to which the gateway appends frames."""
 
     url: str = setting(
         "",
@@ -86,7 +86,7 @@ class StreamSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSection:
-    """[store]"""
+    """[store]: settings of the store, from which the learner reads."""
 
     url: str = setting(
         "", description=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
@@ -101,7 +101,7 @@ class StoreSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSection:
-    """[ingest]"""
+    """[ingest]: settings of ingest, which moves frames from the stream to the store."""
 
     engine: str = setting(
         "native",
@@ -116,7 +116,7 @@ class IngestSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsSection:
-    """[models]"""
+    """[models]: settings of the models, with specs and keys."""
 
     url: str = setting(
         "", description=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
@@ -125,7 +125,7 @@ class ModelsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSection:
-    """[learner]"""
+    """[learner]: settings of the learner."""
 
     learn_from: tuple[str, ...] = setting(
         (),
@@ -164,7 +164,7 @@ class LearnerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSection:
-    """[gate]"""
+    """[gate]: settings of the gate, which decides about new models."""
 
     min_episodes: int = setting(
         _BOUNDS.min_episodes,
@@ -190,7 +190,7 @@ class GateSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSection:
-    """[log]"""
+    """[log]: settings of logs."""
 
     json: bool = setting(False, description="Log events as JSON lines, also in a terminal.")
 
@@ -216,7 +216,7 @@ class Config:
 
     @property
     def learn_from(self) -> tuple[str, ...]:
-        """The consents to learn from; on loopback also `unknown`, as all players are developers."""
+        """Consents to learn from; by default also `unknown` if only this machine has players."""
         return self.learner.learn_from or (
             ("granted", "unknown") if self.is_local else ("granted",)
         )

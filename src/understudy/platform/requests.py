@@ -41,7 +41,7 @@ def send_request(
         remove(answer)
     raise Locked(
         f"the process that has the store open did not answer '{command}' within {timeout_s:.0f} s; "
-        "try again later, or stop that process and run the command again; some commands have --timeout"
+        "try again later, stop that process first, or raise --timeout if the command has it"
     )
 
 
@@ -73,7 +73,7 @@ def handle_requests(folder: Path, handlers: Mapping[str, Handler]) -> int:
 
 
 def remove_stale_answers(folder: Path, *, older_than_s: float) -> None:
-    """Remove requests and answers that are older: their senders no longer wait."""
+    """Remove requests and answers older than `older_than_s`, whose senders no longer wait."""
     if folder.is_dir():
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):

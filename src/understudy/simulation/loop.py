@@ -104,8 +104,8 @@ def running(
 ) -> Iterator[Config]:
     """Yield the config of a platform on these backends; servers started here stop at the end.
 
-    On servers that already ran, a stream, a keyspace and a folder remain, each named demo plus a
-    random suffix. A backend that cannot be opened fails before the data folder is written.
+    On servers that were already running, a stream, a keyspace and a folder remain, each named demo
+    plus a random suffix. A backend that cannot be opened fails before the data folder is written.
     """
     if backends.ingest == "spark":
         from understudy.ingest.spark import require_spark  # imported late: seldom needed
@@ -331,7 +331,7 @@ class LoopProgress:
     view: Mapping[str, Any] = field(default_factory=dict)
     """The view of one of the players, for drawing."""
     play_s: float = 0.0
-    """Time since all roles were running, to which the time limit applies."""
+    """Time since all roles started to run, to which the time limit applies."""
     message: str = ""
     """Message about an event; empty most of the time."""
 
@@ -463,7 +463,7 @@ class Loop:
 
     @property
     def _play_s(self) -> float:
-        """Time since all roles were running."""
+        """Time since all roles started to run."""
         return 0.0 if self._all_run_s is None else time.monotonic() - self._all_run_s
 
     def _watch(

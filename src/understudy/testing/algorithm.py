@@ -29,7 +29,7 @@ ROWS = 64
 
 
 class AlgorithmContract:
-    """Subclass, define `make`, and run with pytest."""
+    """Tests of an Algorithm: subclass, define `make`, and run with pytest."""
 
     lane_tolerance = 0.0
     """How far a lane, one of several runs in one program, may differ from the same run alone after
@@ -190,7 +190,7 @@ class AlgorithmContract:
 
 
 _KITS: dict[Any, "_Kit"] = {}
-"""Compiled once for all tests of a class."""
+"""The kit of each contract class, so that its functions are compiled once for all tests."""
 
 
 def _kit(contract: type[AlgorithmContract]) -> "_Kit":

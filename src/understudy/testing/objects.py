@@ -8,7 +8,7 @@ from understudy.ports import Objects
 
 
 class ObjectsContract:
-    """Subclass, define `make`, and run with pytest."""
+    """Tests of an Objects: subclass, define `make`, and run with pytest."""
 
     def make(self) -> Objects:
         """Create an Objects that holds nothing; called once per test."""

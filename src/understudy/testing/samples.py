@@ -17,7 +17,7 @@ from understudy.experience.writer import raw_space
 from understudy.testing.clock import START_S
 
 PLAYER = b"player-seventeen"
-"""A pseudonym."""
+"""The pseudonym of a player, 16 bytes."""
 
 OTHER_PLAYER = b"player-eighteen."
 
