@@ -36,7 +36,7 @@ class LinkContract:
         )
 
     def release(self, policy: Policy, alias: str = "champion") -> int:
-        """Release a policy on the platform of the last `make` under an alias; return its model_no."""
+        """Release a policy on the platform of the last `make` under an alias; return model_no."""
         raise NotImplementedError(
             "a subclass of LinkContract must define release(): it points the alias to the policy"
         )
