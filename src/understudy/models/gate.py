@@ -41,7 +41,7 @@ class Bounds:
     """How much lower the candidate's mean return may be, as a fraction of the champion's returns:
     of the absolute value of their mean or of their standard deviation, whichever is larger."""
     error: float = 0.01
-    """Highest probability of promoting a candidate worse than that, over all comparisons together."""
+    """Highest probability that a candidate worse than that is promoted, over all comparisons."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
@@ -77,7 +77,7 @@ class GateDecision:
 
 
 def decision(evidence: Evidence, bounds: Bounds) -> GateDecision:
-    """Whether to promote, reject or wait, and why; only a candidate proven not worse is promoted."""
+    """Whether to promote, reject or wait, and why; promotes only what is proven not worse."""
     for check in evidence.checks:
         if not check.passed:
             return GateDecision("reject", f"{check.name}: {check.detail}")

@@ -111,7 +111,8 @@ class KeyRing:
             case kind:
                 raise Refused(
                     "bad_entry",
-                    f"this version does not know key entry kind {kind!r}; install a newer understudy",
+                    f"this version does not know key entry kind {kind!r}; install a newer "
+                    "understudy",
                 )
 
 
@@ -185,7 +186,7 @@ class Keys:
         self._ring = self._shared.now()
 
     def check(self, text: str | None) -> Key:
-        """Return the key with this text, as last loaded by `follow`; Refused when it is not valid."""
+        """Return the key with this text, from memory; Refused when there is no such valid key."""
         if not text:
             raise Refused("no_key", NO_KEY)
         match = _TEXT.fullmatch(text)

@@ -92,7 +92,7 @@ class Registry:
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """A snapshot of the game's state, at most `poll_every_s` old; later entries do not change it."""
+        """A copy of the game's state, at most `poll_every_s` old; later entries do not change it."""
         shared = self._shared(game)
         with shared.lock:
             now = shared.now()
@@ -192,7 +192,7 @@ class Registry:
     # --- Writing ----------------------------------------------------------------------------------
 
     def takeover(self, game: str, *, owner: str) -> int:
-        """Start a new epoch of this game and return its number; older epochs can no longer release."""
+        """Start a new epoch of a game and return its number; older epochs can no longer release."""
         epoch = 0
 
         def entry(now: Catalogue) -> Entry:

@@ -56,7 +56,7 @@ class Journal:
                 f"{name} is missing, but later entries exist; restore the missing entry from a "
                 "backup"
             )
-        # An object with the same bytes is ours: an earlier attempt succeeded, its response was lost.
+        # The same bytes are ours: an earlier attempt succeeded, but its response was lost.
         return self._objects.create(name, raw) or self._objects.get(name) == raw
 
     def is_hole(self, number: int) -> bool:
@@ -161,11 +161,11 @@ class Shared(Generic[S]):
         )
 
     def write(self, make_entry: Callable[[S], Entry]) -> S:
-        """Append `make_entry(state)`, made anew if another writer was faster; return the new state."""
+        """Append `make_entry(state)`, called again if another writer was faster; return the state."""
         if self._signer is None:
             raise ConfigError(
-                "registry and keys are read-only here, because there is no signing key; run this where "
-                "the data folder of the deployment is"
+                "registry and keys are read-only here, because there is no signing key; run this "
+                "where the data folder of the deployment is"
             )
         rng = random.Random()
         for attempt in range(_TRIES):
