@@ -92,7 +92,7 @@ class Registry:
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """A copy of the game's state, at most `poll_every_s` old; later entries do not change it."""
+        """A copy of the game's state, at most `poll_every_s` old; new entries do not change it."""
         shared = self._shared(game)
         with shared.lock:
             now = shared.now()

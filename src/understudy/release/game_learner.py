@@ -60,7 +60,7 @@ class LearnerServiceConfig:
     """The settings of the learner service, for all games of a deployment."""
 
     learn_from: tuple[str, ...] = ("granted",)
-    """Consents whose steps are learned from; `up` adds `unknown` if only this machine can play."""
+    """Consents whose steps are learned from: `granted`, `unknown` or both, never `denied`."""
     schedule: LearningSchedule = field(default_factory=LearningSchedule)
     bounds: Bounds = field(default_factory=Bounds)
     budget: Budget = field(default_factory=Budget)

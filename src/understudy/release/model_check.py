@@ -70,7 +70,7 @@ def check_in_subprocess(manifest: Manifest, raw: bytes, budget: Budget) -> list[
 
 
 def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
-    """Check a model in this process; if it is too large or does not load, nothing else is checked."""
+    """Check a model in this process; nothing else is checked if it is too large or cannot load."""
     if len(raw) > budget.max_bytes:
         return [
             ModelCheck("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")
