@@ -161,7 +161,7 @@ class Shared(Generic[S]):
         )
 
     def write(self, make_entry: Callable[[S], Entry]) -> S:
-        """Append `make_entry(state)`; if another writer was first, call it again with the new state."""
+        """Append `make_entry(state)`; if another writer was first, make it from the new state."""
         if self._signer is None:
             raise ConfigError(
                 "registry and keys are read-only here, because there is no signing key; run this "

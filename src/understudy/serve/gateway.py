@@ -42,7 +42,7 @@ class Gateway:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Serve on the running event loop inside the block; pending frames are appended at its end."""
+        """Serve inside the block, on the running event loop; at its end, append pending frames."""
         state, tasks = await self._open()
         self._state = state
         try:
@@ -181,7 +181,8 @@ def read_head(scope: Scope) -> dict[str, str]:
     if size_bytes > MAX_HEAD_BYTES:
         # Checked here too, since `server.py` does not count a head that arrives in one piece.
         raise Refused(
-            "head_too_large", f"the head of a request has more than {MAX_HEAD_BYTES} bytes"
+            "head_too_large",
+            f"the head of a request has more than {MAX_HEAD_BYTES} bytes; send smaller headers",
         )
     return head
 
