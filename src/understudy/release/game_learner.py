@@ -251,7 +251,7 @@ class GameLearner:
         self._retry_at_s = 0.0
 
     def step(self) -> bool:
-        """Do the next action, if any, and return whether; an error is logged and retried later."""
+        """Do the schedule's next action; False if there was none, or an error, which is logged."""
         if self._context.clock.monotonic() < self._retry_at_s:
             return False
         try:

@@ -32,7 +32,7 @@ _FAR_WHOLE = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits of a bot's size and time per decision, for the sake of players."""
+    """Limits of a bot's size and decision time, since it runs in players' games."""
 
     max_bytes: int = 32 * 1024 * 1024
     max_decision_ms: float = 20.0

@@ -48,7 +48,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Recorded:
-    """What is stored of one schema of a game."""
+    """What the store holds of one schema of a game: its first arrival number and its steps."""
 
     first_arrival: int
     steps: Counter[str] = field(default_factory=Counter)

@@ -29,7 +29,7 @@ _INLINE_BYTES = 32 * 1024
 
 
 def key_of(head: Mapping[str, str], keys: Keys) -> Key | None:
-    """Return the caller's key, or None; an invalid key is rejected on open routes too."""
+    """Return the caller's key; None if none was sent, Refused if it is invalid, on any route."""
     authorization = head.get("authorization")
     if authorization is None:
         return None

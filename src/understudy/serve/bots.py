@@ -262,7 +262,7 @@ class PolicyServer:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def act(self, spec: GameSpec, ask: Ask) -> Acted:
-        """Return the champion's action, or a random valid one if it cannot decide in time."""
+        """Return the champion's action; a random valid one if the champion cannot decide."""
         mask = _action_mask(spec, ask.action_mask)
         columns = _columns(spec, ask.obs)
         try:

@@ -131,7 +131,7 @@ class Gateway:
 
 
 async def follow_keys(state: GatewayState) -> None:
-    """Read the keys regularly; if that fails, the known ones stay valid, which is logged once."""
+    """Read the keys regularly; if that fails, log it once and keep the known keys valid."""
     loop = asyncio.get_running_loop()
     is_failing = False
     while True:
@@ -202,7 +202,7 @@ def check_host(host: str, hosts: Sequence[str]) -> None:
 def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]:
     """Return the origins of this gateway's own pages for the host name `host`.
 
-    For a configured host name, https is included: the gateway cannot detect a TLS proxy before it.
+    For a configured host name, https is included: the gateway cannot detect a TLS proxy in front.
     """
     name = host.rpartition(":")[0] or host
     return (

@@ -226,7 +226,10 @@ def _allowed(frame: Frame, key: Key, game: str) -> Admitted | Refused:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Refused("bad_tensors", f"the body has no chunk header: {str(error)[:100]}")
     if facts.game != game:
-        return Refused("wrong_game", f"a chunk of {facts.game[:63]!r} was sent to {game}")
+        return Refused(
+            "wrong_game",
+            f"a chunk of {facts.game[:63]!r} was sent to {game}; send it to the path of its game",
+        )
     if facts.kind != "player" and not key.may("work"):
         return Refused(
             "wrong_scope", f"chunks of kind {facts.kind[:20]!r} need a key with scope work"

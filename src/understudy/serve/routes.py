@@ -118,7 +118,10 @@ async def register_game(call: Call) -> Answer:
     except SpecError as error:
         raise Refused("bad_spec", str(error)) from None
     if spec.game != call.game:
-        raise Refused("wrong_game", f"the spec is for {spec.game}, but the path for {call.game}")
+        raise Refused(
+            "wrong_game",
+            f"the spec is for {spec.game}, but the path for {call.game}; use the same name",
+        )
     key = _key(call)
     await call.gateway_state.specs.register(spec, may_add=key.registers or key.may("admin"))
     return Answer(wire.Registered(game=spec.game, schema=spec.schema))
@@ -146,7 +149,7 @@ async def show_bot(call: Call) -> Answer:
 
 
 async def weights(call: Call) -> Answer:
-    """Return the champion's policy if its number is above `after`, else 204 after `wait_s`."""
+    """Return the champion's policy once the live models are newer than `after`; 204 on timeout."""
     await call.gateway_state.specs.of(call.game)
     after = call.integer("after")
     wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
@@ -192,7 +195,10 @@ async def _model(call: Call) -> tuple[Manifest, Catalogue]:
     catalogue = await _catalogue(call)
     number = int(call.path_params["model_no"])
     if number not in catalogue.models:
-        raise Refused("not_found", f"{call.game} has no model {str(number)[:20]}")
+        raise Refused(
+            "not_found",
+            f"{call.game} has no model {str(number)[:20]}; see 'understudy models list'",
+        )
     return catalogue.models[number], catalogue
 
 
@@ -206,7 +212,10 @@ async def promote(call: Call) -> Answer:
     request = call.read(wire.Promote)
     catalogue = await _catalogue(call)
     if request.model_no not in catalogue.models:
-        raise Refused("not_found", f"{call.game} has no model {request.model_no}")
+        raise Refused(
+            "not_found",
+            f"{call.game} has no model {request.model_no}; see 'understudy models list'",
+        )
     registry = call.gateway_state.registry
     await _on_disk(
         call, lambda: registry.set_alias(call.game, "champion", request.model_no, why=request.why)

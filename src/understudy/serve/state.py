@@ -266,7 +266,7 @@ class Quota:
         self._at_s = clock.monotonic()
 
     def count_steps(self, recorded_steps: int, skipped_steps: int) -> float:
-        """Count a client's steps; return the probability to record its next episode."""
+        """Count a client's steps; return the probability of recording its next episode."""
         now_s = self._clock.monotonic()
         fade = math.exp(-max(0.0, now_s - self._at_s) / _WINDOW_S)
         self._at_s = now_s
@@ -288,7 +288,7 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes until the block ends, or raises Refused."""
+        """Yield a function that reserves bytes until the block ends; Refused if none are left."""
         held_bytes = 0
 
         def take(size_bytes: int) -> None:

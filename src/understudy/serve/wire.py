@@ -52,7 +52,7 @@ class SendResponse(Struct, frozen=True, kw_only=True):
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """An episode that starts or continues in these columns, as in a chunk's metadata."""
+    """Metadata of an episode that starts or continues in these columns, as in docs/formats.md."""
 
     row: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     match: Text | None = None
