@@ -36,7 +36,7 @@ export const STEEPER = 6;
 export const MAX_STEEP = 72;
 /** Frames per decision. */
 export const FRAMES = 4;
-/** A serve in which nobody misses is truncated after this many decisions. */
+/** A serve without a miss is truncated after this many decisions. */
 export const MAX_DECISIONS = 600;
 export const OBS_NAMES = Object.freeze([
   "ball x",
