@@ -55,7 +55,7 @@ class LiveEnvs:
             self.frames = {name: np.stack([column] * stack, 1) for name, column in self.obs.items()}
 
     def actions(self, decided: Array) -> Array:
-        """Return actions as the env expects them: with Discrete's start, or Box's shape and dtype."""
+        """Return actions in the env's form: with Discrete's start, or in Box's shape and dtype."""
         space = self._space
         if isinstance(space, Discrete):
             return decided if space.start == 0 else decided + np.int32(space.start)

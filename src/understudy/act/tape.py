@@ -119,7 +119,7 @@ class Tape:
         if priority is not None:
             columns["priority"] = layout.step_rows(priority)
         # For each env, its episodes: the first step (-1 if it was before the tape), the row of that
-        # step, and the seed. An episode that starts after the tape has no row; its entry is not used.
+        # step, and the seed. An episode that starts after the tape has no row; its entry is unused.
         begins = [[(-1, 0, seed)] for seed in self.open_seeds]
         first = self.ends.step + 1
         envs = self.ends.env

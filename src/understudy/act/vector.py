@@ -130,7 +130,7 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
 
 
 def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
-    """Return one env by its Gymnasium or built-in id; ConfigError suggests ids for an unknown one."""
+    """Return one env by its Gymnasium or built-in id; ConfigError suggests similar ids."""
     env_kwargs = dict(env_kwargs or {})
     try:
         return gymnasium.make(

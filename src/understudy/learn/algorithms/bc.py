@@ -20,7 +20,7 @@ from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 
 MAX_SURPRISE = 1e12
-"""Rows this unlikely are invalid, such as an action that its own mask forbids."""
+"""Rows with a larger |log probability| are invalid, such as an action that its mask forbids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
