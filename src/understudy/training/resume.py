@@ -74,7 +74,7 @@ def _differences(
         if facts["from_store"] not in (str(folder), str(folder / "store")):
             yield "from_store", facts["from_store"], str(folder)
     if isinstance(request.network, NetworkSpec) and settings.config.network != request.network:
-        yield "network", "another one", "this one"
+        yield "network", "a different spec", "the given spec"
     resolver = fill_resolver(
         Resolver(settings.algorithm, settings.algorithm_type), request, request.preset
     )
