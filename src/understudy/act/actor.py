@@ -227,7 +227,7 @@ class Actor:
     # --- Saving and restoring ---------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the arrays and JSON facts that `restore` needs; not during a `collect`."""
+        """Return the arrays and JSON facts that `restore` needs; call it between two collects."""
         space = self.game.action_columns["action"]
         empty = np.empty((0, *space.shape), space.dtype)
         arrays: dict[str, Array] = {

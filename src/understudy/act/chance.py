@@ -18,7 +18,7 @@ _AHEAD = 1024
 def episode_starts(
     root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0
 ) -> NDArray[np.uint64]:
-    """Return uint64[envs], the origin of each env's episode seeds; another one per incarnation."""
+    """Return uint64[envs], the origin of each env's episode seeds; differs between incarnations."""
     names = [
         f"episodes/{root_seed}/{env}/{incarnation}"
         for env in range(first_env, first_env + num_envs)

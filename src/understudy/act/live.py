@@ -48,14 +48,17 @@ class LiveEnvs:
         return self.obs if self.frames is None else self.frames
 
     def keep_stacks(self, stack: int) -> None:
-        """From now on, stack each env's last observations; the first stack repeats the current."""
+        """From now on, stack each env's last observations; at first, copies of the current one."""
         if stack == 1:
             self.frames = None
         elif self.frames is None or next(iter(self.frames.values())).shape[1] != stack:
             self.frames = {name: np.stack([column] * stack, 1) for name, column in self.obs.items()}
 
     def actions(self, decided: Array) -> Array:
-        """Return actions in the env's form: with Discrete's start, or in Box's shape and dtype."""
+        """Return a policy's actions in the env's format.
+
+        A Discrete space's start is added; for a Box space, shape and dtype are changed to its own.
+        """
         space = self._space
         if isinstance(space, Discrete):
             return decided if space.start == 0 else decided + np.int32(space.start)
@@ -80,7 +83,7 @@ class LiveEnvs:
                 self.frames[name][mask] = column[mask][:, None]
 
     def step(self, action: Array) -> tuple[Array, Flags, Flags]:
-        """Step every env; return reward, terminated, truncated. `obs` then includes final ones."""
+        """Step every env; return reward, terminated, truncated. `obs` has final observations."""
         try:
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             self.obs = self._columns(obs)

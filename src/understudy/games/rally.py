@@ -96,7 +96,7 @@ def hash32(number: Any) -> Any:
 
 
 def random_bits(seed: Any, decision: Any) -> Any:
-    """The 32 pseudo-random bits of a decision, computed from the serve's seed and its number."""
+    """The 32 pseudo-random bits of a decision, from the serve's seed and the decision's number."""
     return hash32(hash32(seed) + (decision + 1) * _GOLDEN)
 
 

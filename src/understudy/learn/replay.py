@@ -435,7 +435,7 @@ _REPLAY_STREAM = 2
 
 @dataclass(slots=True)
 class ReplaySource:
-    """A replay with its limiter, or None for unlimited sampling, as when training from a store.
+    """A replay with its limiter; limiter None allows unlimited sampling, to train from a store.
 
     It has the same interface as `RolloutQueue`, so some of its methods do nothing.
     """

@@ -54,7 +54,7 @@ class Span:
     lead: int
     """The number of lead-in rows."""
     lead_from: int
-    """The number of the chunk in which its lead-in starts; its own without a readable lead-in."""
+    """The number of the chunk in which its lead-in starts; its own if no lead-in is readable."""
     n_waiting: int
     """Steps at its end that wait for the next chunk."""
     stamp: int
@@ -72,7 +72,7 @@ class OpenSession:
 
 
 class Edit(NamedTuple):
-    """Sets rows from `start` to mass weight * priority^alpha; NaN stands for the largest priority."""
+    """Sets rows from `start` to mass weight * priority^alpha; NaN means the largest priority."""
 
     start: int
     weight: Floats
@@ -180,7 +180,7 @@ class Ring:
         return Placed(span, (lead, rows) if lead else (rows,), windows, tuple(edits))
 
     def close(self, session: uuid.UUID) -> list[Edit]:
-        """End a session: its waiting steps become sampleable, with windows that end at its end."""
+        """End a session: its waiting steps become sampleable, with windows cut off at its end."""
         tail = self.tails.pop(session, None)
         return self._release(tail) if tail is not None else []
 

@@ -27,7 +27,7 @@ class _Track:
     lead: Columns | None = None
     """The last rows before its chunks, for frame stacks that reach back to them."""
     last_no: int = -1
-    """The last chunk received, whether it was used or not."""
+    """The number of the last chunk received, whether it was used or not."""
 
     @property
     def steps(self) -> int:
@@ -129,7 +129,7 @@ class RolloutQueue:
         if meta.schema != self._game.schema:
             raise Refused(
                 "wrong_schema",
-                f"the chunk is of {meta.game}, schema {meta.schema[:8]}; expected "
+                f"the chunk belongs to {meta.game}, schema {meta.schema[:8]}; expected "
                 f"{self._game.game}, schema {self._game.schema[:8]}",
             )
         names = [*REQUIRED, *self._game.obs_columns, "action", "logp"]

@@ -98,7 +98,7 @@ class RowLayout:
         if (meta.game, meta.schema) != (self._game.game, self._game.schema):
             raise Refused(
                 "wrong_game",
-                f"the chunk is of {meta.game}, schema {meta.schema[:8]}; this replay stores "
+                f"the chunk belongs to {meta.game}, schema {meta.schema[:8]}; this replay stores "
                 f"{self._game.game}, schema {self._game.schema[:8]}",
             )
         rows = {name: self._column(columns, name) for name in self._unchanged}

@@ -168,7 +168,7 @@ def _set_rows(tree: Any, rows: Any, masses: Any) -> int:
 
 @_compiled(types.Tuple((types.uint64, _f8))(_Nodes, types.uint64, _f8))
 def _child(nodes: Any, at: Any, value: Any) -> tuple[Any, Any]:
-    """The node, of 16 from `at` on, where their running sum passes `value`, and what remains."""
+    """The node, of the 16 from `at` on, at which their sum passes `value`, and the remainder."""
     one = np.uint64(1)
     two = np.uint64(2)
     three = np.uint64(3)
@@ -444,7 +444,7 @@ class SumTree:
         self.set(np.arange(start, start + len(masses)), masses)
 
     def find(self, values: Masses) -> Rows:
-        """The rows at these distances into the total, which must be above 0."""
+        """The rows at which the running sum of masses passes each value; the total must be > 0."""
         rows = np.empty(values.size, np.int64)
         nothing = np.empty((0, 0), np.uint8)
         _descend(self.parts, values.flatten(), rows, nothing, nothing)
@@ -461,7 +461,7 @@ class SumTree:
     def feed_back(
         self, rows: Rows, *, stamps: Array, priorities: Array, lines: Lines, rule: Array
     ) -> tuple[int, float]:
-        """Set new masses of drawn rows; returns the number of invalid priorities, and the largest.
+        """Set new masses of drawn rows; returns how many priorities were invalid, and the largest.
 
         Rows that were overwritten since they were drawn are ignored.
         """

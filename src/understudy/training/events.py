@@ -94,7 +94,7 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """The first call of a program, which JAX compiles before it runs."""
+    """A program is about to run for the first time; JAX compiles it first, which takes seconds."""
 
     env_steps: int
     what: str

@@ -175,7 +175,7 @@ class RunFolder:
             if (path := self.root / f"{candidate}.safetensors").exists():
                 return path
         raise ConfigError(
-            f"{self.root} has no policy yet; train it first: understudy train GAME --out "
+            f"{self.root} has no policy yet; train it first: understudy train GAME --resume --out "
             f"{self.root}"
         )
 
@@ -286,7 +286,7 @@ def check_free(folder: Path) -> None:
 
 
 def seed_folders(root: Path) -> Sequence[Path]:
-    """The folders seed-0, seed-1, ... of a training with several seeds, or the folder itself."""
+    """The folders `seed-N` of a training with several seeds, in order, or the folder itself."""
     folders = {
         int(path.name[5:]): path
         for path in root.glob("seed-*")

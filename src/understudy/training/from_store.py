@@ -90,7 +90,7 @@ class FromStore:
         return self.steps >= self._steps
 
     def step(self) -> bool:
-        """Read new experience, then run one call of updates; False if the learner must restore."""
+        """Read new experience, then run one call of updates; False if weights must be restored."""
         self.follow()
         learner = self.learner
         if not learner.may_step:

@@ -64,7 +64,7 @@ class RunStore:
         self._waiting.extend(chunks)
 
     def flush(self) -> None:
-        """Make everything durable; a chunk already stored before a kill is stored once."""
+        """Make everything durable; chunks that were stored before a kill are not stored again."""
         now_s = int(self._clock.now())
         for at in range(0, len(self._waiting), _WRITE_CHUNKS):
             batch = self._waiting[at : at + _WRITE_CHUNKS]

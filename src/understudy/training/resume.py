@@ -105,7 +105,7 @@ def requested_extension(
 def extend_run(
     folder: RunFolder, facts: Mapping[str, Any], settings: RunSettings, result: Mapping[str, Any]
 ) -> Any:
-    """Reopen a finished run and return its new facts; ConfigError if it would end at once."""
+    """Reopen a finished run and return its new facts; ConfigError if it cannot be extended."""
     root = folder.root
     goal = settings.run.until
     until = None if goal is None or goal == math.inf else goal

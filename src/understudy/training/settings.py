@@ -128,9 +128,13 @@ class RunPart:
     )
     envs: int = setting(8, 1, 4_096, "parallel envs; on-policy algorithms have their own setting")
     collect: int = setting(32, 1, 65_536, "steps per env and round")
-    eval_every: int = setting(10_000, 1, 10**12, "env steps between two evaluations")
+    eval_every: int = setting(
+        10_000, 1, 10**12, "env steps (from a store: updates) between two evaluations"
+    )
     eval_episodes: int = setting(100, 1, 100_000, "episodes per evaluation")
-    checkpoint_every: int = setting(10_000, 1, 10**12, "env steps between two checkpoints")
+    checkpoint_every: int = setting(
+        10_000, 1, 10**12, "env steps (from a store: updates) between two checkpoints"
+    )
     asynchronous: bool = setting(
         False, 0, 1, "act while learning; faster on idle cores, not exactly repeatable"
     )

@@ -83,7 +83,7 @@ class TrainOptions:
     wrapper: Any = ()
     """Env wrappers, as classes or import paths; the first one is the innermost."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of `gymnasium.make`."""
+    """Keyword arguments for creating an env: of `gymnasium.make`, or of the function."""
     frame_skip: int = 1
     """Frames that each action is repeated for."""
     init_from: str | Path | None = None
@@ -132,10 +132,11 @@ def train(
 
     `game` is a Gymnasium id, an env (which is copied and never modified) or a function that
     creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings` are
-    single settings by name, as `understudy train --list` shows them; `steps` overrides theirs.
-    A resumed run needs no game; arguments that are passed again must match the run. `on_event`
-    receives every event of `understudy.events`, and may return `understudy.Stop` to end the run
-    cleanly. `options` has everything else, as `understudy train --help` describes it.
+    single settings by name, as `understudy train --list` shows them; the argument `steps` wins over
+    a `steps` in `settings`. To resume a run, `game` is needed only if it was an env or a function;
+    arguments that are passed again must match the run. `on_event` receives every event of
+    `understudy.events`, and may return `understudy.Stop` to end the run cleanly. `options` has
+    everything else, as `understudy train --help` describes it.
     """
     options = TrainOptions() if options is None else options
     if not isinstance(options, TrainOptions):
@@ -328,7 +329,7 @@ def _resume_run(
         if env_info is not None and env_info.spec.schema != facts["schema"]:
             raise ConfigError(
                 f"the spaces of {choice.name} have changed since {folder.root} was started; resume "
-                "it with the same packages"
+                "it with the package versions it was started with"
             )
         return _run(folder, choice, settings, facts, env_info=env_info, listener=listener)
 

@@ -174,7 +174,7 @@ class Training:
         )
 
     def _confirm(self, until: float) -> None:
-        """Test a reached goal again on unused seeds; the run is solved only if both are passed."""
+        """Test a reached goal again on unused seeds; if it is reached there, the run is solved."""
         returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
         self.confirmations += 1
         if returns is not None and returns.mean() >= until:

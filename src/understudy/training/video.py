@@ -23,7 +23,7 @@ MAX_FPS = 25
 MAX_SIDE = 400
 """Pixels; larger frames are scaled down."""
 MAX_FRAMES = 1_500
-"""Most frames of one episode: a minute at the highest rate."""
+"""The most frames in one episode's video: a minute at the highest rate."""
 
 Env = gymnasium.Env[Any, Any]
 

@@ -47,7 +47,7 @@ class BcKnobs:
         Schedule(1e-3, 1e-4), 0.0, 1.0, "learning rate of Adam"
     )
     weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "weight decay of kernels")
-    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "entropy bonus")
+    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "weight of the entropy bonus")
 
 
 class BcState(NamedTuple):

@@ -65,7 +65,7 @@ class PpoKnobs:
     gae_lambda: float | Schedule = setting(
         0.8, 0.0, 1.0, "lambda of generalised advantage estimation"
     )
-    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "entropy bonus")
+    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "weight of the entropy bonus")
     value: float | Schedule = setting(0.5, 0.0, 10.0, "weight of the value loss")
 
 
