@@ -240,7 +240,8 @@ class LateMaskEnv(MaskedEnv):
 def test_a_mask_that_the_first_reset_did_not_have_is_an_error():
     actor, game = actor_of(LateMaskEnv)
     with pytest.raises(
-        ConfigError, match="LateMaskEnv has an action_mask, but that of its first reset had none"
+        ConfigError,
+        match="LateMaskEnv has an action_mask, but the info of its first reset had none",
     ):
         collect(actor, random_policy(game, "categorical"), [20])
 
