@@ -445,7 +445,7 @@ class LocalStore:
         return (before - self._database.pragma("page_count")) * PAGE_BYTES
 
     def erase(self) -> int:
-        """Finish interrupted erasures, also those of a crash; return the number of chunks erased."""
+        """Finish pending erasures, also after a crash; return the number of erased chunks."""
         with self._state:
             self._check_open()
             return self._finish_erasures()
