@@ -221,7 +221,7 @@ def _replication(text: str) -> Mapping[str, int] | int:
 
 
 def connect(options: Options) -> tuple[Cluster, Session]:
-    """Connect to the cluster, without selecting a keyspace; retries for `retry_s`, then raises."""
+    """Connect without selecting a keyspace; retries for up to `retry_s`, then raises."""
     start_s = time.monotonic()
     pause_s = 0.05
     while True:
