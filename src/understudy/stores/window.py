@@ -1,7 +1,8 @@
 """A window: a local copy of a remote store that follows its tail, so learners read a local disk.
 
-The cursor is stored in the same commit as the page of the tail before it, so after kill -9 the copy
-resumes exactly where it stopped. Chunks that the remote store removes are removed here too.
+The last commit of each page of the tail stores the cursor after the page, so after kill -9 the copy
+resumes at the first incomplete page; chunks that it already has are not stored twice. Chunks that
+the remote store removes are removed here too.
 """
 
 import uuid

@@ -344,8 +344,8 @@ class OffsetBounds:
                 return int(first), int(end)
             except self._kafka.KafkaException as error:
                 consumer.poll(0.0)  # error callbacks run only during a poll
-                # Other errors resolve by themselves: a leader election, or a topic that some
-                # brokers do not know yet.
+                # Other errors may resolve by themselves, such as a leader election, or a topic that
+                # some brokers do not know yet.
                 is_unauthorized = error.args[0].name().endswith("_AUTHORIZATION_FAILED")
                 if remaining_s < 2 * _RETRY_PAUSE_S or is_unauthorized:
                     raise self._last_error.explained(
