@@ -50,7 +50,7 @@ class KafkaConfig:
     timeout_s: float = 5.0
     """How long a frame may wait for the brokers; `append` returns at most 2 s later."""
     open_timeout_s: float = 10.0
-    """How long opening waits for the first response."""
+    """How long each request of opening the stream waits for its response."""
     queue_mb: float = 64.0
     """MB of frames that may wait for the brokers; when full, `append` asks to retry later."""
 
@@ -241,7 +241,7 @@ _CONNECTION_DETAILS = re.compile(
 
 
 def _condition(name: str, text: str) -> str:
-    """The key of `_HINTS` for an error of the library; empty: no broker is available now."""
+    """The key of `_HINTS` for an error of the library; empty for others, such as no broker."""
     if name in _INVALID_TOPIC:
         return "INVALID_TOPIC"
     if name.endswith("_AUTHORIZATION_FAILED"):

@@ -257,7 +257,7 @@ def _wait_until_active(api: KinesisApi) -> Mapping[str, Any]:
         if status == "DELETING" or api.clock.monotonic() >= give_up_s:
             raise StorageFailed(
                 f"Kinesis stream {api.config.stream!r} at {api.config.where} is {status}; wait "
-                "until it is ACTIVE, then start again"
+                "until it is ACTIVE, or create it again once it is deleted, then start again"
             )
         api.clock.wait(api.closed, _STATUS_POLL_S)
 

@@ -162,7 +162,7 @@ _HINTS = {
     "NotKinesis": "the endpoint is not Kinesis-compatible; correct endpoint=",
     "Tls": "use http:// if the server has no TLS, or trust the CA of its certificate in "
     "AWS_CA_BUNDLE",
-    "Unreachable": "start it, or correct endpoint= and region=",
+    "Unreachable": "check the network and that the server runs, or correct endpoint= and region=",
     "throttled": "Kinesis is throttling: add shards, or wait",
     "busy": "Kinesis is temporarily unavailable: retry later",
     "": "check the address and the limits of the account",
@@ -313,7 +313,7 @@ class KinesisApi:
 
 
 def connect(config: KinesisConfig, *, clock: Clock | None = None) -> KinesisApi:
-    """Connect with boto3; ConfigError for invalid settings, MissingExtra without boto3."""
+    """Create a botocore client; ConfigError for invalid settings, MissingExtra without botocore."""
     return KinesisApi(_client(config), config, clock=clock or SystemClock(), rng=random.Random())
 
 

@@ -328,7 +328,7 @@ def connection_error(
     causes = list(reasons.values()) if isinstance(reasons, dict) else [error]
     what = f"cannot connect to Cassandra at {options.address} ({short_message(error)})"
     if any(isinstance(cause, AuthenticationFailed) for cause in causes):
-        return ConfigError(f"{what}; check credentials=FILE")
+        return ConfigError(f"{what}; check credentials=FILE, its user and password")
     if any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
         return ConfigError(
             f"{what}; untrusted certificate: check ca=FILE, and that the certificate has this "
