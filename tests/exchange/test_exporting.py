@@ -98,7 +98,7 @@ def test_an_incomplete_copy_is_an_error(
 
     def cut(*arguments: Any, **named: Any) -> Window:
         """Filters half of a session out, which no export does."""
-        return Window(*arguments, **{**named, "wanted": lambda meta: meta.chunk_no >= 1090})
+        return Window(*arguments, **{**named, "include": lambda meta: meta.chunk_no >= 1090})
 
     monkeypatch.setattr("understudy.exchange.exporting.open_window", cut)
     with pytest.raises(StorageFailed, match="conflicts with other chunks"):
