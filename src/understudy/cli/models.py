@@ -258,9 +258,9 @@ def export_model(
 )
 @common_options
 def url_of_model(data_text: str | None, as_json: bool, model: str, minutes: float) -> int:
-    """Print a signed, expiring URL of a model's policy; for models in S3 and other clouds.
+    """Print a signed, expiring URL of a model's policy, and its SHA-256 to compare with.
 
-    MODEL is GAME/NUMBER, GAME/champion or GAME/canary. Compare the SHA-256 after the download.
+    MODEL is GAME/NUMBER, GAME/champion or GAME/canary. Needs models in object storage, such as S3.
     """
     opened = deployment(data_text, must_exist=True)
     if not isinstance(opened.objects, CloudObjects):

@@ -1,11 +1,12 @@
 """Bots in the game: the last good ones load from disk at once, newer ones pass all checks first.
 
-    link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden
-        ─► disk ─► live
+    link.bot ─► signatures ─► entry number not lower than seen ─► schema ─► policy: hash, golden
+        outputs ─► disk ─► live
 
-A game never waits: a decision reads one attribute, and a thread does the rest. The thread starts
-with the first `act` or `wait_for_bot`, so a game that only records never fetches bots. A folder,
-which several processes may share, stores what the next start needs:
+A game never waits for the network: the first `act` loads the stored bots, later ones read one
+attribute, and a thread fetches newer bots. The thread starts with the first `act` or
+`wait_for_bot`, so a game that only records never fetches bots. A folder, which several processes
+may share, stores what the next start needs:
 
     bot.json             the last good live models, and the highest entry number seen of each
                          alias (champion, canary)

@@ -450,7 +450,10 @@ class ChunkBuilder:
     # --- The rows ---------------------------------------------------------------------------------
 
     def take(self) -> Block | None:
-        """Return the closed rows as a block, or None; the current row moves to new columns."""
+        """Return the closed steps as a block, or None; the next block starts at the current row.
+
+        Inside an episode, that row's observation also ends this block, to bootstrap from.
+        """
         if not self.closed_steps:
             return None
         old = self._columns

@@ -229,7 +229,9 @@ def read_drop(frame: Frame) -> DropReport:
             raise Refused("bad_report", f"range {pair!r} is not a pair of whole numbers")
         if not last < pair[0] <= pair[1] < frame.chunk_no:
             raise Refused(
-                "bad_report", f"range {pair!r} is out of order or not before {frame.chunk_no}"
+                "bad_report",
+                f"range {pair!r} must be [first, last], after the previous range and before the "
+                f"report's own chunk number {frame.chunk_no}",
             )
         last = pair[1]
     return DropReport(tuple((int(a), int(b)) for a, b in ranges), _count(fields, "n_steps"))

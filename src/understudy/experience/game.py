@@ -66,10 +66,13 @@ class GameSpec:
                 f"{dict(self.action)}; give one for each choice"
             )
         for names in (self.action_names, self.obs_names):
-            if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-                raise SpecError(
-                    f"names {str(names)[:80]} are not all different texts; give unique names"
-                )
+            earlier = set[str]()
+            for name in names:
+                if not isinstance(name, str) or name in earlier:
+                    raise SpecError(
+                        f"name {str(name)[:40]!r} is not text or occurs twice; give different texts"
+                    )
+                earlier.add(name)
             if bad := [name for name in names if _CONTROL.search(name)]:
                 raise SpecError(
                     f"name {bad[0][:40]!a} contains control characters; give printable text"

@@ -105,7 +105,7 @@ class IngestProgress:
     """Names and fields of events for the log."""
 
     def add(self, later: "IngestProgress") -> None:
-        """Add a later turn of the same partition."""
+        """Add the result of a later turn of the same partition."""
         self.claim = later.claim
         self.records += later.records
         self.size_bytes += later.size_bytes

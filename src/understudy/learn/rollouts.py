@@ -146,7 +146,7 @@ class RolloutQueue:
         return {name: columns[name] for name in names}
 
     def _track(self, chunk: Chunk) -> _Track:
-        """The session's track, reset after a gap; Refused if the chunk is a duplicate."""
+        """The state of the chunk's session, without chunks before a gap; Refused unless newer."""
         track = self._tracks.setdefault(chunk.meta.session, _Track())
         if chunk.meta.chunk_no <= track.last_no:
             raise Refused("duplicate", f"chunk {chunk_name(chunk.meta.id)} was received before")

@@ -125,7 +125,11 @@ class RowLayout:
             or column.dtype != expected.dtype
             or len(column.shape[1:]) < len(expected.shape) > 1
         ):
-            got = "missing" if column is None else f"{column.dtype}{list(column.shape)}"
+            got = (
+                "missing"
+                if column is None
+                else f"{column.dtype} with {list(column.shape[1:])} per row"
+            )
             raise Refused(
                 "bad_columns",
                 f"{name!r} is {got}; expected {expected.dtype} with {list(expected.shape)} per row",
@@ -143,7 +147,11 @@ class RowLayout:
         space = self._game.action_columns[self._action_name]
         column = columns.get(self._action_name)
         if column is None or column.dtype != space.dtype or column.shape[1:] != space.shape:
-            got = "missing" if column is None else f"{column.dtype}{list(column.shape)}"
+            got = (
+                "missing"
+                if column is None
+                else f"{column.dtype} with {list(column.shape[1:])} per row"
+            )
             raise Refused(
                 "bad_columns",
                 f"{self._action_name!r} is {got}; expected {space.dtype} with {list(space.shape)} "

@@ -470,7 +470,7 @@ class SumTree:
         return int(n_bad), largest
 
     def weigh(self, edit: Edit, *, rule: Array, missing: float) -> float:
-        """Apply an edit; returns its largest priority."""
+        """Set the masses of an edit's rows, `missing` for NaN; returns the largest priority."""
         more, largest = _weigh(self.parts, edit.start, edit.weight, edit.priority, rule, missing)
         self._n_rows += int(more)
         return largest

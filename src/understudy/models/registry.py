@@ -137,6 +137,11 @@ class Registry:
             )
         number = int(last) if is_number else self.catalogue(owner).model_of(last)
         if not number:
+            if last == "canary":
+                raise ConfigError(
+                    f"{owner} has no canary now, since no new model is on trial; use "
+                    f"{owner}/champion, or see 'understudy models list {owner}'"
+                )
             raise ConfigError(
                 f"{owner} has no {last} yet; let people play, or add a trained run: understudy "
                 "models add RUN"
@@ -301,7 +306,9 @@ class Registry:
         try:
             return None if raw is None else spec_from_json(raw)
         except SpecError as error:
-            raise SpecError(f"{name} is damaged: {error}; restore it from a backup") from None
+            raise SpecError(
+                f"{name} cannot be read: {error}; if it is damaged, restore it from a backup"
+            ) from None
 
 
 def _blob(sha256: str) -> str:

@@ -233,7 +233,8 @@ def decode_policy(raw: bytes | memoryview) -> Policy:
     if metadata.get("format") != POLICY_FORMAT:
         raise Refused(
             "bad_version",
-            f"format {str(metadata.get('format'))[:40]!r}; this build reads {POLICY_FORMAT}",
+            f"the policy has format {str(metadata.get('format'))[:40]!r}, but this version reads "
+            f"{POLICY_FORMAT!r}; use the version that wrote it",
         )
     if metadata.keys() != _METADATA:
         raise Refused(

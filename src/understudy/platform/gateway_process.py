@@ -53,7 +53,7 @@ class IngestMetrics(Collector):
         is_running = status["state"] == "running" and self._clock.now() - status["at_s"] < _STALE_S
 
         def metric(kind: Any, name: str, text: str, value: Any, *label: str) -> Metric:
-            """Return a metric by engine; a `label` adds one sample for each key of `value`."""
+            """A metric by engine; with `label`, `value` is a dict that has one sample per key."""
             family: Metric = kind(f"understudy_ingest_{name}", text, labels=["engine", *label])
             for part, number in value.items() if label else [("", value)]:
                 family.add_metric([engine, part] if label else [engine], number)  # type: ignore[attr-defined]

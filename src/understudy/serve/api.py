@@ -258,7 +258,8 @@ async def read_body(
         return raw
     if encoding not in ("gzip", "deflate"):
         raise Refused(
-            "bad_encoding", f"content-encoding is {encoding[:20]!r}; use gzip, deflate or none"
+            "bad_encoding",
+            f"content-encoding is {encoding[:20]!r}; use gzip or deflate, or omit the header",
         )
     if len(raw) <= _INLINE_BYTES:
         body = _decompressed(raw, max_bytes)

@@ -288,7 +288,7 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes until the block ends; Refused if none are left."""
+        """Yield a function that reserves bytes until the block ends, or raises Refused."""
         held_bytes = 0
 
         def take(size_bytes: int) -> None:
