@@ -313,7 +313,7 @@ def test_actions_that_actors_cannot_play_are_rejected():
     actor, game = actor_of(PlainEnv)
     with pytest.raises(ConfigError, match="at least 1"):
         actor.collect(random_policy(game, "categorical"), 0, round_no=0)
-    with pytest.raises(ConfigError, match="a policy for this actor's game PlainEnv"):
+    with pytest.raises(ConfigError, match="a policy with the spaces of this actor's game PlainEnv"):
         actor.collect(policy_for_masks(), 1, round_no=0)
     with pytest.raises(ConfigError, match="need a head 'q'"):
         actor.collect(random_policy(game, "categorical", priority=InitialPriority()), 1, round_no=0)
