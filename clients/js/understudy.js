@@ -1580,98 +1580,19 @@ function openBot(manifest, raw) {
   return { name, policy, manifest };
 }
 
-/**
- * NumPy's PCG64 generator after a fixed seed: the platform draws its golden observations with it.
- */
-class Golden {
-  constructor() {
-    this._state = 0xd419f767f579b2a66512b355dcc079c0n;
-    /** @type {number | null} */
-    this._half = null;
-  }
-
-  /** 64 fresh bits. */
-  bits() {
-    const all = (1n << 128n) - 1n;
-    this._state = (this._state * 0x2360ed051fc65da44385df649fccf645n + 0x8aea2dee8ffd65a31d8755612f9dea65n) & all;
-    const folded = (this._state >> 64n) ^ (this._state & (all >> 64n));
-    const turn = this._state >> 122n;
-    return BigInt.asUintN(64, (folded >> turn) | (folded << (64n - turn)));
-  }
-
-  /** A uniform number from 0 to 1. */
-  uniform() {
-    return Number(this.bits() >> 11n) / 2 ** 53;
-  }
-
-  /** 0 or 1. */
-  bit() {
-    if (this._half !== null) {
-      const half = this._half;
-      this._half = null;
-      return half >>> 31;
-    }
-    const bits = this.bits();
-    this._half = Number(bits >> 32n);
-    return Number(bits & 0xffffffffn) >>> 31;
-  }
-
-  /** A normally distributed number, by a ziggurat of 256 layers. */
-  normal() {
-    for (;;) {
-      const bits = this.bits();
-      const layer = Number(bits & 255n);
-      const whole = Number((bits >> 9n) & 0xfffffffffffffn);
-      const x = whole * ZIGGURAT.width[layer] * (bits & 256n ? -1 : 1);
-      if (whole < ZIGGURAT.inside[layer]) return x;
-      if (layer === 0) {
-        for (;;) {
-          const far = -Math.log1p(-this.uniform()) / ZIGGURAT.end;
-          const high = -Math.log1p(-this.uniform());
-          if (2 * high > far * far) return (whole >>> 8) & 1 ? -(ZIGGURAT.end + far) : ZIGGURAT.end + far;
-        }
-      }
-      const { height } = ZIGGURAT;
-      if ((height[layer - 1] - height[layer]) * this.uniform() + height[layer] < Math.exp((-x * x) / 2)) return x;
-    }
-  }
-}
-
-const ZIGGURAT = (() => {
-  const end = 3.6541528853610088;
-  const area = 0.00492867323397465;
-  const layers = 256;
-  const width = new Float64Array(layers);
-  const inside = new Float64Array(layers);
-  const height = new Float64Array(layers);
-  const density = (/** @type {number} */ x) => Math.exp((-x * x) / 2);
-  let x = end;
-  width[0] = area / density(end) / 2 ** 52;
-  inside[0] = ((end * density(end)) / area) * 2 ** 52;
-  height[0] = 1;
-  [width[layers - 1], height[layers - 1]] = [end / 2 ** 52, density(end)];
-  for (let layer = layers - 2; layer > 0; layer--) {
-    const next = Math.sqrt(-2 * Math.log(area / x + density(x)));
-    inside[layer + 1] = (next / x) * 2 ** 52;
-    width[layer] = next / 2 ** 52;
-    height[layer] = density(next);
-    x = next;
-  }
-  return { end, width, inside, height };
-})();
-
 /** @param {Policy} policy @param {any} outputs each head's outputs for two observations, from the signed manifest */
 function checkGolden(policy, outputs) {
-  const golden = new Golden();
   const rows = 2;
+  let drawn = 0;
   /** @type {Record<string, Numbers>[]} */
   const inputs = Array.from({ length: rows }, () => ({}));
   for (const { name, dtype, size, isExact } of policy.inputs) {
     for (const row of inputs) {
-      const draw = () =>
-        isFloat(dtype) ? golden.normal() : dtype === "BOOL" ? Number(golden.uniform() < 0.5) : golden.bit();
-      const drawn = Array.from({ length: size }, draw);
-      row[name] = isExact ? Float64Array.from(drawn) : Float32Array.from(drawn);
+      const numbers = Array.from({ length: size }, () => {
+        const hash = Math.imul(++drawn, 2654435761) >>> 0;
+        return isFloat(dtype) ? hash / 2 ** 31 - 1 : hash >>> 31;
+      });
+      row[name] = isExact ? Float64Array.from(numbers) : Float32Array.from(numbers);
     }
   }
   inputs.forEach((columns, row) => {
