@@ -8,10 +8,10 @@ SETUP := $(PYTHON) scripts/setup.py $(if $(filter file,$(origin PYTHON)),--any-p
 # The slowest tests are listed at the end.
 PYTEST := $(BIN)/pytest --durations 25 --durations-min 10
 
-# The extras that tests need besides servers: every connector but Spark, which takes half a gigabyte.
+# The extras that tests without servers need: every connector but Spark, which takes half a gigabyte.
 TESTED := platform dev aws cassandra export kafka
 
-# Some containers set it; every process would then compile each module that it imports again.
+# Some containers set this variable; every process would then compile each imported module again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -41,11 +41,11 @@ check:  ## check format, lint, types and imports
 	@$(SETUP) $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@# Exit code 1 is an error in the code; any other means that the workers could not start, as on a busy machine.
+	@# Exit code 1 of mypy is an error in our code; another means that its workers did not start, as on a busy machine.
 	$(BIN)/mypy --num-workers 2 || { test $$? -ne 1 && $(BIN)/mypy; }
 	$(BIN)/lint-imports --no-logo
 
-bench:  ## measure every figure of docs/figures.md, and its peers
+bench:  ## measure every figure of docs/figures.md, ours and those of peers
 	@$(SETUP) $(TESTED) bench servers spark
 	$(BIN)/python bench/experience.py
 	$(BIN)/python bench/gateway.py

@@ -28,7 +28,7 @@ STEPS = 512
 
 
 def candidates(count: int, seed: int) -> list[Candidate]:
-    """Chunks of one session, ready to be written; deterministic by seed."""
+    """Chunks of one session, ready to be written; equal seeds give equal chunks."""
     frames = [
         frame.stamped(PLAYER, int(time.time()))
         for frame in person_frames(count, steps=STEPS, seed=seed)
@@ -39,7 +39,7 @@ def candidates(count: int, seed: int) -> list[Candidate]:
 def lags_of(
     chunks: Sequence[Candidate], send: Callable[[Candidate], None], reader: FullStore
 ) -> list[float]:
-    """Seconds from before a chunk is sent until another reader has it."""
+    """For each chunk, the seconds from just before it is sent until another reader has it."""
     sent_s = dict[int, float]()
     read_s = dict[int, float]()
     session = chunks[0].frame.session
@@ -84,7 +84,7 @@ def append_to_tail(
             for engine in ("native", "spark")
         }
         for way in ways.values():
-            way.lags(4)  # until it runs
+            way.lags(4)  # warm-up: returns once ingest runs
         batch_s = list[float]()
 
         def by_spark() -> list[float]:
@@ -145,7 +145,7 @@ class _Way:
     seeds: Iterator[int]
 
     def lags(self, count: int) -> list[float]:
-        """Seconds that each of this many chunks takes."""
+        """Seconds from the stream to the reader, for each of `count` chunks."""
         return lags_of(candidates(count, next(self.seeds)), _into(self.stream), self.reader)
 
 

@@ -1,12 +1,12 @@
-"""Measures streams and stores on real servers, and the seed's pipeline on the same servers.
+"""Measures streams and stores on real servers, and the original pipeline on the same servers.
 
     python bench/backends.py            some minutes on two cores; writes
                                         bench/results/backends.json
     python bench/backends.py --quick    smaller; writes nothing unless --out is given
 
 The servers are those of `understudy dev servers`, started and stopped by the benchmark. The peer is
-the seed's pipeline, rebuilt from its description: one JSON record and call per step into Kinesis,
-one row per step into Cassandra.
+the original pipeline (seed a of docs/seeds.md), rebuilt from its description: one JSON record and
+call per step into Kinesis, one row per step into Cassandra.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Size:
     arrivals: int
     """Chunks whose arrival in a tail is timed."""
     spark_rounds: int
-    """Each starts its own Spark, four times."""
+    """Rounds with Spark; each starts Spark four times."""
 
 
 SIZES = {
@@ -69,7 +69,7 @@ SIZES = {
 
 
 def main() -> int:
-    """Run what can run on this machine; 0 if every gate passed."""
+    """Run the measures whose server can run on this machine; 0 if every gate passed."""
     parts = {
         "kinesalite": on_server(kinesis),
         "kafka": on_server(kafka),
@@ -82,7 +82,10 @@ def main() -> int:
 def on_server(
     *measures: Callable[[Server, Path, Size, Findings], None],
 ) -> Callable[[Path, Size, Findings], None]:
-    """The measures on one server, named like its folder; records the reason if it cannot run."""
+    """A function that runs these measures on the server named like its folder.
+
+    If the server cannot run, it notes the reason in the findings.
+    """
 
     def measure(folder: Path, size: Size, findings: Findings) -> None:
         if reason := unavailable_reason(folder.name):
@@ -156,7 +159,7 @@ def kafka(server: Server, _: Path, size: Size, findings: Findings) -> None:
     for name in (topic, f"{topic}-seed"):
         create_stream(host_location(server, "kafka", name).url, partitions=1)
     producer = a_step_each.producer(server)
-    a_step_each.produce_steps(producer, f"{topic}-seed", 1)  # until the broker knows the producer
+    a_step_each.produce_steps(producer, f"{topic}-seed", 1)  # so that the broker knows the producer
     with contextlib.closing(_stream(host_location(server, "kafka", topic).url)) as stream:
         took = in_turn(
             size.rounds,
@@ -204,7 +207,7 @@ def _append(stream: Stream, frames: Sequence[Frame]) -> None:
 
 
 def _all_read(stream: Stream, frames: Sequence[Frame], rounds: int) -> Gate:
-    """Every frame can be read as often as it was appended."""
+    """Passes if every frame can be read as often as it was appended."""
     counts: dict[bytes, int] = {}
     for partition in stream.partitions():
         position: Position | None = None
@@ -314,18 +317,18 @@ class _Writer:
 
 
 def ingest(server: Server, folder: Path, size: Size, findings: Findings) -> None:
-    """From a file stream to the same Cassandra."""
+    """From a file stream into this Cassandra, with the native service and with Spark."""
     append_to_tail(server, folder, findings, rounds=size.rounds, arrivals=size.arrivals)
 
 
 def spark_into_cassandra(server: Server, folder: Path, size: Size, findings: Findings) -> None:
-    """One Spark worker and two, into the same Cassandra."""
+    """One Spark worker and two, into this Cassandra."""
     if size.spark_rounds:
         spread(folder, findings, rounds=size.spark_rounds, server=server)
 
 
 def spark_into_a_waiting_store(folder: Path, size: Size, findings: Findings) -> None:
-    """One Spark worker and two, into a store whose writes only wait."""
+    """One Spark worker and two, into a store whose writes only wait 5 ms."""
     if size.spark_rounds:
         spread(folder, findings, rounds=size.spark_rounds)
 
@@ -344,7 +347,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _timed_with(work: Callable[[Sequence[Candidate]], None], chunks: Sequence[Candidate]) -> float:
-    """The same, without the time to create the chunks."""
+    """The time that `work` takes for chunks that were created before."""
     return _timed(lambda: work(chunks))
 
 

@@ -1,4 +1,4 @@
-"""Encoding: the sender's cost of a block, and our columns against JSON per record."""
+"""Encoding: what a block costs the sender, and our columns against one JSON object per step."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from understudy.experience.chunk import Chunk, RowKind, decode_chunk
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """Blocks into the spool, and one chunk through both codecs."""
+    """Measure blocks written to the spool, and one chunk encoded and decoded by both codecs."""
     findings = Findings()
     for steps, goal in ((512, 1e6), (64, None)):
         n_blocks = max(2, scale.chunks // 4 if steps == 512 else scale.short_chunks // 4)

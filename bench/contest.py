@@ -15,7 +15,7 @@ from bench.measures import OURS, TRAINING, WHOLE, Measure
 QUICK_LOOKS = 2
 _TRIAL_LOOKS = 3
 Values = dict[str, dict[str, list[float]]]
-"""Row name, contestant, one value per round."""
+"""Values by row name and contestant, one per round."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Outcome:
 def in_order(
     rounds: int, names: Sequence[str], work: Callable[[int, str], None], outcome: Outcome
 ) -> None:
-    """A B A B: every contestant once per round, in a fixed order; a failed one is skipped later."""
+    """Run every contestant once per round, in a fixed order; one that failed is skipped later."""
     for at in range(rounds):
         for name in names:
             if name not in outcome.skipped:
@@ -109,7 +109,7 @@ def solve(
 
 
 def best_threads(contestant: Contestant, measure: str) -> int:
-    """One or two threads, whichever trains faster, so that our choice does not throttle peers."""
+    """One or two threads, whichever trains this contestant faster."""
     speeds = {}
     for threads in (1, 2):
         run, _ = solve(contestant, measure, 0, threads=threads, max_looks=_TRIAL_LOOKS)
@@ -120,7 +120,7 @@ def best_threads(contestant: Contestant, measure: str) -> int:
 def solve_all(
     measure: Measure, contestants: Sequence[Contestant], *, seeds: int, quick: bool
 ) -> Outcome:
-    """Each seed by all contestants in turn; a quick run stops peers after two evaluations."""
+    """Train all contestants in turn on each seed; a quick run ends peers after two evaluations."""
     outcome = Outcome()
     by_name = {contestant.name: contestant for contestant in contestants}
     for contestant in contestants:
@@ -180,7 +180,7 @@ def learning_gate(measure: str, outcome: Outcome) -> Gate:
 def compare_all(
     measure: Measure, contestants: Sequence[Contestant], *, rounds: int, quick: bool
 ) -> Outcome:
-    """All contestants start, then run one round each in turn; waiting processes sleep."""
+    """Start all contestants, then run one round of each in turn; the others sleep meanwhile."""
     outcome = Outcome(threads={contestant.name: contestant.threads for contestant in contestants})
     for part, request in measure.parts.items():
         full_request = {"do": measure.name} | request | (measure.quick if quick else {})

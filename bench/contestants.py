@@ -36,7 +36,7 @@ class Contestant:
     name: str
     module: str
     environment: str = ""
-    """A file of bench/against without its .txt; empty: the environment of this process."""
+    """The name of a requirements file in bench/against; empty: this process's environment."""
     settings: dict[str, Any] = field(default_factory=dict)
     threads: int = 1
     tries_threads: bool = False
@@ -78,7 +78,7 @@ def _install(uv: Path, folder: Path, pins: Path) -> None:
 
 
 class Process:
-    """A started contestant: `ask` runs a round; `line` and `answer` exchange lines within one."""
+    """A started contestant: `ask` runs a round; `line` and `answer` exchange lines in a round."""
 
     def __init__(
         self, contestant: Contestant, request: dict[str, Any], *, threads: int | None = None
@@ -124,12 +124,14 @@ class Process:
 
     def answer(self, fields: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the next line has the reason
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # it has ended; the next `line` raises the reason
             self._process.stdin.write(json.dumps(fields).encode() + b"\n")
             self._process.stdin.flush()
 
     def line(self, timeout_s: float = LINE_S) -> dict[str, Any]:
-        """The next line that it sends."""
+        """The next line that the contestant sends."""
         assert self._process.stdout is not None
         until_s = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
@@ -155,7 +157,7 @@ class Process:
         return (lines[-1] if lines else f"with code {code}").replace(str(ROOT), "")[:300]
 
     def close(self) -> None:
-        """End it: close its pipes, wait, and kill it if it is still running."""
+        """Close the contestant's pipes, wait for its end, and kill it if it is still running."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

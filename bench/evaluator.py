@@ -18,9 +18,9 @@ Array = NDArray[Any]
 Act = Callable[[Array], Array]
 SOLVED = 475.0
 STOP_SEEDS = range(900_000, 900_100)
-"""Evaluated every 2,560 steps."""
+"""Seeds of the evaluation every 2,560 steps."""
 GATE_SEEDS = range(910_000, 910_100)
-"""Evaluated once the first hundred are good enough, so that luck does not end a training run."""
+"""Seeds of a second evaluation after a good first one, so that luck does not end a run."""
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0, out=x),

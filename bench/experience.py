@@ -50,7 +50,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.child:
         return _child(options)
-    from bench import report  # imports rich, which the process of a measurement does not need
+    from bench import report  # late: it imports rich, which a measurement does not need
 
     began_s = time.monotonic()
     requested = options.only or list(MEASUREMENTS)
@@ -94,7 +94,11 @@ def _options() -> argparse.Namespace:
         help=", ".join(MEASUREMENTS),
     )
     parser.add_argument(
-        "--pass", dest="passes", action="append", choices=PASSES, help="native or slow_sync; both"
+        "--pass",
+        dest="passes",
+        action="append",
+        choices=PASSES,
+        help="native or slow_sync (default: both)",
     )
     parser.add_argument("--out", type=Path, help="folder for experience.json and experience.md")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
@@ -115,7 +119,7 @@ def _temporary() -> Iterator[Path]:
 def _pass(name: str, requested: list[str], scale: str, folder: Path) -> dict[str, Any]:
     """All measurements, with normal or slow syncs."""
     environment = dict(os.environ)
-    # Children import the package and our own code from the same places.
+    # Child processes import understudy and bench from the same folders as this process.
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), environment.get("PYTHONPATH")))
     )

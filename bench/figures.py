@@ -36,7 +36,7 @@ class Rate:
 def percentiles(sample: Sample) -> Percentiles:
     """p50, p99, p99.99 and the maximum; each is a measured value, never interpolated.
 
-    For a sample too small for p99.99, that is its maximum.
+    If the sample is too small for p99.99, its maximum is returned instead.
     """
     values = _checked(sample)
     p50, p99, p9999 = np.quantile(values, [0.5, 0.99, 0.9999], method="inverted_cdf").tolist()
@@ -77,7 +77,7 @@ class Figure:
     goal: float | None = None
     more_is_better: bool = True
     bound_by: str = ""
-    """What limits it."""
+    """What limits this figure."""
 
     @property
     def median(self) -> float:
@@ -106,7 +106,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Ours and a peer's, measured in turn; above 1 means that we are better."""
+    """Our value and a peer's, measured in turn; a ratio above 1 means that we are better."""
 
     name: str
     peer: str

@@ -78,7 +78,10 @@ def noise(n: int, *, seed: int = 0) -> Array:
 
 
 def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterator[None]:
-    """Record the observations, 190 steps per episode; yields when a block is full, to be taken."""
+    """Record the observations, 190 steps per episode; yields when a block is full.
+
+    The caller takes the block from the builder before it continues.
+    """
     builder.begin(EpisodeNote(row=0), consent="granted")
     for at, obs in enumerate(observations):
         if at and at % EPISODE_STEPS == 0:
@@ -95,7 +98,7 @@ def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterat
 def client_frames(
     spec: GameSpec, observations: Array, *, max_steps: int, by: int = 3
 ) -> Iterator[Frame]:
-    """One session as its client encodes it; the last frame may be shorter."""
+    """The frames of one session, as its client encodes them; the last one may be shorter."""
     builder = ChunkBuilder(
         spec, session=new_session(time.time()), max_steps=max_steps, client="bench"
     )
@@ -118,7 +121,7 @@ def client_frames(
 
 
 def session_frames(spec: GameSpec, observations: Array, *, max_steps: int = 512) -> list[Frame]:
-    """One session as the intake stamps it."""
+    """The frames of one session, with player and time as the intake sets them."""
     frames = client_frames(spec, observations, max_steps=max_steps)
     return [frame.stamped(PLAYER, int(time.time())) for frame in frames]
 
@@ -147,7 +150,7 @@ def cart_frames(n_chunks: int, *, steps: int = 512, sessions: int = SESSIONS) ->
 
 
 def _n_observations(chunks: int, steps: int) -> int:
-    """Enough for this many full chunks: final rows need observations too."""
+    """Observations needed for this many full chunks, including those of final rows."""
     return (chunks * steps * (EPISODE_STEPS + 1)) // EPISODE_STEPS + 2 * EPISODE_STEPS
 
 

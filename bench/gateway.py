@@ -5,8 +5,8 @@
     python bench/gateway.py --quick    fewer players; writes nothing unless --out is given
 
 This is the real platform in its own processes, on two cores. The peer is the pickle-over-TCP
-protocol of the seed, rebuilt from its description as a separate program
-(`bench/against/seed_tcp.py`).
+protocol of an earlier design (seed b of docs/seeds.md), rebuilt from its description as a separate
+program (`bench/against/seed_tcp.py`).
 """
 
 import asyncio
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def players(folder: Path, size: Size, findings: Findings) -> None:
-    """Latency of acknowledgements and memory; every acknowledgement is verified in the store."""
+    """Latency of acks and memory of the gateway; every ack is verified against the store."""
     linger_s = SenderConfig().linger_s
     steps = int(STEPS_S * linger_s)
     played = [
@@ -161,7 +161,7 @@ def players(folder: Path, size: Size, findings: Findings) -> None:
 
 
 def cost(folder: Path, size: Size, findings: Findings) -> None:
-    """Frames of 512 steps, many at once, and the same steps by the seed's protocol."""
+    """The gateway's CPU time per frame of 512 steps, and the same steps sent to the peer."""
     ours: list[Took] = []
     theirs: list[Took] = []
     acked = 0
@@ -279,7 +279,7 @@ async def _news(
     answers = [worker.ask(endpoint.weights(after + 1, 30.0)) for worker in workers]
     for answer in answers:
         answer.add_done_callback(lambda _: received_s.append(loop.time()))
-    await asyncio.sleep(0.5)  # until all of them wait
+    await asyncio.sleep(0.5)  # by then all workers are waiting
     promoted_s = loop.time()
     await asyncio.to_thread(
         opened.registry.set_alias, CART.game, "champion", manifest.model_no, why="bench"
@@ -291,7 +291,7 @@ async def _news(
 
 
 def _policy(seed: int) -> Policy:
-    """About 20 KB: 4-64-64-2."""
+    """A policy of about 20 KB: layers 4-64-64-2."""
     head = head_for(CART, "categorical")
     hidden = (Dense(64), Activation("tanh"), Dense(64), Activation("tanh"))
     columns = {

@@ -1,4 +1,7 @@
-"""Rejects figures of a busy or changed machine: load, two reference kernels, other processes."""
+"""Detects a busy or changed machine, whose figures do not count.
+
+It checks the load, the speed of two reference kernels, and the CPU time of other processes.
+"""
 
 import json
 import os
@@ -69,7 +72,7 @@ def wait_until_quiet(
 
 
 def read() -> Reading:
-    """The kernels, and the load before they ran, because they add to it."""
+    """The load, and then the speed of the kernels, which would add to the load."""
     load = os.getloadavg()[0]
     return Reading(load=load, kernels=kernels())
 
@@ -95,7 +98,7 @@ def _best_s(work: Callable[[], Any], times: int = 15) -> float:
 
 
 def stored(path: Path = STORED) -> dict[str, float] | None:
-    """The kernels of this machine while it was idle; None if they were never stored."""
+    """The kernels' speed on this machine while it was idle; None if it was never stored."""
     return _all(path).get(_key())
 
 
@@ -118,7 +121,10 @@ def _key() -> str:
 
 
 class Others:
-    """The cores that other processes used since its creation; an ended child counts as ours."""
+    """How many cores other processes have used since this object was created.
+
+    Child processes that have ended count as ours.
+    """
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -126,7 +132,7 @@ class Others:
         self._own_s = _own_s()
 
     def cores(self) -> float | None:
-        """None if the system does not report it."""
+        """The number of cores; None if the system does not report it."""
         busy_s = _busy_s()
         took_s = max(1e-3, time.monotonic() - self._began_s)
         if busy_s is None or self._busy_s is None:

@@ -32,7 +32,7 @@ class Moved:
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """Small observations in long and short chunks, then images."""
+    """Measure ingest of small observations in long and short chunks, then of images."""
     findings = Findings()
     for steps, count, goal in ((512, scale.chunks, 300e3), (64, scale.short_chunks, None)):
         frames = cart_frames(count, steps=steps)
@@ -73,7 +73,7 @@ def _rounds(folder: Path, spec: GameSpec, frames: Sequence[Frame], rounds: int) 
 
 
 def drain(folder: Path, spec: GameSpec, frames: Sequence[Frame], *, again: bool = False) -> Moved:
-    """Append frames to a new stream, then time how a service moves them to a new store."""
+    """Append frames to a new stream; measure how long ingest takes to move them to a new store."""
     stream = FileStream(folder / "stream")
     specs = OneGame(spec)
     append(stream, frames)

@@ -50,7 +50,7 @@ _GOAL_MS = 150.0
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """p50 and p99 of several plays, each with its own store."""
+    """Measure p50 and p99 of several rounds of play, each with its own store."""
     rounds = 1 if scale.lag_s < 4 else _ROUNDS
     lags = []
     gates = []
@@ -206,7 +206,7 @@ def _watch(folder: Path) -> None:
 
 
 def _lags(chunk: Chunk, count_from_s: float) -> list[float]:
-    """Seconds since each step of a chunk was complete, without those of the warm-up."""
+    """Seconds since each step of a chunk was complete; steps of the warm-up are left out."""
     now_s = time.monotonic()
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     complete_s = chunk.columns["obs"][steps + 1, 2]

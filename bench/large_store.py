@@ -46,14 +46,14 @@ from understudy.stores.view import StoreView  # noqa: E402
 
 _MODULE = "bench.large_store"
 _PROBE = game_spec("bench-probe", obs=Box((1,), DTYPES["F64"]), actions=2)
-"""A step whose observation is the time at which it was passed to the store."""
+"""The game of the probes: a step's observation is the time at which the store received it."""
 _CHUNKS_A_COMMIT = 8
 _READERS = 10
 _OLD_S = 10_000
 """How much earlier than the rest the first tenth of a store was received."""
 _SESSIONS_A_COMMIT = 512
 _COMMITS_S = 10.0
-"""While visibility is measured: 19 MB/s of images, which one reader can decode."""
+"""Commits per second while visibility is measured: 19 MB/s, which one reader can decode."""
 _GOAL_MS = 150.0
 _GOAL_LOG_MB = 256.0
 _GOAL_SLICE_MS = 50.0
@@ -67,7 +67,7 @@ class Size:
     gigabytes: float
     sessions: int
     watched_s: float
-    """How long visibility, and then the log, are watched."""
+    """Duration of each of two measurements: visibility, and then the write-ahead log."""
 
 
 SIZES = {
@@ -78,7 +78,7 @@ SIZES = {
 
 
 def main() -> int:
-    """Run both measurements; 0 if every gate passed."""
+    """Measure a large store, then many sessions; 0 if every gate passed."""
     return run_once(
         "large_store",
         about=__doc__,
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def measure(folder: Path, size: Size, findings: Findings) -> None:
-    """One store from its first commit to its compaction."""
+    """Measure one store, from its first commit to its compaction."""
     target_bytes = int(size.gigabytes * 1e9)
     with child(_MODULE, "write", folder, target_bytes) as writer:
         wrote = line(writer)
@@ -277,7 +277,7 @@ def _write(folder: Path, target_bytes: int, commits_s: float = 0.0) -> None:
 
 
 def _renamed(frame: Frame, chunk: Chunk, session: uuid.UUID, received_s: int) -> Candidate:
-    """The same chunk under the id of another session."""
+    """The chunk, as if it belonged to another session."""
     body = frame.body.replace(str(frame.session).encode(), str(session).encode())
     renamed = data_frame(session, frame.chunk_no, body).stamped(PLAYER, received_s)
     return Candidate(renamed, replace(chunk, meta=replace(chunk.meta, session=session)))

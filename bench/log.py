@@ -1,4 +1,4 @@
-"""Our stream against Redis Streams: the same 512-step chunks, acknowledged once on disk."""
+"""Our stream against Redis Streams: the same 512-step chunks, each synced before its ack."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _READ_BYTES = 8 << 20
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """Appends of 16 chunks at a time, and of one."""
+    """Measure appends of 16 chunks at a time, and of one chunk at a time."""
     findings = Findings()
     frames = cart_frames(scale.commits * _AT_ONCE)
     single = frames[: max(2, scale.commits * 2)]
@@ -96,7 +96,7 @@ def _append(stream: FileStream, frames: Sequence[Frame], at_once: int) -> Took:
 def _xadd(
     client: Any, frames: Sequence[Frame], at_once: int, *, is_transaction: bool = False
 ) -> Took:
-    """The cost, with the processor time of client and server."""
+    """The cost of appending to Redis: processor time of client and server, and wall time."""
     server = cpu_s(client)
     cpu = time.process_time()
     wall = time.perf_counter()

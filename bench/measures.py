@@ -1,4 +1,4 @@
-"""The measures of the learner: contestants, settings and goals (measures 1-4 and 11a)."""
+"""The measures of the learner: their contestants, settings and goals."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,9 +29,9 @@ class Measure:
     contestants: tuple[Contestant, ...]
     goals: tuple[Goal, ...]
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Requests by the prefix of their row names; empty for a measure that solves."""
+    """Requests to contestants, by prefix of their row names; empty if they solve a game."""
     quick: dict[str, Any] = field(default_factory=dict)
-    """Overrides of a quick run."""
+    """Fields of the requests that a quick run replaces."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""A benchmark with one pass: its options, its result file and its table."""
+"""Runs a benchmark that has one pass: reads its options, writes its result, prints its table."""
 
 import argparse
 import datetime

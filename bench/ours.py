@@ -1,4 +1,4 @@
-"""Our side of every measure: the only file that calls learner, replay, actor and policies."""
+"""Our side of every measure of bench/run.py: calls our learner, replay, actor and policies."""
 
 import base64
 import tempfile
@@ -25,7 +25,7 @@ from understudy.nn.policy import Policy
 
 
 def solve(link: Link, request: dict[str, Any]) -> Round:
-    """The product's own training loop with checkpoints; the harness runs only its evaluations."""
+    """Train with `understudy.train`, with checkpoints; only evaluations run in the harness."""
     import jax  # noqa: F401  compilation is timed separately, also before the first step
 
     import understudy
@@ -39,7 +39,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
 
     def evaluate(policy: Policy, *_: Any, episodes: int, **__: Any) -> Array:
         nonlocal judged
-        # A second call with the same weights is for the second hundred of episodes.
+        # A second call with the same policy asks for the second hundred episodes.
         is_second = judged[0] is policy
         if not is_second:
             judged = (
@@ -52,7 +52,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
         nonlocal steps
         steps = event.env_steps
 
-    # The product cannot delegate evaluation; its loop, checkpoints and goal stay unchanged.
+    # `understudy.train` has no option to evaluate elsewhere, so the function is replaced.
     setattr(evaluation, "evaluate", evaluate)  # noqa: B010
 
     def run() -> dict[str, Any]:
@@ -76,7 +76,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
 
 
 def collect(_: Link, request: dict[str, Any]) -> Round:
-    """Chunks of sampled actions, ready to be stored; the policy is 64-64."""
+    """Collect chunks that are ready to be stored, with sampled actions of a 64-64 policy."""
     from understudy.act.actor import Actor
     from understudy.act.vector import game_of, make_envs
 
@@ -104,11 +104,11 @@ def collect(_: Link, request: dict[str, Any]) -> Round:
 # --- Replay ---------------------------------------------------------------------------------------
 
 _ROWS_PER_BLOCK = payload.BLOCK + 16
-"""A chunk needs a row for its bootstrap, and the ring rounds up to 16."""
+"""A chunk has one more row, for bootstrapping, and the ring rounds up to a multiple of 16."""
 
 
 def replay(_: Link, request: dict[str, Any]) -> Round:
-    """Rows are inserted as chunks of 512 steps with priorities, as actors send them."""
+    """Insert, sample and update; rows arrive in chunks of 512 with priorities, as from actors."""
     from understudy.algorithm import Transitions
     from understudy.learn.replay import Drawn, HostReplay, ReplayConfig
 
@@ -191,7 +191,7 @@ def _chunk(game: GameSpec, kind: str, first: int, session: uuid.UUID) -> Chunk:
 
 
 def inference(_: Link, request: dict[str, Any]) -> Round:
-    """From an env's observation to an action for `env.step`; or `decide` on a batch of 1."""
+    """`act`: from an env's observation to an action for `env.step`; or `decide` on a batch of 1."""
 
     def make(net: str) -> Callable[[Array], int]:
         obs: Any = Box(payload.FRAME, DTYPES["U8"]) if net == "Nature" else 4
@@ -207,7 +207,7 @@ def inference(_: Link, request: dict[str, Any]) -> Round:
 
 
 def _policy(game: GameSpec, net: str, *, kind: str) -> Policy:
-    """A policy with the common weights; our convolutions have channels last."""
+    """A policy with the weights that all contestants use; our convolutions have channels last."""
     from understudy.learn.architecture import network_for
 
     convs, dense = payload.weights(net)

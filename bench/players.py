@@ -113,12 +113,12 @@ class Answers:
     """The gateway's answers to all players."""
 
     took_s: list[float] = field(default_factory=list)
-    """From when a batch was due to its acknowledgement."""
+    """Time from when a batch was due until its acknowledgement."""
     late_s: list[float] = field(default_factory=list)
-    """How late the players themselves were in sending; not caused by the gateway."""
+    """How late each batch was sent; a delay of the players, not of the gateway."""
     acked: list[Frame] = field(default_factory=list)
     again: int = 0
-    """Answers other than an acknowledgement; the batch is sent again, as a client would."""
+    """Number of answers other than an ack; the batch is then sent again, as a client does."""
 
     async def play(
         self, line: Line, requests: Sequence[tuple[Frame, bytes]], *, first_s: float, every_s: float

@@ -1,9 +1,9 @@
-"""The cost of a decision for the game's thread while the sender spools and sends.
+"""How long recording a decision takes on the game's thread while the sender spools and sends.
 
 Wall time, because that is what delays a game: it includes waiting for the interpreter lock and for
-other processes. The controls have no sender: plain arithmetic of the same length without pauses,
-whose tail is the machine's own; and at 60 Hz the least that a recorder can do, keeping copies in a
-list.
+other processes. There are two controls without a sender: without pauses, plain arithmetic that
+takes as long as a decision, so its tail is that of the machine; at 60 Hz, the least that a recorder
+can do, which is to keep copies in a list.
 """
 
 import time
@@ -80,7 +80,7 @@ class _Copies:
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """Percentiles of `acted` + `reward`, without pauses and at 60 Hz."""
+    """Measure percentiles of `acted` plus `reward`, without pauses and at 60 Hz."""
     obs = cart_obs(_MASK + 1)
     game = connect(spec=CART, data=folder, consent="granted")
     try:
@@ -138,7 +138,7 @@ def _tight_rounds(
 
 
 def _tight(player: Episode | _Arithmetic, obs: Array, n: int) -> Array:
-    """Nanoseconds of each decision, one right after the other."""
+    """Nanoseconds of each decision, made without pauses."""
     took = np.empty(n, np.int64)
     clock = time.perf_counter_ns
     for at in range(n):

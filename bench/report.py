@@ -1,4 +1,4 @@
-"""Prints a result, and writes it as JSON and as the table that the README links to."""
+"""Prints a result, and writes it as JSON and as the page that docs/figures.md links to."""
 
 import json
 from collections.abc import Iterator

@@ -52,16 +52,19 @@ def main() -> int:
     if options.calibrate:
         print(f"stored in {guard.STORED.relative_to(ROOT)}: {guard.calibrate()}")
         return 0
-    from bench import table  # draws with rich
+    from bench import table  # late: it imports rich
 
     out = options.out or (None if options.quick else RESULTS)
     remarks = _remarks(options)
     if remarks and not options.force and not options.quick:
         print(
-            "not measured, because it could not be recorded:", *remarks, sep="\n  ", file=sys.stderr
+            "not measured, because the result could not be recorded:",
+            *remarks,
+            sep="\n  ",
+            file=sys.stderr,
         )
         print(
-            "  --force records it with this remark; --quick measures without recording",
+            "  --force records the result with these remarks; --quick measures without recording",
             file=sys.stderr,
         )
         return 2
@@ -138,7 +141,7 @@ def _remarks(options: argparse.Namespace) -> list[str]:
 def _measure(
     measure: Measure, options: argparse.Namespace, remarks: list[str], gates: list[Gate]
 ) -> dict[str, Any]:
-    """The result file of one measure; appends its gate to `gates`, those of this run so far."""
+    """The result file of one measure; its gate is appended to `gates`, the gates so far."""
     began_s = time.monotonic()
     load = machine.load_average()
     others = guard.Others()
@@ -177,7 +180,7 @@ def _measure(
 
 
 def _selected(measure: Measure, peers: str | None) -> tuple[list[Contestant], dict[str, str]]:
-    """Ours and the peers that `--peers` names; the others, with the reason."""
+    """Our contestants and the peers that `--peers` names; and the other peers with the reason."""
     parts = (peers or "").lower().split(",")
     selected = [
         contestant
@@ -202,7 +205,7 @@ def _contest(
 def _all_gates(
     measure: Measure, outcome: Outcome, options: argparse.Namespace, gates: list[Gate]
 ) -> Gate:
-    """The gate of a measure's figures: its own training, or every training of this run."""
+    """The gate of a measure's figures: of its own training, or of every training in this run."""
     if measure.is_solving:
         gates.append(learning_gate(measure.name, outcome))
         return gates[-1]
@@ -215,7 +218,8 @@ def _shortfalls(options: argparse.Namespace, used: float | None) -> list[str]:
     remarks = []
     if not options.quick and (options.seeds < 10 or options.rounds < 5):
         remarks.append(
-            f"{options.seeds} seeds and {options.rounds} rounds; a figure needs 10 and 5 or more"
+            f"{options.seeds} seeds and {options.rounds} rounds; a figure needs at least 10 "
+            "seeds and 5 rounds"
         )
     if used is not None and used > guard.MAX_LOAD:
         remarks.append(f"other processes used {used} cores during the measurement")
@@ -232,7 +236,7 @@ def _facts(contestant: Contestant, outcome: Outcome) -> dict[str, Any]:
 
 
 def _gate(options: argparse.Namespace) -> Gate:
-    """The learning gate of this commit, if no earlier measure of this run has trained."""
+    """The learning gate of our DQN, trained here because no earlier measure has trained."""
     print("Learning gate: CartPole-v1, DQN, ours", flush=True)
     measure = MEASURES["solve-dqn"]
     with on_cores(measure.cores):

@@ -11,7 +11,7 @@ class Scale:
     rounds: int
     """How often a rate or a ratio is measured."""
     tight_decisions: int
-    """Decisions in one round of the loop without pauses."""
+    """Decisions in one round of the recorder without pauses."""
     paced_s: float
     """Seconds of play at 60 decisions per second and player."""
     chunks: int

@@ -1,4 +1,4 @@
-"""A running platform to measure from outside, its peer, and the resources of a process."""
+"""A running platform to measure from outside, the peer's server, and a process's resources."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ _READY_S = 120.0
 
 
 class Served:
-    """A platform that is ready, with what a measurement needs."""
+    """A platform that is ready, with the keys and process ids that a measurement needs."""
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
@@ -37,7 +37,7 @@ class Served:
         deadline_s = time.monotonic() + _READY_S
         while not is_true():
             if time.monotonic() > deadline_s:
-                raise TimeoutError("the platform was not ready in time")
+                raise TimeoutError(f"the platform was not ready within {_READY_S:.0f} s")
             self.platform.supervisor.step()
             time.sleep(0.05)
 

@@ -33,7 +33,7 @@ int fdatasync(int descriptor) { return later("fdatasync", descriptor); }
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Environment variables that make a process and its children sync slowly."""
+    """Environment variables that delay the syncs of a process and its children."""
     library = _library(folder)
     if library is not None:
         return {"LD_PRELOAD": " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))}
@@ -73,7 +73,7 @@ def _library(folder: Path) -> Path | None:
 
 
 def obey() -> None:
-    """In a started process: replace Python's calls if no library was preloaded."""
+    """Delay Python's sync calls in this process if the environment asks for it."""
     if os.environ.get(_PYTHON_ONLY):
         for name in ("fsync", "fdatasync"):
             setattr(os, name, _later(getattr(os, name)))

@@ -30,7 +30,7 @@ from understudy.streams.file import FileStream
 PARTITIONS = 4
 STEPS = 64
 FRAMES = 500
-"""Per partition; each is its own commit, so that the store's 5 ms count. A fifth for Cassandra."""
+"""Frames per partition; each is a commit of its own, so that the store's 5 ms dominate."""
 WAIT_S = 0.005
 
 
@@ -68,7 +68,7 @@ class WaitingStore:
 
 
 def open_in_task(address: str) -> Opened:
-    """A folder's stream, and the store of a URL or a waiting store."""
+    """Open a folder's stream, and the store of a URL, or a waiting store if there is no URL."""
     locations = json.loads(address)
     folder = Path(locations["folder"])
     url = locations["store"]
@@ -78,7 +78,7 @@ def open_in_task(address: str) -> Opened:
 
 
 def run(master: str, folder: Path, store: str) -> dict[str, float]:
-    """Steps per second of a Spark that is already running, and how many steps were stored."""
+    """Steps per second after Spark has started, and how many steps were stored."""
     job = SparkJob(
         opener="bench.spark:open_in_task",
         address=json.dumps({"folder": str(folder), "store": store}),
@@ -97,7 +97,7 @@ def run(master: str, folder: Path, store: str) -> dict[str, float]:
         opened.enter_context(tasks.running(Event()))
         for number, stream in enumerate(streams):
             _append(stream, 16, seed=number)
-        for _ in range(3):  # until all workers have started
+        for _ in range(3):  # warm-up: all workers start
             service.drain()
         for number, stream in enumerate(streams):
             _append(stream, frames_into(store), seed=10 + number)
@@ -110,12 +110,12 @@ def run(master: str, folder: Path, store: str) -> dict[str, float]:
 
 
 def frames_into(store: str) -> int:
-    """Frames per partition, by the store's URL; without one it is the waiting store."""
+    """Frames per partition: `FRAMES` for the waiting store (no URL), a fifth for Cassandra."""
     return FRAMES // 5 if store else FRAMES
 
 
 def _no_sync(_: int) -> None:
-    """Nothing here has to survive a power cut."""
+    """A sync that does nothing: these streams need not survive a power cut."""
 
 
 def _append(stream: FileStream, count: int, *, seed: int) -> None:

@@ -22,7 +22,7 @@ _PAGE = 512
 
 
 class _Contest:
-    """The stores of one round; each contestant uses a new one and checks its contents."""
+    """Writes the same frames to each store; each contestant gets a new store, which is checked."""
 
     def __init__(self, folder: Path, frames: Sequence[Frame], *, per_commit: int) -> None:
         self._folder = folder
@@ -75,7 +75,7 @@ def write(store: LocalStore, frames: Sequence[Frame], *, per_commit: int) -> tup
 
 
 def measure(folder: Path, scale: Scale) -> Findings:
-    """Durable writes of a few long chunks and of many short ones, then images."""
+    """Measure durable writes of a few long chunks and of many short ones, then images."""
     findings = Findings()
     running, findings.skipped = peers(folder / "look")
     for peer in running:

@@ -18,8 +18,8 @@ def show(result: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     title = (
-        f"{result['title']}, {result['scale']} run, cores {result['cores']} (a goal is met by "
-        "the lower end)"
+        f"{result['title']}, {result['scale']} run, cores {result['cores']} (a goal is met if "
+        "the lower end of the interval reaches it)"
     )
     table = Table(title=title, title_justify="left")
     for heading in ("row", "ours", "peer", "", "times better", "95 % interval", "goal", "verdict"):

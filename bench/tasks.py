@@ -39,10 +39,13 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     network: NetworkSpec | None = None
     store: Callable[[Path, int], float] | None = None
-    """Fills a data folder to learn from; `goal` is a share of the player's return, its result."""
+    """Fills a data folder to learn from and returns its player's mean return.
+
+    `goal` is then a share of that return.
+    """
 
     def train(self, folder: Path, seed: int) -> Mapping[str, Any]:
-        """The result of a run with this seed; `solved` if it reached the goal."""
+        """Train with this seed and return the run's result; `solved`: it reached the goal."""
         goal = self.goal
         options = understudy.TrainOptions(network=self.network)
         if self.store is not None:

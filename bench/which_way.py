@@ -3,7 +3,7 @@
 A bright square crosses an 84x84 image to the left or to the right, and wraps around. The player
 names the direction: reward 1 for each correct answer. The position of the square reveals nothing,
 because start and direction are random in every episode; two frames reveal the direction. Guessing
-scores half the steps; the best possible score misses only half of the first step.
+earns half a point per step; the best player has to guess only at the first step.
 """
 
 from typing import Any

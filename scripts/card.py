@@ -1,4 +1,4 @@
-"""The reliability card: every fault that was tried against the platform, as lines of tried / held.
+"""The reliability card: for every injected fault, how often it was tried and the guarantee held.
 
 Run as `python scripts/card.py` (or `make card`): the profile `ci` takes minutes, `full` an hour.
 Prints a table, saves it as bench/results/card-DATE-TIME-PROFILE.json, and exits 1 if anything
@@ -40,7 +40,7 @@ class Line:
 
 
 class Collector:
-    """A pytest plug-in that turns test reports into lines; equal claims are summed."""
+    """A pytest plug-in that turns test reports into lines; lines of the same claim are summed."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
@@ -58,7 +58,7 @@ class Collector:
                 note=reason.removeprefix("Skipped: "),
             )
         elif report.failed:
-            # What it counted before it failed is not shown as held.
+            # Counts of a failed test are discarded: it is one attempt that did not hold.
             self._line(
                 name,
                 tried=1,
@@ -72,7 +72,7 @@ class Collector:
     def _passed(self, name: str, report: pytest.TestReport) -> None:
         claims: list[Any] = [value for key, value in report.user_properties if key == "card"]
         for at, claim in enumerate(claims):
-            # The test's seconds are shown once, with its first claim.
+            # The test's duration is added to its first claim only.
             self._line(**claim, seconds=0.0 if at else report.duration)
         if not claims and "tests/faults/" in report.nodeid:
             file = Path(report.nodeid.split("::")[0]).stem.removeprefix("test_")
@@ -110,7 +110,7 @@ def run(profile: str, seed: int) -> tuple[int, Collector]:
     if profile == "full":
         os.environ["UNDERSTUDY_BARS"] = "1"
     collector = Collector()
-    # The full profile runs tests that have two sizes at full size, and all others.
+    # Some tests exist in two sizes: the full profile omits the short one.
     choice = (
         ["-m", "card or slow", "-k", "not short"]
         if profile == "full"

@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def with_figures(page: str, block: str) -> str:
-    """The page with a new block between its markers."""
+    """The page with `block` between its markers."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{block}\n{END}{after}"
@@ -194,7 +194,7 @@ def _figures(bench: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
 
 
 def _measurements(bench: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The measurements of a pass, without those that no longer exist."""
+    """The measurements of a pass, without those that the benchmark no longer has."""
     results = bench["passes"][name]["measurements"]
     return [results[measurement] for measurement in MEASUREMENTS if measurement in results]
 
@@ -315,7 +315,7 @@ def _learner(results: list[dict[str, Any]]) -> str:
 
 
 def _page(results: list[dict[str, Any]]) -> str:
-    """Every row of every measure."""
+    """The page with every row of every measure."""
     lines = [
         "# The learner beside its peers",
         "",
@@ -349,7 +349,7 @@ def _matters(row: dict[str, Any], ratio: dict[str, Any]) -> bool:
 
 
 def _left_out(result: dict[str, Any]) -> list[str]:
-    """Every contestant of the measure that did not run to the end, grouped by reason."""
+    """A line for each reason why contestants of the measure have no result."""
     ran = {name for row in result["rows"] for name in row["values"]} - result["skipped"].keys()
     names_by_reason: dict[str, list[str]] = {}
     for contestant in MEASURES[result["measure"]].contestants:

@@ -1,4 +1,4 @@
-"""Writes the sample files of the current chunk and frame format, which a test reads for ever.
+"""Writes the sample files of the current chunk and frame format, which must stay readable forever.
 
     python scripts/make_samples.py            # fails if the folder of this format exists
 
@@ -67,8 +67,11 @@ def chunk(
     notes: Any = (),
     **more: Any,
 ) -> Chunk:
-    """A chunk from letters: s step, T terminated, U truncated, c cut, . continues; leading f: began
-    earlier."""
+    """A chunk from letters, one per step or end of an episode.
+
+    s: a step; T: a step that terminates; U: a step that is truncated; c: the episode is cut;
+    `.`: the episode continues in the next chunk. A leading f: the first episode began earlier.
+    """
     rows = _rows(ends)
     n = len(rows["row"])
     rng = np.random.default_rng(n)
@@ -160,7 +163,7 @@ def samples() -> dict[str, Frame]:
 
 
 def described(frame: Frame) -> dict[str, Any]:
-    """The expected content of a frame."""
+    """What the test expects to read from a frame."""
     header = {
         "kind": frame.kind.name,
         "session": str(frame.session),

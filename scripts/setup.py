@@ -1,4 +1,4 @@
-"""Installs understudy with extras into .venv: one line per stage, nothing if nothing changed.
+"""Installs understudy with extras into .venv; if nothing changed, it does nothing.
 
 Runs before anything is installed, so it uses the standard library only. A stamp in .venv records
 the finished set-up; it is removed before work starts and written last, so that an interrupted run
@@ -35,7 +35,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 
 
 class StageError(Exception):
-    """A stage failed; the text is the output of its command."""
+    """A stage failed; the text is its command with the command's output."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def prepare(requested: set[str], *, any_python: bool) -> None:
-    """Install the requested extras and those installed before into .venv."""
+    """Install the requested extras, and those that .venv already has, into .venv."""
     started_s = time.monotonic()
     done = read_stamp()
     if done is not None and done.python != platform.python_version() and not any_python:
@@ -112,7 +112,7 @@ def install(extras: tuple[str, ...]) -> None:
 
 
 def stage(name: str, work: Callable[[], None], *, note: str = "") -> None:
-    """Do the work and print its duration in one line."""
+    """Run `work` and print its name and duration in one line."""
     started_s = time.monotonic()
     print(f"  {name:<10}", end="", flush=True)
     try:
@@ -139,7 +139,7 @@ def call(*command: str | Path) -> None:
 
 
 def hash_of_inputs() -> str:
-    """A digest that changes when a new installation could differ from the last."""
+    """A digest of the files that determine what is installed."""
     digest = hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update(b"\0" + (ROOT / name).read_bytes())
@@ -147,7 +147,7 @@ def hash_of_inputs() -> str:
 
 
 def read_stamp() -> Stamp | None:
-    """The last finished set-up; None if there is none, its Python is gone or the folder moved."""
+    """The last finished set-up; None if there is none, or its Python or its folder has moved."""
     if not shutil.which("python", path=str(BIN)):
         return None
     try:

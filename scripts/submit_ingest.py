@@ -15,6 +15,7 @@ from understudy.cli.root import run
 if __name__ == "__main__":
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         sys.exit(
-            "start this script with spark-submit; without it, run: understudy ingest --engine spark"
+            "start this script with spark-submit; to run without spark-submit: understudy ingest "
+            "--engine spark"
         )
     sys.exit(run(["ingest", "--engine", "spark", *sys.argv[1:]]))

@@ -20,23 +20,23 @@
 export const GAME = "rally";
 export const WIDTH = 4096;
 export const HEIGHT = 3072;
-/** Half its size, which extends a paddle's reach. */
+/** Half the ball's size, which extends a paddle's reach. */
 export const BALL = 48;
-/** Half its height. */
+/** Half a paddle's height. */
 export const PADDLE = 320;
 /** The distance of a paddle's face from its side of the court. */
 export const FACE = 160;
 export const PADDLE_SPEED = 44;
 export const SERVE_SPEED = 40;
 export const MAX_SPEED = 96;
-/** How much a hit adds to the ball's speed. */
+/** How much a hit adds to the ball's horizontal speed. */
 export const FASTER = 4;
-/** How steep a hit off the middle of a paddle is, in 32nds of the distance. */
+/** A hit sets the ball's vertical speed to its distance from the paddle's middle, times this, divided by 32. */
 export const STEEPER = 6;
 export const MAX_STEEP = 72;
-/** Frames for each decision. */
+/** Frames per decision. */
 export const FRAMES = 4;
-/** A serve between two players who never miss is truncated after this many. */
+/** A serve without a miss is truncated after this many decisions. */
 export const MAX_DECISIONS = 600;
 export const OBS_NAMES = Object.freeze([
   "ball x",
@@ -47,7 +47,7 @@ export const OBS_NAMES = Object.freeze([
   "other paddle",
 ]);
 export const ACTION_NAMES = Object.freeze(["up", "stay", "down"]);
-/** Powers of two: an observation has the same bits in every language. */
+/** Divisors of a view's numbers; powers of two, so that an observation has the same bits in every language. */
 export const SCALES = Object.freeze([2048, 2048, 64, 64, 2048, 2048]);
 
 const GOLDEN = 0x9e3779b9;
@@ -83,7 +83,7 @@ export function mixed(number) {
 }
 
 /**
- * The random bits of a serve's decision, from its seed alone.
+ * The random bits of one decision of a serve, from the serve's seed and the decision's number.
  * @param {number} seed
  * @param {number} decision
  */

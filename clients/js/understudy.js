@@ -84,8 +84,8 @@ export function crc32(bytes) {
 }
 
 /**
- * The first 32 fractional bits of the roots of the first 64 primes: square roots for the initial hash, cube roots for
- * the round constants.
+ * The first 32 fractional bits of the square roots of the first 8 primes (the initial hash), and of the cube roots of
+ * the first 64 primes (the round constants).
  */
 const [SHA_BEGIN, SHA_MIX] = (() => {
   const primes = [2];
@@ -139,7 +139,7 @@ export function sha256(bytes) {
   return Array.from(sum, (word) => word.toString(16).padStart(8, "0")).join("");
 }
 
-/** A number written with a decimal point, as Python writes floats; JSON does not distinguish the types otherwise. */
+/** A number that JSON gets with a decimal point, as Python writes floats; JavaScript has only one number type. */
 class Float {
   /** @param {number} value */
   constructor(value) {
@@ -197,7 +197,7 @@ export function canonicalJson(value) {
  * @typedef {Box | Discrete | MultiDiscrete | MultiBinary} Space
  */
 /**
- * A game's spec, as the platform stores it; the path is "" when there is a single part.
+ * A game's spec, as the platform stores it; `obs` and `action` have a space by path, which is "" for a single part.
  * @typedef {object} Spec
  * @property {number} format
  * @property {string} game
@@ -323,13 +323,14 @@ function checkedSpec(raw) {
     [spec.obs_names, flat],
   ])) {
     if (names.length && (names.length !== size || new Set(names).size !== size)) {
-      throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not match ${size} elements; name each element once`);
+      throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not fit; name every element of a single part once`);
     }
     const odd = names.find((name) => /[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/.test(name));
     if (odd !== undefined)
       throw new Refused("bad_spec", `name ${JSON.stringify(odd)} contains control characters; use printable text`);
   }
-  if (spec.has_action_mask && !discrete) throw new Refused("bad_spec", "action masks need a single discrete action");
+  if (spec.has_action_mask && !discrete)
+    throw new Refused("bad_spec", "action masks need a single discrete action; omit hasActionMask");
   return spec;
 }
 
@@ -402,7 +403,7 @@ function partsOf(what, spaces) {
  */
 
 /**
- * A safetensors file: columns and metadata sorted by name, the data aligned to 64.
+ * A safetensors file: columns and metadata sorted by name, the data aligned to 64 bytes.
  * @internal
  * @param {Record<string, Column>} columns
  * @param {Record<string, string>} metadata
@@ -428,7 +429,7 @@ export function encodeTensors(columns, metadata) {
 }
 
 /**
- * The columns and metadata of a safetensors file; throws Refused unless the bytes are exactly one.
+ * The columns and metadata of a safetensors file; throws Refused unless the bytes are exactly one such file.
  * @internal
  * @param {Uint8Array} raw
  * @returns {{columns: Record<string, Column>, metadata: Record<string, string>}}
@@ -437,7 +438,7 @@ export function decodeTensors(raw) {
   const bad = (/** @type {string} */ why) => new Refused("bad_tensors", why);
   const length = raw.length < 8 ? -1 : Number(new DataView(raw.buffer, raw.byteOffset).getBigUint64(0, true));
   if (length < 2 || length > 256 * 1024 || 8 + length > raw.length)
-    throw bad(`${raw.length} bytes with a header of ${length}`);
+    throw bad(`a header of ${length} bytes in a file of ${raw.length}; expected 2 to 262144 that fit into the file`);
   let fields;
   try {
     fields = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(raw.subarray(8, 8 + length)));
@@ -456,7 +457,7 @@ export function decodeTensors(raw) {
     const { dtype, shape, data_offsets: offsets } = entries[name];
     const type = Object.hasOwn(DTYPES, dtype) ? DTYPES[dtype] : undefined;
     if (!type || !Array.isArray(shape) || !shape.every((side) => Number.isSafeInteger(side) && side >= 0)) {
-      throw bad(`${name} has dtype ${dtype} and shape ${shape}`);
+      throw bad(`${name} has dtype ${dtype} and shape ${shape}; expected a known dtype and a list of sizes`);
     }
     const size = product(shape);
     const end = at + size * type.bytes;
@@ -468,7 +469,7 @@ export function decodeTensors(raw) {
     columns[name] = { dtype, shape, data };
     at = end;
   }
-  if (8 + length + at !== raw.length) throw bad(`tensors end at ${at} of ${raw.length - 8 - length} bytes`);
+  if (8 + length + at !== raw.length) throw bad(`tensors end at byte ${at} of ${raw.length - 8 - length}`);
   return { columns, metadata };
 }
 
@@ -532,7 +533,7 @@ export function encodeChunk(meta, columns) {
   });
 }
 
-/** Whether a column holds images, which the platform's own chunks compress too. @param {Column} column */
+/** Whether a column holds images, which are compressed as in the Python client. @param {Column} column */
 const isImage = ({ dtype, shape }) => (dtype === "U8" || dtype === "I8") && product(shape.slice(1)) >= PACKED_FROM_BYTES;
 
 /** Compresses the images of a block, off the game's thread. @param {Block} block */
@@ -858,7 +859,7 @@ class Rows {
       writeValue(part, partOf(part, numbered), { bounds: true, as: this._data[part.name].data, at });
     const mask = this._data.action_mask;
     if (discrete && mask && !mask.data[at * discrete.n + numbered - discrete.start]) {
-      throw new Refused("invalid_action", `action ${action} is not valid: its own action mask excludes it`);
+      throw new Refused("invalid_action", `action ${action} is not valid: the actionMask passed with it excludes it`);
     }
     if (!(frames >= 0))
       throw new Refused("bad_frames", `frames is ${frames}; pass how many frames the decision lasts, 0 or more`);
@@ -883,7 +884,8 @@ class Rows {
   /** @param {number} reward */
   addReward(reward) {
     const total = this._reward + Number(reward);
-    if (this._state !== OPEN) throw new Refused("bad_order", "a reward needs a decision before it");
+    if (this._state !== OPEN)
+      throw new Refused("bad_order", "a reward needs a decision before it; call act or acted first");
     if (!Number.isFinite(Math.fround(total)))
       throw new Refused("not_finite", `reward ${reward} is not a finite float32 number`);
     this._reward = total;
@@ -895,14 +897,14 @@ class Rows {
    * @param {{truncated: boolean, actionMask: any, result: string | number | undefined, tMs: number}} options
    */
   finish(obs, { truncated, actionMask, result, tMs }) {
-    if (!this._note) throw new Refused("bad_order", "no episode is running");
+    if (!this._note) throw new Refused("bad_order", "no episode is running; start one with game.episode");
     checkNote({ ...this._note, result });
     const hasObs = obs !== undefined && obs !== null;
     if (this._state !== OPEN || (truncated && !hasObs)) return this.cut(result);
     const at = this._at + 1;
     if (hasObs) this._writeObs(at, obs, actionMask);
     else {
-      // Never bootstrapped from; repeating the last observation guarantees that it is in the space.
+      // No return is bootstrapped from this row; the last observation is repeated, since it is in the space.
       for (const { name, size } of this._columns.obs)
         this._data[name].data.copyWithin(at * size, (at - 1) * size, at * size);
       this._writeMask(at, actionMask);
@@ -930,7 +932,7 @@ class Rows {
   }
 
   get isFull() {
-    // One row must stay free for the row after the current one.
+    // There must stay room for one row after the current one.
     return this._at >= this._columns.nRows - 1 || this.closedSteps >= MAX_STEPS || this._noteBytes > MAX_NOTE_BYTES;
   }
 
@@ -988,7 +990,7 @@ class Rows {
 
   /** @param {number} at @param {any} obs @param {any} actionMask */
   _writeObs(at, obs, actionMask) {
-    if (!this._note) throw new Refused("bad_order", "no episode is running");
+    if (!this._note) throw new Refused("bad_order", "no episode is running; start one with game.episode");
     for (const part of this._columns.obs)
       writeValue(part, partOf(part, obs), { bounds: false, as: this._data[part.name].data, at });
     this._writeMask(at, actionMask);
@@ -1038,7 +1040,7 @@ class Rows {
   }
 }
 
-/** Applies the reader's rules, so that everything recorded can be read back. @param {Note} note */
+/** Throws Refused for a note that the platform would reject. @param {Note} note */
 function checkNote(note) {
   const { seat, match = "", model = "", opponents = [], result = "", seed = 0 } = note;
   const isCount = (/** @type {unknown} */ value, /** @type {number} */ below) =>
@@ -1059,7 +1061,7 @@ function checkNote(note) {
   if (!isValid)
     throw new Refused(
       "bad_metadata",
-      `an episode has a field of the wrong type or size: ${canonicalJson(noteFields(note)).slice(0, 120)}`,
+      `a field of the episode has the wrong type or is too large: ${canonicalJson(noteFields(note)).slice(0, 120)}`,
     );
 }
 
@@ -1087,8 +1089,8 @@ const ACTIVATIONS = {
 };
 
 /**
- * For each kind of layer: its computation for a row of this shape, and the output shape. Sums are accumulated in
- * float64 and rounded once, so they differ from NumPy's by no more than another machine's do.
+ * For each kind of layer, a function that returns its computation for an input of this shape, and the output's shape.
+ * Sums are accumulated in float64 and rounded once, so they differ from NumPy's no more than two machines differ.
  * @type {Record<string, (layer: Layer, shape: readonly number[], weight: (name: string, shape: number[]) =>
  *   Float32Array) => [Run, number[]]>}
  */
@@ -1331,14 +1333,14 @@ export class Policy {
     }
     const missing = this._outputs.filter((name) => !this._heads[name]);
     if (missing.length || unused.size)
-      throw new Refused("bad_policy", `outputs ${missing} are missing, weights ${[...unused]} are unknown`);
+      throw new Refused("bad_policy", `missing outputs: [${missing}]; weights that no layer uses: [${[...unused]}]`);
     this._features = new Float32Array(features);
     /** The names of the network's outputs. */
     this.headNames = Object.keys(this._heads);
   }
 
   /**
-   * The output of every head for an observation; a policy with a stack takes a list of the last observations.
+   * The output of every head for an observation; if `stack` is above 1, for a list of the last `stack` observations.
    * @param {any} obs
    * @returns {Record<string, Float32Array>}
    */
@@ -1383,7 +1385,7 @@ export class Policy {
   }
 
   /**
-   * Checks observations and converts them to network inputs, `stack` of them concatenated.
+   * Checks `stack` observations, the oldest first, and converts them to the network's inputs.
    * @param {readonly any[]} rows
    * @returns {Record<string, Numbers>}
    */
@@ -1495,13 +1497,13 @@ const maskScores = (scores, mask) =>
 const argmax = (scores) => scores.reduce((best, score, at) => (score > scores[best] ? at : best), 0);
 
 /**
- * Reads a policy file; throws Refused unless the bytes are exactly one. It does not check a signature.
+ * Reads a policy file; throws Refused unless the bytes are exactly one such file. Does not check a signature.
  * @param {Uint8Array} raw
  */
 export function openPolicy(raw) {
   const { columns, metadata } = decodeTensors(raw);
   if (metadata.format !== "understudy-policy/1")
-    throw new Refused("bad_version", `format ${metadata.format}; this build reads understudy-policy/1`);
+    throw new Refused("bad_version", `the policy has format ${metadata.format}; expected understudy-policy/1`);
   try {
     return new Policy(metadata, columns);
   } catch (error) {
@@ -1526,7 +1528,7 @@ export async function checkSigned(text, trust) {
     throw new Refused("too_large", `a signed document has ${text.length} characters; the limit is ${MAX_SIGNED}`);
   const match = /^\{"entry":(\{.*\}),"key_id":"([0-9a-f]{16})","signature":"([A-Za-z0-9+/]{86}==)"\}$/s.exec(text);
   if (!match)
-    throw new Refused("bad_entry", "a signed document has entry, key_id and signature, in this order and nothing else");
+    throw new Refused("bad_entry", "a signed document must have exactly entry, key_id and signature, in this order");
   const [, entry, keyId, signature] = match;
   const keys = trust.map(publicKey);
   const key = keys.find((candidate) => sha256(candidate).slice(0, 16) === keyId);
@@ -1573,7 +1575,7 @@ function openBot(manifest, raw) {
   }
   const policy = openPolicy(raw);
   if (policy.game.game !== manifest.game || policy.schema !== manifest.schema)
-    throw new Refused("bad_policy", `${name} contains a policy of another game`);
+    throw new Refused("bad_policy", `${name} contains a policy of another game or schema`);
   checkGolden(policy, manifest.golden);
   return { name, policy, manifest };
 }
@@ -1862,7 +1864,7 @@ class ScopedStorage {
     try {
       this._storage.removeItem(this._prefix + name);
     } catch {
-      // It is read again at the next start; sending it twice changes nothing.
+      // The value is read again at the next start; a frame that is sent twice is stored once.
     }
   }
 
@@ -1880,8 +1882,8 @@ class ScopedStorage {
 }
 
 /**
- * Removes expired values of every deployment: frames too old to be accepted, heartbeats, and the policies of games that
- * were not played since. Pinned keys and the highest entry numbers stay.
+ * Removes values of all deployments that are older than MAX_AGE_MS: frames, which the platform would no longer accept,
+ * heartbeats, and policies of games not played for that long. Pinned keys and the highest entry numbers stay.
  * @param {TextStorage} storage
  * @param {number} nowMs
  */
@@ -1962,7 +1964,7 @@ class OwnerLocks {
   _isLost(name) {
     const atMs = this._heartbeats.get(name);
     if (atMs === undefined || Math.abs(this._clock.now() - atMs) < ALIVE_MS) return false;
-    // When everything is gone the storage was cleared; a page that takes over a name leaves the other values.
+    // If `used` is gone too, the storage was cleared; a page that takes over a name does not remove `used`.
     return this._storage.read(`held/${name}`) !== atMs && this._storage.read("used") !== null;
   }
 
@@ -2049,7 +2051,7 @@ const FRAMES_TYPE = "application/vnd.understudy.frames";
 class Session {
   /**
    * @param {{id: string, player: string, seat?: number, isRecorded?: boolean, rows: Rows | null, startedMs: number}} facts
-   *   without rows it belongs to another program, and its frames are only sent
+   *   without rows it is a session of an earlier page or program, whose frames are only sent
    */
   constructor({ id, player, seat = 0, isRecorded = true, rows, startedMs }) {
     this.id = id;
@@ -2069,16 +2071,16 @@ class Session {
     this.lost = { numbers: [], steps: 0 };
     /** @type {Map<number, number>} steps by chunk number of the frames that are in memory only */
     this.unstored = new Map();
-    /** No more calls are recorded. */
+    /** Whether it has ended: no more calls are recorded. */
     this.hasEnded = false;
     this.isClosing = false;
-    /** The platform rejected a report of this session: no more are sent. */
+    /** Whether the platform rejected a drop report or close of this session: no more are sent. */
     this.isReportRefused = false;
-    /** The storage has a record of which frames are in memory only. */
+    /** Whether the storage has a record of the frames that are in memory only. */
     this.hasGapRecord = false;
   }
 
-  /** @param {number} nowMs milliseconds since it began */
+  /** @param {number} nowMs @returns {number} milliseconds since the session started */
   tMs(nowMs) {
     return Math.max(0, Math.floor(nowMs - this._startedMs));
   }
@@ -2180,7 +2182,7 @@ class Sender {
     this._isRegistered = true;
   }
 
-  /** A step of this session was closed. @param {Session} session */
+  /** Called when a step was closed: queues a full block, or schedules a round. @param {Session} session */
   onStepClosed(session) {
     if (session.rows?.isFull) {
       const block = session.rows.take();
@@ -2201,7 +2203,7 @@ class Sender {
     session.blocks.push(block);
     if (!session.isRecorded || !globalThis.CompressionStream || !Object.values(block.columns).some(isImage)) return;
     block.packing = pack(block)
-      .catch(() => {}) // then they are sent uncompressed
+      .catch(() => {}) // then the images are sent uncompressed
       .then(() => {
         block.packing = null;
         this._schedule(0);
@@ -2256,7 +2258,7 @@ class Sender {
     return session.isRecorded ? this._lingerMs : Math.max(this._lingerMs, REPORT_MS); // skipped steps are not urgent
   }
 
-  /** When the next rows are due, or the next session becomes idle. */
+  /** The time at which the next rows must be sent, or the next session becomes idle. */
   _cutMs() {
     const due = [Infinity];
     for (const session of this.sessions) {
@@ -2276,7 +2278,7 @@ class Sender {
   // From the game into frames.
 
   /**
-   * Encodes the blocks that are due; `isAll`: all closed rows; `isUrgent`: also without waiting for compression.
+   * Encodes the rows that are due as frames; `isAll`: all closed rows; `isUrgent`: without waiting for compression.
    * @param {{isAll?: boolean, isUrgent?: boolean}} [options]
    */
   collect({ isUrgent = false, isAll = isUrgent } = {}) {
@@ -2386,8 +2388,9 @@ class Sender {
   }
 
   /**
-   * Frames in flight stay in the record: if the page closes now, they are not sent again. If they did arrive they are
-   * stored anyway, and the report then names too many numbers rather than too few.
+   * Removes entries from the record of frames in memory only. Frames in flight stay in the record: if the page closes
+   * now, they are not sent again. If they did arrive, the platform has them anyway, and the drop report then names too
+   * many chunk numbers rather than too few.
    * @param {Iterable<Entry>} entries settled or stored entries, which are not lost
    */
   _clearUnstored(entries) {
@@ -2463,8 +2466,9 @@ class Sender {
   }
 
   /**
-   * This page slept and another page took over its frames: it sends the stored ones, which are deduplicated, and has
-   * reported the others as dropped, under the next chunk numbers. Continues after those numbers.
+   * Called when another page took over this page's frames while it slept. The other page sends the stored frames, which
+   * the platform deduplicates, and reports the others as dropped, in frames with the next chunk numbers of the session.
+   * This page continues after those numbers.
    */
   _onOwnershipLost() {
     this._owner = freshOwner();
@@ -2659,7 +2663,7 @@ class Sender {
 
   // Flushing and closing.
 
-  /** Whether everything recorded so far was acknowledged, rejected or dropped in time. @param {number} timeoutS */
+  /** Sends everything recorded so far; false when some of it is not settled in time. @param {number} timeoutS */
   async flush(timeoutS) {
     this.collect({ isAll: true });
     await Promise.all([...this.sessions].flatMap((session) => session.blocks.map((block) => block.packing)));
@@ -2668,7 +2672,7 @@ class Sender {
     return this._until(() => entries.every((entry) => entry.isDone), timeoutS);
   }
 
-  /** Ends every session and sends the rest; whether all of it was acknowledged in time. @param {number} timeoutS */
+  /** Ends every session and sends the rest; false when some of it is not settled in time. @param {number} timeoutS */
   async finish(timeoutS) {
     for (const session of this.sessions) session.end();
     this.collect();
@@ -2743,7 +2747,7 @@ function warn(topic, text) {
 const POLL_S = 25;
 const MAX_CANARY = 0.5;
 const MAX_STORED_POLICY_BYTES = 1024 * 1024;
-/** How often an ack to the sender may end the follower's backoff. */
+/** The shortest time between two acks to the sender that end the backoff of polling. */
 const NUDGE_MS = 5000;
 /** How often a page polls while another page of the same browser holds the long poll. */
 const SHORT_POLL_MS = 10_000;
@@ -2785,7 +2789,7 @@ class Bots {
     this._recheckAtMs = Infinity;
     this._recheckMs = RECHECK_FIRST_MS;
     this._isFollowing = false;
-    /** Until then an ack to the sender does not trigger a poll. */
+    /** Before this time, an ack to the sender does not trigger a poll. */
     this._nudgeAtMs = 0;
     /** Ends the pause between two polls. */
     this._wake = () => {};
@@ -2804,7 +2808,7 @@ class Bots {
     return this._live.champion;
   }
 
-  /** Draws the bot for an episode: the canary with its share, else the champion; null while there is none. */
+  /** Draws the bot for an episode: the canary with probability `share`, else the champion; null while there is none. */
   pickBot() {
     const { champion, canary, share } = this._live;
     return canary && this._random() < share ? canary : champion;
@@ -2864,7 +2868,7 @@ class Bots {
     this._wake();
   }
 
-  /** The sender got an ack: ends the backoff after a failure. */
+  /** Called when the sender got an ack, so the platform responds: ends the backoff after a failed poll. */
   nudge() {
     const nowMs = this._clock.monotonic();
     if (!this.linkError || nowMs < this._nudgeAtMs) return;
@@ -2993,7 +2997,7 @@ class Bots {
   }
 
   /**
-   * The manifest in a signed release; throws Refused when it is of another game.
+   * The manifest in a signed release; throws Refused when it is of another game or schema.
    * @param {string} release
    * @param {readonly string[]} trust
    */
@@ -3002,7 +3006,7 @@ class Bots {
     if (manifest?.game !== this._spec.game || manifest.schema !== this._schema) {
       throw new Refused(
         "wrong_schema",
-        `the model of ${manifest?.game} was trained on another version of ${this._spec.game}`,
+        `the model of ${manifest?.game} was trained for another game or schema than this ${this._spec.game}`,
       );
     }
     return manifest;
@@ -3180,7 +3184,7 @@ export class Episode {
     if (block) game._sender.enqueue(session, block);
   }
 
-  /** Whether this episode is sent; otherwise its steps are counted only, by the platform's recording rate. */
+  /** Whether this episode is sent; if not, the recording rate left it out, and its steps are only counted. */
   get isRecorded() {
     return this._session.isRecorded;
   }
@@ -3332,7 +3336,7 @@ export class Episode {
   }
 }
 
-/** Handles input that cannot be recorded: throws on the first decision, later counts it and warns once. */
+/** Handles input that cannot be recorded: throws at the first decision, later only counts it and warns once. */
 class Tolerance {
   /** @param {boolean} isStrict */
   constructor(isStrict) {
@@ -3358,7 +3362,7 @@ class Tolerance {
 // --- Connect ---------------------------------------------------------------------------------------------------------
 
 /**
- * Counters of a game; numbers are steps.
+ * Counters of a game; the first seven count steps.
  * @typedef {object} Stats
  * @property {number} recorded
  * @property {number} acked durable on the platform
@@ -3458,7 +3462,7 @@ export class Game {
   }
 
   /**
-   * Draws the bot for a new episode: the canary with its share, else the champion; null while there is none.
+   * Draws the bot for a new episode: sometimes the canary, else the champion; null while there is none.
    *
    * An episode draws its own bot at its first `act`. Use this to know the bot in advance, or to play without recording:
    * `bot.name`, `bot.policy.act(obs)`; pass it to `game.episode({ bot })` to play there.
@@ -3596,8 +3600,8 @@ export class Game {
   }
 
   /**
-   * Cuts open episodes, sends what it can within the timeout, and closes; true when all steps were acknowledged. Warns of
-   * the others; the next start sends the stored ones and reports the rest as dropped.
+   * Cuts open episodes, sends what it can within the timeout, and closes; true when nothing is left to send. Otherwise
+   * warns; the next start sends the stored steps and reports the rest as dropped.
    * @param {number} [timeoutS]
    * @returns {Promise<boolean>}
    */
@@ -3620,13 +3624,13 @@ export class Game {
     return this._closing;
   }
 
-  /** The page is gone for good: the next page adopts its stored frames. */
+  /** Called when the page is gone for good: lets the next page adopt its stored frames. */
   _leave() {
     this._saveNow();
     this._sender.releaseStored();
   }
 
-  /** The page may close soon: stores all closed steps for the next page, and tries to send them. */
+  /** Called when the page may close soon: stores all closed steps for the next page, and tries to send them. */
   _saveNow() {
     this._sender.collect({ isUrgent: true });
     this._sender.wake();
@@ -3689,13 +3693,13 @@ function ownStorage() {
  * @property {Consent} [consent] whether bots may learn from the steps; default `unknown`
  * @property {number} [lingerS] the longest time that a closed step waits to be sent with others
  * @property {readonly string[]} [trust] public keys that may sign bots; by default the deployment's, pinned at first use
- * @property {boolean} [strict] throw on every bad input, not only on the first decision
+ * @property {boolean} [strict] throw on every bad input, not only at the first decision
  * @property {boolean} [insecure] allow http:// to other machines, where the key can be read on the network
  * @property {number} [capBytes] how many bytes may wait unsent; beyond it the oldest frames are dropped and reported
  * @property {string} [client] name and version of the game, stored with its steps
  * @property {typeof globalThis.fetch} [fetch]
  * @property {TextStorage | null} [storage] where unsent frames and the last bot are stored; default: the browser's
- *   localStorage. Without `length` and `key`, frames of an earlier program are not found
+ *   localStorage. In a storage without `length` and `key`, frames of an earlier program are not found
  * @property {() => number} [now] milliseconds since 1970
  * @property {() => number} [random] from 0 to 1
  */

@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return _load(name)
     if name == "__version__":
-        from importlib import metadata  # late: a sixth of the client's import time budget
+        from importlib import metadata  # late: it costs a sixth of the client's import time
 
         try:
             return metadata.version("understudy")

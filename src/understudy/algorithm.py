@@ -34,9 +34,9 @@ class Transitions:
     """Observations per input, oldest first; 1 means a single observation without a stack axis."""
     prioritised: bool = False
     is_cloning: bool = False
-    """It imitates recorded players, so it learns nothing from actors of its own."""
+    """The algorithm imitates recorded players, so it cannot learn from actors of its own run."""
     extras: tuple[str, ...] = ()
-    """Optional columns that it also reads, such as `logp`."""
+    """Optional columns that `update` also reads, such as `logp`."""
 
     def __post_init__(self) -> None:
         _check_counts(batch=self.batch, n_step=self.n_step, stack=self.stack)
@@ -46,7 +46,7 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """One update consumes `steps` consecutive steps of `envs` envs, played with its own weights."""
+    """One update consumes `steps` consecutive steps of `envs` envs, played by the newest policy."""
 
     steps: int
     envs: int
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     discount: Any  # float32[batch], the discount setting ^ steps; 0 where the game terminated
     weight: Any  # float32[batch], importance weights; 1 where sampling is uniform
     action_mask: Any = None  # bool[batch, actions], or None where the game has no masks
-    # A row without a valid action belongs to a game that was stopped: treat every action as valid.
+    # If a row has no valid action, the episode was stopped there: treat every action as valid.
     next_action_mask: Any = None
     extras: Mapping[str, Any] = {}
 
@@ -94,7 +94,8 @@ class Feedback(NamedTuple):
     ok: Any  # bool: the loss, the gradient norm and every row are valid
     row_ok: Any  # bool[batch]: False for rows that made the update invalid
     priorities: Any = None  # float32[batch]; required with `prioritised` Transitions
-    # float32, max |ratio - 1| before the first gradient step; required with Rollouts
+    # float32, the largest |ratio - 1| of the learner's to the actor's action probabilities before
+    # the first gradient step, where they should be equal; required with Rollouts
     ratio_error: Any = None
 
 
@@ -106,7 +107,8 @@ class Algorithm(Protocol):
     `update` receives their current values.
 
     Three knob names also have a meaning outside of `update`, for algorithms that define them:
-    `epsilon`: the share of random actions of its actors; an `epsilon_greedy` head requires it.
+    `epsilon`: the share of random actions among those of its actors; required by an
+    `epsilon_greedy` head.
     `importance_exponent`: how far, from 0 to 1, `Batch.weight` corrects for prioritised sampling;
     without it, every weight is 1.
     `learning_rate`: halved each time a run returns to its last checkpoint.
@@ -131,7 +133,10 @@ class Algorithm(Protocol):
     def act(
         self, state: Any, obs: Mapping[str, Any], key: Any, explore: Any, action_mask: Any = None
     ) -> Decision:
-        """Return the exported policy's decision, in JAX code that runs on devices and in lanes."""
+        """Return the same decision as the exported policy, computed in JAX.
+
+        This code also runs on devices, and in many runs at once (lanes).
+        """
         ...
 
     def update(self, state: Any, batch: Any, knobs: Mapping[str, Any]) -> tuple[Any, Feedback]:

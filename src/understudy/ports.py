@@ -29,9 +29,13 @@ Cursor = NewType("Cursor", str)
 """How far a reader has read a store; opaque."""
 
 Fate = Literal["new", "duplicate", "conflict", "refused"]
-"""The result of writing a frame: stored now; stored or quarantined before; rejected because its
-number has another body or was reported as dropped; or rejected by a rule. Only bodies are compared:
-a frame that is sent again has another `received_s` in its header."""
+"""The result of writing a frame.
+
+`new`: stored now. `duplicate`: stored or quarantined before. `conflict`: rejected, because a frame
+with the same number but another body was stored, or the number was reported as dropped. `refused`:
+rejected by a rule. Only bodies are compared: if a frame is sent again, its header has another
+`received_s`.
+"""
 
 
 # --- Stream: a partitioned, re-readable log of frames ---------------------------------------------
@@ -72,7 +76,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The result of a read: records, the position to continue from, and whether it is the end."""
+    """The result of a read: records, the position to continue from, and whether more can follow."""
 
     records: Sequence[Record]
     next: Position | None
@@ -80,7 +84,7 @@ class Read:
     """The partition will never have more records."""
     complete_to_s: float | None = None
     """Every record that arrived before this time has been read, by the reader's monotonic clock.
-    None where the records' own `time_s` answers that, because it is by this machine's clock."""
+    None if the records' `time_s` can be used instead, because this machine's clock set it."""
 
 
 class Stream(Protocol):
@@ -162,7 +166,7 @@ class Receipt:
     fates: Sequence[Fate]
     reasons: Sequence[str] = ()
     """Reason code per candidate: empty for a stored frame, new or duplicate; `quarantined` for the
-    duplicate of a quarantined one; `conflict`; or the Rejection of `experience.session.admit`.
+    duplicate of a quarantined frame; `conflict`; or the Rejection of `experience.session.admit`.
     `replay` also returns `not_quarantined`."""
 
 
@@ -185,22 +189,22 @@ Gone = Literal["forgotten", "expired", "quarantined", "damaged"]
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """An item of a tail without a frame: places of removed frames, or an event.
+    """An item of a tail that has no frame: a placeholder for removed frames, or an event.
 
-    A place keeps the arrival numbers `arrival_no..last_no` of frames that were removed for
-    `reason`; where one reader finds a range, another may find single places. An event tells a
-    learner what to evict. With neither `chunks` nor `player`, there is nothing to evict.
+    A placeholder stands for the frames with the arrival numbers `arrival_no..last_no`, which were
+    removed for `reason`; one reader may get one for a range, another one for each number. An event
+    tells a learner what to evict. With neither `chunks` nor `player`, there is nothing to evict.
     """
 
     arrival_no: int
     last_no: int
     reason: Gone
     player: bytes | None = None
-    """Place: the pseudonym of the frame's player, if known. Event `forgotten`: evict every earlier
-    frame of the player with this tombstone (`experience.session.tombstone_of`)."""
+    """Placeholder: the pseudonym of the frame's player, if known. Event `forgotten`: evict
+    every earlier frame of the player with this tombstone (`experience.session.tombstone_of`)."""
     chunks: tuple[tuple[uuid.UUID, int], ...] = ()
-    """As (session, chunk_no). Place: its frame, if known; empty once the player is forgotten.
-    Event `quarantined`: evict these chunks; `player` is None."""
+    """As (session, chunk_no). Placeholder: the removed frame, if known; empty once the player is
+    forgotten. Event `quarantined`: evict these chunks; `player` is None."""
     at_s: float = 0.0
     """When the event happened, if the store records it."""
 
@@ -222,15 +226,15 @@ class SessionInfo:
 
     session: uuid.UUID
     game: str
-    """Empty until a frame names it; reports do not."""
+    """Empty until the first data frame; drop reports and closes do not name the game."""
     player: bytes
     n_chunks: int
     """Stored data chunks, without quarantined ones; expired ones still count."""
     n_steps: int
     high: int
-    """Every number below this was seen."""
+    """Every chunk number below this was seen."""
     missing: tuple[tuple[int, int], ...]
-    """Ranges of numbers that were not seen although later ones were."""
+    """Ranges of chunk numbers that were not seen although later ones were."""
     dropped_steps: int
     closed: bool
     last_received_s: float
@@ -243,23 +247,24 @@ class SessionFilter:
     game: str | None = None
     player: bytes | None = None
     since_s: float = 0.0
-    """Last received at or after this time, in whole seconds."""
+    """Sessions whose last frame was received at or after this time, in whole seconds."""
 
 
 class ExperienceStore(Protocol):
     """Durable experience, each step once; a position is stored together with the data it covers.
 
-    Keep one `SessionState` per session and let `experience.session.admit` decide about each frame
-    inside the commit; `readmit` and `withdraw` are for `StoreAdmin`. `stores.draft.Draft` applies
-    all rules below for a store that implements its `CommitLookup`. Every method may be called from
-    many threads; other processes open the store themselves (the embedded one: `StoreView`).
+    A store keeps one `SessionState` per session, and inside the commit `experience.session.admit`
+    decides about each frame; `readmit` and `withdraw` are for `StoreAdmin`. `stores.draft.Draft`
+    applies all rules below for a store that implements its `CommitLookup`. Every method may be
+    called from many threads. Other processes open the store themselves, the embedded store as a
+    `StoreView`.
     """
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         """Start a new epoch for a partition; ClaimLost while another owner's claim is fresh.
 
-        A claim is fresh for `ttl_s` after it or its last write, by the store's clock, or until the
-        store is closed. Its own owner may claim again at any time.
+        A claim is fresh until the store is closed, or until `ttl_s` have passed since the claim or
+        its last write, by the store's clock. Its own owner may claim again at any time.
         """
         ...
 
@@ -267,10 +272,10 @@ class ExperienceStore(Protocol):
         """Store a batch and its position in one durable commit; ClaimLost if the epoch is stale.
 
         A candidate that conflicts or is refused goes to quarantine with its reason, as `refused`
-        and `parked` frames do: once per number and body. Frames of forgotten players leave nothing.
-        After the candidates, each quarantined frame with an intact header (`identity_of`) is
-        admitted as kind `refused`, so that its number counts as seen if it fits the session: not
-        after the close, outside the window or in another player's session.
+        and `parked` frames do; the same number and body are quarantined once. Frames of forgotten
+        players are not kept. After the candidates, `admit` gets each quarantined frame with an
+        intact header (`identity_of`) as kind `refused`: its number then counts as seen, unless it
+        is after the close, outside the window or in another player's session.
         """
         ...
 
@@ -278,7 +283,7 @@ class ExperienceStore(Protocol):
         """Return the items after a cursor (None: from the start), waiting up to `wait_s` for one.
 
         A commit ends the wait. The cursor of an empty store stays valid. Raises ConfigError if the
-        text is no cursor, and Corrupt if the store can tell that the cursor is ahead of it.
+        text is not a cursor, and Corrupt if the store notices that the cursor is ahead of it.
         """
         ...
 
@@ -289,9 +294,9 @@ class ExperienceStore(Protocol):
     def forget(self, player: bytes) -> int:
         """Erase a player (pseudonym) for good and return the number of erased data chunks.
 
-        Erases frames, sessions and quarantine, and appends one `forgotten` event. From then on,
-        frames are refused that were received before this second, or whose session began by now or
-        was erased. Later sessions are stored.
+        Erases frames, sessions and quarantined bytes, and appends one `forgotten` event. Later,
+        a frame of the player is refused if it was received before the second of this call, or if
+        its session was erased or began before this call. Frames of later sessions are stored.
         """
         ...
 
@@ -314,9 +319,9 @@ class Audit:
     duplicate_chunks: int
     duplicate_steps: int
     gap_chunks: int
-    """Numbers neither stored, removed, quarantined nor dropped, although later ones are."""
+    """Chunk numbers of which nothing is known, although later ones of their session arrived."""
     gap_steps: int
-    """Steps of these gaps, as far as their neighbours show it."""
+    """Steps missing in these gaps, as far as the chunks before and after them show."""
     dropped_steps: int
     quarantined: int
     parked: int
@@ -344,7 +349,7 @@ class Quarantined:
 
 
 class StoreAdmin(Protocol):
-    """The calls of the `data` commands and of the learner's guard; every store has them."""
+    """What the `data` commands and the learner's guard call; every store implements it."""
 
     def audit(self) -> Audit: ...
 
@@ -353,9 +358,9 @@ class StoreAdmin(Protocol):
         ...
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Move stored chunks to quarantine and return how many of them were stored.
+        """Move chunks from the store to quarantine and return how many of them were in the store.
 
-        Appends a `quarantined` event that names them. Their numbers stay seen.
+        Appends a `quarantined` event that names them. Their numbers still count as seen.
         """
         ...
 
@@ -363,15 +368,16 @@ class StoreAdmin(Protocol):
         """Store quarantined frames that now pass every check; each at most once.
 
         `ids[i]` is the entry of `candidates[i]`, which must have the same bytes. Entries stored as
-        `new` leave quarantine, others stay. A number that counts as seen is counted by `readmit`.
+        `new` leave quarantine, others stay. If a number already counts as seen, `readmit` adds its
+        steps to the session.
         """
         ...
 
     def expire(self, before_s: float) -> int:
         """Delete chunks and quarantined bytes received before a time; return how many chunks.
 
-        Times are whole seconds; `before_s` itself is kept. Numbers stay seen and drop reports stay
-        stored. Appends no event.
+        Times are whole seconds; `before_s` itself is kept. Numbers still count as seen, and drop
+        reports stay stored. Appends no event.
         """
         ...
 
@@ -402,12 +408,12 @@ class LiveModels:
 class Link(Protocol):
     """The connection from a client to the platform. After LinkFailed, retry the whole call later.
 
-    It never returns older live models, with a journal number below one that it returned before.
+    `bot` never returns older live models: those with a journal number below an earlier result's.
     """
 
     @property
     def recording_rate(self) -> float:
-        """Probability to record the next episode, from the last response; 1 before the first."""
+        """Probability to record the next episode, as in the last response; 1 before the first."""
         ...
 
     def register(self, spec: GameSpec) -> None:
@@ -428,7 +434,7 @@ class Link(Protocol):
         ...
 
     def bot(self, after: int, *, wait_s: float) -> LiveModels | None:
-        """Return the live models once newer than number `after`, or None after `wait_s`."""
+        """Return live models with a number above `after`; None if `wait_s` pass without any."""
         ...
 
     def policy(self, model_no: int) -> bytes:
@@ -455,11 +461,11 @@ class Specs(Protocol):
 class Objects(Protocol):
     """Named bytes that are created once and never changed.
 
-    A name is parts of A-Z a-z 0-9 . _ - joined by slashes.
+    A name consists of one or more parts of A-Z a-z 0-9 . _ - separated by slashes.
     """
 
     poll_every_s: float
-    """How often to look for objects created by others: each look takes time and may cost money."""
+    """Seconds between two checks for new objects; each check takes time and may cost money."""
 
     def get(self, name: str) -> bytes | None: ...
 

@@ -240,7 +240,8 @@ class LateMaskEnv(MaskedEnv):
 def test_a_mask_that_the_first_reset_did_not_have_is_an_error():
     actor, game = actor_of(LateMaskEnv)
     with pytest.raises(
-        ConfigError, match="LateMaskEnv has an action_mask, but that of its first reset had none"
+        ConfigError,
+        match="LateMaskEnv has an action_mask, but the info of its first reset had none",
     ):
         collect(actor, random_policy(game, "categorical"), [20])
 
@@ -312,7 +313,7 @@ def test_actions_that_actors_cannot_play_are_rejected():
     actor, game = actor_of(PlainEnv)
     with pytest.raises(ConfigError, match="at least 1"):
         actor.collect(random_policy(game, "categorical"), 0, round_no=0)
-    with pytest.raises(ConfigError, match="a policy for this actor's game PlainEnv"):
+    with pytest.raises(ConfigError, match="a policy with the spaces of this actor's game PlainEnv"):
         actor.collect(policy_for_masks(), 1, round_no=0)
     with pytest.raises(ConfigError, match="need a head 'q'"):
         actor.collect(random_policy(game, "categorical", priority=InitialPriority()), 1, round_no=0)

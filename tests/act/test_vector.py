@@ -47,7 +47,7 @@ def test_ids_functions_and_envs_all_become_envs():
 def test_a_suitable_vector_env_is_used_as_it_is():
     envs = CartPoleVector(3)
     assert make_envs(envs, 3) is envs
-    with pytest.raises(ConfigError, match="has 3 envs, but num_envs is 4"):
+    with pytest.raises(ConfigError, match="has 3 envs, and num_envs is 4"):
         make_envs(envs, 4)
     with pytest.raises(ConfigError, match="autoreset_mode=AutoresetMode"):
         make_envs(gymnasium.make_vec("CartPole-v1", 2), 2)
@@ -72,7 +72,7 @@ def test_the_error_for_an_unknown_game_suggests_close_names(typed: str):
         ),
         ("CartPole-v1", {"num_envs": 1, "wrappers": ["nothing"]}, "module:Class"),
         ("nothing_here:Game-v0", {"num_envs": 1}, "nothing_here"),
-        (MixedEnv(), {"num_envs": 1, "env_kwargs": {"a": 1}}, "create it with them"),
+        (MixedEnv(), {"num_envs": 1, "env_kwargs": {"a": 1}}, "create the env with them"),
         (7, {"num_envs": 1}, "use a Gymnasium id"),
     ],
 )

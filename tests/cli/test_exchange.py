@@ -173,7 +173,7 @@ def test_filters_of_the_command_choose_players_and_times(
         ),
         (
             ["import", "a.parquet", "--data", "D", "--format", "seed-a", "--repair-shift"],
-            "pass --consent",
+            "give --consent",
         ),
         (["import", "a.parquet", "--data", "D", "--format", "seed-a", "--as-is"], "not valid JSON"),
         (

@@ -108,4 +108,7 @@ def test_a_second_interrupt_exits_immediately_while_draining(tmp_path: Path):
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=10.0)
     assert command.returncode == 130
-    assert errors == "interrupted; steps not stored yet are in the stream, for the next start\n"
+    assert (
+        errors
+        == "interrupted; steps that are not stored yet stay in the stream until the next start\n"
+    )

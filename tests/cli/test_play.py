@@ -109,7 +109,7 @@ def test_moments_add_up(data: str):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([GAME, "--bot", "canary"], "has no canary yet"),
+        ([GAME, "--bot", "canary"], "has no canary now"),
         ([GAME, "--bot", "7"], "does not exist"),
         ([GAME, "--bot", "best"], "GAME/NUMBER"),
         ([GAME, "--bot", "CartPole-v1/1"], "a model of CartPole-v1"),

@@ -77,14 +77,14 @@ def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitSta
 
 
 def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):
-    leave(tmp_path, "gateway", held, state="waiting", last_error="ended with 7: no luck")
+    leave(tmp_path, "gateway", held, state="waiting", last_error="ended with exit code 7: no luck")
     leave(tmp_path, "ingest", None)
     found = look(tmp_path)
     assert [(role["state"], role["alive"]) for role in found["roles"]] == [
         ("waiting", False),
         ("not running", False),
     ]
-    assert found["next"][0] == "gateway waiting: ended with 7: no luck"
+    assert found["next"][0] == "gateway waiting: ended with exit code 7: no luck"
     assert not found["ok"]
     leave(tmp_path, "learner", held)
     assert look(tmp_path)["roles"][2]["alive"]

@@ -446,8 +446,8 @@ def test_evaluate_prints_iqm_and_interval(capsys: pytest.CaptureFixture[str], tr
     out, _ = said(
         capsys, "evaluate", trained, "--episodes", "10", "--seeds", "2", "--policy", "last"
     )
-    assert "no interval below 5 seeds" in out
-    assert "20 episodes of the last policy, 2 seeds of 10 each" in out
+    assert "no interval below 5 seed sets" in out
+    assert "20 episodes of the last policy, 2 seed sets of 10 episodes each" in out
 
 
 @pytest.mark.parametrize(

@@ -276,11 +276,11 @@ def test_the_reason_why_a_role_ended_is_shown_once():
     status = RoleStatus(Role(name="ingest", command=lambda _: [], drain_s=1.0))
     view.statuses = {"ingest": status}
     for said in (
-        "ended with 3: no broker; restart 1 in 0.1 s",
-        "ended with 3 as before; restart 2 in 0.2 s",
+        "ended with exit code 3: no broker; restart 1 in 0.1 s",
+        "ended with exit code 3 as before; restart 2 in 0.2 s",
     ):
         view.log("ingest", "no broker")
-        status.last_error = "ended with 3: no broker"
+        status.last_error = "ended with exit code 3: no broker"
         view.show_state(status, said)
     view.log("ingest", "no broker")
     view.close()

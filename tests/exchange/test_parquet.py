@@ -223,7 +223,7 @@ def notes_of(table: Any) -> list[str]:
         ("a session of another kind", "not a UUIDv7"),
         ("a note without end", "recursion"),
         ("far numbers", "is too high for a session with gaps"),
-        ("nulls allowed", "columns that do not match its game: action"),
+        ("nulls allowed", "columns that do not match its game spec: action"),
         ("a chunk too long", "more than 512 steps"),
         ("a name too long", "wrong type or size"),
     ],

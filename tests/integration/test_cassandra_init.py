@@ -164,7 +164,7 @@ def test_a_foreign_keyspace_is_reported_and_left_unchanged(
         told(
             call,
             elsewhere(keyspace.url, scratch),
-            wanted=f"keyspace {scratch} has a table {table} that does not belong to a ",
+            wanted=f"keyspace {scratch} has a table {table} that does not belong to an understudy ",
         )
     assert columns(keyspace, scratch) == {table: {"key", "number"}}
 

@@ -288,7 +288,7 @@ def test_a_partition_whose_row_is_lost_is_damage(
     (lane,) = {row.partition for row in keyspace.rows("SELECT partition FROM commits")}
     keyspace.rows(f"DELETE FROM partitions WHERE partition = '{lane}' IF EXISTS")
     assert list(harness.store.audit().corrupt) == [
-        f"the row of partition {lane}, which was committed up to 1, is missing"
+        f"the row of partition {lane}, which has commits up to 1, is missing"
     ]
     harness.store.close()
 

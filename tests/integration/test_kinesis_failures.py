@@ -55,7 +55,7 @@ def test_a_server_that_is_down_at_the_start_is_reported_quickly(kinesalite_serve
     with harness(kinesalite_server) as table, FaultProxy(kinesalite_server.url) as proxy:
         gone = proxy.url
     begun = time.monotonic()
-    with pytest.raises(Unreachable, match=r"Unreachable: .*start it, or correct endpoint="):
+    with pytest.raises(Unreachable, match=r"Unreachable: .*server runs, or correct endpoint="):
         open_kinesis(table.location(url=gone, retry_s=1.0))
     assert time.monotonic() - begun < WAIT_TIMEOUT_S
 

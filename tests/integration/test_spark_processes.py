@@ -256,7 +256,7 @@ def test_a_second_stop_ends_the_command_immediately_and_leaves_nothing_running(
     assert command.returncode == 130, errors
     assert (
         errors.splitlines()[-1]
-        == "interrupted; steps not stored yet are in the stream, for the next start"
+        == "interrupted; steps that are not stored yet stay in the stream until the next start"
     )
 
 

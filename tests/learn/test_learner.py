@@ -369,7 +369,7 @@ def test_an_algorithm_without_required_feedback_is_rejected(make, field):
     run = Run(
         Learner(Silent(whole.algorithm, field), whole._knobs, root_seed=5, config=whole.config)
     )
-    with pytest.raises(ConfigError, match=f"no {field}, and the algorithm"):
+    with pytest.raises(ConfigError, match=f"no {field}, but the algorithm"):
         run.round(0)
     assert run.learner.counts.calls == 0
 

@@ -232,7 +232,7 @@ def test_sessions_beyond_the_number_of_envs_are_dropped_with_the_round():
             lambda chunk: replace(
                 chunk, columns={k: v for k, v in chunk.columns.items() if k != "logp"}
             ),
-            "lacks 'logp'",
+            "lacks the column 'logp'",
         ),
     ],
 )

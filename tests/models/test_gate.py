@@ -45,7 +45,7 @@ def test_too_few_episodes_wait():
         Evidence(checks=SOUND, has_champion=True, candidate=[1.0] * 29, champion=[0.0] * 500),
         BOUNDS,
     )
-    assert (found.decision, found.why) == ("wait", "29 of 30 episodes of both")
+    assert (found.decision, found.why) == ("wait", "29 of 30 episodes of each bot")
 
 
 def test_returns_that_are_not_finite_are_rejected():

@@ -82,7 +82,7 @@ def test_a_crashing_role_is_restarted_after_growing_delays_that_are_reported(
     one = watched({"bad": CRASHING, "good": GOOD})
     one.until(lambda: one.it.statuses["bad"].restarts >= 3)
     pauses = [said for name, said in one.told if name == "bad" and "restart" in said]
-    assert pauses[0] == "ended with 7: no luck; restart 1 in 0.1 s"
+    assert pauses[0] == "ended with exit code 7: no luck; restart 1 in 0.1 s"
     assert pauses[2].endswith("restart 3 in 0.4 s")
     found = standing_of(tmp_path, "bad")
     assert (found["state"], found["restarts"], found["pid"]) == ("waiting", 3, None)
@@ -99,17 +99,20 @@ def test_an_error_is_reported_in_full_once_for_all_roles_and_restarts(
     one.until(lambda: all(status.restarts >= 5 for status in one.it.statuses.values()))
     said = [text for _, text in one.told]
     assert [text for text in said if "no broker" in text] == [
-        "ended with 3: no broker; restart 1 in 0.1 s"
+        "ended with exit code 3: no broker; restart 1 in 0.1 s"
     ]
     assert [text for text in said if " did; " in text] in (
-        ["ended with 3 as first did; restart 1 in 0.1 s"],
-        ["ended with 3 as second did; restart 1 in 0.1 s"],
+        ["ended with exit code 3 as first did; restart 1 in 0.1 s"],
+        ["ended with exit code 3 as second did; restart 1 in 0.1 s"],
     )
     for name in ("first", "second"):
         own = [text for who, text in one.told if who == name]
-        assert own[1:] == ["ended with 3 as before; restart 2 in 0.2 s, and so on until it runs"]
+        assert own[1:] == [
+            "ended with exit code 3 as before; restart 2 in 0.2 s, and so on until it runs"
+        ]
     assert all(
-        status.last_error == "ended with 3: no broker" for status in one.it.statuses.values()
+        status.last_error == "ended with exit code 3: no broker"
+        for status in one.it.statuses.values()
     )
 
 

@@ -119,4 +119,4 @@ def test_a_check_that_takes_too_long_or_dies_has_failed():
     (check,) = check_in_subprocess(manifest, raw, Budget(timeout_s=0.001))
     assert "the check timed out after" in check.detail
     (check,) = check_in_subprocess(replace(manifest, policy_sha256="no hash"), raw, BUDGET)
-    assert "a clean process exited with 1" in check.detail
+    assert "the check process exited with 1" in check.detail

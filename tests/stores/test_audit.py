@@ -168,7 +168,7 @@ def test_quarantining_a_damaged_chunk_is_an_error(recorded, damage: str):
     change(folder, damage)
     harness = local_harness(folder)
     try:
-        with pytest.raises(Corrupt, match="arrival 5 of the store is damaged"):
+        with pytest.raises(Corrupt, match="arrival number 5 of the store is damaged"):
             harness.store.quarantine(
                 [(chunk.meta.session, chunk.meta.chunk_no) for chunk in chunks[3:6]], reason="test"
             )

@@ -190,7 +190,7 @@ def test_a_driver_error_without_reasons_is_reported_in_one_line() -> None:
     assert (
         str(told)
         == "this cluster has no datacenter 'moon', its nodes are 2 in dc1, 1 in dc2; use one of "
-        "those"
+        "those datacenters"
     )
     assert isinstance(told, ConfigError)
 

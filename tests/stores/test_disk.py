@@ -239,7 +239,7 @@ def test_a_closed_store_can_be_read_from_a_read_only_disk(small_disk: Path):
             assert view.damage() == ""
             assert view.counts().chunks == 6
     (folder / f"{FILE_NAME}-wal").write_bytes(b"what a killed writer left")
-    with read_only(folder) as seen, pytest.raises(StorageFailed, match="the disk is read-only"):
+    with read_only(folder) as seen, pytest.raises(StorageFailed, match="is on a read-only disk"):
         StoreView(seen)
 
 

@@ -87,7 +87,7 @@ def test_a_consumer_reports_a_lost_offset_and_commits_nothing():
         ("kafka://one/plays?credential=x", "did you mean credentials?"),
         ("kafka://one/plays?mechanism=GSSAPI", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
         ("kafka://one/plays?credentials=/no/such/file", "cannot be read"),
-        ("kafka://one/plays?tls=true&ca=/no/such/file", "which does not exist"),
+        ("kafka://one/plays?tls=true&ca=/no/such/file", "which is not a file; use the path"),
         ("kafka://one/plays?ca=/no/such/file", "add tls=true"),
         ("kafka://one/plays?timeout_s=never", "give a number from 0.1 to 300"),
         ("kafka://one/plays?partitions=-1", "partitions"),

@@ -1,7 +1,8 @@
 """Actor: plays a policy in a vector env and returns the steps as chunks, one session per env.
 
-Everything an actor does is a function of its root seed, the rounds and the policies: episode seeds
-and noise are computed, never drawn from a stateful generator. So open episodes can be rebuilt.
+What an actor plays depends only on its root seed, its incarnation, the round numbers and the
+policies: episode seeds and noise are computed from them, never drawn from a stateful generator. So
+an actor that is restored from a checkpoint can rebuild its unfinished episodes.
 """
 
 import uuid
@@ -26,7 +27,7 @@ Flags = NDArray[np.bool_]
 
 
 class PlayedEpisode(NamedTuple):
-    """An episode that ended during a collect; `env` counts over all actors of a run."""
+    """An episode that ended during `Actor.collect`; `env` is numbered over all actors of a run."""
 
     env: int
     return_: float
@@ -36,7 +37,7 @@ class PlayedEpisode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The result of one collect: chunks env by env, and ended episodes in order of their end."""
+    """The result of `Actor.collect`: chunks, env by env, and episodes, in the order they ended."""
 
     chunks: list[Chunk]
     episodes: list[PlayedEpisode]
@@ -44,7 +45,7 @@ class Collected:
 
 
 def epsilon_ladder(n: int, *, base: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
-    """Return float32[n], the exploration of n envs: base^(1 + alpha * i / (n - 1)); base if n=1."""
+    """Return one epsilon per env, float32[n]: base^(1 + alpha * i / (n - 1)), or base if n is 1."""
     if n < 1 or not 0 < base <= 1 or alpha < 0:
         raise ConfigError(
             f"cannot build an exploration ladder for n={n}, base={base}, alpha={alpha}; use an n "
@@ -67,7 +68,12 @@ class Actor:
         incarnation: int = 0,
         client: str = "",
     ) -> None:
-        """Session ids depend on `created_ms` (the run's start), root seed, env and incarnation."""
+        """Session ids are computed from `created_ms`, root seed, env and incarnation.
+
+        `created_ms` is the start of the run, and `env_index0` the number of this actor's first env
+        among all actors of the run. `incarnation` counts how often the run restarted with new
+        episodes, which then get new seeds and sessions.
+        """
         self.game = game
         self.num_envs = envs.num_envs
         self.root_seed = root_seed
@@ -94,7 +100,8 @@ class Actor:
         self._progress = EpisodeProgress(np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64))
         self._open_actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
 
-    # The replay rejects a game's invalid numbers; a warning at every step would hide its error.
+    # The replay rejects a game's NaN and infinity; a NumPy warning at every step would hide that
+    # error.
     @np.errstate(all="ignore")
     def collect(
         self,
@@ -105,14 +112,14 @@ class Actor:
         explore: Any = None,
         deterministic: bool = False,
     ) -> Collected:
-        """Play `steps` steps in every env; `explore` is epsilon, a single one or one per env.
+        """Play `steps` steps in every env; `explore` is epsilon, one number or one per env.
 
-        Each round needs its own `round_no`.
+        Never use a `round_no` twice: the round's noise is computed from it.
         """
         if steps < 1 or policy.game.schema != self.game.schema:
             raise ConfigError(
-                f"cannot collect {steps} steps of {policy.game.game}; use at least 1 step, and a "
-                f"policy for this actor's game {self.game.game}"
+                f"cannot collect {steps} steps with a policy for {policy.game.game}; use at least "
+                f"1 step, and a policy with the spaces of this actor's game {self.game.game}"
             )
         live = self._live
         head = policy.head
@@ -203,7 +210,7 @@ class Actor:
             chunks.append(Chunk(meta, columns))
         self._first_step += tape.steps
         self._chunk_no += number + 1
-        # The first step of each env's open episode; 0 if no episode ended here.
+        # The first step of each env's open episode on this tape; 0 if no episode ended on it.
         begin = np.where(tape.ended, np.arange(1, tape.steps + 1)[:, None], 0).max(0)
         for env, first in enumerate(begin.tolist()):
             if first:
@@ -220,7 +227,7 @@ class Actor:
     # --- Saving and restoring ---------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return what `restore` needs, between two collects: arrays, and facts for JSON."""
+        """Return the arrays and JSON facts that `restore` needs; call it between two collects."""
         space = self.game.action_columns["action"]
         empty = np.empty((0, *space.shape), space.dtype)
         arrays: dict[str, Array] = {
@@ -238,14 +245,14 @@ class Actor:
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
         """Resume from a `state`: open episodes are rebuilt from their seeds and actions.
 
-        ConfigError if an env does not return the same observations, or the state is of another
-        actor.
+        ConfigError if an env does not return the same observations as before, or if another actor
+        saved the state.
         """
         own_facts = self._facts()
         if any(facts.get(name) != value for name, value in own_facts.items()):
             raise ConfigError(
-                f"the state is of the actor {dict(facts)}, but this actor is {own_facts}; restore "
-                "it in the actor that saved it"
+                f"the state was saved by the actor {dict(facts)}, but this actor is {own_facts}; "
+                "restore it in the actor that saved it"
             )
         self._chunk_no = facts["chunk_no"]
         self._first_step = facts["first_step"]
@@ -300,15 +307,15 @@ def _priority(policy: Policy, tape: Tape, *, last: LiveEnvs) -> Array:
 def _rebuild(
     live: LiveEnvs, inputs: Mapping[str, Array], *, seeds: Sequence[int], actions: Sequence[Array]
 ) -> None:
-    """Rebuild open episodes; at their end, `live.inputs` must equal `inputs`.
+    """Rebuild open episodes; ConfigError unless `live.inputs` then equals the saved `inputs`.
 
-    Each env is reset with its seed and repeats its actions. Envs step together, so an env with a
-    shorter episode first plays a part of it, and then all of it once or more: each action is
-    repeated in the place where it was taken.
+    Each env is reset with its seed and repeats its actions. All envs step together, so an env with
+    a shorter episode has spare steps: it first plays only the beginning of its episode, then is
+    reset and plays the whole episode, once or more. So every action is repeated at its own step.
     """
     lengths = np.array([len(env_actions) for env_actions in actions])
     longest = int(lengths.max())
-    head = longest % np.maximum(lengths, 1)  # the part played before the first complete episode
+    head = longest % np.maximum(lengths, 1)  # steps played before the first complete episode
     name, rows = next(iter(inputs.items()))
     has_stacks = rows.ndim == len(live.game.obs_columns[name].shape) + 2
     live.reset(seeds)

@@ -12,13 +12,13 @@ from understudy.core.names import new_session
 Ints = NDArray[np.int64]
 
 _AHEAD = 1024
-"""Seeds computed at a time, over all envs, so that each costs little."""
+"""Seeds computed in one batch, over all envs, which makes each of them cheap."""
 
 
 def episode_starts(
     root_seed: int, *, first_env: int, num_envs: int, incarnation: int = 0
 ) -> NDArray[np.uint64]:
-    """Return uint64[envs], the start of each env's seeds; each incarnation plays other episodes."""
+    """Return uint64[envs], the origin of each env's episode seeds; differs between incarnations."""
     names = [
         f"episodes/{root_seed}/{env}/{incarnation}"
         for env in range(first_env, first_env + num_envs)
@@ -29,9 +29,9 @@ def episode_starts(
 def episode_seeds(
     starts: NDArray[np.uint64], first: NDArray[np.int64], *, n: int
 ) -> NDArray[np.uint32]:
-    """Return uint32[envs, n], below 2^31: the seeds of each env's episodes from its `first` on.
+    """Return uint32[envs, n], below 2^31: the seeds of n episodes per env, from number `first` on.
 
-    Seeds from 2^31 on are held out: no actor ever plays them.
+    Seeds from 2^31 on are held out for evaluation: no actor ever plays them.
     """
     number = (first[:, None] + np.arange(1, n + 1)).astype(np.uint64)
     # A counter through a mixing function (Steele's splitmix64) yields any episode's seed directly.
@@ -43,7 +43,7 @@ def episode_seeds(
 
 
 class EpisodeSeeds:
-    """The seed of each env's next episode; `prepare`, if set, gets seeds some episodes ahead."""
+    """Supplies the seed of each env's next episode; `prepare`, if set, gets seeds in advance."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class EpisodeSeeds:
 
     @property
     def n_begun(self) -> Ints:
-        """int64[envs], the number of episodes that got a seed."""
+        """int64[envs]: how many episodes of each env have received a seed."""
         return self._known_from + self._next
 
     def begin_at(self, n_begun: Ints) -> None:
-        """Continue after this many episodes of each env."""
+        """Continue as if each env had begun this many episodes."""
         self._known_from = n_begun.copy()
         self._next = np.zeros(len(n_begun), np.int64)
         seeds = episode_seeds(self._starts, n_begun, n=self._n_ahead)  # uint32[envs, ahead]
@@ -88,7 +88,7 @@ class EpisodeSeeds:
 
 
 def noise_rng(root_seed: int, *, env: int, round_no: int) -> np.random.Generator:
-    """Return the generator of one round's noise, for the envs from `env` on."""
+    """Return the generator of one round's noise, for the actor whose first env is `env`."""
     key = int.from_bytes(_digest(f"noise/{root_seed}/{env}/{round_no}", 16), "little")
     return np.random.Generator(np.random.Philox(key=key))
 

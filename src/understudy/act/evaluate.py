@@ -1,4 +1,4 @@
-"""evaluate: plays one episode per seed with a policy and returns their returns; NumPy only."""
+"""evaluate: plays a policy for one episode per seed and measures the returns; needs no JAX."""
 
 import zlib
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from understudy.core.errors import ConfigError
 from understudy.nn.policy import Policy
 
 MAX_STEPS = 10_000
-"""The limit for games that have none, so that a policy that is stuck does not run forever."""
+"""Steps per episode of a game without a limit of its own, so that a stuck policy also ends."""
 
 
-# Invalid numbers of a game show in its returns; warnings would only hide them.
+# NaN and infinity of a game show up in its returns; NumPy warnings about them add nothing.
 @np.errstate(all="ignore")
 def evaluate(
     policy: Policy,
@@ -26,9 +26,10 @@ def evaluate(
     episodes: int | None = None,
     deterministic: bool = True,
 ) -> NDArray[np.float64]:
-    """Return float64[episodes] in the order of the seeds; episodes are played side by side.
+    """Return the return of each episode, float64[episodes], in the order of the seeds.
 
-    `envs` must leave resets to the caller. Stochastic policies get noise that depends on the seeds.
+    Episodes are played in parallel, in `envs`, which must leave resets to the caller. With
+    `deterministic=False`, the policy's noise is computed from the seeds.
     """
     if not seeds or (episodes is not None and episodes != len(seeds)):
         raise ConfigError(
@@ -38,8 +39,8 @@ def evaluate(
     n = len(seeds)
     live = LiveEnvs(envs, policy.game)
     limit = policy.game.max_episode_steps or MAX_STEPS
-    # An env whose episode ended plays the next seed; without one it repeats the last seed, and the
-    # result is discarded.
+    # An env whose episode ended plays the next seed. If no seed is left, it plays the last one
+    # again, and that return is discarded.
     returns = np.zeros(n + 1)
     episode = np.minimum(np.arange(live.num_envs), n)
     n_begun = min(live.num_envs, n)

@@ -44,18 +44,21 @@ class LiveEnvs:
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """The inputs of a policy."""
+        """The columns that a policy reads: `frames` if it uses stacks, else `obs`."""
         return self.obs if self.frames is None else self.frames
 
     def keep_stacks(self, stack: int) -> None:
-        """Stack the last observations of each env from now on; the stack starts with repeats."""
+        """From now on, stack each env's last observations; at first, copies of the current one."""
         if stack == 1:
             self.frames = None
         elif self.frames is None or next(iter(self.frames.values())).shape[1] != stack:
             self.frames = {name: np.stack([column] * stack, 1) for name, column in self.obs.items()}
 
     def actions(self, decided: Array) -> Array:
-        """Return a policy's actions in the env's format: with its start, or its shape and dtype."""
+        """Return a policy's actions in the env's format.
+
+        A Discrete space's start is added; for a Box space, shape and dtype are changed to its own.
+        """
         space = self._space
         if isinstance(space, Discrete):
             return decided if space.start == 0 else decided + np.int32(space.start)
@@ -80,7 +83,7 @@ class LiveEnvs:
                 self.frames[name][mask] = column[mask][:, None]
 
     def step(self, action: Array) -> tuple[Array, Flags, Flags]:
-        """Return rewards, terminated and truncated; `obs` holds observations before any reset."""
+        """Step every env; return reward, terminated, truncated. `obs` has final observations."""
         try:
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             self.obs = self._columns(obs)
@@ -104,7 +107,7 @@ class LiveEnvs:
         )
 
     def obs_copies(self, envs: NDArray[np.int64]) -> dict[str, Array]:
-        """Return copies of observations and, if the game has it, `action_mask` of these envs."""
+        """Return copies of these envs' observations and, if the game has masks, `action_mask`."""
         rows = {name: column[envs] for name, column in self.obs.items()}
         return rows if self.action_mask is None else {**rows, "action_mask": self.action_mask[envs]}
 
@@ -121,8 +124,9 @@ class LiveEnvs:
         if self.action_mask is None:
             if MASK in infos and not self.game.has_action_mask:
                 raise ConfigError(
-                    f"an info of {self.game.game} has an {MASK}, but that of its first reset had "
-                    "none, so it would be ignored; add it to every info from the first reset on"
+                    f"an info of {self.game.game} has an {MASK}, but the info of its first reset "
+                    "had none, so masks would be ignored; add one to every info, from the first "
+                    "reset on"
                 )
             return
         self.action_mask[mask] = True  # without a mask, all actions are valid

@@ -1,4 +1,4 @@
-"""Rally as envs: one seat against a scripted opponent, many of those vectorized, or both seats."""
+"""Rally as envs: one seat against a scripted opponent (one env or many), or both seats."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,8 @@ SPEC = EnvSpec(
     disable_env_checker=True,
     order_enforce=False,
 )
-# Unbounded, so that the spec equals the one built from names alone, here and in JavaScript.
+# Unbounded, so that the game's spec equals the one that Python and JavaScript clients build from
+# the names of the observations alone.
 OBS_SPACE = spaces.Box(-np.inf, np.inf, (len(rally.OBS_NAMES),), np.float32)
 ACTION_SPACE = spaces.Discrete(len(rally.ACTION_NAMES))
 Obs = NDArray[np.float32]
@@ -33,7 +34,7 @@ class RallyEnv(gymnasium.Env[Obs, np.int64]):
     """One serve for one seat against a scripted opponent. The reward is 1 for a point won, -1 for
     a point lost."""
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 15}  # noqa: RUF012 (Gymnasium's name for it)
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 15}  # noqa: RUF012 (declared as in Gymnasium)
     observation_space = OBS_SPACE
     action_space = ACTION_SPACE
     obs_names = rally.OBS_NAMES
@@ -79,7 +80,7 @@ class RallyEnv(gymnasium.Env[Obs, np.int64]):
 
 
 class RallyVector(VectorEnv[Any, Any, Any]):
-    """Many serves at once in NumPy; an ended serve does not change until the caller resets it."""
+    """Many serves at once in NumPy; once the ball is out, a serve is frozen until its reset."""
 
     obs_names = rally.OBS_NAMES
     action_names = rally.ACTION_NAMES
@@ -102,7 +103,7 @@ class RallyVector(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
-        """Reset the envs of the mask, or all, and return the observations of all envs."""
+        """Reset the envs in `options['reset_mask']`, or all; return all observations."""
         is_new, seeds = checked_reset(seed, options, num_envs=self.num_envs)
         if isinstance(seed, int | np.integer):
             self._rng = np.random.default_rng(seed)
@@ -194,7 +195,7 @@ class RallyParallel:
         dict[str, bool],
         dict[str, dict[str, Any]],
     ]:
-        """Play one decision of both agents; after the last one, `agents` is empty."""
+        """Play one decision of both agents; once the serve is over, `agents` is empty."""
         agents = self.agents
         if not agents:
             raise ConfigError(
@@ -234,7 +235,7 @@ class RallyParallel:
 
 
 def _action(action: int | np.int64) -> int:
-    """Return a valid action or raise ConfigError; a larger number would move the paddle faster."""
+    """Return the action; ConfigError if out of range, since 3 would move the paddle faster."""
     if action not in range(len(rally.ACTION_NAMES)):
         raise ConfigError(f"action is {action}; use 0 (up), 1 (stay) or 2 (down)")
     return int(action)

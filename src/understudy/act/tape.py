@@ -1,7 +1,8 @@
-"""Tape: the steps of an actor's envs during one collect, time by time, then cut into chunks.
+"""Tape: records the steps of one `Actor.collect`, for all envs at once, and cuts them into chunks.
 
     time-major [steps, envs] ─► rows of env 0 | rows of env 1 | ...
-                                each: steps, and a row after every end or cut
+                                each: its steps, and a final or bootstrap row after the
+                                      last step of every episode and chunk
 
 All columns are reordered by the same index, so a chunk is a set of views and needs no loop over its
 steps.
@@ -34,11 +35,11 @@ class Ends:
     step: Ints
     env: Ints
     next_seed: Ints
-    """The seed of the next episode."""
+    """The seed of the env's next episode."""
     final_obs: dict[str, Array]
     """Observation columns and, if the game has it, `action_mask`."""
     inputs: dict[str, Array]
-    """The inputs of a policy, if first priorities are computed."""
+    """The policy's inputs at the episodes' ends; empty unless initial priorities are computed."""
 
 
 Ending = tuple[Ints, dict[str, Array], dict[str, Array]]
@@ -46,7 +47,7 @@ Ending = tuple[Ints, dict[str, Array], dict[str, Array]]
 
 
 class Cut(NamedTuple):
-    """A chunk to build: its env, its number within the env, its steps, columns and episodes."""
+    """One chunk to build; `number` counts the chunks of its env, `first` is its first step."""
 
     env: int
     number: int
@@ -58,14 +59,14 @@ class Cut(NamedTuple):
 
 @dataclass(eq=False)
 class Tape:
-    """Columns that are written step by step and reused by the next collect."""
+    """The arrays of one collect, written step by step; the next collect writes into them again."""
 
     game: GameSpec
     steps: int
     num_envs: int
     has_raw: bool
     q_size: int
-    """The number of action values stored for first priorities; 0 for none."""
+    """The number of action values per step, stored for initial priorities; 0 for none."""
     open_seeds: list[int] = field(default_factory=list)
     """The seed of each env's episode that was open when the tape started."""
     ending: list[Ending] = field(default_factory=list)
@@ -96,7 +97,7 @@ class Tape:
         self.truncated = np.empty(size, np.bool_)
 
     def close(self) -> None:
-        """Collect the ended episodes; call after the last step is written."""
+        """Set `ended` and `ends` from what was written; call after the last step."""
         self.ended: Flags = self.terminated | self.truncated
         step, env = self.ended.nonzero()
         self.ends = Ends(step, env, step, {}, {})
@@ -109,7 +110,7 @@ class Tape:
             self.ends = Ends(step, env, np.concatenate(seeds), final_obs, inputs)
 
     def cuts(self, *, is_first: Flags, version: int, priority: Array | None) -> Iterator[Cut]:
-        """Yield every chunk's columns and notes, env by env; `is_first` is bool[steps, envs]."""
+        """Yield every chunk, env by env; `is_first`, bool[steps, envs], marks first steps."""
         layout = Layout(self.ended, chunk_steps=self._chunk_steps())
         columns = self._columns(layout, is_first=is_first)
         is_step = columns["row"] == RowKind.STEP
@@ -117,8 +118,8 @@ class Tape:
         columns["by"] = is_step * np.uint8(By.BOT)
         if priority is not None:
             columns["priority"] = layout.step_rows(priority)
-        # Each episode's first step (-1 if it started earlier), the row of that step, and its seed.
-        # Episodes that start after the tape's end have no row, so any row is fine.
+        # For each env, its episodes: the first step (-1 if it was before the tape), the row of that
+        # step, and the seed. An episode that starts after the tape has no row; its entry is unused.
         begins = [[(-1, 0, seed)] for seed in self.open_seeds]
         first = self.ends.step + 1
         envs = self.ends.env
@@ -180,7 +181,7 @@ class Tape:
         return columns
 
     def _chunk_steps(self) -> int:
-        """Return the steps per chunk, so that even an uncompressed body stays below the limit."""
+        """Return a number of steps per chunk that keeps an uncompressed body below the limit."""
         raw = self.raw_action[0, 0].nbytes if self.raw_action is not None else 0
         row_bytes = self.game.row_bytes + raw + 13  # logp, priority, version, by
         steps = MAX_STEPS
@@ -195,7 +196,7 @@ class Tape:
 
 
 class Layout:
-    """The row of each step in columns with the rows of env 0, then those of env 1, and so on."""
+    """Maps steps to rows, in columns with all rows of env 0, then those of env 1, and so on."""
 
     def __init__(self, ended: Flags, *, chunk_steps: int) -> None:
         n_steps, num_envs = ended.shape
@@ -214,21 +215,24 @@ class Layout:
         self.behind: Ints = self.at[self.closes] + 1
         """The final and bootstrap rows, in the order of `closes`."""
         self.source = np.empty(int(per_env.sum()), np.int64)
-        """[rows], the moment that each row shows: step * envs + env."""
+        """[rows], the index of the observation in each row: step * envs + env."""
         moments = np.arange(n_steps * num_envs)
         self.source[self.at.ravel()] = moments
         self.source[self.behind] = moments[self.closes.ravel()] + num_envs
 
     def step_rows(self, column: Array) -> Array:
-        """Return [steps, envs, ...] as rows, with zeros in rows that are not steps."""
-        # Rows after the last step show a moment without a decision; the clipped values are zeroed.
+        """Return a column [steps, envs, ...] as rows, with zeros in rows that are not steps."""
+        # Rows after the last step are past the column's end; `clip` fills them, and then they are
+        # zeroed.
         rows = column.reshape(-1, *column.shape[2:]).take(self.source, 0, mode="clip")
         rows[self.behind] = 0
         return rows
 
     def obs_rows(self, column: Array) -> Array:
-        """Return [steps + 1, envs, ...] as rows; a row after a step shows the next moment, even
-        that of a reset."""
+        """Return a column [steps + 1, envs, ...] as rows.
+
+        A final row gets the next episode's first observation; the caller must overwrite it.
+        """
         return column.reshape(-1, *column.shape[2:]).take(self.source, 0)
 
 
@@ -237,7 +241,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeProgress:
-    """The progress of each env's open episode: float64[envs] and int64[envs]."""
+    """Return and length so far of each env's open episode: float64[envs] and int64[envs]."""
 
     return_: NDArray[np.float64]
     length: Ints
@@ -246,7 +250,7 @@ class EpisodeProgress:
 def track_episodes(
     reward: NDArray[np.float64], ended: Flags, before: EpisodeProgress
 ) -> tuple[EpisodeProgress, NDArray[np.float64], Ints]:
-    """Return the progress after [steps, envs] more, and returns and lengths of ended episodes."""
+    """Return the progress after these steps, and the returns and lengths of ended episodes."""
     n_steps, num_envs = reward.shape
     rewards = reward.T.flatten()  # env after env; a copy, since it is changed here
     ends = ended.T.ravel()
@@ -270,11 +274,11 @@ def track_episodes(
     return after, returns[in_time], lengths[in_time]
 
 
-# --- First priorities: |n-step return + discounted value - value of the action| -------------------
+# --- Initial priorities: |n-step return + discounted value - value of the action| -----------------
 
 
 def best_value(q: Array, action_mask: Array | None) -> Array:
-    """Return the largest value of valid actions along the last axis; of all if none is valid."""
+    """Return the largest value of valid actions along the last axis; if none is valid, of all."""
     best: Array = (q if action_mask is None else masked(q, action_mask)).max(-1)
     if action_mask is not None and (is_empty := best < LOWEST_VALID).any():
         best[is_empty] = q[is_empty].max(-1)
@@ -294,10 +298,10 @@ def q_of(outputs: Mapping[str, Array]) -> Array:
 def n_step_td(
     q_taken: Array, after: Array, *, reward: Array, ended: Flags, n_step: int, discount: float
 ) -> NDArray[np.float32]:
-    """Return float32[steps, envs]; windows that reach the last step bootstrap there.
+    """Return the absolute n-step TD error of each step, float32[steps, envs].
 
-    `q_taken` is the value of each step's action, `after` the value of the next state: 0 if the
-    episode terminated.
+    Windows that would pass the last step end there and bootstrap. `q_taken` is the value of each
+    step's action, `after` the value of the next state: 0 if the episode terminated.
     """
     n_steps = len(reward)
     target = np.zeros(reward.shape)

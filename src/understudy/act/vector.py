@@ -22,7 +22,7 @@ Env = gymnasium.Env[Any, Any]
 Envs = VectorEnv[Any, Any, Any]
 Wrap = Callable[[Env], Env]
 BUILTIN_GAMES = {RALLY: RALLY_SPEC}
-"""Built-in games that Gymnasium does not have."""
+"""Built-in games that are not registered in Gymnasium, by id."""
 Game = str | Callable[[], Env] | Env | Envs
 _IGNORED = ("_np_random_seed", "_cached_spec")
 """Attributes that Gymnasium sets itself and that do not affect the env."""
@@ -37,11 +37,12 @@ def make_envs(
     frame_skip: int = 1,
     builtin: bool = True,
 ) -> Envs:
-    """Return `num_envs` envs, stepped together, from an id, a function that creates an env, or an
-    env to copy.
+    """Return `num_envs` envs that are stepped together.
 
-    Wrappers (`"module:Class"` or functions) are applied in order, on top of the frame skip. With
-    `builtin=False`, the env of the game is used even if understudy has a vectorized one.
+    `game` is an id, a function that creates an env, an env to copy, or a vector env, which is
+    returned unchanged. Wrappers (`"module:Class"` or functions) are applied in order, on top of the
+    frame skip. With `builtin=False`, single envs are used even if understudy has a vectorized
+    version of the game.
     """
     if num_envs < 1 or frame_skip < 1:
         raise ConfigError(
@@ -56,9 +57,9 @@ def make_envs(
             )
         if game.num_envs != num_envs or env_kwargs or wrappers or frame_skip > 1:
             raise ConfigError(
-                f"the vector env has {game.num_envs} envs, but num_envs is {num_envs}; use "
-                f"num_envs={game.num_envs}, and apply wrappers, settings and frame skip to its own "
-                "envs"
+                f"a vector env is used unchanged: this one has {game.num_envs} envs, and num_envs "
+                f"is {num_envs}; use num_envs={game.num_envs}, and apply env_kwargs, wrappers and "
+                "frame skip where you create it"
             )
         return game
     if builtin and not wrappers and frame_skip == 1:
@@ -122,13 +123,14 @@ def _maker(game: Any, env_kwargs: dict[str, Any]) -> Callable[[], Env]:
         return lambda: game(**env_kwargs)
     if env_kwargs:
         raise ConfigError(
-            f"settings {sorted(env_kwargs)} cannot change an existing env; create it with them"
+            f"env_kwargs {sorted(env_kwargs)} cannot be applied to an existing env; create the env "
+            "with them"
         )
     return lambda: copy_env(game)
 
 
 def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
-    """Return one env by its Gymnasium id or of a built-in game; ConfigError suggests close ids."""
+    """Return one env by its Gymnasium or built-in id; ConfigError suggests similar ids."""
     env_kwargs = dict(env_kwargs or {})
     try:
         return gymnasium.make(
@@ -140,7 +142,7 @@ def make_env(game_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Env:
         raise ConfigError(f"game {game_id!r} is out of date: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
         own = "an id of your own package has the form 'module:Name-v0'"
-        # The last of several versions.
+        # Of several versions of a game, the last one registered is suggested.
         by_stem = {_stem(other): other for other in (*BUILTIN_GAMES, *gymnasium.registry)}
         stems = difflib.get_close_matches(_stem(game_id), by_stem, n=3, cutoff=0.6)
         near = [by_stem[stem] for stem in stems]
@@ -185,7 +187,7 @@ def copy_env(env: Env) -> Env:
 
 
 def _layers(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
-    """Yield each layer's class and plain attributes, outermost first; checkers are skipped."""
+    """Yield class and comparable attributes of each wrapper, outermost first, and of the env."""
     while env is not None:
         if not isinstance(env, gymnasium.wrappers.PassiveEnvChecker):
             fields = {
@@ -196,7 +198,7 @@ def _layers(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a comparable form, or an ellipsis; numbers as text, so that NaN equals NaN."""
+    """Return a comparable form of a value, or ... if it has none; as text, NaN equals NaN."""
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return repr(value)
     return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else ...

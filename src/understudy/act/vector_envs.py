@@ -101,7 +101,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         self._place = dict[int | None, int]()
 
     def prepare(self, seeds: NDArray[np.uint32]) -> None:
-        """Precompute resets with these seeds, which makes them faster; replaces earlier seeds."""
+        """Precompute the first states of these seeds, for faster resets; replaces earlier seeds."""
         self._first = cartpole.reset_many(seeds)
         self._place = dict(zip(seeds.tolist(), range(len(seeds)), strict=True))
 
@@ -121,7 +121,7 @@ class CartPoleVector(VectorEnv[Any, Any, Any]):
         return self._obs(), {}
 
     def step(self, actions: NDArray[np.integer[Any]]) -> Step:
-        """Step every env; a cart whose episode has ended moves on until its env is reset."""
+        """Step every env; a cart whose episode has ended keeps moving until its env is reset."""
         terminated = self._carts.step(checked_actions(actions, self.num_envs, num_actions=2))
         self._elapsed += 1
         return (
@@ -149,9 +149,9 @@ def checked_num_envs(num_envs: int) -> int:
 def checked_reset(
     seed: Seed, options: Mapping[str, Any] | None, *, num_envs: int
 ) -> tuple[Flags, Sequence[int | None]]:
-    """Return the envs to reset, bool[num_envs], and a seed for each; None stands for any seed.
+    """Return the envs to reset, bool[num_envs], and one seed per env; None means a random seed.
 
-    A single number stands for consecutive seeds.
+    A single number n means the seeds n, n + 1, n + 2 and so on.
     """
     reset_mask = (options or {}).get("reset_mask")
     mask = np.ones(num_envs, np.bool_) if reset_mask is None else np.asarray(reset_mask, np.bool_)
@@ -181,7 +181,7 @@ def checked_actions(actions: Any, num_envs: int, *, num_actions: int) -> NDArray
             f"{num_envs} envs"
         )
     integers = array.astype(np.int64, copy=False)
-    # As unsigned numbers, negative ones are very large, so one comparison finds both.
+    # As unsigned numbers, negative ones are very large, so one comparison finds every invalid one.
     if np.maximum.reduce(integers.view(np.uint64)) >= num_actions:
         env = int(np.argmax(integers.view(np.uint64)))
         raise ConfigError(

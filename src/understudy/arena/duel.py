@@ -13,8 +13,8 @@ from understudy.games.rally import Court
 
 MAX_SERVES = 100_000
 Decide = Callable[[Court, int, NDArray[np.int64], int], NDArray[np.int64]]
-"""Returns the actions of a court's seat; randomness depends on the serves' seeds and the number of
-the decision."""
+"""Called with the court, a seat, the serves' seeds and the number of the decision; returns the
+actions of that seat. Randomness must depend only on the seeds and the number of the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ class Duel:
     b: str
     serves: int
     share: float
-    """The share of points that A won, of all serves."""
+    """A's points divided by the number of serves."""
     low: float | None
-    """The lower end of the 95 % interval, over pairs of serves."""
+    """The lower end of the share's 95 % interval, from pairs of serves; None with too few pairs."""
     high: float | None
-    """The upper end."""
+    """The upper end of that interval."""
     won: int
     lost: int
     undecided: int
 
 
 def duel(a: Side, b: Side, *, serves: int, seed: int = 0) -> Duel:
-    """Play every seed twice with the seats swapped, so that neither side gets easier serves."""
+    """Return the result of playing every seed twice: swapped seats give both sides equal serves."""
     if not 2 <= serves <= MAX_SERVES or serves % 2:
         raise ConfigError(
-            f"serves is {serves}; use an even number from 2 to {MAX_SERVES}, such as 400: half of "
-            "them from each side"
+            f"serves is {serves}; use an even number from 2 to {MAX_SERVES}, such as 400: every "
+            "seed is played twice, with swapped seats"
         )
     seeds = np.arange(serves // 2, dtype=np.int64) + 1_000_003 * seed
     points = np.concatenate([_played(a, b, seeds), -_played(b, a, seeds)])

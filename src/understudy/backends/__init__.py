@@ -1,1 +1,1 @@
-"""The data folder, the deployment and its adapters: the one package that names adapters."""
+"""The data folder, the deployment, and the adapters that open its streams and stores by URL."""

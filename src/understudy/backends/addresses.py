@@ -30,7 +30,7 @@ def open_stream(url: str, data: DataFolder) -> Stream:
 
 
 def open_store(url: str, *, specs: Specs, clock: Clock | None = None) -> FullStore:
-    """Return the store that a URL names; the data folder's own store is opened by its writer."""
+    """Return the remote store that a URL names; `open_local_store` opens a local one."""
     location = _location(url, STORES, "store", _STORE_FORM)
     store: FullStore = load_object(STORES[location.scheme], what="store")(
         location, specs=specs, clock=clock
@@ -41,8 +41,9 @@ def open_store(url: str, *, specs: Specs, clock: Clock | None = None) -> FullSto
 def create_stream(url: str, *, partitions: int | None = None) -> int:
     """Create the stream that a URL names unless it exists; return its number of partitions.
 
-    None keeps the existing number, or uses the number in the URL, or 4. Raises ConfigError if the
-    stream exists with a different number.
+    With None, an existing stream is accepted as it is, and a new one gets the number in its URL
+    (Kafka only), else 4. Raises ConfigError if the stream exists with another number than
+    requested.
     """
     location = _location(url, STREAMS, "stream", _STREAM_FORM)
     if location.scheme == "kinesis":

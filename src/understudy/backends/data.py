@@ -1,4 +1,4 @@
-"""The data folder: the paths of everything that a platform stores, and how much it holds."""
+"""The data folder: where a platform stores each kind of data, and statistics of that data."""
 
 import os
 import uuid
@@ -22,7 +22,7 @@ class DataFolder:
 
     root: Path
     store_name: str = "store"
-    """The folder of the store, or of the local copy of a remote store."""
+    """Name of the subfolder with the store, or with the local copy of a remote store."""
 
     @property
     def stream(self) -> Path:
@@ -49,7 +49,7 @@ class DataFolder:
         return self.root / "requests"
 
     def game_names(self) -> list[str]:
-        """Return the games with a registered spec."""
+        """Return the names of the games whose spec is registered in this folder."""
         return sorted(path.name for path in self.games.iterdir()) if self.games.is_dir() else []
 
     def has_store(self) -> bool:
@@ -61,7 +61,7 @@ class DataFolder:
         return is_locked(self.store / ".lock")
 
     def must_exist(self) -> "DataFolder":
-        """Return itself; raise ConfigError if the folder holds no recorded data."""
+        """Return this object; raise ConfigError if the folder holds no recorded data."""
         if not self.root.is_dir() or not any(
             (self.store.exists(), self.stream.exists(), self.spool.exists())
         ):
@@ -83,7 +83,8 @@ def data_folder(option: str | None) -> DataFolder:
         is_file = path.exists() and not path.is_dir()
     except (ValueError, OSError, RuntimeError) as error:
         raise ConfigError(
-            f"--data {text[:80]!r} is not a valid folder: {error}; pass a path such as D"
+            f"the data folder {text[:80]!r} is not a valid path: {error}; pass --data with a path "
+            "such as D"
         ) from None
     if is_file:
         raise ConfigError(f"{path} is a file; pass a folder to --data")
@@ -94,23 +95,26 @@ def data_folder(option: str | None) -> DataFolder:
 
 
 def stats(data: DataFolder) -> dict[str, Any]:
-    """Return the store's counts and the size of every part; nothing is opened for writing."""
+    """Return the counts of the folder's store, and the bytes of store, stream, spool and ledger.
+
+    Nothing is opened for writing.
+    """
     fields = {**count_store(data), "writer": data.has_writer()}
     fields["bytes"] = {name: _size(path) for name, path in _parts(data).items()}
     return fields
 
 
 def remote_stats(data: DataFolder, store: FullStore) -> dict[str, Any]:
-    """Return the same statistics for a remote store, by reading all of it.
+    """Return the statistics of `stats` for a remote store, by reading all of it.
 
-    Figures that only its servers know are left out. One pass counts everything, so the figures are
-    consistent even while another process writes.
+    Figures that only its servers know are left out. Steps, chunks and sessions are counted in one
+    pass, so they match each other even while another process writes.
     """
     games: Counter[str] = Counter()
     sessions: set[uuid.UUID] = set()
     chunks = short = 0
     cursor: Cursor | None = None
-    # The second page that is not full ends the pass, so it ends however fast others write.
+    # The pass ends at the second page that is not full, even if other processes keep writing.
     while short < 2:
         tail = store.tail(cursor, max_items=_PAGE, wait_s=0.0)
         cursor = tail.cursor

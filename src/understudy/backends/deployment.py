@@ -1,4 +1,4 @@
-"""A deployment: the signing key, models, keys and stream that all roles of a data folder share."""
+"""A deployment: signing key, models, access keys and stream, shared by a data folder's roles."""
 
 import json
 import secrets
@@ -21,7 +21,7 @@ from understudy.ports import Objects
 
 _FIRST_ENTRY = "keys/0000000001.json"
 _FINGERPRINTS = "deployment.json"
-"""Identifies the keys of the machines that share these objects, without revealing the keys."""
+"""Object with fingerprints of the keys, which must be equal on all machines that share models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Deployment:
 def open_deployment(
     data: DataFolder, *, models: str = "", clock: Clock | None = None
 ) -> Deployment:
-    """Open a data folder's deployment; `models` is the URL of remote models, specs and keys."""
+    """Open a data folder's deployment; `models`: URL of models, specs and keys if remote."""
     clock = clock or SystemClock()
     objects = open_objects(models or models_folder(data))
     signer = _share(data.root, objects) if models else _signer(data.root, objects)
@@ -67,15 +67,15 @@ def signing_key(data: DataFolder) -> Path:
 
 
 def _signer(root: Path, objects: Objects) -> Signer:
-    """Return the folder's own signer, created on first use; concurrent processes get the same."""
+    """Return the folder's own signer, created on first use; concurrent processes share it."""
     path = signing_key(DataFolder(root))
     if not path.exists():
-        # Checked again, since a process that starts at the same time creates the key first and
-        # the entries after it.
+        # The path is checked twice: a process that starts at the same time creates the key before
+        # the first entry.
         if objects.get(_FIRST_ENTRY) is not None and not path.exists():
             raise ConfigError(
-                f"{path} is missing, and keys and models of this deployment were signed with it: "
-                "they would not verify with a new one; copy it from the machine that created it, "
+                f"{path} is missing: keys and models of this deployment were signed with it and "
+                "would not verify with a new one; copy the file from the machine that created it, "
                 "or restore it from a backup"
             )
         make_folder(root)
@@ -113,7 +113,7 @@ def _share(root: Path, objects: Objects) -> Signer:
         if expected.get(what) != own[what]:
             raise ConfigError(
                 f"{path} differs from the key of the other machines of this deployment; copy "
-                "their key here, or set models.url to a location of its own"
+                "their key here, or set models.url to a location that no other deployment uses"
             )
     return signer
 
@@ -125,7 +125,7 @@ def open_link(data: DataFolder, spec: GameSpec, *, stream: str, clock: Clock) ->
 
 
 def register(data: DataFolder, spec: GameSpec, link: LocalLink, *, models: str) -> None:
-    """Register a spec so that ingest accepts it; `models` is the URL of a remote registry."""
+    """Register a spec, so that ingest accepts its frames; `models`: URL of a remote registry."""
     if models:
         open_deployment(data, models=models).registry.register(spec)
     else:

@@ -22,7 +22,7 @@ from understudy.stores.window import PAGE, Window
 from understudy.streams.file import FileStream
 
 WINDOW_PAGE = PAGE
-"""Items that a full step of a window copies."""
+"""Maximum number of items that one step of a window copies."""
 
 
 def open_local_store(folder: Path, *, specs: Specs | None = None) -> LocalStore:
@@ -31,7 +31,7 @@ def open_local_store(folder: Path, *, specs: Specs | None = None) -> LocalStore:
 
 
 def as_local_store(store: FullStore) -> LocalStore:
-    """Return the store with its local type; it must be a local one."""
+    """Return the same store, typed as LocalStore; the store must be one."""
     assert isinstance(store, LocalStore)
     return store
 
@@ -49,7 +49,11 @@ def open_window(
     keep_s: float | None = None,
     include: Callable[[ChunkMeta], bool] | None = None,
 ) -> Window:
-    """Open a local copy of a remote store; `include` selects chunks, None copies all of them."""
+    """Open a window: a local copy of a remote store that follows the store's tail.
+
+    `keep_s`: how long the copy keeps chunks, or None for ever; `include`: which chunks to copy, or
+    None for all.
+    """
     return Window(remote, folder, specs=specs, keep_s=keep_s, include=include)
 
 
@@ -59,7 +63,10 @@ def open_file_stream(folder: Path) -> FileStream:
 
 
 def audit_store(folder: Path, *, is_alone: bool) -> Findings:
-    """Check every byte of a store; `is_alone`: no process writes, so SQLite checks itself too."""
+    """Return what a check of every stored byte found.
+
+    `is_alone`: no process writes to the store, so SQLite's own integrity check runs as well.
+    """
     with StoreView(folder) as view:
         return audit(view, is_alone=is_alone)
 
@@ -67,9 +74,10 @@ def audit_store(folder: Path, *, is_alone: bool) -> Findings:
 def trim_file_stream(
     stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float
 ) -> int:
-    """Delete stored parts of a file stream older than `retention_s`; return the bytes freed.
+    """Delete parts of a file stream older than `retention_s`; return the bytes freed.
 
-    Remote streams have a retention of their own, so nothing happens for them.
+    Only frames up to `positions`, which are in the store, are deleted. Remote streams have a
+    retention of their own, so nothing happens for them.
     """
     if not isinstance(stream, FileStream):
         return 0

@@ -10,7 +10,7 @@ from understudy.models.registry import Registry
 from understudy.ports import Specs
 
 MISS_S = 1.0
-"""How long a missing schema stays cached: a flood of its frames costs one request a second."""
+"""How long a failed lookup is cached: frames of an unknown schema cost one request a second."""
 _MOST_MISSES = 4096
 
 
@@ -35,7 +35,7 @@ class RegistrySpecs:
         self._cache: dict[tuple[str, str], GameSpec] = {}
         self._games: frozenset[str] = frozenset()
         self._missed: dict[tuple[str, str], float] = {}
-        """When a lookup of a schema failed; the empty schema means the whole game."""
+        """Time of the last failed lookup, by game and schema; schema "" is a lookup of the game."""
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         key = (game, schema)

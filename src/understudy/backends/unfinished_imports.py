@@ -1,4 +1,4 @@
-"""Unfinished imports: the session ids that they send, in a file of the data folder."""
+"""The session ids of unfinished imports, in a file of the data folder."""
 
 import json
 import uuid
@@ -12,11 +12,11 @@ from understudy.core.log import write_file
 
 @dataclass(frozen=True, slots=True)
 class SendingSession:
-    """A session that an import may have sent."""
+    """A session whose frames an unfinished import may have sent."""
 
     session: uuid.UUID
     player: bytes
-    """A pseudonym."""
+    """The pseudonym of the session's player."""
 
 
 class UnfinishedImports:
@@ -30,7 +30,7 @@ class UnfinishedImports:
     def __init__(self, root: Path) -> None:
         self._path = root / "import.json"
         self.sessions: dict[int, SendingSession] = self._read()
-        """By the random part of their ids."""
+        """Sessions by the random part of their ids."""
 
     def _read(self) -> dict[int, SendingSession]:
         try:
@@ -43,8 +43,8 @@ class UnfinishedImports:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
             raise Corrupt(
-                f"{self._path} is damaged ({error}); restore it from a backup, or delete it, which "
-                "may store sessions of an unfinished import twice"
+                f"{self._path} is damaged ({error}); delete it, but then a repeated import may "
+                "store sessions of an unfinished one twice"
             ) from None
 
     def add(self, sessions: Mapping[int, SendingSession]) -> None:
@@ -57,7 +57,7 @@ class UnfinishedImports:
         self._keep({noise: sent for noise, sent in self._read().items() if noise not in finished})
 
     def forget(self, players: Collection[bytes]) -> None:
-        """Remove erased players: their old ids are rejected, and a new import uses new ones."""
+        """Remove sessions of erased players: their ids are rejected, so imports need new ones."""
         self.finish([noise for noise, sent in self.sessions.items() if sent.player in players])
 
     def _keep(self, sessions: dict[int, SendingSession]) -> None:

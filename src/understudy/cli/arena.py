@@ -1,4 +1,4 @@
-"""understudy arena: bots against bots."""
+"""understudy arena: play bots against each other."""
 
 import contextlib
 import hashlib
@@ -111,12 +111,12 @@ def duel(
 
 
 def _named(text: str, side: Side) -> str:
-    """The argument as typed, with the model that it resolved to."""
+    """The argument as typed, and in brackets the model that it resolved to."""
     return escape(text if side.model in (None, text) else f"{text} ({side.model})")
 
 
 def _better(outcome: Duel) -> str:
-    """One line that names the better side."""
+    """A line that names the better side, or neither."""
     low = 0.0
     high = 1.0
     if outcome.low is not None and outcome.high is not None:
@@ -154,7 +154,7 @@ def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
         )
     obs = policy.game.obs_columns.get("obs")
     actions = policy.game.discrete
-    # With more actions, a paddle could move faster.
+    # A policy with more actions than rally has could move its paddle faster.
     has_our_spaces = (
         obs is not None
         and obs.shape == rally.SCALES.shape
@@ -179,7 +179,7 @@ def side_of(text: str, opened: Callable[[], Deployment]) -> Side:
 
 
 def _policy(text: str, opened: Callable[[], Deployment]) -> tuple[Policy, str | None]:
-    """A policy, and its model name if it is registered."""
+    """A policy, and the name of its model; None for run folders and files."""
     path = Path(text)
     is_folder = False
     is_file = False

@@ -37,7 +37,7 @@ from understudy.platform.config import mask_secrets, resolve
 def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float) -> int:
     """Copy store, models and keys to DIR while the platform runs, then verify every byte.
 
-    The backup contains the deployment's secrets: protect it as you protect them.
+    The backup contains the deployment's secrets: protect it like the secrets themselves.
     """
     config = resolve({"data": data_text}).config
     began_s = time.monotonic()
@@ -47,7 +47,8 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
     if proof.damaged:
         names = ", ".join(proof.damaged[:10])
         out.print(
-            f"[yellow]![/] damaged before the copy, and so in the backup: {names}", soft_wrap=True
+            f"[yellow]![/] already damaged before the copy, so also damaged in the backup: {names}",
+            soft_wrap=True,
         )
     if config.store.url:
         out.print(
@@ -55,7 +56,7 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
             "back up that database with its own tools",
             soft_wrap=True,
         )
-    out.print("[dim]it contains the deployment's secrets: protect it as you protect them[/]")
+    out.print("[dim]the backup contains the deployment's secrets: protect it like them[/]")
     return finish({"backup": str(target), **asdict(proof)}, as_json=as_json)
 
 
@@ -75,12 +76,15 @@ def restore(data_text: str | None, as_json: bool, source: Path) -> int:
     restored = config if as_json else resolve({"data": data_text}).config
     for part, url in (("stream", restored.stream.url), ("store", restored.store.url)):
         if url:
-            out.print(f"[yellow]![/] its {part} is still at {mask_secrets(url)}", soft_wrap=True)
+            out.print(
+                f"[yellow]![/] the restored platform still uses the {part} at {mask_secrets(url)}",
+                soft_wrap=True,
+            )
     if (models_url := restored.models.url) != config.models.url:
         out.print(
             f"[yellow]![/] its understudy.toml names other models ({mask_secrets(models_url)}), "
-            "which 'understudy up' will use; the backup's models are in the data folder: to use "
-            "those, remove that line",
+            "which 'understudy up' will use; to use the backup's models, which are in the data "
+            "folder, remove models.url from understudy.toml",
             soft_wrap=True,
         )
     out.print(f"[dim]next: understudy up --data {config.folder.root}[/]", soft_wrap=True)

@@ -82,7 +82,7 @@ def check(data_text: str | None, as_json: bool, file: Path | None) -> int:
     path = config_file({"data": data_text}, file=file, environ=os.environ)
     n_set = sum(origin != "default" for origin in resolved.origins.values())
     results(as_json=as_json).print(
-        f"{path or 'no file'}: valid; {n_set} of {len(resolved.origins)} values differ from the "
-        "default"
+        f"{path or 'no file'}: valid; {n_set} of {len(resolved.origins)} values are set, the "
+        "others have their defaults"
     )
     return finish({"ok": True, "file": str(path) if path else None, "set": n_set}, as_json=as_json)

@@ -57,7 +57,8 @@ data.add_command(import_data)
 def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     """Count steps, sessions, quarantined frames and bytes.
 
-    A remote store is scanned completely; its size is reported by its own tools.
+    A remote store is read completely, which may take long; its size is known only to the tools of
+    its database.
     """
     with remote_store(data_text, store_url) as remote:
         fields = (
@@ -81,7 +82,7 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
         f"{name} {format_size(used_bytes)}" for name, used_bytes in fields["bytes"].items()
     )
     if remote is not None:
-        used = f"in the data folder: {used or 'nothing'}; its servers report the store's size"
+        used = f"in the data folder: {used or 'nothing'}; for the store's size, ask its servers"
     out.print(used, soft_wrap=True)
     return finish(fields, as_json=as_json)
 
@@ -158,11 +159,14 @@ def sessions(
 @store_option
 @common_options
 def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: bool) -> int:
-    """Finish interrupted work, then verify every acknowledged step against the stored bytes.
+    """Send spooled frames, store what is in the stream, then verify every acknowledged step.
 
-    Exits 0 if every step is stored exactly once; 1 on any loss, duplicate or damage; 2 if there is
-    no ledger, the simulator's own list of acknowledgements, to verify against (the bytes are still
-    audited). For a remote store, only what ingest has stored so far is checked.
+    Acknowledged steps are read from the ledger, a list that simulated players ('understudy
+    simulate', 'understudy demo') and 'understudy data import' write, and compared with the stored
+    bytes. Exits 0 if every acknowledged step is accounted for exactly once; 1 on any loss,
+    duplicate, gap or damage; 2 if there is no ledger (the stored bytes are still audited).
+
+    With a remote store nothing is sent or stored: only what ingest has stored so far is verified.
     """
     began_s = time.monotonic()
     by_session = {}
@@ -193,12 +197,17 @@ def _print_verification(
 ) -> None:
     if verification.recovered_frames:
         out.print(
-            f"sent {format_count(verification.recovered_frames)} frames spooled by a killed game"
+            f"sent {format_count(verification.recovered_frames)} frames that killed games left in "
+            "the spool"
         )
     out.print(
         f"{format_count(verification.steps)} steps, {format_count(verification.chunks)} chunks, "
         f"{format_count(verification.sessions)} sessions audited in {took_s:.1f} s"
-        + (" (a writer is running: up to its barrier)" if verification.live_writer else "")
+        + (
+            " (ingest is running; frames that arrive during the check may not be included)"
+            if verification.live_writer
+            else ""
+        )
     )
     for line in verification.corrupt[:20]:
         out.print(f"[red]damaged[/red] {escape(line)}")
@@ -213,8 +222,8 @@ def _print_verification(
     is_sound = not (verification.duplicate_steps or verification.corrupt)
     if verification.exit_code == 2:
         out.print(
-            "no ledger here, so no acknowledged step to verify; checksums, gaps and duplicates are "
-            "fine"
+            "no ledger in this folder (simulated players and imports write one), so nothing to "
+            "compare with; no damage, gap or duplicate was found"
         )
     elif is_remote and verification.lost_steps and is_sound:
         out.print(
@@ -222,7 +231,10 @@ def _print_verification(
             "'understudy ingest --until-empty', then verify again"
         )
     elif verification.exit_code == 1:
-        out.print("[red]FAILED[/red]: nothing is repaired automatically; restore a backup")
+        out.print(
+            "[red]FAILED[/red]: nothing is repaired automatically; restore a backup "
+            "(understudy restore --help)"
+        )
     elif verification.set_aside_steps:
         out.print(
             "[yellow]every acknowledged step is accounted for, but "
@@ -276,21 +288,20 @@ def forget(
         )
     out.print(
         f"erased {format_count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled "
-        f"sessions of {escape(player)}; freed {format_size(fields['stream_bytes'])} of stored "
-        "stream"
+        f"sessions of {escape(player)}; freed {format_size(fields['stream_bytes'])} of the stream"
     )
-    out.print("frames recorded before now are rejected if they arrive later")
+    out.print("frames that were recorded before now and arrive later will be rejected")
     if fields["models"]:
         out.print(f"models released earlier keep what they learned: {', '.join(fields['models'])}")
     if remote:
         out.print(
-            "[dim]a remote stream keeps the frames until its retention ends, and database files "
-            "until they are compacted: see the page of each in docs/[/]"
+            "[dim]a remote stream keeps the frames until its retention ends, and a database until "
+            "its files are compacted: see the pages of your stream and store in docs/[/]"
         )
     if not fields["is_finished"]:
         out.print(
-            "[yellow]a reader has the store open, and the last bytes are erased when it closes; "
-            "run this again[/]"
+            "[yellow]a reader has the store open, so the last bytes are not erased yet; close the "
+            "reader, then run this command again[/]"
         )
     return finish(fields, as_json=as_json)
 

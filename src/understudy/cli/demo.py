@@ -39,9 +39,9 @@ _LINE_EVERY_S = 5.0
 _COLUMNS = 72
 _ROWS = 12
 _COURT_ROWS = 11
-"""Rows of a terminal that the live view needs without the court, and rows of the court."""
+"""Rows of a terminal that the live view needs without the court, and that the court needs."""
 _WINDOW_S = 5.0
-"""Rates are averaged over this window; steps acknowledged before it must be stored by now."""
+"""Rates are averaged over this window; steps acknowledged before it should be stored by now."""
 _FONT = re.compile(r"\s*@font-face\s*\{[^}]*https?://[^}]*\}")
 _COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
 _KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
@@ -92,7 +92,7 @@ _KEY = re.compile(r"(?<=key=)[^\s<>&\"']+")
 @click.option(
     "--check",
     is_flag=True,
-    help="Exit with 1 unless the last bot beats the first and nothing was lost.",
+    help="Exit with 1 unless the last champion beats the first bot and no step was lost.",
 )
 @click.option(
     "--seed", default=0, show_default=True, help="Seed of the players and of the evaluation."
@@ -127,7 +127,7 @@ def demo(
     learner are the processes that `understudy up` runs. The learner never runs the game. Servers
     that --stream, --store, --models or --ingest need are started if they are not running, and
     stopped at the end. The demo ends by itself with an evaluation of the first and the last bot on
-    equal seeds.
+    equal seeds. The last bot is the champion at that time, not a newer canary still on trial.
     """
     if svg is not None:
         check_svg(svg)
@@ -187,11 +187,11 @@ def _scratch() -> Iterator[Path]:
         try:
             clean()
         finally:
-            clean()  # the only interrupt that raises may have stopped the first call
+            clean()  # again: an interrupt may have stopped the first call; later ones do not raise
 
 
 def no_bot_error(config: LoopConfig, seconds: float, keep: str | None) -> str:
-    """The error for a demo that released no bot; `keep`: the folder that remains."""
+    """The error for a demo that released no bot; `keep` is its data folder, None if temporary."""
     inspect = f"inspect it with `understudy status --data {keep or 'DIR'}`"
     error = (
         f"no bot was released within {config.max_seconds:g} s of play ({seconds:.0f} s including "
@@ -209,13 +209,13 @@ def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | No
     out.print(_bots(result))
     colour, word = ("green", "better") if result.improved else ("yellow", "not proven to be better")
     out.print(
-        f"\n[{colour} bold]the last bot is {word}[/], on the same {result.judged_on}, after "
-        f"{result.seconds:.0f} s"
+        f"\n[{colour} bold]the last bot is {word}[/] than the first, on the same "
+        f"{result.judged_on}, after {result.seconds:.0f} s"
     )
     verification = result.verification
     is_lossless = not (verification.lost_steps or verification.duplicate_steps)
     out.print(
-        f"it learned from {format_count(verification.steps)} recorded steps alone; the learner "
+        f"bots learned only from {format_count(verification.steps)} recorded steps; the learner "
         "never ran the game"
     )
     killed = f" although the {result.killed} was killed" if result.killed else ""
@@ -232,12 +232,12 @@ def _print(out: Console, result: LoopResult, kill: str | None, *, keep: str | No
         )
     out.print("\nnext")
     commands = [
-        ("understudy play rally --web", "play it yourself, in a browser"),
+        ("understudy play rally --web", "play rally yourself, in a browser"),
         (
             f"understudy up --data {shlex.quote(keep) if keep else 'D'}",
             "the same roles, for your own game",
         ),
-        ("understudy demo --kill learner", "the same, with a kill -9 in the middle"),
+        ("understudy demo --kill learner", "the demo again, with a kill -9 in the middle"),
         ("understudy train rally", "train a bot from an env alone"),
     ]
     if result.killed:
@@ -252,7 +252,7 @@ def _bots(result: LoopResult) -> Table:
     for name in ("", "share of points" if result.is_match else "mean return", "95 % interval"):
         table.add_column(name, justify="left" if not name else "right")
     form = ".0%" if result.is_match else ".1f"
-    for name, returned in (("first bot", result.first), ("last bot", result.last)):
+    for name, returned in (("first bot", result.first), ("last bot (champion)", result.last)):
         assert returned is not None
         score = point_share(returned) if result.is_match else returned
         low, high = (score.value if end is None else end for end in (score.low, score.high))
@@ -267,7 +267,7 @@ def _bots(result: LoopResult) -> Table:
 
 @contextmanager
 def loop_view(out: Console, config: LoopConfig) -> Iterator[Show]:
-    """Show the loop until the block ends."""
+    """Yield a function that shows the loop's progress until the block ends."""
     recent: deque[LoopProgress] = deque()
     has_room = (
         out.is_terminal
@@ -304,20 +304,20 @@ def loop_view(out: Console, config: LoopConfig) -> Iterator[Show]:
 
 
 def _points(look: LoopProgress) -> str:
-    """The share of points of each bot, oldest first."""
+    """The share of points that each bot won against the players, oldest bot first."""
     names = sorted(look.points, key=lambda name: int(name.rpartition("/")[2]))
     shares = [f"{name} {look.points[name][0] / look.points[name][1]:.0%}" for name in names]
-    return f"points won by {', '.join(shares)}" if shares else ""
+    return f"points won against players: {', '.join(shares)}" if shares else ""
 
 
 def _losses(look: LoopProgress, before: LoopProgress) -> Text:
-    """Whether the steps acknowledged some seconds ago are stored; the bytes are verified last."""
+    """Whether steps acknowledged some seconds ago are stored; the demo's end verifies the bytes."""
     late = max(0, before.acked_steps - look.stored_steps)
     more = max(0, look.stored_steps - look.recorded_steps)
     if late:
         return Text(f"{format_count(late)} steps acknowledged and not yet stored", style="yellow")
     if more:
-        # Players in a browser are not among the simulated players, whose steps are counted.
+        # Only steps of simulated players count as recorded; people in a browser may play, too.
         return Text(
             f"0 lost so far, by counts; {format_count(more)} steps of other players are stored as "
             "well",
@@ -382,7 +382,7 @@ def _view(
 
 
 def check_svg(path: Path) -> None:
-    """Raise ConfigError if the file cannot be written; creates no file."""
+    """Raise ConfigError if the file cannot be written; leaves no new file behind."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(
             f"--svg {path}: folder {path.absolute().parent} does not exist; create it first"
@@ -402,6 +402,6 @@ def check_svg(path: Path) -> None:
 def write_svg(path: Path, out: Console, *, title: str) -> None:
     """Write what a recording console printed, without web fonts and without the keys in URLs."""
     svg = _COMMENT.sub("", _FONT.sub("", out.export_svg(title=title)))
-    # The length is preserved: the SVG states the length of each text and stretches it to that.
+    # The length is preserved: an SVG states each text's length, and viewers stretch the text to it.
     svg = _KEY.sub(lambda key: "…" + "&#160;" * (len(key[0]) - 1), svg)
     path.write_text(svg, encoding="utf-8")

@@ -19,7 +19,7 @@ def config_of(text: str | None, *, store_url: str | None = None) -> Config:
 
 
 def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
-    """The deployment of a data folder; created if there is none, unless it must exist."""
+    """The deployment of a data folder; if there is none, it is created, or must_exist raises."""
     config = config_of(text)
     folder = config.folder
     if must_exist and not signing_key(folder).exists():
@@ -31,7 +31,7 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
 
 
 def released_models(text: str | None, games: list[str]) -> list[str]:
-    """The models of these games, as `rally/3`; empty without a deployment."""
+    """The names of these games' models, such as `rally/3`; empty if there is no deployment."""
     config = config_of(text)
     if not signing_key(config.folder).exists():
         return []
@@ -52,7 +52,7 @@ class OpenedStore:
 
 @contextlib.contextmanager
 def remote_store(data_text: str | None, store_url: str | None) -> Iterator[OpenedStore | None]:
-    """The store that a flag or the config names; None if it is in the data folder."""
+    """Open the remote store that a flag or the config names; None if the store is in the folder."""
     config = config_of(data_text, store_url=store_url)
     check_backends(stream="", store=config.store.url)
     if not config.store.url:

@@ -202,7 +202,7 @@ def _fetch(name: str, out: Console) -> Mapping[str, Any]:
         with out.status(f"{title}{work} ...") as live:
 
             def show_part(part: str) -> None:
-                """Show each downloaded part in a terminal; elsewhere print a line now and then."""
+                """Show each downloaded part in a terminal, or a line every ten seconds."""
                 nonlocal parts, printed_s
                 parts += 1
                 now_s = time.monotonic()
@@ -235,7 +235,7 @@ def _moto(reason: str, out: Console) -> Mapping[str, Any]:
 def _each(
     names: Sequence[str], work: Callable[[str], Mapping[str, Any]], out: Console
 ) -> dict[str, Any]:
-    """The result of the work for each name; a failure is printed and does not stop the others."""
+    """The result of `work` for each name; a failure is printed, and the other names continue."""
     fields: dict[str, Any] = {}
     for name in names:
         try:

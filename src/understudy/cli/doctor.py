@@ -43,7 +43,7 @@ _FREE_BYTES = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One line: what was checked, the result, and the next step."""
+    """A line of the output: what was checked, the result, and the next step if one is needed."""
 
     name: str
     colour: Colour
@@ -54,7 +54,7 @@ class DoctorCheck:
 @click.command(epilog=examples("understudy doctor", "understudy doctor --data D --json"))
 @common_options
 def doctor(data_text: str | None, as_json: bool) -> int:
-    """Check this machine and a data folder; yellow and red lines name a fix. Exits 1 on red."""
+    """Check this machine and a data folder; `note` and `BAD` lines name a fix. Exits 1 on `BAD`."""
     data = data_folder(data_text) if data_text or os.environ.get("UNDERSTUDY_DATA") else None
     out = console(as_json=as_json)
     checks = []
@@ -78,7 +78,7 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
             yield DoctorCheck("config", "red", str(error), "run: understudy config check")
     yield DoctorCheck("python", "green", platform.python_version())
     if sys.platform == "win32":
-        advice = "games can record; run stream, store and roles on another system"
+        advice = "games can record here; run the platform on Linux or macOS"
         yield DoctorCheck("system", "yellow", platform.platform(), advice)
     else:
         yield DoctorCheck("system", "green", platform.platform())
@@ -141,7 +141,7 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
             "store",
             "yellow",
             f"none in {data.root}",
-            f"understudy simulate CartPole-v1 --data {data.root}",
+            f"understudy up --data {data.root}",
         )
         return
     if not (data.root / "key").exists():
@@ -165,7 +165,9 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
     if damage:
         yield DoctorCheck("store", "red", f"database: {damage}", "restore the folder from a backup")
     else:
-        yield DoctorCheck("store", "green", f"{arrivals} arrivals; the database is intact")
+        yield DoctorCheck(
+            "store", "green", f"the database is intact; {arrivals} frames and events arrived so far"
+        )
     yield from _unsent_frames(data)
 
 

@@ -60,8 +60,10 @@ _LINE_EVERY_S = 2.0
     required=True,
     help="Format of the output.",
 )
-@click.option("--game", help="The game, if there are several.")
-@click.option("--schema", default="", help="Prefix of a schema id, if the game has several.")
+@click.option("--game", help="The game to export, if the store has several.")
+@click.option(
+    "--schema", default="", help="A schema id or its first digits, if the game has several schemas."
+)
 @click.option("--player", help="Only steps of this player (the name that the game uses).")
 @click.option(
     "--consent",
@@ -91,13 +93,13 @@ def export_data(
 ) -> int:
     """Export stored steps to OUT: a Parquet file of steps, or a Minari dataset of whole episodes.
 
-    OUT appears only when it is complete, and never replaces an existing file.
+    OUT is created only when the export is complete, and never replaces an existing file.
     """
     if kind == "minari" and with_player:
         raise ConfigError(
-            "--with-player needs --format parquet; a Minari dataset cannot hold players"
+            "--with-player needs --format parquet; a Minari dataset has no column for players"
         )
-    # A Minari dataset is meant for learning, and does not record consent.
+    # A Minari dataset is meant for learning and does not record consent: export only granted steps.
     consent = consent or (("granted",) if kind == "minari" else ())
     export_filter = ExportFilter(consent=consent, since_s=_since(since), **chosen)
     check_not_exists(out)
@@ -146,18 +148,19 @@ def export_data(
     )
     for name, steps in history.left_out.items():
         terminal.print(
-            f"skipped {format_count(steps)} steps with consent {name}; include them: --consent "
-            f"{name}"
+            f"skipped {format_count(steps)} steps with consent {name}; to include them, add "
+            f"--consent {name}"
         )
     if history.gone_chunks:
         terminal.print(f"{history.gone_chunks} chunks were forgotten or expired during the export")
     if omitted := more.get("left_out"):
         terminal.print(
-            f"skipped {sum(omitted.values())} incomplete episodes: {omitted['cut']} cut, "
-            f"{omitted['unfinished']} unfinished, {omitted['gaps']} with gaps"
+            f"skipped {sum(omitted.values())} incomplete episodes: {omitted['cut']} cut (without "
+            f"an end), {omitted['unfinished']} unfinished, {omitted['gaps']} with gaps"
         )
         terminal.print(
-            f"open it: minari.MinariDataset({str(written.path / 'data')!r})", soft_wrap=True
+            f"open it in Python: minari.MinariDataset({str(written.path / 'data')!r})",
+            soft_wrap=True,
         )
     return finish(fields, as_json=False)
 
@@ -178,12 +181,13 @@ def export_data(
     "kind",
     type=click.Choice(["parquet", "minari", "seed-a"]),
     required=True,
-    help="Format of the files.",
+    help="parquet: files of `data export`. minari: Minari datasets. seed-a: JSON records of the "
+    "pipeline that understudy grew out of (docs/exchange.md).",
 )
 @click.option("--game", help="Store under this game name (default: the name in the files).")
 @click.option(
     "--player",
-    help="The player of the steps (default: the file's pseudonyms, else 'imported').",
+    help="The player to store the steps under (default: the file's pseudonyms, else `imported`).",
 )
 @click.option(
     "--consent",
@@ -193,18 +197,18 @@ def export_data(
 @click.option(
     "--repair-shift",
     is_flag=True,
-    help="seed-a: the recorded state is the one after the action; use the previous record's as the "
-    "observation. Give this or --as-is.",
+    help="seed-a: each record has the state after its action; use the state of the previous record "
+    "as the observation. Either this or --as-is is required.",
 )
 @click.option(
     "--as-is",
     is_flag=True,
-    help="seed-a: import unchanged, with consent `denied`, so that no learner uses it.",
+    help="seed-a: import the records unchanged, with consent `denied`: no learner uses them.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help="seed-a: the game's step limit.",
+    help="seed-a: the game's step limit; an episode that ends there counts as truncated.",
 )
 @click.option(
     "--actions",
@@ -248,8 +252,8 @@ def import_data(
 ) -> int:
     """Store the steps of FILES, each once, as if they had been recorded here.
 
-    All files are checked before any step is stored: one bad file stores nothing. The command can be
-    killed at any moment and run again; steps that are already stored are skipped.
+    All files are checked before any step is stored: if one is invalid, nothing is stored. The
+    command can be killed at any moment and run again; steps that are already stored are skipped.
     """
     from understudy.exchange.destination import Destination
     from understudy.exchange.importing import import_files
@@ -302,14 +306,14 @@ def _incoming(
         return [ParquetFile(path, game=name, consent=consent) for path in files]
     if kind == "seed-a" and repair_shift == as_is:
         raise ConfigError(
-            "the records hold the state after the action; give --repair-shift to correct that (the "
-            "first step of each episode is lost), or --as-is to import them unchanged, with "
+            "seed-a records have the state after the action; give --repair-shift to correct that "
+            "(the first step of each episode is lost), or --as-is to import them unchanged, with "
             "consent denied, so that no learner uses them"
         )
     if consent is None and not as_is:
         raise ConfigError(
-            f"{kind} files do not record the players' consent; pass --consent with "
-            f"one of {', '.join(CONSENTS)}; learners use only granted"
+            f"{kind} files do not record the players' consent; give --consent with one of "
+            f"{', '.join(CONSENTS)}; learners use only granted steps"
         )
     if kind == "minari":
         from understudy.exchange.minari import MinariDataset
@@ -359,11 +363,14 @@ def _print_seed(out: Console, fields: dict[str, Any]) -> None:
         f"{fields['episodes_without_end']} without an end, {fields['gaps']} gaps"
     )
     if fields["mode"] == "as-is":
-        out.print("kept unchanged: misaligned, with consent denied, which no learner reads")
+        out.print(
+            "stored unchanged: each observation is the state after its action, so consent is "
+            "denied and no learner uses these steps"
+        )
     else:
         out.print(
-            f"lost {fields['lost_first_steps']} first steps: their state before the action was not "
-            "recorded"
+            f"lost {fields['lost_first_steps']} first steps of episodes: the state before their "
+            "action was not recorded"
         )
     limit = "no known limit" if fields["limit"] is None else f"the limit is {fields['limit']}"
     out.print(
@@ -372,8 +379,8 @@ def _print_seed(out: Console, fields: dict[str, Any]) -> None:
     )
     if fields["looks_aligned"]:
         out.print(
-            "[yellow]these records seem to have no shift: next_state equals the following record's "
-            "state[/]"
+            "[yellow]these records do not seem to be shifted: next_state equals the following "
+            "record's state, so --repair-shift would shift them wrongly; check the records[/]"
         )
     for name, reason in list(fields["refused_episodes"].items())[:20]:
         out.print(f"[red]rejected[/] {name}: {reason}")
@@ -393,7 +400,7 @@ def _since(text: str | None) -> float:
 
 @contextmanager
 def _progress(out: Console, title: str) -> Iterator[OnSteps]:
-    """Show how many steps are done: a bar in a terminal, a line now and then elsewhere."""
+    """Yield a function that shows how many steps are done: a bar in a terminal, else lines."""
     if out.is_terminal:
         with Progress(console=out, transient=True) as bar:
             task = bar.add_task(title, total=None)

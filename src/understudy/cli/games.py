@@ -30,7 +30,7 @@ _obs_option = click.option(
     "--obs",
     type=click.IntRange(1, 1_000_000),
     metavar="N",
-    help="Number of values in an observation.",
+    help="Number of values in an observation of your own game.",
 )
 _actions_option = click.option(
     "--actions", metavar="N|NAMES", help="Number of actions, or their names, comma-separated."
@@ -114,7 +114,7 @@ def list_games(data_text: str | None, as_json: bool) -> int:
         "understudy games check CartPole-v1", "understudy games check my-game.json --data D --json"
     ),
     help="Check whether a game can be recorded and, given a data folder, whether it is registered; "
-    f"exits 1 if it is not.\n\n{_GAME_HELP}",
+    f"exits 1 if it is not registered.\n\n{_GAME_HELP}",
 )
 @click.argument("game")
 @_obs_option
@@ -146,7 +146,10 @@ def check(
 
 
 def _known_spec(game: str, registry: Registry | None) -> GameSpec | None:
-    """The registered spec of a game, by its name; None for files and unregistered games."""
+    """The spec of a registered game: its env's, or the registered one if it has no env here.
+
+    None for files and unregistered games.
+    """
     if registry is None or game.endswith(".json") or game not in registry.games():
         return None
     try:

@@ -1,4 +1,4 @@
-"""understudy ingest."""
+"""understudy ingest: follow a stream and store each step once."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,9 @@ from understudy.platform.children import log_to_stderr
 from understudy.platform.config import Config, mask_secrets, resolve
 from understudy.platform.ingest import RETENTION_S, open_ingest
 
-_INTERRUPTED = b"interrupted; steps not stored yet are in the stream, for the next start\n"
+_INTERRUPTED = (
+    b"interrupted; steps that are not stored yet stay in the stream until the next start\n"
+)
 
 
 @click.command(
@@ -43,7 +45,8 @@ _INTERRUPTED = b"interrupted; steps not stored yet are in the stream, for the ne
     "--retention",
     "retention_s",
     type=float,
-    help=f"Seconds that a local stream keeps stored frames (default: {RETENTION_S:g}).",
+    help="Seconds that a local stream keeps frames after they are stored "
+    f"(default: {RETENTION_S:g}).",
 )
 @click.option(
     "--keep-days",
@@ -67,8 +70,8 @@ _INTERRUPTED = b"interrupted; steps not stored yet are in the stream, for the ne
 def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any) -> int:
     """Follow a stream and store each step exactly once.
 
-    Ctrl-C or SIGTERM drains and exits. A second one exits immediately and loses nothing: the rest
-    is in the stream.
+    Ctrl-C or SIGTERM stores what is in the stream, for at most 15 seconds, and exits. A second
+    signal exits immediately; nothing is lost, because the rest stays in the stream.
     """
     data = data_folder(data_text)
     out = console(as_json=as_json)
@@ -103,7 +106,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
 
 
 def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
-    """The config from flags, environment and file; only the part that ingest needs is checked."""
+    """The config from flags, environment and file; only what ingest needs is checked."""
     names = {
         "stream_url": "stream.url",
         "store_url": "store.url",
@@ -133,7 +136,7 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
-    """The first signal drains; the second exits immediately, as safe as a `kill -9`."""
+    """Set `stop` on the first stop signal; on the second, exit at once, as `kill -9` would."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         if stop.is_set():

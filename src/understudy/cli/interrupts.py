@@ -29,7 +29,10 @@ def raise_stop_signal(number: int, _frame: object) -> None:
 
 
 def interrupted(error: BaseException, arguments: Sequence[str]) -> int:
-    """Print "interrupted" and return the exit code of a command that did not handle the signal."""
+    """Return the exit code of a command that a signal ended: 130, after printing "interrupted".
+
+    For a command of `_SERVES` that was ended by SIGTERM: 0, and nothing is printed.
+    """
     cause = error if isinstance(error, StopSignal) else error.__context__
     command = next((word for word in arguments if not word.startswith("-")), "")
     serves = any(command in words and words <= set(arguments) for words in _SERVES)
@@ -50,13 +53,13 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 class Interrupts:
     """Context manager that ends its block with KeyboardInterrupt on a signal, or at the next check.
 
-    An interrupt can be raised inside an import that turns it into another error, or inside a
-    garbage-collector callback (JAX has one), where Python prints it and continues; in that case it
-    is raised again a moment later.
+    An import can turn the interrupt into another error; it is then raised again at the end of the
+    block. A garbage-collector callback (JAX has one) can lose it, because Python only prints
+    exceptions raised there; it is then raised again a moment later.
     """
 
     def __init__(self, *, hurry: Callable[[], None] | None = None) -> None:
-        """Later signals call `hurry`, if set, instead of raising, so that cleanup completes."""
+        """Signals after the first call `hurry`, if set, and do not raise, so cleanup completes."""
         self._number = 0
         self._hurry = hurry
         self._before: Mapping[int, Any] = {}

@@ -22,7 +22,7 @@ _MAX_DAYS = 100_000
     )
 )
 def keys() -> None:
-    """Create, list and revoke the keys of a deployment."""
+    """Create, list and revoke the access keys of a deployment."""
 
 
 @keys.command(
@@ -37,8 +37,13 @@ def keys() -> None:
     show_default=True,
     help=f"One or more of {','.join(SCOPES)}, comma-separated.",
 )
-@click.option("--game", default=EVERY_GAME, show_default=True, help="Restrict the key to one game.")
-@click.option("--label", default="", help="A short note on its purpose.")
+@click.option(
+    "--game",
+    default=EVERY_GAME,
+    show_default=True,
+    help="The game that the key is valid for; * is every game.",
+)
+@click.option("--label", default="", help="A short note on the key's purpose.")
 @click.option(
     "--origin",
     "origins",
@@ -49,7 +54,7 @@ def keys() -> None:
 @click.option(
     "--expires-days", type=float, metavar="N", help="Expire after N days (default: never)."
 )
-@click.option("--registers", is_flag=True, help="Allow this key to register new games.")
+@click.option("--registers", is_flag=True, help="Allow the key to register new games.")
 @click.option(
     "--requests-s",
     type=float,
@@ -86,7 +91,7 @@ def create(
     out = results(as_json=as_json)
     out.print(text, soft_wrap=True)
     out.print(
-        f"[dim]{_summary(key)}; it is shown only once: store it where the game reads it[/]",
+        f"[dim]{_summary(key)}; the key is shown only once: store it where the game reads it[/]",
         soft_wrap=True,
     )
     # Skipped with --json: if the registry does not respond, the key must still be printed.

@@ -1,4 +1,4 @@
-"""Entry point of the `understudy` command; names the extra to install if it is missing."""
+"""Entry point of the `understudy` command; reports a missing platform extra."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def _main() -> int:
 
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
-        # Cleanup is complete: another Ctrl-C changes nothing.
+        # Cleanup is complete: ignore further Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == INTERRUPTED and "jax" in sys.modules:
         # Every command has cleaned up by now, but JAX may still be compiling in its own threads,

@@ -56,7 +56,7 @@ def models() -> None:
 @click.argument("game", required=False)
 @common_options
 def list_models(data_text: str | None, as_json: bool, game: str | None) -> int:
-    """List the models of one game, or of all, with their aliases."""
+    """List the models of GAME, or of all games, with their aliases (champion, canary)."""
     opened = deployment(data_text, must_exist=True)
     games = [game] if game else opened.registry.games()
     rows = model_rows(opened, games)
@@ -131,7 +131,7 @@ def show(data_text: str | None, as_json: bool, model: str) -> int:
     type=click.Choice(["best", "last"]),
     default="best",
     show_default=True,
-    help="The policy of the run to release.",
+    help="Which policy of the run to release.",
 )
 @common_options
 def add(data_text: str | None, as_json: bool, run: Path, which: str) -> int:
@@ -168,7 +168,7 @@ def promote(data_text: str | None, as_json: bool, model: str, why: str) -> int:
     manifest = registry.find(model)
     game = str(manifest.game)
     number = manifest.model_no
-    registry.policy(game, number)  # verifies the bytes before any player gets them
+    registry.policy(game, number)  # verifies the policy before any player gets it
     before = registry.catalogue(game).model_of("champion")
     registry.set_alias(game, "champion", number, why=why)
     return _pointed(game, number, before, as_json=as_json)
@@ -212,7 +212,12 @@ def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     is_flag=True,
     help="Write the policy as JSON; also print one JSON object as the last line.",
 )
-@click.option("--out", type=PATH, metavar="FILE", help="Output file (default: GAME-NUMBER.KIND).")
+@click.option(
+    "--out",
+    type=PATH,
+    metavar="FILE",
+    help="Output file (default: GAME-NUMBER.safetensors or .json).",
+)
 @data_option
 def export_model(
     data_text: str | None, as_json: bool, as_tensors: bool, model: str, out: Path | None
@@ -253,9 +258,9 @@ def export_model(
 )
 @common_options
 def url_of_model(data_text: str | None, as_json: bool, model: str, minutes: float) -> int:
-    """Print a signed, expiring URL of a model's policy; for models in S3 and other clouds.
+    """Print a signed, expiring URL of a model's policy, and its SHA-256 to compare with.
 
-    MODEL is GAME/NUMBER, GAME/champion or GAME/canary. Compare the SHA-256 after the download.
+    MODEL is GAME/NUMBER, GAME/champion or GAME/canary. Needs models in object storage, such as S3.
     """
     opened = deployment(data_text, must_exist=True)
     if not isinstance(opened.objects, CloudObjects):
@@ -287,16 +292,16 @@ def _pointed(game: str, number: int, before: int, *, as_json: bool) -> int:
 def export(
     registry: Registry, manifest: Manifest, *, kind: Kind, out: Path | None = None
 ) -> tuple[Path, int, str]:
-    """Write a model's policy as signed, or as JSON for programs that cannot read safetensors.
+    """Write a model's policy: its signed bytes, or JSON for programs that cannot read safetensors.
 
-    Its checksum is written beside it, as a file for `sha256sum --check`. Returns path, size in
-    bytes and SHA-256.
+    A checksum file for `sha256sum --check` is written beside it. Returns path, size in bytes and
+    SHA-256.
     """
     name = f"{manifest.game}-{manifest.model_no}.{kind}"
     raw = registry.policy_bytes(manifest)
     policy = open_policy(manifest, raw)
     if kind == "json":
-        # All that a program needs to run this bot, as plain values; weights are nested lists.
+        # All that a program needs to run this bot, as plain JSON; weights are nested lists.
         raw = canonical_json(
             {
                 "format": "understudy-policy-json/1",
@@ -317,16 +322,14 @@ def export(
 
 
 def _write(files: Mapping[Path, bytes], *, suggestion: Path) -> None:
-    """Write files completely; an error before the last step leaves existing ones unchanged."""
+    """Write all files, then rename them; an error while writing changes no existing file."""
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
         for path in files:
             if path.is_dir():
                 raise ConfigError(f"{path} is a folder; give a file, such as {suggestion}")
             if path.exists() and not path.is_file():
-                raise ConfigError(
-                    f"{path} is a device or a pipe, which would be replaced; give a file"
-                )
+                raise ConfigError(f"{path} is a device or a pipe, not a file; give a file")
             if not path.parent.is_dir():
                 raise ConfigError(f"folder {path.parent} does not exist; create it first")
         for path, raw in files.items():

@@ -26,26 +26,26 @@ def examples(*lines: str) -> str:
 
 
 def data_option(command: Command) -> Command:
-    """`--data DIR`, also from UNDERSTUDY_DATA."""
+    """Add `--data DIR`; without it, commands read UNDERSTUDY_DATA."""
     return click.option(
         "--data", "data_text", metavar="DIR", help="The data folder (or set UNDERSTUDY_DATA)."
     )(command)
 
 
 def json_option(command: Command) -> Command:
-    """`--json`: one JSON object as the last line of standard output."""
+    """Add `--json`: print one JSON object as the last line of standard output."""
     return click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON object as the last line."
+        "--json", "as_json", is_flag=True, help="Print one JSON object as the last line of output."
     )(command)
 
 
 def common_options(command: Command) -> Command:
-    """`--data DIR` and `--json`."""
+    """Add `--data DIR` and `--json`."""
     return data_option(json_option(command))
 
 
 def config_option(command: Command) -> Command:
-    """`--config FILE`, also from UNDERSTUDY_CONFIG; default: the file in the data folder."""
+    """Add `--config FILE`; without it, UNDERSTUDY_CONFIG or the file in the data folder is read."""
     return click.option(
         "--config",
         "file",
@@ -56,12 +56,13 @@ def config_option(command: Command) -> Command:
 
 
 def store_option(command: Command) -> Command:
-    """`--store URL`; default: the deployment's own."""
+    """Add `--store URL`; without it, the deployment's own store is used."""
     return click.option(
         "--store",
         "store_url",
         metavar="URL",
-        help="cassandra://HOST:PORT/KEYSPACE, or local (default: the deployment's own).",
+        help="The store: cassandra://HOST:PORT/KEYSPACE, or the word `local` for the data folder "
+        "(default: the deployment's own).",
     )(command)
 
 
@@ -71,7 +72,7 @@ def console(*, as_json: bool = False) -> Console:
 
 
 def results(*, as_json: bool) -> Console:
-    """A console for results on standard output; silent if a JSON object reports the same."""
+    """A console for results on standard output; silent with --json, which prints an object."""
     # A quiet console still parses markup, and a name such as "[/x]" is invalid markup.
     return Console(quiet=as_json, markup=not as_json, highlight=False)
 
@@ -85,7 +86,7 @@ def live_view(
     every_s: float,
     has_room: bool,
 ) -> Iterator[Callable[[State], None]]:
-    """Show each new state until the block ends: as a live view if there is room, else as lines."""
+    """Yield a function that shows a state: in a live view if there is room, else as a line."""
     next_s = 0.0
 
     def print_line(state: State) -> None:
@@ -110,7 +111,7 @@ def finish(fields: Mapping[str, Any], *, as_json: bool, code: int = 0) -> int:
 
 
 def json_object(text: str, flag: str) -> dict[str, Any]:
-    """Parse the JSON object of a flag; the ConfigError shows an example."""
+    """Parse the JSON object that was passed to a flag; raises ConfigError for anything else."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -118,7 +119,9 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
             f"{flag} is not valid JSON: {error}; give an object such as '{{\"render_mode\": null}}'"
         ) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{flag} is {value!r}; give a JSON object")
+        raise ConfigError(
+            f"{flag} is {value!r}; give a JSON object such as '{{\"render_mode\": null}}'"
+        )
     return value
 
 
@@ -137,6 +140,6 @@ def format_size(size_bytes: float) -> str:
 
 
 def import_from_here() -> None:
-    """Let `module:Class` name modules in the current folder."""
+    """Make modules in the current folder importable, so that `module:Class` can name them."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())

@@ -65,7 +65,7 @@ _MAX_EPISODES = 1000
 _FPS = 15
 _COLUMNS = 72
 _WATCH_OPTIONS = ("episodes", "seed", "gif", "env_kwargs")
-"""Options for watching a bot; they do not apply to a page."""
+"""Options for watching a bot; they cannot be combined with --web."""
 _STORED = "Press Ctrl-C to stop; acknowledged steps are stored."
 _TEMPORARY = "Press Ctrl-C to stop and discard games and models; --data D keeps them."
 _KEY_TIMEOUT_S = 20.0
@@ -95,7 +95,7 @@ _KEY_TIMEOUT_S = 20.0
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Seed of the first episode.",
+    help="Seed of the first episode; later ones count up from it.",
 )
 @click.option("--gif", type=PATH, metavar="DIR", help="Record each episode to DIR/episode-N.gif.")
 @click.option(
@@ -114,9 +114,9 @@ def play(
 ) -> int:
     """Watch a bot play GAME, in the terminal or as GIFs; with --web, play against it in a browser.
 
-    --web prints the URL of a page; its games train the bot if the player consents. If no platform
-    runs on the data folder, the command runs one until Ctrl-C; without --data, in a temporary
-    folder.
+    --web prints the URL of a page; games played there train the bot if the player consents. If no
+    platform runs on the data folder, the command runs one until Ctrl-C; without --data, in a
+    temporary folder.
     """
     _check_options(is_web=options["web"], opens=options["opens"])
     if options["web"]:
@@ -162,7 +162,7 @@ def _check_options(*, is_web: bool, opens: bool) -> None:
 
 
 def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str, Policy]:
-    """Name and policy of an alias, a number or GAME/NUMBER; ConfigError if there is none."""
+    """Name and policy of a bot, which is an alias, a number or GAME/NUMBER; raises ConfigError."""
     registry = deployment.registry
     try:
         spec = inspect_env(choice).spec
@@ -170,15 +170,15 @@ def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str
         if choice.name not in registry.games():
             raise
         raise ConfigError(
-            f"{choice.name} is registered, but has no env on this machine: {error}; its bots play "
-            "in your own game"
+            f"{choice.name} is registered, but has no env on this machine: {error}; without an "
+            "env, its bots play only in your own game"
         ) from None
     manifest = registry.find(bot, game=str(spec.game))
     policy = open_policy(manifest, registry.policy_bytes(manifest))
     if policy.game.schema != spec.schema:
         raise ConfigError(
             f"{manifest.name} was trained on a {spec.game} with other spaces than this env; use "
-            "the same packages and wrappers"
+            "the packages and wrappers that it was trained with"
         )
     return manifest.name, policy
 
@@ -189,7 +189,7 @@ def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str
 def _watch(
     choice: GameChoice, name: str, policy: Policy, seeds: range, out: Console, *, is_filmed: bool
 ) -> list[float]:
-    """Show frames in a terminal if the game can render them, else a line per episode."""
+    """Play an episode per seed and return the returns; shows frames in a terminal, or lines."""
     can_show = out.is_terminal and not is_filmed
     if can_show:
         try:
@@ -241,7 +241,7 @@ def watch(
     shows_frames: bool,
     see: Callable[[int, Moment], None],
 ) -> list[float]:
-    """Play an episode per seed, call `see` with its number and each moment; the returns."""
+    """Play an episode per seed and return the returns; `see` gets its number and each step."""
     returns = []
     with (
         open_rendering_env(choice)
@@ -339,7 +339,7 @@ def _play_web(data_text: str | None, game: str, *, bot: str, opens: bool, as_jso
 
 
 def _own_config(resolved: Resolved[Config]) -> Config:
-    """The config of the platform that this command runs itself; ConfigError without a gateway."""
+    """The config of the platform that this command runs; ConfigError if it has no gateway."""
     config = resolved.config
     if "gateway" not in config.roles:
         raise ConfigError(
@@ -360,7 +360,7 @@ def _run(
     stop_hint: str,
     out: Console,
 ) -> int:
-    """Run the platform until stopped; `answer` returns why a page cannot play yet."""
+    """Run the platform until stopped; `answer` returns why the page cannot play yet, or ''."""
     request = StopRequest()
     is_announced = False
     late_s = time.monotonic() + _KEY_TIMEOUT_S

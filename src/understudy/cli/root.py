@@ -26,29 +26,29 @@ _COMMANDS = {
         "copy store, models and keys while the platform runs",
     ),
     "config": ("understudy.cli.config:config", "create, show and check the config"),
-    "data": ("understudy.cli.data:data", "inspect, verify and erase recorded data"),
+    "data": ("understudy.cli.data:data", "inspect, verify, export, import and erase recorded data"),
     "demo": (
         "understudy.cli.demo:demo",
         "run the closed loop: people play, a learner learns, its bots play",
     ),
     "dev": ("understudy.cli.dev:dev", "run local servers for tests and development"),
     "doctor": ("understudy.cli.doctor:doctor", "check this machine and a data folder"),
-    "evaluate": ("understudy.cli.train:evaluate", "play a run's policy on held-out seeds"),
+    "evaluate": ("understudy.cli.train:evaluate", "evaluate a run's policy on held-out seeds"),
     "games": ("understudy.cli.games:games", "register, list and check games"),
     "ingest": ("understudy.cli.ingest:ingest", "follow the stream and store each step once"),
-    "keys": ("understudy.cli.keys:keys", "create, list and revoke keys"),
+    "keys": ("understudy.cli.keys:keys", "create, list and revoke access keys"),
     "models": ("understudy.cli.models:models", "list, add, promote, roll back and export models"),
     "play": ("understudy.cli.play:play", "watch a bot play, or play against it in a browser"),
     "restore": ("understudy.cli.backup:restore", "create a data folder from a backup"),
     "simulate": (
         "understudy.cli.simulate:simulate",
-        "simulate players, through the real client, stream and ingest",
+        "record simulated players through the real client, stream and ingest",
     ),
     "status": (
         "understudy.cli.status:status",
         "show roles, rates, games and models of a platform",
     ),
-    "store": ("understudy.cli.backends:store", "create a Cassandra store"),
+    "store": ("understudy.cli.backends:store", "create a Cassandra store, or change its retention"),
     "stream": ("understudy.cli.backends:stream", "create a Kinesis stream or Kafka topic"),
     "train": ("understudy.cli.train:train", "train a policy on a game, or on recorded data"),
     "up": ("understudy.cli.up:up", "run the platform: gateway, ingest, learner"),
@@ -64,7 +64,7 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, attribute = _COMMANDS[cmd_name][0].split(":")
-        with Interrupts():  # packages may catch every exception while they are imported
+        with Interrupts():  # an imported package may catch Ctrl-C
             command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -123,8 +123,11 @@ def version(as_json: bool) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line: 0 success, 1 fault found, 2 usage error, 3 failure, 130 interrupted."""
-    # Other stop signals act like Ctrl-C: every command cleans up.
+    """Run a command line and return its exit code.
+
+    0 success, 1 fault found, 2 usage error, 3 failure, 130 interrupted.
+    """
+    # SIGTERM and SIGHUP act like Ctrl-C, so that every command cleans up.
     for number in stop_signals():
         if number != signal.SIGINT:
             signal.signal(number, raise_stop_signal)

@@ -1,4 +1,4 @@
-"""understudy simulate."""
+"""understudy simulate: record simulated players."""
 
 from dataclasses import asdict
 from typing import Any
@@ -39,7 +39,7 @@ _LINE_EVERY_S = 2.0
     "linger_s",
     default=1.0,
     show_default=True,
-    help="Seconds that a step waits to be sent with others.",
+    help="Seconds that a recorded step may wait to be sent together with later ones.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of games and players.")
 @click.option(
@@ -93,7 +93,7 @@ def simulate(
 
     with Simulation(data, config) as simulation:
         if simulation.uses_running_ingest:
-            out.print("another process has the store open and stores the recorded steps")
+            out.print("another process has the store open; it will store the recorded steps")
         has_room = out.is_terminal
         with live_view(out, draw=draw, line=line, every_s=_LINE_EVERY_S, has_room=has_room) as show:
             result = simulation.run(show)
@@ -109,8 +109,8 @@ def simulate(
     )
     if result.unsent_steps:
         summary.print(
-            f"{format_count(result.unsent_steps)} steps are not acknowledged yet; complete chunks "
-            "are in the spool"
+            f"{format_count(result.unsent_steps)} steps are not acknowledged yet; those in "
+            "complete chunks are in the spool and will be sent by 'understudy data verify'"
         )
     summary.print(f"next: understudy data verify --data {data_text or data.root}")
     return finish(asdict(result), as_json=as_json)

@@ -21,7 +21,7 @@ from understudy.platform.config import mask_secrets, resolve
 from understudy.platform.platform import roles_folder
 
 _SILENT_S = 5.0
-"""A supervisor writes every second; after this long it is considered hung."""
+"""A supervisor writes its status every second; after this long without, it counts as hung."""
 _BLOCKED = {
     "gateway": "accepts nothing, clients keep their steps",
     "ingest": "is waiting",
@@ -33,7 +33,7 @@ _COLOURS = {"running": "green", "not running": "dim", "starting": "yellow", "sto
 @click.command(epilog=examples("understudy status --data D", "understudy status --data D --json"))
 @common_options
 def status(data_text: str | None, as_json: bool) -> int:
-    """Show roles, rates, lag, games and models; exits 1 if a role or a champion is unhealthy."""
+    """Show roles, rates, lag, games and models; exits 1 if something is wrong or nothing runs."""
     config = resolve({"data": data_text}).config
     urls = {"stream": config.stream.url, "store": config.store.url, "models": config.models.url}
     fields = platform_status(config.folder, models=config.models.url, store=config.store.url)
@@ -161,19 +161,19 @@ def _role(path: Path, now_s: float) -> dict[str, Any]:
 
 
 def _storage_error(role: dict[str, Any]) -> str:
-    """Why a running role cannot write at the moment; empty if it can."""
+    """Why a running role cannot write at the moment; empty if it can write."""
     return str(role["report"].get("storage_error", "")) if role["alive"] else ""
 
 
 def _window_error(role: dict[str, Any]) -> str:
-    """Why a learner cannot read a remote store at the moment; empty if it can."""
+    """Why a learner cannot read a remote store at the moment; empty if it can read it."""
     return str(role["report"].get("window", {}).get("error", "")) if role["alive"] else ""
 
 
 def _games(
     data: DataFolder, models: str, steps: dict[str, int], learner: dict[str, Any] | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """The state of each game, and why its models cannot be read; empty if they can."""
+    """The state of each game, and the error of reading the models; empty if they were read."""
     reports = learner["report"].get("games", {}) if learner else {}
     models_error = ""
     if signing_key(data).exists():
@@ -256,7 +256,8 @@ def _next(
         )
     if counts["parked"]:
         advice.append(
-            f"{counts['parked']} frames wait for their game's spec; next: understudy games add GAME"
+            f"{counts['parked']} frames wait for their game's spec; next: understudy games add "
+            "GAME, then understudy data quarantine replay"
         )
     for game in games:
         if game.get("next"):

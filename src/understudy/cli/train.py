@@ -33,12 +33,12 @@ from understudy.nn.network import ACTIVATIONS
 from understudy.training.events import Event
 
 _STEPS = (
-    "Env steps to train for; the last round is finished, so slightly more may be played. With "
-    "--from-store: updates."
+    "Env steps to train for; slightly more may be played, because the last round is completed. "
+    "With --from-store: number of updates."
 )
 _UNTIL = (
-    "Stop when the mean return reaches this; `inf` turns it off. Default: the preset's goal; else, "
-    "without --steps and --from-store, the game's."
+    "Stop when the mean return reaches this; `inf`: never. Default: the preset's goal, else the "
+    "game's reward threshold (not with --steps or --from-store)."
 )
 
 
@@ -72,7 +72,7 @@ _UNTIL = (
     "sets",
     multiple=True,
     metavar="NAME=VALUE",
-    help="One setting; repeatable (see --list).",
+    help="Change one setting (--list shows all); repeatable.",
 )
 @click.option("--network", metavar="WIDTHS", help="Widths of the network layers, such as 64,64.")
 @click.option(
@@ -173,7 +173,7 @@ def train(
             finish(stopped, as_json=as_json)
         raise
     _print(results(as_json=as_json), result, seeds=options["seeds"])
-    # Too few steps for an update is not a failure; a run whose every chunk was rejected is one.
+    # A run without updates failed if its chunks were rejected, not if it had too few steps.
     has_failed = result["updates"] == 0 and result.get("guarded_chunks", 0) > 0
     return finish(result, as_json=as_json, code=1 if has_failed else 0)
 
@@ -215,7 +215,7 @@ def _trained(
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, including the interpreter; CPU time if unknown."""
+    """Seconds since this process started, with the interpreter's startup; CPU time if unknown."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -328,7 +328,7 @@ def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
 
 
 def _listed(algorithm: str | None) -> dict[str, Any]:
-    """All algorithms (or the named one) with their settings, and the presets."""
+    """The settings of all algorithms, or of the named one, and the names of the presets."""
     from understudy.training.settings import (
         ALGORITHMS,
         LearnerPart,
@@ -402,9 +402,10 @@ def _show_list(out: Console, fields: Mapping[str, Any]) -> None:
     _show_rows(out, fields["run"], note="the run")
     _show_rows(out, fields["learner"], note="the learner; only for algorithms with a replay")
     out.print(f"presets: {', '.join(fields['presets'])}", soft_wrap=True)
-    out.print("set one with --set NAME=VALUE, several with --config FILE", soft_wrap=True)
+    out.print("change one with --set NAME=VALUE, several with --config FILE", soft_wrap=True)
     out.print(
-        "a preset changes some of these; RUN/preset.toml contains a run's settings", soft_wrap=True
+        "a preset changes some of these defaults; RUN/preset.toml has the settings of a run",
+        soft_wrap=True,
     )
 
 
@@ -441,7 +442,9 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     )
 )
 @click.argument("run", type=PATH)
-@click.option("--episodes", default=100, show_default=True, help="Episodes per set of seeds.")
+@click.option(
+    "--episodes", default=100, show_default=True, help="Episodes per set of held-out seeds."
+)
 @click.option(
     "--seeds",
     default=10,
@@ -453,14 +456,14 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     type=click.Choice(["best", "last"]),
     default="best",
     show_default=True,
-    help="The policy to evaluate.",
+    help="Which policy of the run to evaluate.",
 )
 @json_option
 def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -> int:
     """Evaluate the policy of RUN on held-out env seeds: IQM and 95 % interval.
 
-    RUN is a run folder, or a folder of several runs with different seeds, which gives the interval
-    over those runs.
+    RUN is a run folder, or a folder of several runs with different seeds; then the interval is over
+    those runs.
     """
     import_from_here()
     # Imported late, so that --help is fast.
@@ -471,14 +474,14 @@ def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -
     interval = (
         f"95 % interval {result.low:.1f} to {result.high:.1f}"
         if result.low is not None
-        else ("no interval below 5 seeds" if result.runs == 1 else "no interval below 5 runs")
+        else ("no interval below 5 seed sets" if result.runs == 1 else "no interval below 5 runs")
     )
     out = results(as_json=as_json)
     out.print(f"IQM [bold]{result.iqm:.1f}[/], {interval}; mean {result.mean:.1f}", soft_wrap=True)
     runs = "" if result.runs == 1 else f" of {result.runs} runs"
     out.print(
-        f"{format_count(result.played)} episodes of the {policy} policy{runs}, {seeds} seeds of "
-        f"{episodes} each",
+        f"{format_count(result.played)} episodes of the {policy} policy{runs}, {seeds} seed "
+        f"sets of {episodes} episodes each",
         soft_wrap=True,
     )
     return finish(dataclasses.asdict(result), as_json=as_json)

@@ -28,7 +28,7 @@ from understudy.training.events import (
 _LINE_EVERY_S = 5.0
 _WINDOW_S = 5.0
 _GUARDS_SHOWN = 3
-"""Per kind; further ones are counted, and listed in the run folder."""
+"""Interventions of the guard shown per kind; further ones are only counted (see guarded.csv)."""
 _NAMES_SHOWN = 6
 
 
@@ -50,7 +50,7 @@ class RunProgress:
         self._recent: deque[float] = deque(maxlen=100)
         self._history: deque[tuple[float, int, int]] = deque()
         self.guards: Counter[str] = Counter()
-        """How often the guard intervened, by kind of reason."""
+        """How often the guard (against non-finite updates) intervened, by kind of reason."""
 
     def handle_event(self, event: Event) -> None:
         self.steps = max(self.steps, event.env_steps)
@@ -79,7 +79,7 @@ class RunProgress:
 
     @property
     def unit(self) -> str:
-        """The unit of a run's progress."""
+        """The unit of a run's progress: `updates` when it trains from a store, else `steps`."""
         return "updates" if self.started is not None and self.started.is_from_store else "steps"
 
     def times_guarded(self, event: Guarded) -> int:
@@ -88,7 +88,7 @@ class RunProgress:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Steps and updates per second, over the last seconds; 0 before the second update."""
+        """Steps and updates per second over the last five seconds; 0 before the second update."""
         if len(self._history) < 2:
             return 0.0, 0.0
         from_s, first_steps, first_updates = self._history[0]
@@ -98,7 +98,7 @@ class RunProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the last step, at the current rate."""
+        """Seconds until the last step at the current rate; None if unknown."""
         steps_s = self.rates[0]
         return (
             None
@@ -113,7 +113,7 @@ class RunProgress:
 
 @contextmanager
 def run_view(out: Console, progress: RunProgress) -> Iterator[OnEvent]:
-    """Show a run until the block ends; `progress` receives every event first."""
+    """Yield an event handler that shows a run; `progress` receives every event first."""
     next_s = 0.0
 
     def handle_event(event: Event) -> None:
@@ -177,7 +177,7 @@ def _guarded_csv(progress: RunProgress) -> str:
 
 
 def init_from_line(source: InitFrom) -> str:
-    """One line that lists the weights that this run starts with from another run."""
+    """A line that tells how many weights are copied from another run, and which are new."""
     total = len(source.fit) + len(source.new)
     if not source.new:
         return f"from {source.run}: all {total} weights fit"

@@ -1,4 +1,4 @@
-"""understudy up."""
+"""understudy up: run the platform."""
 
 import contextlib
 import json
@@ -104,9 +104,9 @@ def up(
 ) -> int:
     """Run the platform: gateway, ingest and learner as processes that are restarted on a crash.
 
-    Ctrl-C or SIGTERM stops it without loss: the gateway accepts no more frames, acknowledged ones
-    are stored, the learner saves its state. A second Ctrl-C exits immediately, which also loses
-    nothing that was acknowledged.
+    Ctrl-C or SIGTERM stops the platform without loss: the gateway accepts no more frames, ingest
+    stores the acknowledged ones, the learner saves its state. A second Ctrl-C exits immediately,
+    which also loses nothing that was acknowledged.
 
     The URLs of stream, store and models and the ingest engine are saved in the data folder: later
     starts and other commands use them until they are changed. `file`, `local` and `folder` switch
@@ -167,7 +167,7 @@ def _print_urls(config: Config, out: Console) -> None:
 
 
 def _save_urls(config: Config, out: Console) -> None:
-    """Save the URLs for later commands on this folder; warn where another setting overrides one."""
+    """Save the URLs for later commands on this folder; warn if their config overrides one."""
     try:
         save_last_start(config)
         others = backend_urls(resolve({"data": config.data}).config)
@@ -182,7 +182,7 @@ def _save_urls(config: Config, out: Console) -> None:
         if others[name] != url:
             warning = (
                 f"other commands on this folder use {name} of its {CONFIG_FILE} or of the "
-                "environment"
+                "environment, not of this command"
             )
             out.print(
                 f"[yellow]![/] {escape(warning)}: "
@@ -239,7 +239,9 @@ def _print_ready(
     pages: Mapping[str, str],
     others: str = "",
 ) -> None:
-    out.print(f"[bold]ready[/] at {url}; Ctrl-C stops it without data loss", soft_wrap=True)
+    out.print(
+        f"[bold]ready[/] at {url}; Ctrl-C stops the platform without data loss", soft_wrap=True
+    )
     if others:
         out.print(escape(others), soft_wrap=True)
     if keys is None:
@@ -281,18 +283,18 @@ class _View:
     """Shows roles as a table in a terminal, as a line per change elsewhere."""
 
     def __init__(self, out: Console, *, is_json: bool) -> None:
-        """`is_json`: show the roles' events as JSON lines in a terminal, too."""
+        """`is_json`: also a terminal shows the roles' log events as JSON lines."""
         self._out = out
         self._is_json = is_json
         self._lines = None if out.is_terminal else _Lines()
         self._live: Live | None = None
         self._held: dict[str, str] | None = {}
-        """During startup: the last line of each role, which may be the error that ends it all."""
+        """Only during startup: the last line of each role, which may repeat the command's error."""
         self.statuses: dict[str, RoleStatus] = {}
         self._next_s = 0.0
 
     def begin(self) -> None:
-        """Call when all roles run; a terminal shows the table from now on."""
+        """Call when all roles run: held lines are printed, and a terminal shows the table."""
         self._release()
         self._held = None
         if self._out.is_terminal:
@@ -318,7 +320,7 @@ class _View:
 
     def log(self, role: str, line: str) -> None:
         """Show a role's line of standard error: unchanged for programs, as text in a terminal."""
-        # The reason why a role ended was already shown.
+        # Not shown twice: the line is the error that was shown when the role ended.
         status = self.statuses.get(role)
         if status is not None and line and line[:300] in status.last_error:
             return

@@ -1,13 +1,15 @@
-"""Bots in the game: the last good ones from disk at once, newer ones after all checks.
+"""Bots in the game: the last good ones load from disk at once, newer ones pass all checks first.
 
-    link.bot ─► signatures ─► number not lower than seen ─► schema ─► policy: hash, golden
-        ─► disk ─► live
+    link.bot ─► signatures ─► entry number not lower than seen ─► schema ─► policy: hash, golden
+        outputs ─► disk ─► live
 
-A game never waits: a decision reads one attribute, and a thread does the rest. It starts at the
-first `act` or `wait_for_bot`, so a game that only records never fetches bots. A folder that several
-processes may share stores what the next start needs:
+A game never waits for the network: the first `act` loads the stored bots, later ones read one
+attribute, and a thread fetches newer bots. The thread starts with the first `act` or
+`wait_for_bot`, so a game that only records never fetches bots. A folder, which several processes
+may share, stores what the next start needs:
 
-    bot.json             the last good live models, and the highest entry seen of each alias
+    bot.json             the last good live models, and the highest entry number seen of each
+                         alias (champion, canary)
     trust.json           the deployment's public keys, pinned at first contact
     SHA256.safetensors   policies
 """
@@ -68,7 +70,7 @@ class BotCache:
         self._pinned: tuple[str, ...] = ()
 
     def read(self) -> tuple[LiveModels | None, dict[str, int]]:
-        """Return the last good live models, if any, and the highest entry seen of each alias."""
+        """Return the last good live models, if any, and the highest entry number seen per alias."""
         path = self._folder / "bot.json"
         try:
             document = strict_json(path.read_bytes())
@@ -120,7 +122,7 @@ class BotCache:
                 path.unlink(missing_ok=True)
 
     def pinned(self, keys: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the deployment's public keys from first contact; pins `keys` if this is it."""
+        """Return the deployment's pinned public keys; at first contact, pin `keys`."""
         path = self._folder / "trust.json"
         if keys and not self._pinned and not path.exists():
             # If nothing can be written, the keys stay pinned until the program ends.
@@ -147,7 +149,7 @@ class Bot:
 
 @dataclass(frozen=True, slots=True)
 class LivePolicies:
-    """The bots that play new episodes; replaced as a whole."""
+    """The bots that play new episodes; never changed, only replaced as a whole."""
 
     champion: Bot | None = None
     canary: Bot | None = None
@@ -180,9 +182,9 @@ class Bots:
         self._lock = threading.Lock()
         self._live: LivePolicies | None = None
         self._live_models: LiveModels | None = None
-        """The last good ones."""
+        """The last good live models."""
         self._seen = dict.fromkeys(_ALIASES, 0)
-        """The highest validly signed entry of each alias; older entries are never accepted."""
+        """The highest validly signed entry number of each alias; lower ones are never accepted."""
         self._after = self._good_number = 0
         self._again_at_s: float | None = None
         self._again_s = _AGAIN_FIRST_S
@@ -239,7 +241,7 @@ class Bots:
             return self._live
 
     def _load(self) -> LivePolicies:
-        """Load the last good bots; signatures were checked before, so only damage is checked."""
+        """Load the last good bots from disk; signatures were verified before storing them."""
         try:
             self._live_models, self._seen = self._cache.read()
             if self._live_models is None:
@@ -316,7 +318,10 @@ class Bots:
                 self._clock.wait(stop, wait_s)
 
     def pump(self) -> float:
-        """Poll if it is due and a bot was requested, for games without threads."""
+        """Poll if it is due, for games without threads; returns seconds until the next poll is due.
+
+        Returns infinity while no bot was requested, or if a thread polls.
+        """
         if self._live is None or self._has_thread or self._stop.is_set():
             return float("inf")
         remaining_s = self._pump_at_s - self._clock.monotonic()
@@ -367,7 +372,8 @@ class Bots:
         if point["alias"] != alias or type(number) is not int or type(model_no) is not int:
             raise Refused(
                 "bad_entry",
-                f"the entry of the {alias} is not valid: it names {str(point['alias'])[:20]!r}",
+                f"the platform sent an invalid entry of the {alias}, which names "
+                f"{str(point['alias'])[:20]!r}",
             )
         if number < self._seen[alias]:
             raise Refused(
@@ -380,12 +386,15 @@ class Bots:
             return None
         release = self._entry(getattr(update, f"{alias}_release"), "release", trusted)
         if release is None:
-            raise Refused("bad_entry", f"the release of model {model_no} is missing")
+            raise Refused(
+                "bad_entry", f"the platform named model {model_no} without its signed release"
+            )
         manifest = self._fitting(manifest_from_json(release["manifest"]))
         if manifest.model_no != model_no:
             raise Refused(
                 "bad_entry",
-                f"the {alias} is model {model_no}, but its release is of {manifest.name}",
+                f"the {alias} is model {model_no}, but the platform sent the "
+                f"release of {manifest.name}",
             )
         for bot in self._live_bots():
             if bot.manifest == manifest:
@@ -446,7 +455,7 @@ class Bots:
             self._thread.join(timeout_s)
 
     def abandon(self) -> None:
-        """Stop polling in a forked child, which has no such thread; loaded bots still play."""
+        """Stop polling in a forked child, which lacks the thread; loaded bots still play."""
         self._lock = threading.Lock()
         self._thread = None
         self._stop = threading.Event()

@@ -1,4 +1,4 @@
-"""connect: turns a game's name and shape, and a place to record to, into a Game that records."""
+"""connect: returns a Game that records, from a name, its shapes and where to record to."""
 
 import atexit
 import contextlib
@@ -215,7 +215,7 @@ class Game:
         return self._sender.flush(timeout_s, pumps=self._thread is None)
 
     def pump(self) -> float:
-        """Send and check for bots once, without threads; returns seconds until the next call."""
+        """Send and check for bots once, without threads; returns seconds until it is due again."""
         return min(self._sender.step(), self._bots.pump())
 
     def stats(self) -> Stats:
@@ -235,7 +235,7 @@ class Game:
         )
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Cut open episodes and send until the timeout; True if everything was acknowledged."""
+        """Cut open episodes and send until the timeout; return whether nothing is left to send."""
         with self._lock:
             if self._closed:
                 return self._all_sent
@@ -396,7 +396,7 @@ def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A platform that is reached by HTTP."""
+    """The URL of a platform's gateway, and a key for it."""
 
     url: str
     key: str = field(repr=False)
@@ -437,7 +437,7 @@ def find_destination(
 
 
 def _setting(name: str, argument: str | None) -> str:
-    """Return an argument, else UNDERSTUDY_NAME, else the content of the UNDERSTUDY_NAME_FILE."""
+    """Return the argument, else UNDERSTUDY_NAME, else the text in the file UNDERSTUDY_NAME_FILE."""
     # Imported late: a game that passes its destination does not need it.
     from understudy.core.settings import Leaf, find_value
 
@@ -446,7 +446,7 @@ def _setting(name: str, argument: str | None) -> str:
 
 
 def check_data_folder(folder: Path) -> None:
-    """Raise ConfigError if the platform of a data folder reads steps or games from elsewhere."""
+    """Raise ConfigError if the platform of a data folder keeps its stream or games elsewhere."""
     path = folder / "backends.json"
     try:
         backends = json.loads(path.read_bytes())

@@ -65,7 +65,7 @@ class ActionChooser:
     def choose(
         self, obs: Any, fallback: Any, *, action_mask: Any, deterministic: bool
     ) -> ChosenAction:
-        """Return the decision; Refused if the observation or the mask is invalid."""
+        """Return the chosen action; raises if observation, mask or fallback is invalid."""
         player = self._player
         if player is None:
             return ChosenAction(
@@ -83,7 +83,7 @@ class ActionChooser:
         )
 
     def any_action(self, action_mask: Any) -> Any:
-        """Return an action that the game allows, even if its input was invalid."""
+        """Return a random action that the mask allows; an invalid mask is ignored."""
         try:
             return self._random(action_mask)
         except Exception:
@@ -238,7 +238,7 @@ class Episode:
                     obs,
                     action,
                     action_mask=action_mask,
-                    by=BY[by] if by in BY else by_code(by),  # a call only for the error: it is slow
+                    by=BY[by] if by in BY else by_code(by),  # by_code only raises: calls are slow
                     frames=frames,
                     t_ms=session.t_ms(),
                     extras=extras,
@@ -356,7 +356,7 @@ class Recorder:
         self._is_closed = False
 
     def reset(self, obs: Any, *, action_mask: Any = None, seed: int | None = None) -> None:
-        """Start an episode with this observation; cuts a running episode at its last one."""
+        """Start an episode with this observation; a running episode is cut."""
         session = self._session
         is_recorded = self._sessions.recording_rate.draw()
         if not self._is_closed and (session.is_old or session.is_recorded != is_recorded):
@@ -388,7 +388,7 @@ class Recorder:
         deterministic: bool = False,
         otherwise: Any = None,
     ) -> Any:
-        """Return the bot's action, as `Episode.act` does; the `step` that gets it records it."""
+        """Return the bot's action, as `Episode.act` does; pass it to `step`, which records it."""
         chooser = self._chooser
         fallback = chooser.fallback(obs, otherwise)
         try:
@@ -415,7 +415,7 @@ class Recorder:
         frames: int = 1,
         extras: Extras | None = None,
     ) -> None:
-        """Record one env step after the last observation; `action_mask` is that of `next_obs`."""
+        """Record one env step from the last observation; `action_mask` is that of `next_obs`."""
         session = self._session
         decided = self._decided
         self._decided = None

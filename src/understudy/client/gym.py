@@ -19,7 +19,7 @@ from understudy.core.errors import ConfigError
 from understudy.experience.game import spec_from_gymnasium
 
 MASK = "action_mask"
-"""The key of the action mask in an env's info; read if recorded with has_action_mask=True."""
+"""The key of the action mask in an env's info; read only with has_action_mask=True."""
 
 
 def record(
@@ -53,7 +53,7 @@ def _game(env: Any, game: Game | str | None, settings: dict[str, Any]) -> tuple[
         if settings:
             raise ConfigError(
                 f"got a connected game and also {', '.join(sorted(settings))}; pass these to "
-                "`connect`, or pass the game's name"
+                "`connect`, or pass the game's name instead of the game"
             )
         return game, False
     spec = spec_from_gymnasium(

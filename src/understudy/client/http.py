@@ -31,7 +31,7 @@ _MAX_RESPONSE_BYTES = 1024 * 1024
 _TOO_LARGE = 413
 _TEXTS = ("champion", "champion_release", "canary", "canary_release")
 _LOADING = threading.Lock()
-"""Two threads that import urllib3 at once, the sender's and the bots', may each get half of it."""
+"""Held while urllib3 is imported: if two threads import it at once, one may see half of it."""
 
 
 class HttpLink:
@@ -187,7 +187,7 @@ class _Connection:
         headers = self._headers | ({"content-type": kind} if kind else {})
         with self._lock:
             if self._is_closed:
-                raise LinkFailed("closed", "the link was closed")
+                raise LinkFailed("closed", "the link was closed; connect again")
             try:
                 connection = self._open(wait_s)
                 connection.request(method, path, body=body, headers=headers, preload_content=False)

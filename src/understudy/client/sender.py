@@ -53,7 +53,7 @@ class Backoff:
         return self._not_before_s - self._clock.monotonic()
 
     def succeeded(self) -> None:
-        """Reset the bound: nothing has to be sent again."""
+        """Reset the bound after a success."""
         self._failures = 0
 
     def failed(self, *, wholly: bool, retry_after_s: float) -> None:
@@ -100,7 +100,7 @@ class Stats:
     failed_sends: int
     adopted_sessions: int
     expired_sessions: int
-    """Sessions of killed games that could not be sent within a week and were deleted."""
+    """Deleted sessions of killed games: not sent within a week, or unreadable."""
     bad_inputs: int
     ignored_calls: int
     open_episodes: int
@@ -129,7 +129,7 @@ class Losses:
         self._lost[session] = (lost_numbers, steps + n_steps)
 
     def reports(self) -> Iterator[tuple[uuid.UUID, DropReport]]:
-        """Yield and forget the reports that are due, by session."""
+        """Yield drop reports for all losses, with their session, and forget the losses."""
         losses = self._lost
         self._lost = {}
         for session, (numbers, n_steps) in losses.items():
@@ -155,7 +155,7 @@ class SenderConfig:
     """When recorded steps are sent, and how failed sends are retried."""
 
     linger_s: float = 1.0
-    """How long a closed step waits for others, at most."""
+    """How long a recorded step waits, at most, for others to be sent with it."""
     idle_s: float = 60.0
     """A session without an episode for this long is closed."""
     adopt_every_s: float = 30.0
@@ -180,7 +180,7 @@ class SenderConfig:
 
 
 class Sender:
-    """Moves blocks from a client's sessions to its spool, and on through its link."""
+    """Moves blocks from a client's sessions to its spool, and frames from there to the platform."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class Sender:
     def _close_finished(self) -> None:
         for spool in [spool for spool in self._open.values() if spool.has_ended and spool.is_idle]:
             if not spool.is_closing and spool.next_no:
-                # Closed this late, so that a drop until now could still get a number of its own.
+                # The close frame is the last: until now, a drop report may have needed a number.
                 report = CloseReport(spool.next_no, spool.n_steps)
                 self._add(spool, close_frame(spool.session, spool.next_no, report), 0)
                 spool.is_closing = True
@@ -448,7 +448,7 @@ class Sender:
             ack = Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))
             return [ack] * len(batch), str(failed)
         except Exception as error:
-            # A timeout after a success looks the same; the platform discards duplicates.
+            # The request may have succeeded nevertheless; the platform discards duplicates.
             return (), repr(error)[:300]
 
     def _settle(
@@ -526,7 +526,7 @@ class Sender:
         return not any(spool.has_ended for spool in self._open.values())
 
     def abandon(self) -> None:
-        """Release the parent's files in a forked child; its locks may never be released."""
+        """Release the parent's files in a forked child, with new locks: old ones may stay held."""
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self.release()

@@ -28,7 +28,7 @@ class RecordingRate:
         self._rng = rng
         self._lock = Lock()
         self.value = 1.0
-        """As in the platform's last response."""
+        """The share, as in the platform's last response."""
         self.skipped_steps = 0
         """Discarded steps; `Sessions.skipped_steps` includes those still in open blocks."""
         self.reported_steps = 0
@@ -56,7 +56,7 @@ _YIELD_S = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Item(Generic[Owner]):
-    """A block and its session; `lost_blocks` of the same session were dropped before it."""
+    """A block, its session, and how many blocks and steps of the session were dropped before it."""
 
     owner: Owner
     block: Block | None
@@ -68,8 +68,8 @@ class Handoff(Generic[Owner]):
     """A queue of blocks from game threads to the sender, bounded in blocks and bytes.
 
     While it is more than half full, each `put` sleeps for half a millisecond, so that the sender
-    gets to run beside a game that never pauses. When it is full, the oldest block is dropped and
-    reported under a chunk number of its own.
+    gets to run beside a game that never pauses. When it is full, the oldest block is dropped;
+    the sender reports the loss.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Session:
         self.clock = clock
         self.lock = Lock()
         self.ended = False
-        """Later calls are not recorded; set under the lock."""
+        """Whether later calls are ignored; set under the lock."""
         self.holder: Callable[[], object] | None = None
         """A weak reference to the episode or recorder that uses the session now."""
         self._monotonic = clock.monotonic
@@ -220,7 +220,7 @@ class Session:
 
     @property
     def is_old(self) -> bool:
-        """Whether the next episode needs a new session; platforms reject too old or future ids."""
+        """Whether the next episode needs a new session; platforms reject ids too old or ahead."""
         # By the wall clock, as the platform does: it advances while a machine sleeps and may be
         # set.
         return abs(self.clock.now() - session_time_s(self.id)) > MAX_AGE_S

@@ -71,7 +71,7 @@ def read_session(folder: Path) -> SpooledSession:
 
 
 def forget_spooled(folder: Path, player: str, games: Collection[str]) -> int:
-    """Delete a player's unsent sessions of killed games, under all tags; returns how many."""
+    """Delete a player's unsent sessions of killed games, for any platform; returns how many."""
     n_deleted = 0
     for path in sorted(folder.glob("*/*/session.json")):
         # A locked session is being played or sent; the platform rejects its frames, since the
@@ -158,17 +158,17 @@ class SessionSpool:
         keep dropped data on disk."""
         self._next_file = 1
         self._held: tuple[int, int] | None = None
-        """The first lost number without a report on disk, and the steps before it."""
+        """The first lost number without a drop report on disk, and the steps before it."""
         self._open: dict[int, SpooledFrame] = {}
         self.next_no = 0
         self.n_steps = 0
         """The total steps of all assigned numbers."""
         self.has_ended = False
-        """There is no more data; once everything is done, a close frame follows."""
+        """The session gets no more data; once all its frames are done, a close frame follows."""
         self.is_closing = False
         """The close frame was added."""
         self.is_muted = False
-        """The platform rejected a report, so no more are sent."""
+        """The platform rejected a drop report or close, so no more reports are sent."""
         self.memory_bytes = 0
         """Bytes of frames that could not be written to disk and exist only in memory."""
         self.lost_numbers: list[int] = []
@@ -318,7 +318,7 @@ class SessionSpool:
             file.log = None
 
     def save(self) -> None:
-        """Write to disk up to where everything is done."""
+        """Store on disk below which chunk number everything is done."""
         oldest = self._open[min(self._open)] if self._open else None
         done_below, done_steps = (
             (oldest.chunk_no, oldest.steps_before) if oldest else (self.next_no, self.n_steps)
@@ -458,7 +458,7 @@ class Spool:
         return any(_session_of(path) for path in self.folder.iterdir())
 
     def adopt(self, now_s: float) -> Iterator[tuple[SessionSpool, list[SpooledFrame]]]:
-        """Yield unlocked sessions and their unsent frames; expired ones are deleted and counted."""
+        """Yield unlocked sessions and their unsent frames; deletes expired or unreadable ones."""
         self.foreign_bytes = 0
         for folder in sorted(self.folder.iterdir()):
             session = _session_of(folder)
@@ -478,7 +478,7 @@ class Spool:
 
     def _lock(self, folder: Path, session: uuid.UUID, now_s: float) -> FileLock | None:
         if not (folder / "session.json").exists() and now_s - session_time_s(session) < _SETTLED_S:
-            # It is being created or removed; its owner then holds the lock without this file.
+            # The folder is being created or removed, and its owner needs the lock.
             return None
         try:
             return FileLock(folder / ".lock", what=f"the spool of session {session}")
@@ -490,7 +490,7 @@ class Spool:
         return None
 
     def _read(self, folder: Path, lock: FileLock, session: uuid.UUID) -> SessionSpool | None:
-        # Killed before session.json was complete: nothing was spooled yet.
+        # An incomplete session.json: its process was killed before anything was spooled.
         with contextlib.suppress(Corrupt, SpecError):
             spooled = read_session(folder)
             return SessionSpool(
@@ -552,7 +552,7 @@ class UnackedFrames:
         entry.spool.done(entry, arrived=arrived)
 
     def drop_oldest(self, disk_bytes: int, memory_bytes: int) -> list[SpooledFrame]:
-        """Drop the oldest data until this much disk and memory is free; returns the entries."""
+        """Drop the oldest data until this much disk and memory is freed; returns the entries."""
         dropped: list[SpooledFrame] = []
         for entry in self:
             if disk_bytes <= 0 and memory_bytes <= 0:

@@ -20,7 +20,7 @@ def strict_json(raw: bytes | str) -> Any:
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8", "strict")
         value = _STRICT.decode(text)
-        # Searched only where one is possible: the search takes longer than parsing the JSON.
+        # Other texts cannot contain a surrogate; the search takes longer than parsing the JSON.
         if ("\\u" in text or not text.isascii()) and _SURROGATE.search(text):
             canonical_json(value)  # raises for a lone surrogate, which cannot be encoded
         return value
@@ -31,12 +31,12 @@ def strict_json(raw: bytes | str) -> Any:
 def _no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key appears twice")
+        raise ValueError("a key appears twice in the same object")
     return fields
 
 
 def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not allowed")
+    raise ValueError(f"{text} is not allowed; numbers must be finite")
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")

@@ -8,7 +8,7 @@ UnderstudyError
 ├── Refused            a frame or chunk was rejected, with a reason code (sender)
 ├── PositionGone       a stream position was trimmed (no fault: continue from `earliest`)
 ├── ClaimLost          another owner or a newer epoch holds the partition (operator, retry helps)
-├── Fenced             a newer learner releases this game's models; this one must stop (operator)
+├── Fenced             a newer learner releases this game's models; the older must stop (operator)
 ├── Locked             another process holds the folder (operator, retry helps)
 ├── StorageFull        the disk is full; nothing was acknowledged (operator, retry helps)
 ├── StorageFailed      the disk failed a write; reopen to recover (operator)
@@ -17,7 +17,7 @@ UnderstudyError
 ├── Corrupt            stored bytes do not match their checksum (operator)
 ├── LinkFailed         the platform was unreachable or rejected a whole request
 │                      (operator, retry helps)
-├── ServerFailed       a server for tests and development could not be fetched, started or called
+├── ServerFailed       a server for tests and development could not be fetched or started, or died
 │                      (operator)
 ├── GameFailed         an env raised or returned values outside its spaces (the game's author)
 ├── LearningFailed     a run cannot continue, even from a checkpoint (caller)
@@ -70,7 +70,9 @@ class PositionGone(UnderstudyError):
     blame: Blame = "none"
 
     def __init__(self, position: str, *, earliest: str | None) -> None:
-        super().__init__(f"position {position} was trimmed; the earliest available is {earliest}")
+        super().__init__(
+            f"position {position} was trimmed; continue from {earliest or 'the earliest record'}"
+        )
         self.position = position
         self.earliest = earliest
 
@@ -87,7 +89,7 @@ class ClaimLost(UnderstudyError):
 
 
 class Fenced(UnderstudyError):
-    """A newer learner has taken over; the model of this one was not released."""
+    """A newer learner has taken over this game; the older learner's model was not released."""
 
     blame: Blame = "operator"
 
@@ -125,7 +127,10 @@ class Corrupt(UnderstudyError):
 
 
 class LinkFailed(UnderstudyError):
-    """A whole request failed without loss; `code` is stable, `retry_after_s` is the server's."""
+    """A whole request failed; nothing is lost, and it can be repeated.
+
+    `code` is stable; `retry_after_s` is the wait that the server asked for, 0 if none.
+    """
 
     retry_helps = True
     blame: Blame = "operator"
@@ -139,7 +144,7 @@ class LinkFailed(UnderstudyError):
 class ServerFailed(UnderstudyError):
     """A server for tests and development could not be fetched or started, or died.
 
-    The message includes its last output.
+    The message includes the server's last output, if there is any.
     """
 
     blame: Blame = "operator"
@@ -150,7 +155,7 @@ class GameFailed(UnderstudyError):
 
 
 class LearningFailed(UnderstudyError):
-    """A run cannot continue: restoring does not repair its weights, or actor and learner differ."""
+    """A run cannot continue, such as when updates stay non-finite after restoring a checkpoint."""
 
 
 class Closed(UnderstudyError):

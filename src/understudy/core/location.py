@@ -79,7 +79,7 @@ class Location:
         return int(text)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """An option as true or false."""
+        """An option as a boolean; ConfigError if it is neither true nor false."""
         text = self.options.get(name, "true" if default else "false").lower()
         if text not in ("true", "false"):
             raise ConfigError(f"{name} of {self.scheme}:// is {text!r}; give true or false")
@@ -98,7 +98,10 @@ def parse_location(text: str) -> Location:
         raise ConfigError(f"{text[:80]!r} is not the address of a backend; write it as {_FORM}")
     names = [name for name, _ in options]
     if len(set(names)) < len(names):
-        raise ConfigError(f"an option of {split.scheme}:// is given twice; give it once")
+        raise ConfigError(
+            f"option {max(names, key=names.count)!r} of {split.scheme}:// is given twice; give it "
+            "once"
+        )
     return Location(split.scheme.lower(), hosts, unquote(split.path.strip("/")), dict(options))
 
 
@@ -158,9 +161,9 @@ _FROM_THE_NETWORK = ("container-role", "iam-role")
 def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region: str = "") -> Any:
     """A botocore session; ConfigError if the named credentials file or profile has no keys.
 
-    A named credentials file or profile is the only source. Without either, botocore's chain
-    applies: the environment, the shared files, and the role of the machine, which is requested with
-    the first call and not here.
+    If a credentials file or profile is named, keys come only from there. Otherwise they come from
+    botocore's chain: the environment, the shared files, and the role of the machine. The role's
+    keys are not requested here but with the first call.
     """
     try:
         import botocore.session
@@ -206,7 +209,7 @@ def source_of_keys(*, credentials: str, profile: str) -> str:
 
 
 def check_endpoint(endpoint: str, *, insecure: bool) -> None:
-    """Raise ConfigError unless this is a server's URL and plain HTTP stays on this machine."""
+    """Raise ConfigError for an invalid URL, or http:// to another machine without `insecure`."""
     try:
         split = urlsplit(endpoint)
         host = split.hostname or ""
@@ -223,8 +226,8 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
         )
     if split.scheme == "http" and not insecure and not is_loopback(host):
         raise ConfigError(
-            f"endpoint {server} is plain http on another machine; give https://, or insecure=true "
-            "on a private network"
+            f"endpoint {server} would send requests to another machine unencrypted; give https://, "
+            "or insecure=true on a private network"
         )
 
 

@@ -102,9 +102,10 @@ _REMEDIES = {
 def storage_error(
     error: OSError, doing: str, *, then: str = "try again"
 ) -> StorageFull | StorageFailed:
-    """The error for a failed write: the disk is full (a retry helps), or what to fix before `then`.
+    """Return StorageFull if the disk is full, else StorageFailed; the message says what to fix.
 
-    `doing` names what failed.
+    `doing` names the failed action, such as `writing x.log`; `then` is the advice that follows the
+    fix.
     """
     why = error.strerror or str(error)
     if error.filename is not None:
@@ -138,11 +139,11 @@ class LogFile:
     def append(self, parts: Sequence[bytes | memoryview]) -> "Entry":
         """Write one entry that consists of these parts and sync it.
 
-        StorageFull leaves the file unchanged. After StorageFailed the last entry may or may not be
-        stored: start a new file.
+        After StorageFull, the entry is not stored, and the call may be repeated. After
+        StorageFailed, it may or may not be stored: continue in a new file.
         """
         if self._descriptor is None:
-            raise Closed(f"log {self.path.name} is closed")
+            raise Closed(f"log {self.path.name} is closed; open a new one to append")
         if self._failed:
             raise StorageFailed(self._failed)
         payload = b"".join(parts)
@@ -238,7 +239,7 @@ class LogReader:
             entry = self.at(entry.end)
 
     def next_readable(self, start: int) -> int | None:
-        """The offset of the next readable entry after damage at `start`; None for a torn end."""
+        """The offset of the next readable entry after damage at `start`; None if there is none."""
         size = self.size_bytes
         at = start + 1
         while at < size:
@@ -392,7 +393,7 @@ class FileLock:
     """Holds a lock file from construction to close; Locked if another process holds it."""
 
     def __init__(self, path: Path, *, what: str, timeout_s: float = 0.0) -> None:
-        """Retry for up to `timeout_s`, since other processes take the lock briefly to probe it."""
+        """Retry for up to `timeout_s`; `is_locked` in another process holds the lock briefly."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(
             path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600

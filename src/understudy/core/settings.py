@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A number that moves linearly from `start` to `end` by share `until` of a run, then stays."""
+    """A number that moves linearly from `start` to `end` in the first share `until` of a run."""
 
     start: float
     end: float
@@ -59,7 +59,7 @@ class Range:
     high: float
     description: str
     choices: tuple[str, ...] = ()
-    """The allowed texts; empty for any."""
+    """The allowed texts; empty if every text is allowed."""
 
 
 def setting(
@@ -132,8 +132,9 @@ def resolve(
 ) -> Resolved[T]:
     """Read settings from flags, environment, file and defaults; a flag of None counts as absent.
 
-    `instead` may replace a value before it is checked. `saved` is called before a default is used,
-    with the values so far; it returns a value and its origin, or None.
+    `instead` gets the name and value of a setting and returns the value to check. `saved` is called
+    before a default is used, with the name and all values so far; it returns a value and its
+    origin, or None.
     """
     environ = os.environ if environ is None else environ
     fields = list(leaves(kind))
@@ -158,7 +159,7 @@ def resolve(
 def find_value(
     leaf: Leaf, flags: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[Any, str] | None:
-    """Find a value in a flag, a variable or the file that a variable names; with its origin."""
+    """A setting's value from a flag, a variable or the file it names, and the origin; else None."""
     if flags.get(leaf.name) is not None:
         return flags[leaf.name], f"flag --{leaf.name.rpartition('.')[2].replace('_', '-')}"
     if leaf.variable in environ:
@@ -272,7 +273,7 @@ def check_names(tree: Mapping[str, Any], fields: Sequence[Leaf], *, where: str) 
 
 
 def _check_variables(environ: Mapping[str, str], fields: Sequence[Leaf]) -> None:
-    """Reject unknown variables of a table; others may belong to games, such as UNDERSTUDY_URL."""
+    """Reject unknown variables of a settings table; others may be for games (UNDERSTUDY_URL)."""
     names = [leaf.variable for leaf in fields]
     tables = tuple(
         {f"{leaf.prefix}{leaf.name.split('.')[0].upper()}_" for leaf in fields if "." in leaf.name}
@@ -297,7 +298,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = False) -> Any:
     """Convert a value to its setting's type; ConfigError states the value, its origin and the fix.
 
-    A schedule is allowed only if it `may_move`.
+    A schedule is allowed only with `may_move`.
     """
     name = leaf.name
     default = leaf.default
@@ -315,10 +316,12 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
             value = Schedule(**{key: float(number) for key, number in value.items()})
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{name} is {dict(value)}{by}; a schedule has start, end and until"
+                f"{name} is {dict(value)}{by}; give numbers: a schedule has start, end and until"
             ) from None
     if isinstance(value, Schedule) and not may_move:
-        raise ConfigError(f"{name} is a schedule{by}; it is fixed for a run, so give one value")
+        raise ConfigError(
+            f"{name} is a schedule{by}; this setting is fixed for a run, so give one value"
+        )
     about = f": {limits.description}" if limits and limits.description else ""
     if expected := _expected_type(value, default, may_move=may_move):
         raise ConfigError(f"{name} is {mask_secrets(value)!r}{by}; give {expected}{about}")
@@ -336,7 +339,7 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
 
 
 def _expected_type(value: Any, default: Any, *, may_move: bool) -> str:
-    """The expected type, in words, of a value that does not have it; empty if it does."""
+    """The expected type in words if the value has another type, else an empty text."""
     match default:
         case bool():
             return "" if isinstance(value, bool) else "true or false"
@@ -365,7 +368,7 @@ def _expected_type(value: Any, default: Any, *, may_move: bool) -> str:
 
 
 def mask_secrets(value: Any) -> Any:
-    """The value with names and passwords inside a URL replaced by stars."""
+    """The value; if it is a URL, its user, password and query are replaced by stars."""
     if not isinstance(value, str) or "://" not in value:
         return value
     return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
@@ -381,7 +384,7 @@ def toml_text(value: Any) -> str:
 
 
 def load_object(path: str, *, what: str, known: Iterable[str] = ()) -> Any:
-    """Import what a path names; ConfigError suggests the nearest of the known short names."""
+    """Import the object at `module:attribute`; ConfigError suggests the nearest `known` name."""
     module, _, attribute = path.partition(":")
     if not attribute:
         names = sorted(known)

@@ -66,8 +66,8 @@ class Signer:
         raw = canonical_json(signed)
         if len(raw) > MAX_SIGNED_BYTES:
             raise ConfigError(
-                f"the document has {len(raw)} bytes when signed; give one of at most "
-                f"{MAX_SIGNED_BYTES}"
+                f"the signed document has {len(raw)} bytes; sign a smaller one, of at most "
+                f"{MAX_SIGNED_BYTES} bytes with its signature"
             )
         return raw
 
@@ -95,7 +95,7 @@ def open_signed(raw: bytes, trusted: Trusted) -> dict[str, Any]:
             f"signed by key {name[:16]!r}, which is not one of the {len(trusted)} trusted keys",
         )
     if not _is_valid(public, document["signature"], _PREFIX + canonical_json(entry)):
-        raise Refused("bad_signature", f"the signature of {name} does not match the entry")
+        raise Refused("bad_signature", f"the signature by key {name} does not match the entry")
     return entry
 
 
@@ -133,8 +133,8 @@ def trusted_keys(*texts: str) -> dict[str, bytes]:
             raw = b""
         if not text.startswith(_KIND) or len(raw) != KEY_BYTES:
             raise ConfigError(
-                f"{text[:60]!r} is not a public key; give one as {_KIND}BASE64, such as "
-                "`understudy up` prints"
+                f"{text[:60]!r} is not a public key; give one as {_KIND}BASE64, as in the files of "
+                "models/trust in the platform's data folder"
             )
         keys[key_id(raw)] = raw
     return keys

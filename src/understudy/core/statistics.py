@@ -37,7 +37,7 @@ def bootstrap(
 ) -> Estimate:
     """A figure over all groups (seeds, runs), with an interval from resampling groups and values.
 
-    With fewer than 5 groups there is no interval: so few seeds do not generalise to others.
+    With fewer than 5 groups there is no interval: so few say too little about other seeds.
     """
     samples = [_checked(group) for group in groups]
     value = figure(np.concatenate(samples))

@@ -1,8 +1,9 @@
 """safetensors bytes, written canonically and read strictly.
 
-The library's writer returns different bytes for equal content and writes strided arrays wrongly;
-its reader accepts duplicate names, invalid booleans and extra keys. Both matter here, so this
-module writes and reads the format itself.
+The writer of the `safetensors` package returns different bytes for equal content and writes strided
+arrays wrongly; its reader accepts duplicate names, invalid booleans and extra keys. Here, hashes
+and deduplication need equal bytes, and clients are not trusted, so this module writes and reads the
+format itself.
 """
 
 import math
@@ -104,11 +105,15 @@ def decode(
         start, end = entry["data_offsets"]
         if start != at:
             raise Refused(
-                "bad_tensors", f"{name!r} starts at {start}; the previous one ends at {at}"
+                "bad_tensors",
+                f"{name!r} starts at {start}; expected {at}, the end of the one before",
             )
         at = end
     if 8 + length + at != len(raw):
-        raise Refused("bad_tensors", f"tensors end at {at} of {len(raw) - 8 - length} bytes")
+        raise Refused(
+            "bad_tensors",
+            f"tensors end at {at} of {len(raw) - 8 - length} bytes; expected none after them",
+        )
     columns = {}
     for name, entry in fields.items():
         dtype = DTYPES[entry["dtype"]]
@@ -152,10 +157,16 @@ def _check_entry(name: str, fields: Any) -> None:
         or not _counts(offsets)
         or len(offsets) != 2
     ):
-        raise Refused("bad_tensors", f"{name!r} has a bad shape or data_offsets")
+        raise Refused(
+            "bad_tensors",
+            f"{name!r} must have at most {MAX_DIMENSIONS} dimensions, and two whole numbers "
+            "from 0 as data_offsets",
+        )
     if dtype.itemsize * math.prod(shape) != offsets[1] - offsets[0]:
         raise Refused(
-            "bad_tensors", f"{name!r} has {offsets[1] - offsets[0]} bytes for shape {shape}"
+            "bad_tensors",
+            f"{name!r} has {offsets[1] - offsets[0]} bytes; shape {shape} of "
+            f"{fields['dtype']} needs {dtype.itemsize * math.prod(shape)}",
         )
 
 

@@ -1,7 +1,7 @@
 """Server packages with pinned versions, the tools that they need, and the cache of downloads.
 
-Servers are downloaded by the package managers of their ecosystems: Maven, npm, Go. Each is resolved
-in a temporary folder and renamed when it is complete; `files.json` in it lists every file with size
+Servers are downloaded by the package managers of their ecosystems: Maven, npm, Go. Each goes into a
+temporary folder, which is renamed when it is complete; its `files.json` lists every file with size
 and SHA-256. Sizes are compared before every start, digests by `fetch`.
 """
 
@@ -70,7 +70,7 @@ _PARTS = {
     "npm": re.compile(r"http fetch GET 200 \S*/(\S+)"),
     "go": re.compile(r"(?:go: downloading )?([a-z0-9.-]+/\S+)"),
 }
-"""How each tool reports a downloaded part."""
+"""Pattern of the lines in which each tool reports a downloaded file."""
 
 OnPart = Callable[[str], None]
 
@@ -83,7 +83,7 @@ def find(tool: str) -> Path | None:
 
 
 def must_find(tool: str) -> Path:
-    """The path of a program that was found before."""
+    """The path of an installed program; FileNotFoundError with the next step if it is missing."""
     path = find(tool)
     if path is None:
         raise FileNotFoundError(missing(tool))
@@ -122,7 +122,7 @@ def _java_release(path: Path) -> int | None:
 
 
 def client_problem(module: str) -> str | None:
-    """Why a server's client package cannot be used: it is not installed; None if it is."""
+    """The missing client package of a server and how to install it; None if it is installed."""
     package, extra = _CLIENTS[module]
     return (
         None
@@ -146,7 +146,7 @@ def server_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A downloadable server: a version, the tool that resolves it, and the tool's package names."""
+    """A downloadable server: its version, the tool that downloads it, and its package names."""
 
     version: str
     tool: str
@@ -154,13 +154,14 @@ class Package:
     size_mib: int
 
     def problem(self) -> str | None:
-        """Why it cannot be resolved here; None if the tool is installed."""
+        """Why the package cannot be downloaded on this machine; None if its tools are installed."""
         return next((missing(tool) for tool in _NEEDS[self.tool] if not find(tool)), None)
 
     def resolve(self, into: Path, on_part: OnPart) -> None:
-        """Download it into an empty folder, reporting each part; errors contain the tool's output.
+        """Download the package into an empty folder; `on_part` is called with each file's name.
 
-        The tools cache what they have downloaded: another attempt resumes from there.
+        ServerFailed contains the tool's output. The tools cache what they have downloaded, so
+        another attempt resumes from there.
         """
         if self.tool == "mvn":
             dependencies = "".join(_DEPENDENCY.format(*name.split(":")) for name in self.names)
@@ -218,7 +219,7 @@ class Package:
                     errors += [line] if _ERROR.match(line) and len(errors) < _SHOWN_LINES else []
                     if part := _PARTS[self.tool].search(line):
                         on_part(part[1])
-                child.wait()  # the timer ends it
+                child.wait()  # the timer kills a process that hangs
             except BaseException:
                 end()
                 raise
@@ -252,7 +253,7 @@ PACKAGES = {
 
 
 def cache_root() -> Path:
-    """The cache folder: UNDERSTUDY_SERVERS_CACHE, else a folder of the user's cache."""
+    """The cache folder: UNDERSTUDY_SERVERS_CACHE, else a folder in the user's cache folder."""
     if folder := os.environ.get("UNDERSTUDY_SERVERS_CACHE"):
         return Path(folder).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -280,7 +281,7 @@ def cached(name: str) -> Path | None:
 def fetch(
     name: str, *, package: Package | None = None, on_part: OnPart = lambda part: None
 ) -> bool:
-    """Resolve a server into the cache; False if it was cached and every byte is correct."""
+    """Download a server into the cache; False if it is already there and every byte is correct."""
     package = package or PACKAGES[name]
     place = cache_folder(name)
     try:
@@ -299,7 +300,7 @@ def fetch(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
                 f"no disk space for {name} ({package.size_mib} MiB) in {place.parent}: {error}; "
-                "free some, or set UNDERSTUDY_SERVERS_CACHE to another folder"
+                "free some space, or set UNDERSTUDY_SERVERS_CACHE to another folder"
             ) from None
         raise
 

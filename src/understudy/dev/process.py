@@ -1,8 +1,8 @@
-"""One server process: it ends with its parent, and is identified by more than its pid.
+"""A server process, which ends with its parent and is identified by pid and start time.
 
 A small watcher process runs in the server's process group and reads a pipe that the parent holds.
 When the parent dies, for whatever reason, the pipe closes and the watcher kills the server. A line
-on the pipe ends the watcher.
+on the pipe ends the watcher, so that the server outlives the parent.
 
 Ports are free ones on loopback, outside the ephemeral range: a client that keeps connecting to a
 port of that range while its server is down can connect to itself, and then holds the port when the
@@ -24,9 +24,9 @@ from pathlib import Path
 from understudy.core.errors import ConfigError
 
 HOST = "127.0.0.1"
-# `$$` is the shell that becomes the server, also inside the watcher, whose input the shell would
-# otherwise redirect. The subshell around the watcher orphans it, so that the server has no child
-# that it never reaps.
+# `$$` is the pid of the shell that becomes the server, also inside the watcher. The watcher reads
+# descriptor 3, since a shell redirects the standard input of background commands. The subshell
+# around the watcher orphans it, so that the server has no child that it never reaps.
 _LAUNCH = 'exec 3<&0 </dev/null; ((read -r _ <&3 || kill -9 "$$") &); exec 3<&-; exec "$@"'
 _POLL_S = 0.02
 _GONE_S = 30.0
@@ -105,7 +105,7 @@ class Process:
 
     def kill(self) -> None:
         """Kill its process group with SIGKILL; returns when it has ended."""
-        # The group of a dead process is certain to be its own only while the watcher is in it.
+        # Once it has ended, another group may have its id, unless the watcher is still in it.
         if self._gate >= 0 or self.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -170,8 +170,8 @@ def free_ports(names: Sequence[str]) -> dict[str, int]:
         if port not in ports.values() and is_free(port):
             ports[names[len(ports)]] = port
     raise ConfigError(
-        f"no {len(names)} free ports on {HOST} between {_PORTS.start} and {_PORTS.stop}; stop "
-        "programs that listen there"
+        f"fewer than {len(names)} free ports were found on {HOST} between {_PORTS.start} and "
+        f"{_PORTS.stop}; stop programs that listen there"
     )
 
 

@@ -2,7 +2,7 @@
 
 Kinesis has two: `kinesis-local` reshards like the real one, `kinesalite` is much faster. Neither
 checks credentials. Both would listen on every address of the machine; a script that Node loads
-first restricts them to loopback. S3 is versitygw on a folder, or moto in memory if Go is missing.
+first restricts them to loopback. S3 is versitygw on a folder, or moto in memory without versitygw.
 """
 
 import contextlib
@@ -76,13 +76,14 @@ class Recipe:
     probe: Callable[[ServerFolder], None]
     """Send a real request; raises the client's error while the server does not respond."""
     initialise: Callable[[ServerFolder], None] = lambda place: None
-    """Set it up once it responds, once per data folder; must be idempotent."""
+    """Set the server up once it responds: once per data folder, or after every start if it keeps no
+    data. Must be idempotent."""
 
 
 # Apache Cassandra: one node with passwords; a write is acknowledged when its commit log is synced.
 
 _DEFAULT_ROLE = "cassandra"
-"""The superuser that a new node creates, and its password."""
+"""Both the name and the password of the superuser that a new node creates."""
 
 _CASSANDRA_YAML = """\
 cluster_name: understudy
@@ -271,7 +272,7 @@ _LOG4J = """\
 def prepare_kafka(place: ServerFolder) -> None:
     settings = place.folder / "server.properties"
     data = place.folder / "data"
-    # Paths in it are relative: Kafka would split them at commas, and misread non-ASCII characters.
+    # Paths in the file are relative: Kafka splits at commas and misreads non-ASCII characters.
     text = _KAFKA_PROPERTIES.format(host=HOST, **place.ports, **place.credentials)
     with os.fdopen(os.open(settings, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
@@ -303,7 +304,7 @@ def prepare_kafka(place: ServerFolder) -> None:
         )
         if done.returncode != 0:
             raise ServerFailed(
-                f"kafka could not format its data folder {data}; output:\n"
+                f"kafka could not format its data folder {data}; correct what its output reports:\n"
                 f"{done.stdout[-2000:].strip()}"
             )
 
@@ -446,7 +447,7 @@ def _prepare_versity(place: ServerFolder) -> None:
 
 
 def _launch_versity(place: ServerFolder) -> Launch:
-    # Object metadata are stored in extended file attributes if the file system supports them.
+    # Object metadata are stored in extended file attributes, or in a folder if those are missing.
     facts: list[str | Path] = ["--sidecar", place.folder / "facts"]
     probe = place.folder / ".attributes"
     probe.touch()

@@ -44,7 +44,7 @@ _STOP_S = 30.0
 _AGAIN_S = 0.1
 _LAST_LINES = 12
 _OTHER_START_S = 600.0
-"""Longer than any start."""
+"""How long to wait for another start or stop of the same server; longer than either takes."""
 _USER = "understudy"
 _REGION = "us-east-1"
 _AWS_KEYS = ("access_key_id", "secret_access_key")
@@ -88,7 +88,7 @@ def unavailable_reason(name: str) -> str | None:
 
 
 def is_ready(name: str) -> bool:
-    """Whether it can start without a download."""
+    """Whether a server can start without a download."""
     return cached(name) is not None or (name == "s3" and uses_moto())
 
 
@@ -107,7 +107,7 @@ class Server:
         self.credentials_file = place.credentials_file
         """The same as a file that only its owner can read."""
         self.log = place.folder / "log"
-        """The output of all its starts."""
+        """The log file, with the output of all starts."""
         self._recipe = recipe_of(name)
         self._process = process
 
@@ -183,7 +183,8 @@ def start(name: str, folder: Path, *, ports: Mapping[str, int] | None = None) ->
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
-                f"no disk space for {name} in {folder}: {error}; free some, or give another folder"
+                f"no disk space for {name} in {folder}: {error}; free some space, or give another "
+                "folder"
             ) from None
         raise
 
@@ -227,7 +228,7 @@ def _run(name: str, recipe: Recipe, place: ServerFolder) -> Process:
         log=place.folder / "log",
     )
     try:
-        # If the welcome was interrupted, it is repeated.
+        # The file marks that `initialise` has finished; if it was interrupted, it runs again.
         welcomed = place.folder / "welcomed"
         if not (recipe.keeps_data and welcomed.exists()):
             _retry_until_success(name, process, place, recipe.initialise)
@@ -299,7 +300,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 def is_server_folder(name: str, folder: Path) -> bool:
     """Whether a server of this name created this folder; False for an empty one.
 
-    ConfigError if it contains files of others.
+    ConfigError if it contains files that no server of this name created.
     """
     state = read_state(folder)
     if state is not None and state["name"] == name:
@@ -411,7 +412,7 @@ def _lock(name: str, folder: Path) -> FileLock:
 
 
 def new_credentials(*, is_aws: bool) -> dict[str, str]:
-    """New random credentials."""
+    """New random credentials: AWS keys and a region, or a username and a password."""
     if is_aws:
         return {
             "access_key_id": "LOCAL" + secrets.token_hex(8).upper(),
@@ -422,7 +423,7 @@ def new_credentials(*, is_aws: bool) -> dict[str, str]:
 
 
 def write_credentials(path: Path, credentials: Mapping[str, str]) -> None:
-    """Write them as an AWS shared-credentials file, or as TOML with username and password."""
+    """Write an AWS shared-credentials file, or a TOML file with username and password."""
     if "access_key_id" in credentials:
         lines = [
             "[default]",

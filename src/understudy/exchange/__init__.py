@@ -1,1 +1,1 @@
-"""Export and import of stored data: Parquet, Minari, and the original pipeline's records."""
+"""Export and import of Parquet and Minari; import of the original pipeline's records."""

@@ -28,7 +28,7 @@ _TRIES = 3
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _MOST_PLAYERS = 8
-"""Up to this many players, sessions are queried player by player; above it, all are read."""
+"""Up to this many players are queried one by one; for more, all sessions of the game are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Destination:
     data: DataFolder
     config: Config = field(default_factory=Config)
     wait_s: float = 60.0
-    """How long to wait without progress for the ingest of a remote store."""
+    """How long to wait for the ingest of a remote store while it stores nothing new."""
 
     def specs(self, game: GameName) -> Sequence[GameSpec]:
         """Return a game's registered specs."""
@@ -50,7 +50,7 @@ class Destination:
         ]
 
     def open_target(self, clock: Clock) -> "ImportTarget":
-        """Return the target that stores frames, or waits until another process stored them."""
+        """Return the target, which stores frames or waits until another process has stored them."""
         if not self.config.store.url:
             return LocalTarget(self.data, self.config)
         store = open_store(
@@ -62,7 +62,7 @@ class Destination:
         return open_deployment(self.data, models=self.config.models.url).registry
 
     def next_step(self) -> str:
-        """Return the advice for steps that are in the stream and not stored."""
+        """Return advice for the case that steps are in the stream, but not stored."""
         root = self.data.root
         if is_locked(root / "ingest.lock"):
             return (
@@ -81,7 +81,7 @@ class LocalTarget:
     """The data folder's own store, written by ingest in this process or in another one."""
 
     is_remote = False
-    """Whether the store is on other machines; a local one shows everything sent after settle()."""
+    """Whether the store is on other machines; a local one is complete after wait_until_stored."""
 
     def __init__(self, data: DataFolder, config: Config) -> None:
         self._data = data
@@ -114,7 +114,7 @@ class LocalTarget:
             self._role.step()
 
     def wait_until_stored(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
-        """Wait until all frames of the stream, of any game, are stored; Locked without ingest."""
+        """Wait until all frames in the stream are stored; Locked if no process can store them."""
         for _ in range(_TRIES):
             if self._role is not None:
                 self._role.service.drain()
@@ -136,14 +136,14 @@ class LocalTarget:
 
 
 class RemoteTarget:
-    """A store on other machines, written only by ingest, for which an import waits."""
+    """A store on other machines, which only ingest writes; an import waits for ingest."""
 
     ingests_here = False
     is_remote = True
     refusals: Mapping[str, int] = {}
 
     def __init__(self, store: FullStore, *, clock: Clock, wait_s: float) -> None:
-        """`wait_s`: how long to wait without progress."""
+        """`wait_s`: how long to wait while nothing new is stored."""
         self._store = store
         self._clock = clock
         self._wait_s = wait_s
@@ -155,7 +155,10 @@ class RemoteTarget:
         """Do nothing: ingest runs in another process."""
 
     def wait_until_stored(self, game: str, sent: Mapping[uuid.UUID, bytes]) -> None:
-        """Wait until these sessions (with players' pseudonyms) are closed or progress stops."""
+        """Wait until the sessions in `sent` are closed, or nothing new was stored for `wait_s`.
+
+        `sent` has the pseudonym of each session's player.
+        """
         waiting = dict(sent)
         steps = dict[uuid.UUID, int]()
         quiet_s = self._clock.monotonic()

@@ -33,8 +33,8 @@ OnSteps = Callable[[int, int], None]
 """Called with the number of steps done and the total."""
 
 _SHORT_PAGES = 3
-"""A copy ends after this many pages that are not full, since no page may be empty while another
-process writes."""
+"""A copy ends after this many pages that are not full: while another process writes, it may never
+read an empty page."""
 
 
 def import_extra(module: str) -> Any:
@@ -118,8 +118,8 @@ class ExportedChunks:
             f"{steps} steps with consent {name}" for name, steps in sorted(self.left_out.items())
         )
         return (
-            f"nothing to export for {self.spec.game}: left out {omitted or 'nothing'}; pass other "
-            "consents with --consent"
+            f"nothing to export for {self.spec.game}: left out {omitted or 'erased steps'}; pass "
+            "other consents with --consent"
         )
 
 
@@ -173,10 +173,11 @@ def open_history(
 def local_copy(
     store: ExperienceStore, specs: Specs, export_filter: ExportFilter, *, beside: Path
 ) -> Iterator["StoreView"]:
-    """Copy a remote store to a folder next to `beside`, which is removed when the block ends.
+    """Yield a view of a temporary local copy of a remote store, in a folder next to `beside`.
 
-    An export reads session by session, which a remote store does not support. Raises StorageFailed
-    if the copy lacks chunks of the store: its export would look complete.
+    An export reads session by session, which a remote store does not support. The copy has the
+    chunks of the filter's game and schema. Raises StorageFailed if it lacks one: the export would
+    be incomplete without notice.
     """
 
     def matches(meta: ChunkMeta) -> bool:

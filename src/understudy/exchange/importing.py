@@ -1,8 +1,9 @@
-"""Importing: sends chunks of files the way a game's go, through link, stream and ingest, each once.
+"""Importing: sends the chunks of files through link, stream and ingest, as a game does, each once.
 
-A session keeps the random part of its id, or gets one derived from its content; its time becomes
-that of the import if the session is too old to be accepted. Sessions that were imported before, or
-recorded here, are therefore found in the store and left out, and an interrupted import resumes.
+A session's id has a time and a random part. An import keeps the random part, or derives it from the
+content if the file has no ids, and replaces the time if the session is too old to be accepted. So
+it finds sessions in the store that were imported before or recorded here, and leaves them out, and
+an interrupted import resumes.
 """
 
 import uuid
@@ -41,7 +42,7 @@ UNKNOWN_PLAYER = player_name("imported")
 
 SEND_BYTES = 4 * 1024 * 1024
 SEND_TRIES = 8
-"""Attempts to send frames to a busy or unreachable stream; the last ones are seconds apart."""
+"""Attempts to send frames to a busy or unreachable stream, with growing pauses between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Imported:
     """Steps that are new in the store."""
     there_sessions: int
     there_steps: int
-    """Steps that were in the store before, so left out."""
+    """Steps that were already in the store, so they were left out."""
     refused_steps: int
     waiting_steps: int
     """Steps that are durable in the stream, but not visible in a remote store yet."""
@@ -79,7 +80,10 @@ def import_files(
     clock: Clock | None = None,
     on_steps: OnSteps | None = None,
 ) -> Imported:
-    """Store every step of the files that is not stored yet; nothing if one file is invalid."""
+    """Store every step of the files that is not stored yet.
+
+    Raises ConfigError before anything is stored if a file is invalid.
+    """
     clock = clock or SystemClock()
     surveys = [survey(file, on_steps) for file in files]
     spec = files[0].spec
@@ -93,9 +97,8 @@ def import_files(
     root = place.data.root
     lock = FileLock(root / "import.lock", what="an import into this folder")
     with lock, closing(place.open_target(clock)) as target:
-        target.wait_until_stored(
-            spec.game, {}
-        )  # frames that an interrupted import sent count as stored
+        # Frames that an interrupted import sent are then in the store.
+        target.wait_until_stored(spec.game, {})
         unfinished_imports = UnfinishedImports(root)
         key = deployment_key(root)
         now_s = clock.now()
@@ -104,7 +107,7 @@ def import_files(
         players = {plan.player: pseudonym(key, spec.game, plan.player) for plan in plans.values()}
         for noise, plan in plans.items():
             if stored_sessions.get(origins.get(noise, -1)) is not None:
-                continue  # recorded here, and exported from here
+                continue  # this session was recorded in this store and exported from it
             earlier = unfinished_imports.sessions.get(noise) if target.is_remote else None
             plans[noise] = assign_session(
                 plan, stored_sessions.get(noise), players[plan.player], now_s=now_s, sent=earlier
@@ -135,7 +138,10 @@ def import_files(
 def _stored_sessions(
     target: ImportTarget, spec: GameSpec, requested: Container[int]
 ) -> dict[int, SessionInfo]:
-    """Return stored sessions by the random part of their ids; of several, the longest."""
+    """Return stored sessions by the random part of their ids.
+
+    If several sessions have the same one, the longest is returned.
+    """
     stored: dict[int, SessionInfo] = {}
     for info in target.sessions(SessionFilter(game=spec.game)):
         noise = random_part_of(info.session)
@@ -185,7 +191,7 @@ def _counted(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The id and player name to import a session with; it is left out without an id."""
+    """The id and player name with which a session is imported; without an id, it is left out."""
 
     owner: int
     """Index of the file that provides the session."""
@@ -235,7 +241,7 @@ def assign_session(
     if info.dropped_steps > outline.missing_steps:
         raise ConfigError(
             f"session {info.session} is stored without {info.dropped_steps} steps that the file "
-            "may have: it was imported from a narrower export; import into another folder, or "
+            "may have: it was imported from a narrower export; import into another data folder, or "
             "erase its player first"
         )
     is_whole = info.n_steps >= outline.steps
@@ -259,7 +265,7 @@ def _must_resume(session: uuid.UUID, stored_player: bytes, player: bytes, now_s:
     if not _may_enter(session, now_s):
         raise ConfigError(
             f"session {session} belongs to an unfinished import that is too old to resume; import "
-            "into another folder, or erase its player first"
+            "into another data folder, or erase its player first"
         )
 
 
@@ -268,7 +274,7 @@ def _may_enter(session: uuid.UUID, now_s: float) -> bool:
 
 
 def accepted_id(origin: uuid.UUID, now_s: float) -> uuid.UUID:
-    """Return the session's own id if it is recent enough, otherwise one with the current time."""
+    """Return the session's id, with the current time if its own is too old to be accepted."""
     if refused_session(origin, entered_s=now_s, oldest_s=SPOOL_S) is None:
         return origin
     return uuid.UUID(int=round(now_s * 1000) << 80 | origin.int & ((1 << 80) - 1))
@@ -334,7 +340,7 @@ def _send_batch(
 def _frames(
     files: Sequence[Incoming], plans: Mapping[int, Plan]
 ) -> Iterator[tuple[Frame | None, PlayerName, int]]:
-    """Yield every frame of the files with its player and steps; None for chunks left out."""
+    """Yield every frame to send with its player and steps; None as the frame of chunks left out."""
     sent: dict[int, int] = {}
     for owner, file in enumerate(files):
         for chunk, _ in file.chunks():

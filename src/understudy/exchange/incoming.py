@@ -50,23 +50,23 @@ class Incoming(Protocol):
     def chunks(self) -> Iterator[tuple[Chunk, PlayerName | None]]:
         """Yield every chunk with its player, if the file names one; called twice.
 
-        A session's chunks are consecutive and in order; only the random part of its id is kept.
+        A session's chunks are consecutive and in order; an import may replace the time in its id.
         Raises ConfigError if the file is invalid.
         """
         ...
 
     def report(self) -> Mapping[str, Any]:
-        """Return further figures, complete once `chunks` was read to its end."""
+        """Return further figures about the file, complete after `chunks` was read to its end."""
         ...
 
 
 def random_part_of(session: uuid.UUID) -> int:
-    """Return the random part of a session's id, which an import keeps if it changes the time."""
+    """Return the random part of a session's id; an import may change only the rest, the time."""
     return session.int & ((0xFFF << 64) | ((1 << 62) - 1))
 
 
 def content_session_id(*parts: bytes | str) -> uuid.UUID:
-    """Return a session id without a time whose random part is a hash of the content."""
+    """Return a session id with time 0, whose random part is a hash of the content."""
     digest = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -106,7 +106,8 @@ class Outline:
         if self.missing and meta.chunk_no >= MAX_REPORT_AHEAD - 1:
             raise Refused(
                 "too_many_gaps",
-                f"chunk number {meta.chunk_no} is too high for a session with gaps",
+                f"chunk number {meta.chunk_no} is too high for a session with gaps; export it "
+                "without a filter",
             )
         if len(self.missing) > MAX_GAPS:
             raise Refused(
@@ -120,7 +121,7 @@ class Outline:
         self.end_step = meta.first_step + meta.n_steps
 
     def is_like(self, other: "Outline") -> bool:
-        """Return whether another file holds the same steps of the session, by their numbers."""
+        """Return whether another file has the same steps of the session, by number only."""
         return (self.steps, self.end_step, self.missing) == (
             other.steps,
             other.end_step,
@@ -131,7 +132,7 @@ class Outline:
 def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Outline]:
     """Check a whole file as ingest will; return its sessions by the random part of their ids.
 
-    ConfigError states the first problem, before anything is stored. `on_steps` gets no total.
+    ConfigError states the first problem, before anything is stored. `on_steps` gets 0 as the total.
     """
     n_steps = 0
     outlines: dict[int, Outline] = {}
@@ -145,7 +146,7 @@ def survey(incoming: Incoming, on_steps: OnSteps | None = None) -> dict[int, Out
             read_meta(chunk.meta.to_metadata())
             check_against_spec(chunk.validate(), incoming.spec)
             if chunk.size_bytes > MAX_BODY_BYTES // 2:
-                chunk.frame()  # rejects a body that is too large once its images are compressed
+                chunk.frame()  # rejects a body that is too large even when compressed
             outline.add(chunk)
         except Refused as refused:
             where = f"session {chunk.meta.session}, step {chunk.meta.first_step}"

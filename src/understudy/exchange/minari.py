@@ -59,7 +59,7 @@ _PLAIN = ("row", "is_first", "reward", "terminated", "truncated")
 
 
 def gym_space(leaves: Mapping[str, Space]) -> spaces.Space[Any]:
-    """Return the single space, or a nested Dict of spaces with dotted paths."""
+    """Return a game's spaces as one Gymnasium space: the single one, or a Dict nested by path."""
     for path in leaves:
         if any(other.startswith(f"{path}.") for other in leaves):
             raise ConfigError(
@@ -140,7 +140,10 @@ def write_minari(
         if not n_episodes:
             reasons = ", ".join(f"{count} {why}" for why, count in omitted.items() if count)
             raise ConfigError(
-                f"no episode is complete ({reasons})" if reasons else history.why_empty()
+                f"no episode is complete ({reasons}); export to Parquet, which includes parts of "
+                "episodes"
+                if reasons
+                else history.why_empty()
             )
         storage.update_episode_metadata(facts)
         storage.update_metadata(
@@ -221,7 +224,7 @@ def _whole_episodes(
         for note, (start, end) in zip(meta.episodes, bounds, strict=True):
             part = {name: rows[start:end] for name, rows in chunk.columns.items()}
             if part["is_first"][0]:
-                # An episode that was open at the end of its chunk was not continued.
+                # The previous chunk ended inside an episode that was never continued.
                 counts["cut"] += bool(parts)
                 parts = [part]
                 has_no_beginning = False
@@ -303,7 +306,7 @@ class MinariDataset:
         self.spec = self._spec(metadata.get(SPEC_KEY), game)
 
     def _spec(self, own: Any, game: GameName | None) -> GameSpec:
-        """Return the spec in the metadata of our own exports, or one for the dataset's spaces."""
+        """Return the spec that our export wrote to the metadata, or one created from the spaces."""
         if isinstance(own, str):
             try:
                 spec = spec_from_json(own)
@@ -380,8 +383,8 @@ class MinariDataset:
             )
         if (terminated | truncated)[:-1].any():
             raise Refused("bad_rows", "it has steps after it was terminated or truncated")
-        # Optional columns that our export wrote to the infos; their order is part of a session's
-        # id.
+        # Optional columns that our export wrote to the infos. Do not change their order: the
+        # session's id is a hash of all columns.
         extras = {}
         infos = raw.get("infos") or {}
         optional = optional_columns(spec)
@@ -426,7 +429,7 @@ def _columns(
     if arrays.keys() != space_of.keys():
         raise Refused(
             "bad_columns",
-            f"its {what} have the parts {sorted(arrays)}, its spaces {sorted(space_of)}",
+            f"its {what} have the parts {sorted(arrays)}; expected {sorted(space_of)}",
         )
     columns = {}
     for name, space in space_of.items():

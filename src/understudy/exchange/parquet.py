@@ -246,7 +246,7 @@ def _table(
 
 
 class ParquetFile:
-    """A file that `data export` wrote, validated when opened; its rows become the chunks again."""
+    """A file that `data export` wrote; opening checks its schema, reading restores the chunks."""
 
     origins: Mapping[int, int] = {}
 
@@ -289,7 +289,7 @@ class ParquetFile:
                 if _fields(schema, name) != _fields(expected, name)
             ]
             raise ConfigError(
-                f"{path} has columns that do not match its game: "
+                f"{path} has columns that do not match its game spec: "
                 f"{', '.join(sorted(wrong)[:6]) or 'their order'}; import the original file"
             )
         self._columns = data_columns(self.spec)
@@ -365,7 +365,8 @@ class ParquetFile:
             np.asarray(steps[name]) for name in ("is_first", "terminated", "truncated")
         )
         ends = terminated | truncated
-        # After these steps follows a row with observation and mask, and padding in other columns.
+        # Each of these steps is followed by a row with the next observation and mask; its other
+        # columns are padding.
         splits = ends.copy()
         splits[:-1] |= is_first[1:]
         splits[-1] = True

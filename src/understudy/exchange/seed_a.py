@@ -1,13 +1,13 @@
-"""Import of the original pipeline's records: JSON values, each an object or an array of one object.
+"""Import of records of the original pipeline, a public design from which understudy grew.
 
-Records are unordered and may be duplicated, so their order means nothing: they are sorted by
-episode and step, equal ones count once, and episodes with two different records of the same step
-are rejected by number.
+A record is a JSON object, or an array of one object, for one step. Records are unordered and may be
+duplicated: they are sorted by episode and step, equal ones count once, and an episode with two
+different records of the same step is rejected and reported by number.
 
 A record's `state` is the one after the action: the true transition of step t is (state[t-1],
 action[t], reward[t], state[t]) within one episode, and that of an episode's first record cannot be
 recovered. Nothing is guessed: the caller chooses whether to repair the shift, or to store the
-records as they are, where no learner reads them.
+records as they are, with a consent that no learner reads.
 """
 
 import json
@@ -48,7 +48,7 @@ _MOST_ACTIONS = 4096
 
 @dataclass(slots=True)
 class Records:
-    """All records of one game in some files, packed: half a million records use about 100 MB."""
+    """The records of one game in some files, packed: half a million use about 100 MB of memory."""
 
     episodes: dict[int, dict[int, bytes]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
@@ -94,7 +94,8 @@ class Records:
             )
         if record.keys() - _ALSO != set(KEYS):
             raise ValueError(
-                f"its keys differ: {', '.join(sorted((record.keys() - _ALSO) ^ set(KEYS))[:6])}"
+                "missing or unknown keys: "
+                f"{', '.join(sorted((record.keys() - _ALSO) ^ set(KEYS))[:6])}"
             )
         name = record["game_id"]
         if not isinstance(name, str):
@@ -161,7 +162,9 @@ def read_records(paths: Sequence[Path], *, game_id: str | None = None) -> Record
     if game_id is None and len(records.game_ids) > 1:
         raise ConfigError(f"the records hold several games ({ids}); choose one with --game-id")
     if not records.episodes:
-        raise ConfigError(f"no record has the game id {game_id!r}; the records have {ids}")
+        raise ConfigError(
+            f"no record has the game id {game_id!r}; pass one of these with --game-id: {ids}"
+        )
     return records
 
 
@@ -185,7 +188,8 @@ def _texts(path: Path) -> Iterator[Any]:
                     at += len(_SPACES.match(text, at).group())  # type: ignore[union-attr]
     except (ValueError, RecursionError) as error:
         invalid = ConfigError(
-            f"line {max(1, number)} of {path} is not valid JSON: {str(error)[:100]}"
+            f"line {max(1, number)} of {path} is not valid JSON: {str(error)[:100]}; correct or "
+            "remove it"
         )
         if isinstance(error, UnicodeDecodeError) or number > 1:
             raise invalid from None
@@ -226,7 +230,10 @@ class SeedOptions:
 
 
 class SeedA:
-    """All records of some files; each episode becomes a session."""
+    """All records of some files; each episode becomes a session.
+
+    An episode with missing records becomes several sessions.
+    """
 
     origins: Mapping[int, int] = {}
 
@@ -278,7 +285,7 @@ class SeedA:
                     yield chunk, None
 
     def _episodes(self, number: int, rows: Array) -> Iterator[ImportedEpisode]:
-        """Yield the parts of an episode without missing records."""
+        """Yield an episode, split where records are missing."""
         counts = self._counts
         mode = self._options.mode
         ((obs_name, space),) = self.spec.obs_columns.items()
@@ -371,8 +378,8 @@ def _spec(
             return spec, source
     if registered:
         raise ConfigError(
-            f"{game} is registered with spaces that do not fit these records ({records.size} "
-            f"numbers, actions to {most}); pass another --game"
+            f"{game} is registered with spaces that do not fit these records (states of "
+            f"{records.size} numbers, actions up to {most}); pass another --game"
         )
     actions = options.actions or max(2, most + 1)
     if actions > _MOST_ACTIONS and options.actions is None:
@@ -390,7 +397,7 @@ def _spec(
 
 
 def _of_env(game: GameName) -> list[GameSpec]:
-    """Return Gymnasium's spec of the game, if it has a game with that name."""
+    """Return the spec of the Gymnasium env with this id; empty if there is none or it fails."""
     import gymnasium
 
     if game not in gymnasium.registry:

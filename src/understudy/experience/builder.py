@@ -52,13 +52,13 @@ from understudy.experience.writer import (
 )
 
 EXTRAS = ("logp", "value", "priority", "version")
-"""Optional columns with one number per step; a chunk has those that one of its steps used."""
+"""Optional columns with one number per step; a chunk has those that any of its steps used."""
 
 _HEADER_BYTES = 8 * 1024
 _POOL_SETS = 8
 
 MAX_NOTE_BYTES = 32 * 1024
-"""Notes of many short episodes must not outgrow a chunk's header."""
+"""A block with more bytes of episode notes is full, so that the notes fit into a chunk's header."""
 
 _EMPTY = 0
 _STAGED = 1
@@ -168,7 +168,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One chunk number and its frame, or None if a single step was too large to send."""
+    """One chunk number and its frame; the frame is None if a single step is too large to send."""
 
     chunk_no: int
     n_steps: int
@@ -176,7 +176,7 @@ class Encoded:
 
 
 def encode_block(block: Block, *, chunk_no: int, first_step: int) -> Iterator[Encoded]:
-    """Yield a block's frames, split until each body fits, with dense numbers from `chunk_no`."""
+    """Yield a block's frames, split until each body fits, with numbers from `chunk_no` on."""
     waiting = [block.chunk(chunk_no=chunk_no, first_step=first_step)]
     while waiting:
         chunk = waiting.pop()
@@ -212,7 +212,7 @@ class Extras:
 
 
 class ChunkBuilder:
-    """The rows of one session; the caller must take a full block before the next call."""
+    """Builds the rows of one session; once a block is full, call `take` before recording more."""
 
     def __init__(
         self,
@@ -316,7 +316,7 @@ class ChunkBuilder:
         t_ms: int = 0,
         extras: Extras | None = None,
     ) -> bool:
-        """Close the open step and open the next one; returns whether a full block must be taken."""
+        """Close the open step and open the next one; returns whether the block is full."""
         self.stage(obs, action_mask, t_ms)
         return self.act(action, by, frames, t_ms, extras)
 
@@ -345,18 +345,23 @@ class ChunkBuilder:
         """Write the decision for the staged observation; returns whether a block is full."""
         at = self._at
         if self._state != _STAGED:
-            raise Refused("bad_order", "a decision needs an observation before it")
+            raise Refused(
+                "bad_order", "a decision needs an observation before it; record one first"
+            )
         self._write_action(self._action, at, action)
         if (
             self._action_mask is not None
             and not self._action_mask[at, self._action[0][at] - self._first_action]
         ):
-            raise Refused("invalid_action", f"action {action!r} is not valid in its action mask")
+            raise Refused(
+                "invalid_action",
+                f"action {action!r} is excluded by its action mask; give one that the mask allows",
+            )
         if not 0 <= frames <= _MAX_FRAMES:
             if not frames > 0:
                 raise Refused(
                     "bad_frames",
-                    f"frames is {frames!r}; give the number of frames of the decision, from 0",
+                    f"frames is {frames!r}; give the decision's number of game frames, from 0",
                 )
             frames = _MAX_FRAMES
         self._by[at] = by
@@ -377,9 +382,11 @@ class ChunkBuilder:
         try:
             total = self._reward + float(reward)
         except (TypeError, ValueError):
-            raise Refused("bad_dtype", f"reward {str(reward)[:40]!r} is not a number") from None
+            raise Refused(
+                "bad_dtype", f"reward {str(reward)[:40]!r} is not a number; give a finite number"
+            ) from None
         if self._state != _OPEN:
-            raise Refused("bad_order", "a reward needs a decision before it")
+            raise Refused("bad_order", "a reward needs a decision before it; record one first")
         if not -_MAX_REWARD <= total <= _MAX_REWARD:
             raise Refused(
                 "not_finite",
@@ -411,7 +418,8 @@ class ChunkBuilder:
             return self.cut(result=result)
         at = self._at + 1
         if obs is None:
-            # Never bootstrapped from; a copy of the previous observation is always in the space.
+            # The observation after a terminated step is never used; a copy of the one before it is
+            # always in the space.
             for column in self._obs:
                 column[at] = column[at - 1]
         else:
@@ -439,10 +447,13 @@ class ChunkBuilder:
         self._leave(self._at + 1, replace(self._note, cut=True, result=result))
         return self.is_full
 
-    # --- Its rows ---------------------------------------------------------------------------------
+    # --- The rows ---------------------------------------------------------------------------------
 
     def take(self) -> Block | None:
-        """Return the closed rows as a block, or None; the current row moves to new columns."""
+        """Return the closed steps as a block, or None; the next block starts at the current row.
+
+        Inside an episode, that row's observation also ends this block, to bootstrap from.
+        """
         if not self.closed_steps:
             return None
         old = self._columns

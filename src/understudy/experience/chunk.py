@@ -1,8 +1,8 @@
 """A chunk: consecutive steps of one session, in columns.
 
-A row is a step. Rows of kind 1 (final observation) and 2 (bootstrap) have only an observation and
-an action mask; their other columns are padding. A chunk's last row is never a step, so the next
-observation of row i is always row i + 1.
+A row is a step, a final observation or a bootstrap observation (`RowKind`). The latter two have
+only an observation and an action mask; their other columns are padding. A chunk's last row is never
+a step, so the next observation of a step in row i is always in row i + 1.
 """
 
 import math
@@ -399,7 +399,7 @@ def _check_columns(columns: Mapping[str, Array]) -> None:
                     "actions]",
                 )
         elif name not in REQUIRED and head != "raw_action":
-            raise Refused("bad_columns", f"column {name[:40]!r} is not known")
+            raise Refused("bad_columns", f"column {name[:40]!r} is not known; leave it out")
     for head, count in counts.items():
         if count == 0 or (count > 1 and head in columns):
             raise Refused(
@@ -450,7 +450,11 @@ def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
     if starts[:1] != [0]:
         starts = [0, *starts]  # the first rows continue an episode of the chunk before
     if [note.row for note in meta.episodes] != starts:
-        raise Refused("bad_metadata", f"episodes must start at rows {starts[:8]}")
+        raise Refused(
+            "bad_metadata",
+            f"episodes has rows {[note.row for note in meta.episodes][:8]}; expected the rows "
+            f"where episodes start, {starts[:8]}",
+        )
     # The last row of an episode shows how it ended.
     lasts = columns["row"][[*(start - 1 for start in starts[1:]), -1]]
     if any(
@@ -463,7 +467,7 @@ def _check_meta(meta: ChunkMeta, columns: Mapping[str, Array]) -> None:
 
 
 def split_chunk(chunk: Chunk) -> tuple[Chunk, Chunk]:
-    """Split a chunk that is too large to send in two; the second has the next chunk_no."""
+    """Split a chunk into two halves, because it is too large; the second has the next chunk_no."""
     meta = chunk.meta
     steps = np.flatnonzero(chunk.columns["row"] == RowKind.STEP)
     if len(steps) < 2:
@@ -498,7 +502,7 @@ def split_chunk(chunk: Chunk) -> tuple[Chunk, Chunk]:
 
 
 def bootstrap_last_row(columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Copies whose last row is a bootstrap row: observation and action mask, else padding."""
+    """Copies of the columns in which the last row is a bootstrap row, with padding set to 0."""
     copies = {}
     for name, column in columns.items():
         copies[name] = column = column.copy()

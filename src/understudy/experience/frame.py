@@ -112,7 +112,7 @@ class DropReport:
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """How much a finished session sent: the frames before this one, and the steps."""
+    """How much a finished session sent: the number of frames before this one, and of steps."""
 
     n_chunks: int
     n_steps: int
@@ -202,14 +202,14 @@ def decode_frame(raw: bytes | memoryview) -> Frame:
 
 
 def announced_size(raw: bytes | memoryview) -> int:
-    """The frame size according to its first 64 bytes, unchecked; a header's with fewer bytes."""
+    """A frame's size according to its unchecked header; 64 if there are fewer than 64 bytes."""
     if len(raw) < HEADER_BYTES:
         return HEADER_BYTES
     return HEADER_BYTES + int(_HEADER.unpack_from(raw)[4])
 
 
 def identity_of(raw: bytes) -> tuple[bytes, int, bytes]:
-    """Session, number and player of raw bytes with an intact header; zeros otherwise."""
+    """Session, chunk number and player from an intact header; zeros if the header is damaged."""
     if len(raw) >= HEADER_BYTES:
         magic, *_rest, session, chunk_no, player, _received_s, header_crc = _HEADER.unpack_from(raw)
         if magic == MAGIC and header_crc == crc32(raw[:_SUMMED]) and chunk_no < MAX_COUNT:
@@ -229,7 +229,9 @@ def read_drop(frame: Frame) -> DropReport:
             raise Refused("bad_report", f"range {pair!r} is not a pair of whole numbers")
         if not last < pair[0] <= pair[1] < frame.chunk_no:
             raise Refused(
-                "bad_report", f"range {pair!r} is out of order or not before {frame.chunk_no}"
+                "bad_report",
+                f"range {pair!r} must be [first, last], after the previous range and before the "
+                f"report's own chunk number {frame.chunk_no}",
             )
         last = pair[1]
     return DropReport(tuple((int(a), int(b)) for a, b in ranges), _count(fields, "n_steps"))
@@ -241,7 +243,8 @@ def read_close(frame: Frame) -> CloseReport:
     report = CloseReport(_count(fields, "n_chunks"), _count(fields, "n_steps"))
     if report.n_chunks != frame.chunk_no:
         raise Refused(
-            "bad_report", f"n_chunks {report.n_chunks} in close frame number {frame.chunk_no}"
+            "bad_report",
+            f"n_chunks is {report.n_chunks}; expected {frame.chunk_no}, the close frame's number",
         )
     return report
 
@@ -286,18 +289,18 @@ _BATCH_HEAD = struct.Struct("<4sI")
 
 @dataclass(frozen=True, slots=True)
 class FrameBatch:
-    """The frames of one request; bytes that are not a frame are a Refused with the reason."""
+    """The frames of one request; each invalid frame is replaced by a Refused with the reason."""
 
     frames: Sequence[Frame | Refused]
     players: Mapping[uuid.UUID, PlayerName]
     skipped_steps: int = 0
-    """Steps of episodes since the last batch that were not recorded, due to the recording rate."""
+    """Steps played since the last batch but not recorded, because of the recording rate."""
 
 
 def encode_frame_batch(
     frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName], skipped_steps: int = 0
 ) -> bytes:
-    """Encode the body of a request; `players` may have more sessions than the frames."""
+    """Encode the body of a request; sessions in `players` without a frame are left out."""
     sessions = {frame.session for frame in frames}
     names = {str(session): name for session, name in players.items() if session in sessions}
     preamble = canonical_json({"players": names, "skipped_steps": skipped_steps})
@@ -319,7 +322,11 @@ def decode_frame_batch(raw: bytes | memoryview) -> FrameBatch:
     length = _BATCH_HEAD.unpack_from(view)[1]
     at = _BATCH_HEAD.size + length
     if length > _MAX_PREAMBLE_BYTES or at > len(view):
-        raise Refused("bad_frame_batch", f"a preamble of {length} bytes in a batch of {len(view)}")
+        raise Refused(
+            "bad_frame_batch",
+            f"a preamble of {length} bytes in a batch of {len(view)}; at most "
+            f"{_MAX_PREAMBLE_BYTES} are accepted",
+        )
     preamble = strict_json(bytes(view[_BATCH_HEAD.size : at]))
     if not isinstance(preamble, dict) or preamble.keys() != {"players", "skipped_steps"}:
         raise Refused(
@@ -334,16 +341,19 @@ def decode_frame_batch(raw: bytes | memoryview) -> FrameBatch:
     try:
         players = {uuid.UUID(session): player_name(name) for session, name in names.items()}
     except (InvalidName, ValueError, TypeError) as error:
-        raise Refused("bad_frame_batch", f"players: {str(error)[:120]}") from None
+        raise Refused("bad_frame_batch", f"players cannot be read: {str(error)[:120]}") from None
     frames: list[Frame | Refused] = []
     while at < len(view):
         if len(frames) == MAX_FRAMES_PER_SEND:
-            raise Refused("bad_frame_batch", f"more than {MAX_FRAMES_PER_SEND} frames")
+            raise Refused(
+                "bad_frame_batch", f"more than {MAX_FRAMES_PER_SEND} frames; send several batches"
+            )
         size = announced_size(view[at : at + HEADER_BYTES])
         if size > MAX_FRAME_BYTES or at + size > len(view):
             raise Refused(
                 "bad_frame_batch",
-                f"frame {len(frames)} announces {size} bytes, {len(view) - at} are left",
+                f"frame {len(frames)} announces {size} bytes; {len(view) - at} are left, and "
+                f"at most {MAX_FRAME_BYTES} are accepted",
             )
         try:
             frames.append(decode_frame(view[at : at + size]))

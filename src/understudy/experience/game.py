@@ -34,7 +34,7 @@ MAX_PATH = 100
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,40}(\.[A-Za-z0-9_-]{1,40}){0,5}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that move the cursor, break lines or reverse text; terminals and pages show names."""
+"""Characters that move the cursor, break lines or reverse text where a name is displayed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +66,13 @@ class GameSpec:
                 f"{dict(self.action)}; give one for each choice"
             )
         for names in (self.action_names, self.obs_names):
-            if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-                raise SpecError(
-                    f"names {str(names)[:80]} are not all different texts; give unique ones"
-                )
+            earlier = set[str]()
+            for name in names:
+                if not isinstance(name, str) or name in earlier:
+                    raise SpecError(
+                        f"name {str(name)[:40]!r} is not text or occurs twice; give different texts"
+                    )
+                earlier.add(name)
             if bad := [name for name in names if _CONTROL.search(name)]:
                 raise SpecError(
                     f"name {bad[0][:40]!a} contains control characters; give printable text"
@@ -82,7 +85,10 @@ class GameSpec:
                 "give one for each element"
             )
         if self.has_action_mask and discrete is None:
-            raise SpecError("has_action_mask needs a single Discrete action space")
+            raise SpecError(
+                f"has_action_mask needs a single Discrete action space, but {self.game} has "
+                f"{dict(self.action)}; set it to False"
+            )
         limit = self.max_episode_steps
         if limit is not None and (type(limit) is not int or limit < 1):
             raise SpecError(f"max_episode_steps is {limit!r}; give a whole number from 1, or None")
@@ -182,7 +188,8 @@ def spec_from_json(raw: bytes | str) -> GameSpec:
             )
         if not all(isinstance(fields[name], dict) for name in ("obs", "action")):
             raise SpecError(
-                "obs and action must be JSON objects: a space by its path, '' for the only one"
+                "obs and action must be JSON objects that map paths to spaces; the path of "
+                "a single space is ''"
             )
         names = [fields["obs_names"], fields["action_names"]]
         if type(fields["has_action_mask"]) is not bool or not all(
@@ -279,7 +286,7 @@ def _actions(actions: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
 def spec_from_gymnasium(
     env: Any, *, game: str | None = None, has_action_mask: bool = False
 ) -> GameSpec:
-    """The spec of a Gymnasium env or vector env (its single spaces); does not import gymnasium."""
+    """The spec of a Gymnasium env, or of one env of a vector env; does not import gymnasium."""
     env_spec = getattr(env, "spec", None)
     name = (
         game_name(game)

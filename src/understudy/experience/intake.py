@@ -25,11 +25,11 @@ def pseudonym(key: bytes, game: str, name: str) -> bytes:
 
 
 def deployment_key(data_folder: Path) -> bytes:
-    """The secret key of a data folder, created on first use; concurrent processes get the same."""
+    """The secret key of a data folder, created on first use; all processes get the same key."""
     path = data_folder / "key"
     if not path.exists():
-        # Checked again, since a process that starts at the same time creates the key before the
-        # store.
+        # The key is looked for again: a process that starts at the same time creates the key
+        # first and then the store.
         if (data_folder / "store" / "store.json").exists() and not path.exists():
             raise ConfigError(
                 f"{path} is missing, and {data_folder / 'store'} was written with it: with a new "
@@ -41,7 +41,7 @@ def deployment_key(data_folder: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise ConfigError(
             f"{path} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup, or "
-            "delete it to give every player a new pseudonym"
+            "delete it if nothing has been recorded yet"
         )
     return key
 
@@ -83,7 +83,7 @@ class Intake:
     def admit(
         self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]
     ) -> list[Frame | Refused]:
-        """Return for each frame the stamped one, or why it is permanently refused."""
+        """Return each frame with its stamps, or a Refused if it can never be accepted."""
         now_s = self._clock.now()
         return [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
 
@@ -103,7 +103,10 @@ class Intake:
                 "stamped", "player and received_s are set by the platform; a client sends zeros"
             )
         if player is None:
-            return Refused("no_player", f"no player was named for session {frame.session}")
+            return Refused(
+                "no_player",
+                f"no player was named for session {frame.session}; name one in `players`",
+            )
         if refused := refused_session(frame.session, entered_s=now_s, oldest_s=INTAKE_MAX_AGE_S):
             return refused
         pseudonym_ = self._pseudonyms.get(player)

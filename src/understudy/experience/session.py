@@ -15,7 +15,7 @@ from understudy.core.errors import Refused
 from understudy.core.names import session_time_s
 
 MAX_AHEAD = 1024
-"""How far a data number may be ahead of the first missing one."""
+"""How far the number of a data frame may be ahead of the first missing number."""
 
 MAX_REPORT_AHEAD = 1 << 20
 """The same for drop reports and closes, whose numbers follow everything a client has yet to
@@ -36,13 +36,16 @@ _HEAD = struct.Struct("<16sQQQqI??")
 
 @dataclass(frozen=True, slots=True)
 class SeenRange:
-    """Seen numbers `first..last`, their first step (-1: unknown) and end step (exact or least)."""
+    """Seen chunk numbers `first..last`, and which steps they have."""
 
     first: int
     last: int
     first_step: int = -1
+    """The first step of chunk `first`; -1 if unknown."""
     end_step: int = 0
+    """The number after the last known step."""
     exact: bool = False
+    """Whether `end_step` is where the next chunk must start; if not, it may start later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +58,14 @@ class SessionState:
     n_steps: int = 0
     dropped_steps: int = 0
     closed_at: int = -1
-    """Number of the close frame, -1 while open."""
+    """The chunk number of the close frame; -1 while the session is open."""
     last_received_s: int = 0
     forgotten: bool = False
-    """Whether its player was erased; not needed by a store that keeps tombstones of sessions."""
+    """Whether its player was erased; every further frame is then rejected."""
 
     @property
     def high(self) -> int:
-        """Every number below this was seen."""
+        """Every chunk number below this was seen."""
         return self.ranges[0].last + 1 if self.ranges and self.ranges[0].first == 0 else 0
 
     @property
@@ -73,7 +76,7 @@ class SessionState:
         return any(seen.first <= number <= seen.last for seen in self.ranges)
 
     def missing(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of numbers that were not seen although later ones were."""
+        """Ranges of chunk numbers that were not seen although later ones were."""
         gaps = []
         at = 0
         for seen in self.ranges:
@@ -194,7 +197,7 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, R
 
 
 def readmit(state: SessionState, arrival: Arrival) -> SessionState:
-    """The state after a data frame moved from quarantine to the store; its number was seen."""
+    """The state after a data frame with a seen number moved from quarantine to the store."""
     return replace(state, n_chunks=state.n_chunks + 1, n_steps=state.n_steps + arrival.n_steps)
 
 
@@ -271,12 +274,12 @@ INGEST_S = INTAKE_MAX_AGE_S + 7 * DAY_S
 their own time."""
 
 REMEMBER_S = INGEST_S + AHEAD_S
-"""How long deleted sessions are remembered after their arrival: a session that began AHEAD_S after
-its first frame may continue to enter for INGEST_S from then."""
+"""How long a deleted session is remembered after its frames arrived: so long may more of its frames
+be accepted if the player's clock was AHEAD_S ahead."""
 
 
 def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> Refused | None:
-    """Why a session's frame is refused at this time, or None."""
+    """The Refused for a frame that entered at this time if its session id is invalid, else None."""
     if session.version != 7:
         return Refused("bad_session", f"session {session} is not a UUIDv7")
     age_s = entered_s - session_time_s(session)
@@ -284,6 +287,7 @@ def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) ->
         return Refused(
             "bad_session_time",
             f"session {session} began {age_s / DAY_S:.1f} days before this frame arrived; "
-            f"expected {-AHEAD_S / DAY_S:.0f} to {oldest_s / DAY_S:.0f}",
+            f"expected {-AHEAD_S / DAY_S:.0f} to {oldest_s / DAY_S:.0f}; check the "
+            "clock of the machine that recorded it",
         )
     return None

@@ -15,7 +15,8 @@ from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 MAX_DIMENSIONS = 6
 
 UNBOUNDED_FROM = 1e30
-"""Bounds beyond this count as none: a partly bounded Box has its dtype's extremes elsewhere."""
+"""A bound of at least this size counts as no bound: in a partly bounded Box, the elements without a
+bound have the extremes of the dtype."""
 
 Bounds = float | tuple[float, ...] | None  # whole numbers stay int
 """One bound for all elements, one for each (flattened), or none."""
@@ -46,7 +47,10 @@ def _to_json(space: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Numbers within bounds; floats must be finite. Fields are normalised for comparison."""
+    """Numbers within bounds; floats must be finite.
+
+    Fields are normalised, so that equal boxes compare equal.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -108,7 +112,7 @@ class Discrete:
         if n < 1 or start < info.min or start + n - 1 > info.max:
             raise SpecError(
                 f"{n} choices from {start} do not fit into {DTYPE_NAMES[self.dtype]}; give at "
-                "least 1 and at most the type's maximum"
+                "least one choice, and a last one of at most the type's maximum"
             )
 
     @property
@@ -116,7 +120,7 @@ class Discrete:
         return ()
 
     def contains(self, rows: Array) -> NDArray[np.bool_]:
-        # Compared with the last choice, since the type may not represent the one after it.
+        # Compared with the last choice, since the number after it may not fit into the dtype.
         return np.asarray((rows >= self.start) & (rows <= self.start + self.n - 1))
 
     to_json = _to_json
@@ -196,7 +200,7 @@ def _integer(value: Any, what: str) -> int:
 
 
 def _bound_of(box: Box, bound: Any, *, end: int) -> Bounds:
-    """A bound in its normal form: None at the type's own end, one number if all are equal."""
+    """A bound in its normal form: None if it is the dtype's own, one number if all are equal."""
     if bound is None:
         return None
     is_list = isinstance(bound, list | tuple)
@@ -226,7 +230,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> float:
         and not isinstance(value, bool)
     ):
         with np.errstate(over="ignore"):
-            number = float(dtype.type(value)) + 0.0  # no minus zero
+            number = float(dtype.type(value)) + 0.0  # turns -0.0 into 0.0
         if math.isfinite(number):
             return number
     elif dtype.kind != "f" and hasattr(value, "__index__"):
@@ -279,7 +283,7 @@ def space_from_json(fields: Any) -> Space:
 
 
 def space_from_gymnasium(space: Any, *, is_action: bool) -> dict[str, Space]:
-    """The leaves of a Gymnasium space by dotted path; `""` for one that is no Dict or Tuple."""
+    """The leaves of a Gymnasium space by dotted path; `""` if it is neither Dict nor Tuple."""
     kind = type(space).__name__
     if kind not in ("Dict", "Tuple"):
         return {"": _leaf(kind, space, is_action=is_action)}

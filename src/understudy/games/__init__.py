@@ -1,1 +1,1 @@
-"""Built-in games: each is a pure `step(xp, state, action)` for NumPy and jax.numpy."""
+"""Built-in games: each has a pure `step(xp, state, ...)`, where `xp` is NumPy or jax.numpy."""

@@ -42,7 +42,8 @@ def reset_many(seeds: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
 def step(xp: Any, state: Any, action: Any) -> tuple[Any, Any, Any]:
     """The next state, its reward and whether the episode terminated.
 
-    Action 1 pushes right, 0 left. The episode ends when the pole falls or the cart leaves.
+    Action 1 pushes right, 0 left. The episode ends when the pole falls or the cart leaves the
+    track.
     """
     _, velocity, angle, spin = state
     push = xp.where(action == 1, PUSH, -PUSH)
@@ -82,8 +83,8 @@ class Carts:
         divide = np.divide
         np.cos(angle, cosine)
         np.sin(angle, sine)
-        # Each line corresponds to one of `step`, in the same order; constants are arrays, which
-        # need no conversion.
+        # The operations of `step`, in the same order; constants are arrays, which need no
+        # conversion.
         multiply(multiply(_POLE_MOMENT, multiply(spin, spin, a), a), sine, a)
         divide(add(_PUSHES.take(action, out=pull, mode="clip"), a, pull), _TOTAL_MASS, pull)
         divide(multiply(_POLE_MASS, multiply(cosine, cosine, a), a), _TOTAL_MASS, a)
@@ -142,7 +143,7 @@ def first_uniforms(seeds: NDArray[np.integer[Any]], n: int) -> NDArray[np.float6
 
 
 def _constants(first: int, factor: int, n: int) -> Words:
-    """uint32[n + 1, 1]: each hash uses one of them and the next."""
+    """The constants of n hashes, uint32[n + 1, 1]; each hash uses two neighbouring ones."""
     return np.array([first * pow(factor, k) & 0xFFFFFFFF for k in range(n + 1)], np.uint32)[:, None]
 
 
@@ -177,7 +178,7 @@ Wide = tuple[Longs, Longs]
 
 @cache
 def _jumps(n: int) -> tuple[Wide, Wide]:
-    """The factors of start and step for the states 1 to n; a seeded PCG64 is one step ahead."""
+    """Multipliers of `start` and of `step` for states 1 to n; a seeded PCG64 is one step ahead."""
     factors = [pow(_PCG64, k + 2, 1 << 128) for k in range(n)]
     addends = [sum(pow(_PCG64, j, 1 << 128) for j in range(k + 2)) % (1 << 128) for k in range(n)]
     return _wide(factors), _wide(addends)

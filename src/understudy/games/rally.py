@@ -24,7 +24,7 @@ OPPONENT = "good"
 WIDTH = 4096
 HEIGHT = 3072
 BALL = 48
-"""Half the size of the ball; it extends the reach of a paddle by as much."""
+"""Half the size of the ball; a paddle hits the ball up to this far beyond its own ends."""
 PADDLE = 320
 """Half the height of a paddle."""
 FACE = 160
@@ -33,9 +33,9 @@ PADDLE_SPEED = 44
 SERVE_SPEED = 40
 MAX_SPEED = 96
 FASTER = 4
-"""The speed that a hit adds to the ball."""
+"""The horizontal speed that a hit adds to the ball."""
 STEEPER = 6
-"""The vertical speed after a hit, in 32nds of the distance from the paddle's middle."""
+"""After a hit, the vertical speed is STEEPER/32 of the ball's distance from the paddle's centre."""
 MAX_STEEP = 72
 FRAMES = 4
 """Frames per decision."""
@@ -49,7 +49,7 @@ _ALL_BITS = 0xFFFFFFFF
 
 
 class Court(NamedTuple):
-    """Everything that moves, as whole numbers, or as int32 arrays for many courts."""
+    """Everything that moves, as integers, or as integer arrays for many courts."""
 
     x: Any
     y: Any
@@ -58,6 +58,7 @@ class Court(NamedTuple):
     left: Any
     """The centre of seat 0's paddle."""
     right: Any
+    """The centre of seat 1's paddle."""
 
 
 class Ints:
@@ -95,7 +96,7 @@ def hash32(number: Any) -> Any:
 
 
 def random_bits(seed: Any, decision: Any) -> Any:
-    """The random bits of a decision, determined by the serve's seed."""
+    """The 32 pseudo-random bits of a decision, from the serve's seed and the decision's number."""
     return hash32(hash32(seed) + (decision + 1) * _GOLDEN)
 
 
@@ -116,7 +117,7 @@ def point(xp: Any, court: Court) -> Any:
 
 
 def play_frame(xp: Any, court: Court, left_move: Any, right_move: Any) -> Court:
-    """Play one frame; a move is -1, 0 or 1."""
+    """Play one frame; a move is -1 (up), 0 (stay) or 1 (down)."""
     is_out = (court.x > WIDTH) | (court.x < 0)
     left = _moved(xp, court.left, left_move)
     right = _moved(xp, court.right, right_move)
@@ -215,9 +216,9 @@ class Skill(NamedTuple):
     """How well a scripted opponent plays."""
 
     lapse: int
-    """How many of 256 decisions are random."""
+    """How many of 256 decisions are random, on average."""
     aim: int
-    """The largest error of its aim."""
+    """The largest error of its aim, in units of the court."""
     reach: int
     """The distance from its side within which it follows the ball; above the width: always."""
     slack: int
@@ -240,7 +241,7 @@ def skill_of(name: str) -> Skill:
 
 
 def scripted(xp: Any, view: tuple[Any, ...], skill: Skill, drawn: Any) -> Any:
-    """The action of a scripted opponent for its view; `drawn` is 32 random bits, not negative."""
+    """The action of a scripted opponent for its view; `drawn` is 32 random bits, unsigned."""
     x, y, speed_x, _, own, _ = view
     off = ((drawn >> 8 & 1023) - 512) * skill.aim >> 9
     is_followed = (speed_x < 0) & (x + WIDTH // 2 < skill.reach)

@@ -1,1 +1,1 @@
-"""From a stream into the store: checked, once."""
+"""Ingest: checks the frames of a stream and stores each step once."""

@@ -30,10 +30,10 @@ class Checked:
 
 
 def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
-    """Check one frame as of `received_s`, when it entered the stream, however late this runs.
+    """Check one frame; its age counts at `received_s`, when it entered the stream.
 
-    Errors of reading `specs` are raised: they are not the frame's fault, so it is checked again
-    later.
+    Errors while reading `specs` are raised: they are not the frame's fault, so the caller checks it
+    again later.
     """
     game = ""
     try:
@@ -69,7 +69,11 @@ def _unknown(raw: bytes, chunk: Chunk, *, specs: Specs, received_s: float) -> Ch
     schema = chunk.meta.schema
     if not specs.has_game(game):
         refusal = RefusedFrame(
-            raw, "unknown_game", f"no game {game} is registered", received_s, game
+            raw,
+            "unknown_game",
+            f"game {game} is not registered; register it and replay",
+            received_s,
+            game,
         )
         return Checked("refused", refusal=refusal)
     detail = f"schema {schema[:12]} of {game} is not registered; register it and replay"
@@ -77,10 +81,10 @@ def _unknown(raw: bytes, chunk: Chunk, *, specs: Specs, received_s: float) -> Ch
 
 
 def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
-    """Refuse columns that are not in the game's spaces."""
+    """Raise Refused if a chunk's columns or their values do not fit the game's spec."""
     if chunk.meta.game != spec.game:
         raise Refused(
-            "unknown_game", f"the chunk is of {chunk.meta.game}, its schema of {spec.game}"
+            "unknown_game", f"the chunk is of {chunk.meta.game}, but its schema is of {spec.game}"
         )
     is_step = chunk.columns["row"] == RowKind.STEP
     _check_named(chunk, "obs", spec.obs_columns)
@@ -142,4 +146,4 @@ def _check_action_mask(chunk: Chunk, spec: GameSpec, is_step: Array) -> None:
         raise Refused("bad_columns", f"{got} {discrete.n} actions")
     steps = np.flatnonzero(is_step)
     if not action_mask[steps, chunk.columns["action"][steps] - discrete.start].all():
-        raise Refused("invalid_action", "an action is not valid by its own action mask")
+        raise Refused("invalid_action", "an action is excluded by the action mask of its row")

@@ -1,9 +1,9 @@
 """The ingest service: stores every partition of a stream, in this process or in many.
 
-The service decides which partitions may be read now and keeps statistics. A turn is one partition:
-`PartitionIngest.advance` claims it, reads, checks and writes. Only the store knows how far a
-partition is stored. If two processes run the same turn, the epoch of the later claim fences the
-earlier one.
+The service decides which partitions may be read now and keeps statistics. In a turn,
+`PartitionIngest.advance` claims one partition, reads some of its records, checks them and writes
+them to the store. Only the store knows how far a partition is stored. If two processes work on the
+same partition, the later claim has a newer epoch, and the store rejects writes of the earlier one.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ _IDLE_S = 0.004
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestConfig:
-    """How ingest reads."""
+    """How much ingest reads at once, and how long claims and pauses last."""
 
     max_read_bytes: int = 8 * 1024 * 1024
-    """Most bytes in one commit."""
+    """Most bytes in one read and commit."""
     claim_ttl_s: float = 30.0
-    """How long a claim lasts without being renewed."""
+    """How long a claim lasts after it was made or last used to write."""
     full_pause_s: float = 1.0
     """Pause when the disk is full or a server does not respond."""
 
@@ -83,9 +83,9 @@ class Turn:
 
     partition: str
     claim: Claim | None = None
-    """This owner's last claim of it, with the position stored since; None: not known yet."""
+    """This owner's last claim of the partition, with the position stored by now, if known."""
     draining_s: float = 0.0
-    """Time since draining began."""
+    """Seconds since draining began; 0 if not draining."""
 
 
 @dataclass(slots=True)
@@ -94,18 +94,18 @@ class IngestProgress:
 
     partition: str
     claim: Claim | None = None
-    """The claim, at the position that is stored; None: another owner claims the partition."""
+    """The claim, with the position stored by now; None if another owner holds the partition."""
     records: int = 0
     size_bytes: int = 0
     ended: bool = False
     is_drained: bool = False
-    """Whether all that was in the partition when draining began is stored."""
+    """Whether everything that was in the partition when draining began is stored."""
     stats: IngestStats = field(default_factory=IngestStats)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Events for the log."""
+    """Names and fields of events for the log."""
 
     def add(self, later: "IngestProgress") -> None:
-        """Add a later turn of the same partition."""
+        """Add the result of a later turn of the same partition."""
         self.claim = later.claim
         self.records += later.records
         self.size_bytes += later.size_bytes
@@ -116,7 +116,7 @@ class IngestProgress:
 
 
 Spread = Callable[[Iterable[Turn]], Iterable[IngestProgress]]
-"""Runs the turns of a round in other processes; raises errors after yielding all progress."""
+"""Runs the turns of a round, such as in Spark; raises errors after yielding all progress."""
 
 
 class PartitionIngest:
@@ -139,7 +139,7 @@ class PartitionIngest:
         self._config = config
         self._clock = clock
         self._epochs: dict[str, int] = {}
-        """Claims of this process; another process of this owner may have newer ones."""
+        """Epochs that this process claimed; another process of this owner may have newer ones."""
 
     def advance(self, turn: Turn) -> IngestProgress:
         """Store the records of one read; without records, the claim is not renewed."""
@@ -242,7 +242,7 @@ class IngestService:
         clock: Clock | None = None,
         spread: Spread | None = None,
     ) -> None:
-        """`spread` runs the turns, such as in Spark; by default they run here, one by one."""
+        """`spread` runs the turns elsewhere, such as in Spark; by default, they run here."""
         self._stream = stream
         self._config = config or IngestConfig()
         self._clock = clock or SystemClock()
@@ -300,7 +300,7 @@ class IngestService:
         return True
 
     def positions(self) -> dict[str, Position | None]:
-        """The stored position of each partition that we claim."""
+        """The stored position of each partition that this owner holds."""
         return {name: claim.position for name, claim in self._claims.items()}
 
     def _round(
@@ -324,7 +324,7 @@ class IngestService:
         names = {partition.id for partition in partitions}
         self._claims = {name: claim for name, claim in self._claims.items() if name in names}
         self._ended &= names
-        # The one that failed comes last, so that the others need not wait for it.
+        # A partition that failed comes last, so that the others need not wait for it.
         ids = [partition.id for partition in partitions]
         first = ids.index(self._unreachable) + 1 if self._unreachable in ids else 0
         for partition in [*partitions[first:], *partitions[:first]]:

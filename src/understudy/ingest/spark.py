@@ -97,7 +97,7 @@ class Spark:
 
     context: "SparkContext"
     log: Path | None = None
-    """Its log file; None when it was started by spark-submit."""
+    """Spark's log file; None if spark-submit started Spark."""
 
 
 _connections: dict[SparkJob, tuple[Opened, PartitionIngest]] = {}
@@ -119,7 +119,7 @@ def _partitions_of(job: SparkJob) -> PartitionIngest:
 def take_turn(job: SparkJob, turn: Turn) -> Report:
     """Advance one partition by at most a batch.
 
-    Spark retries a task that raises; only bugs and dying processes cause that.
+    Expected errors are returned, not raised: Spark would retry the task.
     """
     from pyspark import TaskContext
 
@@ -162,7 +162,7 @@ class SparkTasks:
 
     @contextlib.contextmanager
     def running(self, stop: Event) -> Iterator[None]:
-        """Start Spark; Unreachable when `stop` is set before it has started."""
+        """Run Spark during the `with`; Unreachable if `stop` is set before it has started."""
         self._stop = stop
         over = Event()
         with self._open_spark(stop) as self._spark:
@@ -177,7 +177,7 @@ class SparkTasks:
                 watcher.join()
 
     def __call__(self, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
-        """Run a batch with one task per turn; raise errors of tasks after all progress."""
+        """Run a batch with one task per turn; yields all progress, then raises a task's error."""
         assigned = list(turns)
         assert self._spark is not None, "turns run only inside `running`"
         began_s = _clock.monotonic()
@@ -215,7 +215,8 @@ class SparkTasks:
                     context.cancelAllJobs()
                 elif waited_s and waited_s % _WAIT_S == 0:
                     _warn_waiting(
-                        f"no worker of {context.master} accepts this job; check for a free core"
+                        f"no worker of {context.master} accepts this job; check "
+                        "that one has a free core"
                     )
 
 
@@ -225,7 +226,7 @@ def _warn_waiting(wait: str) -> None:
 
 @contextlib.contextmanager
 def _explained(spark: Spark) -> Iterator[None]:
-    """Translate errors of a job into ours."""
+    """Translate errors of a Spark job into understudy's errors."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     where = f"; its log is {spark.log}" if spark.log else ""
@@ -317,7 +318,7 @@ def _start(
         reason = _reason_in(log)
         # A JVM that logs an error has rejected a setting; one that was killed may start next time.
         is_setting = not gateways and ("rror" in reason or "xception" in reason)
-        text = f"Spark did not start under master {master!r}: {reason}; its log is {log}"
+        text = f"Spark did not start under master {master!r}: {reason}; see its log, {log}"
         raise (ConfigError if is_setting else StorageFailed)(text) from error
 
 
@@ -345,7 +346,7 @@ def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     scratch = folder / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)  # of a JVM that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a JVM that was killed
     scratch.mkdir()
     java = f'-Djava.io.tmpdir="{scratch}"'
     settings = [("spark.ui.showConsoleProgress", "false")]
@@ -357,7 +358,7 @@ def _settings(folder: Path, master: str) -> list[tuple[str, str]]:
 
 
 def check_master(master: str, *, only_here: str = "") -> None:
-    """ConfigError for an invalid master, or one whose workers cannot reach `only_here`."""
+    """Raise ConfigError for an invalid master, or one whose workers cannot reach `only_here`."""
     if not _MASTER.fullmatch(master):
         raise ConfigError(
             f"master is {master!r}, which Spark does not support; use local[2] or spark://HOST:7077"
@@ -370,7 +371,7 @@ def check_master(master: str, *, only_here: str = "") -> None:
 
 
 def _require_master(master: str) -> None:
-    """Unreachable when no master is listening; Spark would retry for a minute without a reason."""
+    """Raise Unreachable if no master is listening; Spark would retry silently for a minute."""
     if not master.startswith("spark://"):
         return
     errors = []
@@ -391,7 +392,7 @@ def _require_master(master: str) -> None:
 
 
 def require_spark() -> None:
-    """MissingExtra or ConfigError, with what to install, when Spark cannot run here."""
+    """Raise MissingExtra or ConfigError, with what to install, if Spark cannot run here."""
     needs = "ingest with Spark needs"
     try:
         import pyspark
@@ -432,7 +433,7 @@ def require_spark() -> None:
 
 
 def _reason_in(log: Path) -> str:
-    """The line of a log that best explains the exit."""
+    """The line of Spark's log that best explains why it did not start."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("at ")]
     errors = [line for line in lines if "rror" in line or "ERROR" in line or "xception" in line]

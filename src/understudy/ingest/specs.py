@@ -1,4 +1,4 @@
-"""Game specs on local disk, for ingest: GAMES/<game>/<schema>.json, as in the models store."""
+"""Game specs in a local folder, for ingest: FOLDER/<game>/<schema>.json."""
 
 from pathlib import Path
 

@@ -1,8 +1,9 @@
-"""Adam with gradient clipping, bit-identical for a single run and for a lane.
+"""Adam with gradient clipping, bit-identical in a single run and in a lane (one of many runs that
+are trained in one program).
 
 The usual bias correction divides by 1 - decay^count, whose last bit differs between scalar and
 vectorised powers. Here the correction is part of the state, and is updated by the same products and
-sums as its moments.
+sums as the moments.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 DECAYS = np.array([0.9, 0.999], np.float32)
 """Decay rates of the first and second moments (beta 1 and beta 2)."""
 REST = np.array([0.1, 0.001], np.float32)
+"""1 - DECAYS."""
 
 
 class AdamState(NamedTuple):
@@ -27,7 +29,7 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """The Adam optimiser; the caller subtracts `update`'s moves times its learning rate."""
+    """The Adam optimiser; the caller subtracts the moves from `update` times the learning rate."""
 
     max_gradient: float
     """Gradients are clipped to this global norm."""
@@ -42,7 +44,7 @@ class Adam:
         return AdamState(zeros(), zeros(), jnp.asarray(np.zeros(2, np.float32)))
 
     def update(self, gradient: Any, state: AdamState) -> tuple[Any, AdamState]:
-        """The moves of one step, in the structure of the gradient."""
+        """The moves of one step, in the structure of the gradient, and the next state."""
         scale = jnp.minimum(1.0, self.max_gradient / jnp.maximum(norm_of(gradient), 1e-20))
 
         def averaged(old: Any, new: Any, which: int) -> Any:

@@ -37,7 +37,7 @@ SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
 
 
 def policy_outputs(head: Head) -> dict[str, tuple[Layer, ...]]:
-    """The output layers of a stochastic head, for a policy that starts near uniform."""
+    """The output layers of a stochastic head; small weights, so that no action is preferred."""
     last = Dense(head.size, gain=0.01)
     return (
         {"logits": (last,)}
@@ -56,7 +56,7 @@ def network_for(
     layer_norm: bool = False,
     observation_norm: bool = False,
 ) -> NetworkSpec:
-    """Convolutions for images, one-hot for discrete values, numbers as they are; then dense layers.
+    """A network with convolutions for images, one-hot for discrete values, and dense layers.
 
     `activation` and `layer_norm` apply to each dense layer (convolutions use relu);
     `observation_norm` applies to inputs that are neither images nor discrete.
@@ -104,7 +104,7 @@ def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, 
 
 
 def image_channels(space: Space) -> Shape | None:
-    """The channel axes of an image (none for greyscale); None if the space is not an image."""
+    """The channel axes of an image, () for greyscale; None if the space is not an image."""
     shape = space.shape
     if space.dtype != np.uint8:
         return None

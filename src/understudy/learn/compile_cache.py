@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 _STAMP = "checked"
-"""Its mtime is when entries were last checked, so that most starts only list the folder."""
+"""The file whose mtime is the time of the last check; older entries are not checked again."""
 _ZSTD = b"\x28\xb5\x2f\xfd"
 """The magic number of entries written with the zstandard package; these are not checked."""
 
@@ -44,7 +44,11 @@ def _is_whole(entry: os.DirEntry[str], *, checked_s: float) -> bool:
 
 
 def use_compile_cache() -> None:
-    """Cache compiled programs on disk, so that later runs of the same shapes start at once."""
+    """Cache compiled programs on disk, so that later runs of the same shapes need not compile.
+
+    UNDERSTUDY_COMPILE_CACHE sets the folder; if it is empty, or if JAX already has a cache folder,
+    nothing changes.
+    """
     import jax
 
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "understudy" / "jax"

@@ -1,4 +1,4 @@
-"""The replay buffer on a device: rows, windows and masses are JAX arrays, and updates stay there.
+"""The replay buffer on a device: rows, windows and masses are JAX arrays, used without host copies.
 
 `sample` and `write_back` are pure functions of a `DeviceRing`: call them inside a jitted
 `lax.scan`, between the gradient steps. Inserts are sent in blocks of a fixed size, so that chunks
@@ -32,7 +32,7 @@ NO_ROW = 1 << 30
 """A row outside every tree: writes to it are dropped at every level."""
 
 Levels = tuple[jax.Array, ...]
-"""Leaves first; each level holds the sums of 16 entries of the previous one; the last has 16."""
+"""Leaves first; each level sums 16 entries of the previous one; the last has 16 entries."""
 
 _UPPER = np.triu(np.ones((WIDTH, WIDTH), np.float32))
 
@@ -89,7 +89,7 @@ def find(levels: Levels, key: jax.Array, n: int) -> jax.Array:
 
 
 def _sum(children: jax.Array) -> jax.Array:
-    """Sums over the last axis in a fixed order, bit-identical whatever XLA fuses."""
+    """Sums over the last axis, added in a fixed order, so bit-identical however XLA fuses them."""
     while children.shape[-1] > 1:
         half = children.shape[-1] // 2
         children = children[..., :half] + children[..., half:]
@@ -152,7 +152,8 @@ def sample(
     """A batch and its rows, int32[batch]; stratified, with importance weights of at most 1."""
     rows = find(ring.levels, key, needs.batch)
     columns = ring.columns
-    # Corrects for priorities only; a chunk's weight is intended.
+    # Importance weights correct for priorities only, not for the weights of chunks, which are meant
+    # to have an effect.
     mass = ring.levels[0][rows] / columns["weight"][rows]
     following = rows + columns["ahead"][rows]
     stacks, next_stacks = (_stacked(at, columns["behind"], needs.stack) for at in (rows, following))
@@ -182,7 +183,7 @@ def write_back(
 
 
 def _frames(observations: jax.Array) -> jax.Array:
-    """Prevents XLA from converting the whole ring of frames to floats before it gathers a few."""
+    """The same frames; keeps XLA from converting the whole ring to floats to gather a few."""
     if observations.dtype != jnp.uint8:
         return observations
     frames: jax.Array = jax.lax.optimization_barrier(observations)
@@ -235,7 +236,7 @@ def _feedback(
 
 
 class DeviceReplay:
-    """`HostReplay` on the device; `ring` may be carried through a scan and assigned again."""
+    """`HostReplay` on the device; `ring` may be carried through a scan and then assigned back."""
 
     def __init__(
         self, game: GameSpec, needs: Transitions, config: ReplayConfig | None = None
@@ -277,13 +278,13 @@ class DeviceReplay:
         return self._ring.n_steps_inserted
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
-        """Insert a chunk; returns how many steps became sampleable. Refused changes nothing."""
+        """Insert a chunk; returns how many steps became sampleable. An error changes nothing."""
         placed = self._ring.place(chunk, weight=weight)
         self._write(placed)
         return self._apply(placed.edits)
 
     def close(self, session: uuid.UUID) -> int:
-        """End a session; returns how many waiting steps became sampleable, with short windows."""
+        """End a session; returns how many steps became sampleable that waited for a next chunk."""
         return self._apply(self._ring.close(session))
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
@@ -360,7 +361,7 @@ class DeviceReplay:
             )
 
     def _apply(self, edits: Iterable[Edit]) -> int:
-        """Apply edits, later ones last; returns how many rows became sampleable."""
+        """Apply edits in order; returns how many rows became sampleable."""
         changed: dict[str, list[Array]] = {"rows": [], "weight": [], "priority": []}
         n_sampleable = 0
         for edit in edits:
@@ -377,7 +378,7 @@ class DeviceReplay:
         return n_sampleable
 
     def _send_masses(self, rows: Array, weight: Array, priority: Array) -> None:
-        # A scatter to a repeated row may keep either value, so only the last one is sent.
+        # If a row occurs twice, a scatter may keep either value, so only its last value is sent.
         _, last = np.unique(rows[::-1], return_index=True)
         last = len(rows) - 1 - last
         for first in range(0, len(last), BLOCK):

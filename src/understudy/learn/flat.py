@@ -1,6 +1,6 @@
 """Flat weights: all arrays of a network as one vector.
 
-An optimiser, a target update or a guard then needs a few operations instead of a few per array,
+An optimiser, a target update or a check for NaN then needs a few operations, not a few per array,
 which halves both compilation time and the update time of a small network.
 """
 
@@ -62,7 +62,7 @@ def decide(
 
 
 def observe(spec: NetworkSpec, flat: Any, obs: Mapping[str, Any]) -> Any:
-    """The weights with ObservationNorms, if any, updated by these observations."""
+    """The weights after these observations have updated the ObservationNorms, if any."""
     layers = [layer for column in spec.inputs.values() for layer in column.layers]
     if not any(isinstance(layer, ObservationNorm) for layer in layers):
         return flat

@@ -26,7 +26,7 @@ from understudy.learn.rollouts import RolloutQueue
 from understudy.nn.policy import Policy
 
 MAX_RATIO_ERROR = 1e-3
-"""Largest error of an on-policy actor's probability ratio before the first gradient step."""
+"""Largest allowed |ratio - 1| of learner to actor probabilities before the first gradient step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class LearnerConfig:
     """None: no limit on how often a step is sampled, for training from a store."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     max_lag_versions: int = 1_000
-    """Actors' chunks with a larger lag are skipped; players' chunks never are."""
+    """Actors' chunks with a larger lag are skipped (on-policy: any lag); players' never are."""
     max_skips: int = 10
     """Skipped updates in a row before the last checkpoint is restored."""
 
@@ -71,7 +71,7 @@ class LearnerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a call: mean metrics of its updates, and the chunks that made some fail."""
+    """The result of a `step`: mean metrics of its updates, and chunks that made updates fail."""
 
     metrics: Mapping[str, float]
     bad_chunks: Sequence[ChunkId] = ()
@@ -150,7 +150,7 @@ class Learner:
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether only the experience of the newest weights may be learned from."""
+        """Whether the algorithm may learn only from experience played with the newest weights."""
         return self.source.is_on_policy
 
     def lag_of(self, chunk: Chunk) -> int:
@@ -167,11 +167,11 @@ class Learner:
     def run(
         self, stop: Callable[[], bool], watcher: Watcher, *, calls_per_version: int | None = None
     ) -> bool:
-        """Repeat `step` until `stop()` or no update is due; False if a restore is required.
+        """Repeat `step` until `stop()` or no update is due; False if a checkpoint must be restored.
 
         Weights are published every `calls_per_version` calls, and at the end if there were calls
-        since the last version; with None, only at the end. Weights that must be restored are never
-        published.
+        since the last version; with None, only at the end. If a checkpoint must be restored, they
+        are not published.
         """
         unpublished: list[Mapping[str, float]] = []
         while True:
@@ -195,7 +195,7 @@ class Learner:
             unpublished.append(report.metrics)
 
     def step(self, progress: float) -> Report:
-        """One compiled call; `progress` is the fraction of the run that is done, for schedules."""
+        """Run one compiled call; `progress`, for schedules, is the fraction of the run done."""
         counts = self.counts
         knobs = self.knobs_at(progress)
         exponent = float(knobs.get("importance_exponent", 0.0))
@@ -251,7 +251,7 @@ class Learner:
         return self.current()
 
     def current(self) -> Policy:
-        """The policy of this version; LearningFailed if its weights are not finite."""
+        """The policy of the current version; LearningFailed if its weights are not finite."""
         policy = self.algorithm.policy(self.state)
         if not all(np.isfinite(array).all() for array in policy.weights.values()):
             raise LearningFailed("the weights are not finite; resume from the last checkpoint")
@@ -260,7 +260,7 @@ class Learner:
     # --- Checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The state that a learner with the same settings resumes from, without the rows."""
+        """The state that a learner with the same settings resumes from, without a replay's rows."""
         arrays, facts = self.source.state()
         named = {f"source.{name}": array for name, array in arrays.items()}
         named |= {f"state.{name}": array for name, array in state_to_arrays(self.state).items()}
@@ -326,7 +326,8 @@ def _check_feedback(needs: Transitions | Rollouts, feedback: Feedback) -> None:
         why = "is prioritised"
     if is_missing:
         raise ConfigError(
-            f"update's Feedback has no {name}, and the algorithm {why}; see algorithm.py"
+            f"the Feedback of update() has no {name}, but the algorithm {why}; add this field as "
+            "understudy/algorithm.py describes"
         )
 
 

@@ -1,4 +1,4 @@
-"""Networks and heads in JAX, with the specs, weights and results of `nn/forward.py`, `nn/heads.py`.
+"""Networks and heads in JAX: same specs, weights and results as in `nn/forward.py`, `nn/heads.py`.
 
 Every function is pure and works under jit, vmap and grad. Observations and outputs may have any
 number of leading axes: none, [batch], [steps, envs].
@@ -43,10 +43,10 @@ from understudy.nn.network import (
 )
 
 Weights = Mapping[str, Any]
-"""float32 arrays of JAX or NumPy, by flat name."""
+"""float32 arrays of JAX or NumPy, by name, such as `trunk.0.kernel`."""
 
 _FAR = 1e9
-"""Larger observations do not enter the running statistics, which their squares would ruin."""
+"""Observations beyond this do not enter the running statistics: their squares would ruin them."""
 
 _ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -62,10 +62,10 @@ _ACTS: Mapping[str, Callable[[Any], jax.Array]] = {
 
 
 def init_weights(key: jax.Array, spec: NetworkSpec) -> dict[str, jax.Array]:
-    """Orthogonal kernels with each layer's gain, biases 0, scales 1, constants from the spec.
+    """Initial weights: orthogonal kernels, biases 0, scales 1, constants from the spec.
 
-    Drawn by NumPy from the key's bits: compiling QR for each shape would take seconds at every
-    start. Traced keys use a callback, so that a lane starts bit-identical to a single run.
+    NumPy draws them from the key's bits: compiling QR for each shape would take seconds at every
+    start. Traced keys use a callback, so that a lane starts with the same bits as a single run.
     """
     bits = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if not isinstance(bits, jax.core.Tracer):
@@ -106,7 +106,7 @@ def _drawn(bits: Any, spec: NetworkSpec) -> dict[str, Array]:
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, *, rng: np.random.Generator) -> Array:
-    """Columns (or rows, if there are fewer) that are orthogonal and of length `gain`."""
+    """A kernel whose columns (or rows, if there are fewer) are orthogonal and of length `gain`."""
     rows = math.prod(shape[:-1])
     columns = shape[-1]
     drawn = rng.standard_normal((max(rows, columns), min(rows, columns)), np.float32)
@@ -234,7 +234,7 @@ def _dueling(layer: Dueling, own: Mapping[str, jax.Array], x: jax.Array) -> jax.
 
 
 def observe(spec: NetworkSpec, weights: Weights, obs: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """The weights with ObservationNorms, if any, updated by these observations."""
+    """The weights after these observations have updated the ObservationNorms, if any."""
     updated = dict(weights)
     for name, column in spec.inputs.items():
         for index, layer in enumerate(column.layers):
@@ -316,7 +316,7 @@ def _density(unit: Any, log_std: Any) -> jax.Array:
 
 
 def action_of(head: Head, raw: Any) -> jax.Array:
-    """The game's actions for raw numbers: clipped or squashed by tanh, scaled to low..high."""
+    """The game's actions for a Gaussian's raw numbers, clipped or squashed by tanh to low..high."""
     scale, middle = head.scale
     scaled = (jnp.tanh(raw) if head.kind == "gaussian_tanh" else raw) * scale + middle
     return jnp.clip(scaled, *head.ends)

@@ -2,8 +2,9 @@
 
     insert(chunk) ─► ring of rows ─► draw(k) ─► batches[k, …] ─► feedback(rows, stamps, priorities)
 
-Each observation is stored once. A row's return, discount and reach are computed on insertion, so
-that a draw is a look-up. `ring.Ring` decides which rows may be sampled and when they are evicted.
+Each observation is stored once. A row's n-step return, its discount and the row it bootstraps from
+are computed on insertion, so that a draw is a look-up. `ring.Ring` decides which rows may be
+sampled and when they are evicted.
 """
 
 import math
@@ -39,7 +40,7 @@ Rows = NDArray[np.int64]
 
 
 class Roster:
-    """A set of rows below `capacity`; the order of `rows` depends on their history."""
+    """A set of row numbers below `capacity`; their order depends on earlier changes of the set."""
 
     def __init__(self, capacity: int) -> None:
         self._rows = np.zeros(capacity, np.int64)
@@ -51,7 +52,7 @@ class Roster:
 
     @property
     def rows(self) -> Rows:
-        """The rows; read-only."""
+        """The rows in the set; must not be modified."""
         return self._rows[: self._n]
 
     def set_range(self, start: int, may_sample: NDArray[np.bool_]) -> None:
@@ -95,9 +96,10 @@ class ReplayConfig:
     """The capacity and the prioritisation of a replay."""
 
     capacity: int = 100_000
-    """Rows; a chunk needs its steps, one per episode end, and up to n_step + stack - 2 lead-in."""
+    """In rows. A chunk takes a row per step, one per episode or chunk end, and up to
+    n_step + stack - 2 rows that repeat the end of the previous chunk."""
     alpha: float = 0.6
-    """A row's mass is weight * priority^alpha: 0 is uniform, 1 proportional."""
+    """Rows are drawn in proportion to their mass, weight * priority^alpha; 0 ignores priorities."""
     min_priority: float = 1e-6
     """Lower bound of priorities, so that every row can be drawn."""
     max_priority: float = 1e6
@@ -116,7 +118,7 @@ class ReplayConfig:
 
 
 class Drawn(NamedTuple):
-    """Batches, and the origin of their rows, for `feedback`."""
+    """Batches, and the rows they were drawn from; a stamp shows if a row was overwritten since."""
 
     batches: Batch  # every array with the leading axes [k, batch]
     rows: NDArray[np.int64]  # [k, batch]
@@ -184,7 +186,7 @@ class HostReplay:
         return self._ring.n_steps_inserted
 
     def insert(self, chunk: Chunk, *, weight: float = 1.0) -> int:
-        """Insert a chunk; returns how many steps became sampleable. A Refused one changes nothing.
+        """Insert a chunk; returns how many steps became sampleable. If it raises, nothing changes.
 
         Its steps are drawn `weight` times as often as others; importance weights do not correct
         for that.
@@ -194,7 +196,7 @@ class HostReplay:
         return sum(self._apply(edit) for edit in placed.edits)
 
     def close(self, session: uuid.UUID) -> int:
-        """End a session; returns how many waiting steps became sampleable, with short windows."""
+        """End a session; returns how many steps became sampleable that waited for a next chunk."""
         return sum(self._apply(edit) for edit in self._ring.close(session))
 
     def evict(self, session: uuid.UUID, chunk_no: int) -> bool:
@@ -349,7 +351,7 @@ class LimiterConfig:
     samples_per_insert: float = 8.0
     """Raise for sample efficiency, lower for speed."""
     min_inserts: int = 1_000
-    """Steps before the first update; these require no samples."""
+    """Steps inserted before the first update; `samples_per_insert` does not apply to them."""
     slack: int = 2_048
     """Steps that actors may be ahead of the learner before they wait."""
 
@@ -364,7 +366,7 @@ class LimiterConfig:
             )
         if self.slack < 1:
             raise ConfigError(
-                f"slack is {self.slack}; give at least 1 step, since actors cannot start without"
+                f"slack is {self.slack}; give at least 1 step, or actors could never start"
             )
 
 
@@ -413,7 +415,7 @@ class Limiter:
         return beyond * self._config.samples_per_insert - self._n_sampled
 
     def _check(self, batch: int) -> None:
-        """Reject a deadlock: actors that wait while no whole batch is due."""
+        """ConfigError if the settings deadlock: actors would wait while no whole batch is due."""
         config = self._config
         if config.slack * config.samples_per_insert < batch:
             raise ConfigError(
@@ -433,13 +435,13 @@ _REPLAY_STREAM = 2
 
 @dataclass(slots=True)
 class ReplaySource:
-    """A replay with its limiter; without a limiter (None), sampling is unbounded, as from a store.
+    """A replay with its limiter; limiter None allows unlimited sampling, to train from a store.
 
-    The methods that do nothing exist for the interface that it shares with `RolloutQueue`.
+    It has the same interface as `RolloutQueue`, so some of its methods do nothing.
     """
 
     is_on_policy: ClassVar[bool] = False
-    """Whether it accepts only the experience of the newest weights."""
+    """Whether it accepts only experience played with the newest weights."""
     replay: HostReplay
     limiter: Limiter | None
     updates: int
@@ -454,7 +456,7 @@ class ReplaySource:
         return chunk.meta.n_steps
 
     def skip_chunk(self, chunk: Chunk) -> None:
-        """Skip a stale chunk: windows that would reach into it end at the gap."""
+        """Does nothing for a stale chunk: windows that would reach into it end before it."""
 
     def end_sessions(self) -> None:
         """End all sessions, so that windows stop waiting for their next chunks."""
@@ -462,7 +464,7 @@ class ReplaySource:
             self.replay.close(session)
 
     def on_weights_restored(self) -> None:
-        """The weights were restored: the data stays, since any weights may learn from a replay."""
+        """Does nothing: after a restore, the weights may still learn from the same data."""
 
     @property
     def may_update(self) -> bool:
@@ -475,7 +477,7 @@ class ReplaySource:
         return self.updates * self.batch
 
     def draw(self, call_no: int, *, importance_exponent: float) -> Any:
-        """Batches, stacked on a leading axis of updates; the same call number draws the same."""
+        """The batches of one call, on a leading axis of updates; `call_no` seeds the draw."""
         rng = np.random.Generator(
             np.random.Philox(key=[self.root_seed, _REPLAY_STREAM], counter=[0, 0, 0, call_no])
         )
@@ -485,7 +487,7 @@ class ReplaySource:
         return self._drawn.batches
 
     def feedback(self, feedback: Feedback) -> Sequence[ChunkId]:
-        """Process the feedback on the last draw; returns the chunks that caused a failed update."""
+        """Set the priorities of the last draw; evicts and returns chunks that made updates fail."""
         drawn = self._drawn
         ok = np.asarray(feedback.ok)
         assert drawn is not None

@@ -1,11 +1,12 @@
 """Ring: the location of each span in a replay, which rows may be sampled, and which are evicted.
 
-It stores no rows. It returns places and edits, which the host and the device replay both apply:
+A span holds the rows of one chunk (see `rows`). The ring itself stores no rows: it returns places
+and edits, which the host and the device replay both apply:
 
     chunk ─► place ─► Placed(parts to write, windows, edits of mass)
 
-A span never wraps: if it does not fit before the end, the head skips to 0. Overlapped spans are
-evicted whole, oldest first. A step whose window is cut off by the end of its chunk waits there
+A span never wraps: if it does not fit before the end, the head skips to 0. Spans in its way
+are evicted whole, oldest first. A step whose window is cut off by the end of its chunk waits there
 with mass 0; it is sampled in the next chunk's span, whose lead-in repeats it, or in its own span,
 with a shorter window, once it is known that no chunk follows.
 """
@@ -51,23 +52,27 @@ class Span:
     start: int
     n_rows: int
     lead: int
+    """The number of lead-in rows."""
     lead_from: int
-    """The chunk that its lead-in starts in; its own number without a (readable) lead-in."""
+    """The number of the chunk in which its lead-in starts; its own if no lead-in is readable."""
     n_waiting: int
+    """Steps at its end that wait for the next chunk."""
     stamp: int
+    """The number of this insertion; shows whether a drawn row was overwritten since."""
 
 
 @dataclass(slots=True)
 class OpenSession:
-    """The newest span of an open session, and the last rows of its episode for the next lead-in."""
+    """The newest span of an open session, and its last rows, for the next chunk's lead-in."""
 
     span: Span
     ends_open: bool
+    """Whether its last episode may continue in the next chunk."""
     lead: dict[str, Array]
 
 
 class Edit(NamedTuple):
-    """Sets rows from `start` to mass weight * priority^alpha; NaN means the largest so far."""
+    """Sets rows from `start` to mass weight * priority^alpha; NaN means the largest priority."""
 
     start: int
     weight: Floats
@@ -99,10 +104,10 @@ class Ring:
         self.capacity = _rounded(capacity)
         self.head = 0
         self.used = 0
-        """No row from here on was ever written."""
+        """No row at or after this one was ever written."""
         self.n_steps_inserted = 0
         self.stamp = 0
-        # Oldest first; finds its first entry faster than a dict.
+        # Oldest first; an OrderedDict finds its first entry faster than a dict.
         self.spans: OrderedDict[ChunkId, Span] = OrderedDict()
         self.tails: dict[uuid.UUID, OpenSession] = {}
         self._needs = needs
@@ -112,7 +117,7 @@ class Ring:
             "schema": game.schema,
             "extras": list(needs.extras),
         }
-        """What must match when a state is restored."""
+        """Settings that must match those of a state to restore."""
         del self.fixed["batch"]
 
     def place(self, chunk: Chunk, *, weight: float) -> Placed:
@@ -120,7 +125,7 @@ class Ring:
         rows = self.layout.take(chunk)
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(
-                f"a chunk's weight is {weight}; give a number from 0, where 0 is never drawn"
+                f"a chunk's weight is {weight}; give a positive number, or 0 to never draw it"
             )
         if weight not in (0, 1) and not self._needs.prioritised:
             raise ConfigError(
@@ -150,7 +155,7 @@ class Ring:
         own = _with_small(columns, rows, weight=weight)
         joined = _joined(lead, own)
         windows = self._windows_of(joined, n_lead, needs=self._needs)
-        # A chunk that is late is never continued here.
+        # No chunk continues a late one: newer chunks of its session are already in the ring.
         is_late = tail is not None and meta.chunk_no < tail.span.chunk_no
         n_waiting = 0 if is_late else min(windows.n_open, self._needs.n_step - 1)
         start, edits = self._claim(n_rows)
@@ -175,7 +180,7 @@ class Ring:
         return Placed(span, (lead, rows) if lead else (rows,), windows, tuple(edits))
 
     def close(self, session: uuid.UUID) -> list[Edit]:
-        """End a session: its waiting steps become sampleable, with short windows."""
+        """End a session: its waiting steps become sampleable, with windows cut off at its end."""
         tail = self.tails.pop(session, None)
         return self._release(tail) if tail is not None else []
 
@@ -328,8 +333,8 @@ class Ring:
         """Restore the ring from its `state`.
 
         Returns the rows to write, and the edits that clear chunks which can no longer be read.
-        ConfigError if the state is of a replay with other settings. `arrays["weights"]` has the
-        weights of all rows.
+        ConfigError if a replay with other settings saved the state. `arrays["weights"]`, which
+        replays add to the state, has the weights of all rows.
         """
         differences = [
             f"{name} was {facts.get(name)!r}, now {value!r}"
@@ -392,7 +397,7 @@ class Ring:
         *before, chunk = chunks
         n_lead = span.lead
         lead = dict[str, Array]()
-        if n_lead and not before:  # evicted: the rows stay empty and are never read
+        if n_lead and not before:  # its chunks were evicted: the rows stay empty
             rows = {
                 name: np.zeros((n_lead, *column.shape), column.dtype)
                 for name, column in self.layout.columns.items()

@@ -27,7 +27,7 @@ class _Track:
     lead: Columns | None = None
     """The last rows before its chunks, for frame stacks that reach back to them."""
     last_no: int = -1
-    """The last chunk received, whether it was used or not."""
+    """The number of the last chunk received, whether it was used or not."""
 
     @property
     def steps(self) -> int:
@@ -37,8 +37,9 @@ class _Track:
 class RolloutQueue:
     """Collects the newest steps of each session until every env has enough for one rollout.
 
-    A skipped chunk also drops its session's earlier chunks, since a rollout has no gaps; the other
-    envs continue with newer steps. Frame stacks still reach back to skipped rows.
+    A skipped chunk also drops its session's earlier chunks, since a rollout has no gaps; meanwhile
+    the other sessions replace their oldest steps by newer ones. Frame stacks still reach back to
+    skipped rows.
 
     A source of the learner, like `ReplaySource`: one update per rollout.
     """
@@ -128,13 +129,15 @@ class RolloutQueue:
         if meta.schema != self._game.schema:
             raise Refused(
                 "wrong_schema",
-                f"the chunk is of {meta.game}, schema {meta.schema[:8]}; expected "
+                f"the chunk belongs to {meta.game}, schema {meta.schema[:8]}; expected "
                 f"{self._game.game}, schema {self._game.schema[:8]}",
             )
         names = [*REQUIRED, *self._game.obs_columns, "action", "logp"]
         names += ["raw_action"] if self._game.discrete is None else []
         if missing := [name for name in names if name not in columns]:
-            raise Refused("bad_rollout", f"chunk {chunk_name(meta.id)} lacks {missing[0]!r}")
+            raise Refused(
+                "bad_rollout", f"chunk {chunk_name(meta.id)} lacks the column {missing[0]!r}"
+            )
         if self._game.has_action_mask and self._game.discrete is not None:
             columns.setdefault(
                 "action_mask", np.ones((chunk.n_rows, self._game.discrete.n), np.bool_)
@@ -143,7 +146,7 @@ class RolloutQueue:
         return {name: columns[name] for name in names}
 
     def _track(self, chunk: Chunk) -> _Track:
-        """The session's track, reset after a gap; Refused if the chunk is a duplicate."""
+        """The state of the chunk's session, without chunks before a gap; Refused unless newer."""
         track = self._tracks.setdefault(chunk.meta.session, _Track())
         if chunk.meta.chunk_no <= track.last_no:
             raise Refused("duplicate", f"chunk {chunk_name(chunk.meta.id)} was received before")
@@ -155,7 +158,7 @@ class RolloutQueue:
     def _check(self, chunk: Chunk, columns: Columns, *, has_past: bool) -> None:
         name = f"chunk {chunk_name(chunk.meta.id)}"
         for key, column in columns.items():
-            # A NaN is not below the bound either.
+            # The comparison is also False if a number is NaN.
             if column.dtype.kind == "f" and not np.abs(column).max(initial=0) <= TOO_LARGE:
                 raise Refused(
                     "not_finite",
@@ -235,7 +238,7 @@ class RolloutQueue:
     # --- Checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The rows that frame stacks of the next chunks reach back to, without queued chunks."""
+        """The rows that later frame stacks reach back to; queued chunks are not saved."""
         arrays: dict[str, Array] = {
             "sessions": np.frombuffer(
                 b"".join(session.bytes for session in self._tracks), np.uint8

@@ -98,7 +98,7 @@ class RowLayout:
         if (meta.game, meta.schema) != (self._game.game, self._game.schema):
             raise Refused(
                 "wrong_game",
-                f"the chunk is of {meta.game}, schema {meta.schema[:8]}; this replay stores "
+                f"the chunk belongs to {meta.game}, schema {meta.schema[:8]}; this replay stores "
                 f"{self._game.game}, schema {self._game.schema[:8]}",
             )
         rows = {name: self._column(columns, name) for name in self._unchanged}
@@ -125,7 +125,11 @@ class RowLayout:
             or column.dtype != expected.dtype
             or len(column.shape[1:]) < len(expected.shape) > 1
         ):
-            got = "missing" if column is None else f"{column.dtype}{list(column.shape)}"
+            got = (
+                "missing"
+                if column is None
+                else f"{column.dtype} with {list(column.shape[1:])} per row"
+            )
             raise Refused(
                 "bad_columns",
                 f"{name!r} is {got}; expected {expected.dtype} with {list(expected.shape)} per row",
@@ -143,7 +147,11 @@ class RowLayout:
         space = self._game.action_columns[self._action_name]
         column = columns.get(self._action_name)
         if column is None or column.dtype != space.dtype or column.shape[1:] != space.shape:
-            got = "missing" if column is None else f"{column.dtype}{list(column.shape)}"
+            got = (
+                "missing"
+                if column is None
+                else f"{column.dtype} with {list(column.shape[1:])} per row"
+            )
             raise Refused(
                 "bad_columns",
                 f"{self._action_name!r} is {got}; expected {space.dtype} with {list(space.shape)} "
@@ -171,7 +179,7 @@ def _check_numbers(name: str, column: Array) -> None:
     # columns.
     if float(np.vdot(column, column)) <= TOO_LARGE**2:
         return
-    # A NaN makes the maximum NaN, which is not below the bound either.
+    # With a NaN, the maximum is NaN too, and the comparison is False.
     if not (column.max() <= TOO_LARGE and column.min() >= -TOO_LARGE):
         raise Refused(
             "not_finite", f"{name!r} contains NaN, infinity or a number beyond {TOO_LARGE:g}"
@@ -197,7 +205,7 @@ class Windows(NamedTuple):
     facts: Floats
     """[rows, WIDTH]; action and stamp are filled in later."""
     n_open: int
-    """Rows before the last one that belong to a still open episode; 0 if it has ended."""
+    """Steps of the episode that is still open at the span's end; 0 if the last one has ended."""
 
     @property
     def returns(self) -> Floats:

@@ -5,9 +5,9 @@ So the tree is a pure function of its leaves: it does not drift, and a tree rebu
 leaves is bit-identical.
 
 All compiled loops are in this file, because numba's cache detects changes in a loop's own file
-only, not in files it calls. Signatures are explicit, so that one compiled version accepts columns
-of any strides, writable or not. Importing this file imports numba, half a second that uniform
-replays avoid.
+only, not in files whose functions it calls. Signatures are explicit, so that one compiled version
+accepts columns of any strides, writable or not. Importing this file imports numba, half a second
+that uniform replays avoid.
 """
 
 from collections.abc import Callable, Mapping
@@ -168,7 +168,7 @@ def _set_rows(tree: Any, rows: Any, masses: Any) -> int:
 
 @_compiled(types.Tuple((types.uint64, _f8))(_Nodes, types.uint64, _f8))
 def _child(nodes: Any, at: Any, value: Any) -> tuple[Any, Any]:
-    """Which of the 16 nodes from `at` contains this distance, and the rest within that node."""
+    """The node, of the 16 from `at` on, at which their sum passes `value`, and the remainder."""
     one = np.uint64(1)
     two = np.uint64(2)
     three = np.uint64(3)
@@ -256,7 +256,7 @@ def _descend(tree: Any, remaining: Any, rows: Any, facts: Any, obs: Any) -> None
         rows[i] = np.int64(at)
         _fetch(facts, at * facts_width)
         _fetch(obs, at * obs_width)
-        _fetch(obs, (at + two) * obs_width - one)  # most rows bootstrap from the next
+        _fetch(obs, (at + two) * obs_width - one)  # the end of the next row
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def _draw(tree: Any, chance: Any, beta: float, lines: Any, drawn: Any) -> None:
         smallest = np.inf
         for i in range(n):
             row = np.uint64(rows[i])
-            # Corrects for priorities only; a chunk's weight is intended.
+            # Importance weights correct for priorities only, not for the weights of chunks.
             values[i] = nodes[row] / facts[row, WEIGHT]
             smallest = min(smallest, values[i])
             following = row + np.uint64(ints[row, REACH] & 0xFFFF)
@@ -396,7 +396,7 @@ def _windows(columns: Any, first: int, powers: Any, stack: int, out: Any) -> int
     return n_open
 
 
-# --- The tree's owner -----------------------------------------------------------------------------
+# --- The tree as a class --------------------------------------------------------------------------
 
 
 _CHILDREN = 16
@@ -436,7 +436,7 @@ class SumTree:
         return self._n_rows
 
     def set(self, rows: Rows, masses: Masses) -> None:
-        """Set the masses of these rows; if a row is repeated, its last mass counts."""
+        """Set the masses of these rows; if a row occurs twice, its last mass is used."""
         self._n_rows += _set_rows(self.parts, rows, masses)
 
     def set_range(self, start: int, masses: Masses) -> None:
@@ -444,7 +444,7 @@ class SumTree:
         self.set(np.arange(start, start + len(masses)), masses)
 
     def find(self, values: Masses) -> Rows:
-        """The rows at these distances into the total, which must be above 0."""
+        """The rows at which the running sum of masses passes each value; the total must be > 0."""
         rows = np.empty(values.size, np.int64)
         nothing = np.empty((0, 0), np.uint8)
         _descend(self.parts, values.flatten(), rows, nothing, nothing)
@@ -461,7 +461,7 @@ class SumTree:
     def feed_back(
         self, rows: Rows, *, stamps: Array, priorities: Array, lines: Lines, rule: Array
     ) -> tuple[int, float]:
-        """Set new masses of drawn rows; returns the number of invalid priorities, and the largest.
+        """Set new masses of drawn rows; returns how many priorities were invalid, and the largest.
 
         Rows that were overwritten since they were drawn are ignored.
         """
@@ -470,7 +470,7 @@ class SumTree:
         return int(n_bad), largest
 
     def weigh(self, edit: Edit, *, rule: Array, missing: float) -> float:
-        """Apply an edit; returns its largest priority."""
+        """Set the masses of an edit's rows, `missing` for NaN; returns the largest priority."""
         more, largest = _weigh(self.parts, edit.start, edit.weight, edit.priority, rule, missing)
         self._n_rows += int(more)
         return largest

@@ -1,1 +1,1 @@
-"""Weights into signed bots: a registry on any object store, and the gate in front of it."""
+"""The registry of signed models, on any object store, and the gate that promotes them."""

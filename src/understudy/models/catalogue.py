@@ -1,4 +1,4 @@
-"""Catalogue: the state of a game's journal: its models, its champion and the learner in charge."""
+"""Catalogue: a game's models, aliases and current learner, as its journal records them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,7 +81,7 @@ class Catalogue:
             case kind:
                 raise Refused(
                     "bad_entry",
-                    f"this version does not know entry kind {kind!r}; install a newer one",
+                    f"this version does not know entry kind {kind!r}; install a newer understudy",
                 )
 
     def _release(self, entry: Mapping[str, Any], raw: bytes) -> None:
@@ -91,7 +91,8 @@ class Catalogue:
         ) != self.epoch:
             raise Refused(
                 "bad_entry",
-                f"{manifest.name} was released out of order, by epoch {entry.get('epoch')!r}",
+                f"{manifest.name} was released in epoch {entry.get('epoch')!r}; expected "
+                f"{model_name(self.game, self.next_model_no)} in epoch {self.epoch}",
             )
         self.models[manifest.model_no] = manifest
         self.signed[manifest.name] = raw

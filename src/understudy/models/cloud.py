@@ -2,8 +2,8 @@
 
     s3://BUCKET/PATH?region=eu-west-1&profile=games&endpoint=http://127.0.0.1:9000
 
-S3 keys are read by botocore (`core/location.py`), those of other vendors from the default locations
-of their tools. They are never part of the URL.
+S3 credentials are found by botocore (`core/location.py`), those of other vendors in the default
+locations of their tools. Credentials are never part of the URL.
 """
 
 import functools
@@ -36,12 +36,12 @@ _CALL_S = 30.0
 _RETRY_S = 15.0
 """How long a failed call is retried before it raises."""
 _KEYS_FOR = timedelta(minutes=5)
-"""How long keys are cached before botocore is called again, which renews expiring ones."""
+"""How long credentials are cached; then botocore is called again, which renews expiring ones."""
 _LOOK_EVERY_S = 0.5
-"""Each look is a billed request: at two per second and game, some cents a day."""
+"""Time between two looks for a journal's next entry; each is a billed request: some cents a day."""
 _LOCAL = ("file://", "memory://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-"""More than AWS allows today: old buckets and other servers have such names."""
+"""Allows more names than AWS does today, since old buckets and other servers have such names."""
 _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OPTIONS = ("credentials", "endpoint", "insecure", "profile", "region")
 
@@ -68,8 +68,8 @@ class ObjectLocation:
 class CloudObjects:
     """Objects at a URL, which never contains credentials.
 
-    Every call is retried for a limited time. Unreachable when the server did not respond or is
-    temporarily unavailable; StorageFailed when it rejected the call.
+    Every call is retried for a limited time. It then raises Unreachable if the server did not
+    respond or is temporarily unavailable, and StorageFailed if the server rejected the call.
     """
 
     def __init__(self, url: str) -> None:
@@ -112,7 +112,7 @@ class CloudObjects:
                 self._store, check_object_name(name), raw, mode="create", use_multipart=False
             )
         except AlreadyExistsError:
-            # After a timeout the first attempt may have succeeded: then it holds our bytes anyway.
+            # The object may be our own, from an attempt whose response timed out: callers read it.
             return False
         except (BaseError, OSError) as error:
             raise _explained(f"create {name}", error, self._where) from error
@@ -147,7 +147,7 @@ class CloudObjects:
             )
         except (BaseError, ValueError) as error:
             raise ConfigError(
-                f"{self._where.url} cannot sign a URL: {_message(error)}; check its keys"
+                f"{self._where.url} cannot sign a URL: {_message(error)}; check its credentials"
             ) from None
 
 
@@ -156,7 +156,7 @@ def _retries() -> "RetryConfig":
 
 
 def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
-    """Open a bucket, without a network request; return it and its location."""
+    """Open a bucket, without a network request; return the store and its location."""
     location.check_options(_OPTIONS)
     if len(location.hosts) != 1:
         raise ConfigError("s3:// has no bucket; write s3://BUCKET/PATH")
@@ -193,7 +193,7 @@ def _open_s3(location: Location) -> tuple[S3Store, ObjectLocation]:
         endpoint=endpoint or "",
         keys_from=source_of_keys(credentials=credentials, profile=profile),
     )
-    # Created with the first request: the role of a machine is read over the network.
+    # Created at the first request, since reading a machine's role needs the network.
     provider = functools.cache(lambda: Boto3CredentialProvider(session, ttl=_KEYS_FOR))
     store = S3Store(
         bucket,
@@ -230,9 +230,9 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MARKUP = re.compile(r"<(RequestId|HostId|Resource|BucketName)>[^<]*</\1>|<[^>]*>")
 _INNER = re.compile(r'(?:message|error): "([^"]+)"|(InvalidCertificate|IncompleteMessage)')
-"""The message of the connection, nested in the library's own text."""
+"""The connection's own error message, which is nested in the library's text."""
 _KEY_SERVERS = ("External AWS credential provider", "169.254.169.254", "metadata.google.internal")
-"""Where the library requests keys that are not in files or the environment."""
+"""Servers that the library asks for credentials not found in files or the environment."""
 _NETWORK = ("HTTP error", "error sending request", "response body", "connection", "timed out")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _NO_OBJECT = ("NoSuchKey", "BlobNotFound")

@@ -34,13 +34,14 @@ class Bounds:
     """How good a candidate must be, and with what certainty."""
 
     min_episodes: int = 30
-    """Episodes of candidate and champion each, before their returns are compared."""
+    """Episodes that candidate and champion must each have before their returns are compared."""
     max_episodes: int = 480
-    """Episodes of the candidate after which it is rejected if still undecided."""
+    """After this many episodes of its own, an undecided candidate is rejected."""
     worse_by: float = 0.05
-    """How much lower the candidate's mean return may be, relative to the champion's size."""
+    """How much lower the candidate's mean return may be, as a fraction of the champion's returns:
+    of the absolute value of their mean or of their standard deviation, whichever is larger."""
     error: float = 0.01
-    """Probability that a candidate worse than that is promoted, over all looks together."""
+    """Highest probability that a candidate worse than that is promoted, over all comparisons."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_episodes <= self.max_episodes:
@@ -76,7 +77,7 @@ class GateDecision:
 
 
 def decision(evidence: Evidence, bounds: Bounds) -> GateDecision:
-    """Promote a candidate proven not worse, reject a failed or unproven one, else wait."""
+    """Whether to promote, reject or wait, and why; promotes only what is proven not worse."""
     for check in evidence.checks:
         if not check.passed:
             return GateDecision("reject", f"{check.name}: {check.detail}")
@@ -85,10 +86,10 @@ def decision(evidence: Evidence, bounds: Bounds) -> GateDecision:
     candidate = np.asarray(evidence.candidate, float)
     champion = np.asarray(evidence.champion, float)
     if not (np.isfinite(candidate).all() and np.isfinite(champion).all()):
-        return GateDecision("reject", "a return is not finite")
+        return GateDecision("reject", "a return of the candidate or the champion is not finite")
     n_episodes = min(len(candidate), len(champion))
     if n_episodes < bounds.min_episodes:
-        return GateDecision("wait", f"{n_episodes} of {bounds.min_episodes} episodes of both")
+        return GateDecision("wait", f"{n_episodes} of {bounds.min_episodes} episodes of each bot")
     return _compare(candidate, champion, bounds)
 
 
@@ -109,12 +110,14 @@ def _compare(
     if gain + half < -allowed:
         return GateDecision("reject", f"{why}, more than {allowed:.2g} worse")
     if len(candidate) >= bounds.max_episodes:
-        return GateDecision("reject", f"{why}, not proven within {bounds.max_episodes} episodes")
+        return GateDecision(
+            "reject", f"{why}, still undecided after {bounds.max_episodes} episodes"
+        )
     return GateDecision("wait", why)
 
 
 def looks(bounds: Bounds) -> list[int]:
-    """Episode counts at which returns are compared; each look uses part of the allowed error."""
+    """The episode counts at which returns are compared; each comparison spends part of `error`."""
     counts = [bounds.min_episodes]
     while counts[-1] < bounds.max_episodes:
         counts.append(min(counts[-1] * 2, bounds.max_episodes))
@@ -122,5 +125,5 @@ def looks(bounds: Bounds) -> list[int]:
 
 
 def _confidence(bounds: Bounds) -> float:
-    """Standard errors on each side, with the allowed error divided among all looks."""
+    """Half the width of the confidence interval, in standard errors; all looks share `error`."""
     return NormalDist().inv_cdf(1 - bounds.error / len(looks(bounds)))

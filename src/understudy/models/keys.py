@@ -20,12 +20,12 @@ from understudy.models.shared import Entry, Shared
 from understudy.ports import Objects
 
 Scope = Literal["play", "work", "read", "admin"]
-"""Send frames and fetch bots / join a learner / view the dashboard / change things. `admin`
-includes the others."""
+"""What a key may do: `play`: send frames and fetch bots; `work`: send actors' frames and fetch
+weights; `read`: read metrics; `admin`: promote models, register games, and all of the others."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 EVERY_GAME = "*"
-NO_KEY = "this needs a key; send it as 'Authorization: Bearer KEY'"
+NO_KEY = "this request needs a key; send it as 'Authorization: Bearer KEY'"
 MAX_REQUESTS_S = 1e9
 MAX_BYTES_S = 1e12
 _TEXT = re.compile(r"uk_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
@@ -40,18 +40,19 @@ class Key:
     hash: str
     scopes: tuple[Scope, ...]
     game: str = EVERY_GAME
-    """The game it is valid for, or `*` for all."""
+    """The game that the key is valid for, or `*` for all games."""
     origins: tuple[str, ...] = ()
-    """Origins of web pages that may use it; a request without an Origin is not from a page."""
+    """Origins of web pages that may use the key; requests without an Origin header are not from
+    pages and are not restricted."""
     requests_s: float = 200.0
-    """Average requests per second."""
+    """Allowed requests per second, on average."""
     bytes_s: float = 8e6
-    """Average bytes sent per second."""
+    """Allowed bytes sent per second, on average."""
     expires_s: float = 0.0
-    """When it expires, in seconds since 1970; 0: never."""
+    """When the key expires, in seconds since 1970; 0: never."""
     label: str = ""
     registers: bool = False
-    """Whether it may register unknown games, as the development key does."""
+    """Whether the key may register new games, as the development key may."""
     created_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -110,13 +111,14 @@ class KeyRing:
             case kind:
                 raise Refused(
                     "bad_entry",
-                    f"this version does not know key entry kind {kind!r}; install a newer one",
+                    f"this version does not know key entry kind {kind!r}; install a newer "
+                    "understudy",
                 )
 
 
 def _key(facts: Any) -> Key:
     if not isinstance(facts, dict):
-        raise Refused("bad_entry", f"a key is {type(facts).__name__} instead of an object")
+        raise Refused("bad_entry", f"a key is a {type(facts).__name__}; expected an object")
     names = {key_field.name for key_field in fields(Key)}
     if facts.keys() != names:
         raise Refused(
@@ -131,7 +133,7 @@ def _key(facts: Any) -> Key:
 
 
 class Keys:
-    """The keys of a deployment; a revocation applies to all gateways at their next look."""
+    """The keys of a deployment; a gateway applies a revocation when it next reads the keys."""
 
     def __init__(
         self, objects: Objects, *, trusted: Trusted, signer: Signer | None, clock: Clock
@@ -184,12 +186,12 @@ class Keys:
         self._ring = self._shared.now()
 
     def check(self, text: str | None) -> Key:
-        """Return the key for a text, from memory; Refused when it is not a valid key."""
+        """Return the key with this text, from memory; Refused when there is no such valid key."""
         if not text:
             raise Refused("no_key", NO_KEY)
         match = _TEXT.fullmatch(text)
         key = self._ring.keys.get(match.group(1)) if match else None
-        # Compared even without such a key, so that the response time reveals nothing.
+        # Compared even if the id is unknown, so that the response time does not reveal which exist.
         is_right = hmac.compare_digest(
             _hash(match.group(2) if match else ""), key.hash if key else ""
         )
@@ -211,7 +213,7 @@ class Keys:
         return key
 
     def allows_origin(self, origin: str) -> bool:
-        """Whether a page of this origin may use any key, for the browser's preflight request."""
+        """Whether some key allows pages of this origin; for the browser's preflight request."""
         ring = self._ring
         return any(
             origin in key.origins

@@ -1,4 +1,4 @@
-"""Manifest: a model's facts, and the check that some bytes are that model."""
+"""Manifest: the signed facts about a model, and the check that a policy file matches them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ class Lineage:
     algorithm: str
     seed: int = 0
     parent: int = 0
-    """The previous release of the same training; 0: none. Its weights were trained further."""
+    """Number of the previous release of the same training, which was trained further; 0: none."""
     code_version: str = ""
     cursor_from: str = ""
     cursor_to: str = ""
-    """The span of the store it learned from."""
+    """The model learned from the store from `cursor_from` (empty: its start) to `cursor_to`."""
     steps: int = 0
-    """Stored steps it learned from."""
+    """Number of stored steps that the model learned from."""
     config: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -49,7 +49,7 @@ class Manifest:
     """The network's outputs for a few fixed observations."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain object, for a signed entry."""
+        """The manifest as plain values, for a signed entry."""
         return asdict(self)
 
     @property
@@ -58,7 +58,7 @@ class Manifest:
 
 
 def model_name(game: str, model_no: int) -> str:
-    """The model's name for people and in episodes: `my-game/7`."""
+    """The model's name in messages and in the notes of episodes: `my-game/7`."""
     return f"{game}/{model_no}"
 
 
@@ -77,7 +77,8 @@ def manifest_from_json(facts: Any) -> Manifest:
         raise Refused(
             "bad_manifest",
             f"model {manifest.model_no} of {manifest.policy_bytes} bytes has an invalid number, "
-            "size or hash",
+            f"size or hash; expected a number from 1, 1 to {MAX_POLICY_BYTES} bytes and a hash of "
+            "64 hex digits",
         )
     return manifest
 
@@ -85,7 +86,7 @@ def manifest_from_json(facts: Any) -> Manifest:
 def _typed(facts: Any, kind: type) -> dict[str, Any]:
     expected = {kind_field.name: kind_field.type for kind_field in fields(kind)}
     if not isinstance(facts, dict) or facts.keys() != expected.keys():
-        raise ValueError(f"the fields of a {kind.__name__} are {sorted(expected)}")
+        raise ValueError(f"a {kind.__name__} must have exactly the fields {sorted(expected)}")
     for name, value in facts.items():
         is_dict = name in ("lineage", "golden", "config", "metrics")
         expected_type: Any = dict if is_dict else expected[name]
@@ -124,7 +125,10 @@ def open_policy(manifest: Manifest, raw: bytes) -> Policy:
         )
     policy = decode_policy(raw)
     if (policy.game.game, policy.game.schema) != (manifest.game, manifest.schema):
-        raise Refused("bad_policy", f"{manifest.name} contains a policy of {policy.game.game}")
+        raise Refused(
+            "bad_policy",
+            f"{manifest.name} contains a policy of another game or schema, of {policy.game.game}",
+        )
     for name, array in policy.outputs(_golden_obs(policy)).items():
         try:
             expected = np.asarray(manifest.golden[name], np.float64)
@@ -134,7 +138,7 @@ def open_policy(manifest: Manifest, raw: bytes) -> Policy:
         except (KeyError, TypeError, ValueError):
             is_close = False
         if not is_close:
-            # The code or the weights differ.
+            # This understudy computes differently, or the weights are not those that were signed.
             raise Refused(
                 "bad_golden", f"output {name!r} of {manifest.name} differs from the signed one"
             )

@@ -1,7 +1,7 @@
 """Objects on disk: named bytes, created once and never changed; the storage of the registry.
 
-A backend needs only one conditional write: create if absent. On a disk that is a hard link, on S3
-it is If-None-Match; see `cloud.py` for the latter.
+A backend needs only one conditional write: create if absent. On a disk that is a hard link; in S3
+(`cloud.py`) it is a request with If-None-Match.
 """
 
 import contextlib
@@ -36,7 +36,8 @@ def check_object_name(name: str) -> str:
     ):
         raise Refused(
             "bad_name",
-            f"{name[:60]!r} is not a valid object name; use A-Z a-z 0-9 . _ - and slashes",
+            f"{name[:60]!r} is not a valid object name; use at most 512 of A-Z a-z 0-9 . _ - and "
+            "slashes, without empty parts or parts that start with a dot",
         )
     return name
 

@@ -1,13 +1,15 @@
-"""Registry: numbered models, aliases that point to them, and one learner at a time that releases.
+"""Registry: a game's numbered models, and the aliases (champion, canary) that point to them.
 
     blobs/SHA256.safetensors        policies, written and read back before an entry refers to them
-    registry/GAME/NNNNNNNNNN.json   the game's journal: signed takeover, release and point entries
+    registry/GAME/NNNNNNNNNN.json   the game's journal of signed entries: takeover (a learner starts
+                                    an epoch), release (a new model), point (an alias is set)
     games/GAME/SCHEMA.json          game specs
     trust/KEYID.txt                 public keys of the signers
 
-A model exists once its entry does, so no reader sees an incomplete one. If a learner was paused
-while another took over, the next number is already used; it reads the new entries and finds that
-its epoch has ended.
+A model exists once its release entry does, and its policy was stored before, so no reader sees an
+incomplete model. Only the learner of the newest epoch can release. A learner that was paused while
+another took over fails to write its next entry, because the number exists already; it then reads
+the new entries and finds that its epoch has ended.
 """
 
 import hashlib
@@ -42,7 +44,7 @@ from understudy.ports import Objects
 
 
 def write_trust(objects: Objects, signer: Signer) -> None:
-    """Publish the signer's public key for clients."""
+    """Publish the signer's public key, with which clients verify signatures."""
     objects.create(f"trust/{signer.key_id}.txt", public_key_text(signer.public).encode())
 
 
@@ -80,17 +82,17 @@ class Registry:
 
     @property
     def poll_every_s(self) -> float:
-        """How often to look for new entries of other processes."""
+        """Seconds between two looks for entries that other processes wrote."""
         return self._objects.poll_every_s
 
     # --- Reading ----------------------------------------------------------------------------------
 
     def games(self) -> list[str]:
-        """Games with a spec."""
+        """The names of all games that have a registered spec."""
         return sorted({name.split("/")[1] for name in self._objects.list("games")})
 
     def catalogue(self, game: str) -> Catalogue:
-        """An immutable snapshot of the game's state, at most `poll_every_s` old."""
+        """A copy of the game's state, at most `poll_every_s` old; new entries do not change it."""
         shared = self._shared(game)
         with shared.lock:
             now = shared.now()
@@ -119,7 +121,7 @@ class Registry:
         return raw
 
     def find(self, text: str, *, game: str | None = None) -> Manifest:
-        """The model for GAME/NUMBER or GAME/champion; with `game`, a number or alias suffices."""
+        """The manifest of GAME/NUMBER or GAME/ALIAS; with `game`, NUMBER or ALIAS is enough."""
         owner, _, last = text.rpartition("/")
         owner = owner or game or ""
         is_number = last.isascii() and last.isdigit() and len(last) < 10 and int(last) > 0
@@ -135,6 +137,11 @@ class Registry:
             )
         number = int(last) if is_number else self.catalogue(owner).model_of(last)
         if not number:
+            if last == "canary":
+                raise ConfigError(
+                    f"{owner} has no canary now, since no new model is on trial; use "
+                    f"{owner}/champion, or see 'understudy models list {owner}'"
+                )
             raise ConfigError(
                 f"{owner} has no {last} yet; let people play, or add a trained run: understudy "
                 "models add RUN"
@@ -144,7 +151,8 @@ class Registry:
     def damage(self, game: str, *, every: bool = False) -> dict[str, str]:
         """Problems of a game's journal and of the models its aliases point to; empty: none.
 
-        Keys are `journal`, an alias or, with `every` model checked, the model's name.
+        With `every`, all models are checked. Keys are `journal`, an alias, or the name of a model
+        without an alias.
         """
         now = self.catalogue(game)
         problems = dict[str, str]()
@@ -164,7 +172,10 @@ class Registry:
     def _repair_hint(self, now: Catalogue, alias: str) -> str:
         """The effect of a damaged model on players, and the operator's next step."""
         if alias == "canary":
-            return "players do not get it, and the learner replaces it"
+            return (
+                "new players do not get it, and the next candidate waits; next: restore it from a "
+                "backup"
+            )
         if alias != "champion":
             return "it is not in use; restore it from a backup if it is needed"
         if now.previous_champion():
@@ -175,7 +186,7 @@ class Registry:
         )
 
     def manifest(self, game: str, model_no: int) -> Manifest:
-        """A model's facts; ConfigError lists the newest models when it does not exist."""
+        """A model's manifest; if there is no such model, ConfigError lists the newest ones."""
         models = self.catalogue(game).models
         if model_no not in models:
             newest = ", ".join(models[number].name for number in sorted(models)[-5:])
@@ -186,7 +197,7 @@ class Registry:
     # --- Writing ----------------------------------------------------------------------------------
 
     def takeover(self, game: str, *, owner: str) -> int:
-        """Start a new epoch; from now on only its owner can release models of this game."""
+        """Start a new epoch of a game and return its number; older epochs can no longer release."""
         epoch = 0
 
         def entry(now: Catalogue) -> Entry:
@@ -223,7 +234,7 @@ class Registry:
     def set_alias(
         self, game: str, alias: str, model_no: int, *, why: str, epoch: int | None = None
     ) -> None:
-        """Point an alias to another model (0: none); an operator needs no epoch."""
+        """Point an alias to a model (0: none); with `epoch`, Fenced when that epoch has ended."""
         if alias not in ALIASES:
             raise ConfigError(f"alias {alias!r} is not known; use one of {ALIASES}")
         if model_no:
@@ -276,13 +287,13 @@ class Registry:
         for other in self.games():
             if other != spec.game and other.casefold() == spec.game.casefold():
                 raise ConfigError(
-                    f"{spec.game} differs from the registered game {other} only in case; use that "
-                    "name, or another"
+                    f"{spec.game} differs from the registered game {other} only in case; use "
+                    f"{other}, or a name that differs in more than case"
                 )
         self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
-        """One spec of a game, or None; SpecError when the stored spec cannot be read."""
+        """The game's spec with this schema, or None; SpecError when it is damaged."""
         return self._spec(f"games/{game_name(game)}/{schema}.json")
 
     def specs(self, game: str) -> Sequence[GameSpec]:
@@ -295,7 +306,9 @@ class Registry:
         try:
             return None if raw is None else spec_from_json(raw)
         except SpecError as error:
-            raise SpecError(f"{name} is damaged: {error}; or restore it from a backup") from None
+            raise SpecError(
+                f"{name} cannot be read: {error}; if it is damaged, restore it from a backup"
+            ) from None
 
 
 def _blob(sha256: str) -> str:
@@ -305,6 +318,6 @@ def _blob(sha256: str) -> str:
 def _check_epoch(now: Catalogue, epoch: int) -> None:
     if epoch != now.epoch:
         raise Fenced(
-            f"{now.owner} has taken over {now.game} (epoch {now.epoch}, ours is {epoch}), so "
-            "nothing was released; stop this learner"
+            f"{now.owner} has taken over {now.game} (epoch {now.epoch}, this learner has epoch "
+            f"{epoch}), so nothing was written; stop this learner"
         )

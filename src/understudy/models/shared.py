@@ -4,8 +4,8 @@
 
 Each number of a journal is written once. The writer of number N + 1 has read all entries up to N.
 If another process was faster, the number exists already, and the writer reads the new entries and
-decides again. So a journal is compare-and-swap with the one conditional write that every backend
-has, and following it takes one request per entry.
+decides again. So a journal provides compare-and-swap with the one conditional write that every
+backend has (create if absent), and following a journal takes one request per entry.
 """
 
 import math
@@ -38,7 +38,7 @@ class Journal:
         self.name = name
 
     def read(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Documents after a number, in order."""
+        """The numbers and bytes of all documents after the number `after`, in order."""
         number = after
         while (raw := self._objects.get(self._object_name(number := number + 1))) is not None:
             yield number, raw
@@ -49,19 +49,20 @@ class Journal:
         if number > FIRST and self._objects.get(self._object_name(number - 1)) is None:
             raise Corrupt(
                 f"{self._object_name(number - 1)} is missing, so {name} cannot follow it; "
-                "restore it from a backup"
+                "restore the missing entry from a backup"
             )
         if self.is_hole(number):
             raise Corrupt(
-                f"{name} is missing, but later entries exist; restore it from a backup before you "
-                "continue"
+                f"{name} is missing, but later entries exist; restore the missing entry from a "
+                "backup"
             )
-        # It exists with our bytes when an earlier attempt succeeded but its response was lost.
+        # The same bytes are ours: an earlier attempt succeeded, but its response was lost.
         return self._objects.create(name, raw) or self._objects.get(name) == raw
 
     def is_hole(self, number: int) -> bool:
         """Whether this entry is missing although a later one exists: it was lost."""
-        # In this order, because later entries are written after earlier ones.
+        # Listed first: every entry before a listed one was already written, so if it cannot be read
+        # now, it was lost.
         later = any(name > self._object_name(number) for name in self._objects.list(self.name))
         return later and self._objects.get(self._object_name(number)) is None
 
@@ -79,7 +80,7 @@ class JournalState(Protocol):
     """The number of the last invalid entry, and what is wrong with it; empty: none."""
 
     def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        """Apply an entry; Refused, with the state unchanged, when it is invalid here."""
+        """Apply an entry; if it is invalid in this state, Refused, with the state unchanged."""
         ...
 
 
@@ -110,7 +111,7 @@ class Shared(Generic[S]):
         """Hold it to read several fields of the state together."""
 
     def now(self) -> S:
-        """The state, refreshed at most every `poll_every_s` of the objects."""
+        """The state; new entries are read if the last read was `poll_every_s` or longer ago."""
         with self.lock:
             if self._clock.monotonic() - self._refreshed_s < self._look_every_s:
                 return self._state
@@ -137,7 +138,7 @@ class Shared(Generic[S]):
 
     @property
     def lost_entry(self) -> str:
-        """The first missing entry, after which existing ones are ignored; empty: none."""
+        """The name of a missing entry, after which all existing ones are ignored; empty: none."""
         with self.lock:
             number = self._refresh().number + 1
             return (
@@ -160,11 +161,11 @@ class Shared(Generic[S]):
         )
 
     def write(self, make_entry: Callable[[S], Entry]) -> S:
-        """Append `make_entry(state)`; call it again with the new state after a lost race."""
+        """Append `make_entry(state)`; if another writer was first, make it from the new state."""
         if self._signer is None:
             raise ConfigError(
-                "registry and keys are read-only here; writing needs the signing key in the data "
-                "folder of the deployment"
+                "registry and keys are read-only here, because there is no signing key; run this "
+                "where the data folder of the deployment is"
             )
         rng = random.Random()
         for attempt in range(_TRIES):

@@ -38,7 +38,7 @@ Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 Act = Callable[[Array, Array | None], Array]
-"""(x, out) -> result; `out` is x itself if x may be overwritten, else None."""
+"""An activation function, (x, out) -> result; `out` is x if x may be overwritten, else None."""
 
 GELU = (0.7978845608028654, 0.044715)
 ZERO = np.zeros((), np.float32)
@@ -93,7 +93,7 @@ element."""
 
 
 def convolution(layer: Conv, kernel: Array, bias: Array, act: Act | None, *, lead: int) -> Step:
-    """The layer as a step; `lead` is the number of axes before a row's: 1 in a batch, 0 alone."""
+    """The layer as a step; `lead` axes precede those of a row: 1 in a batch, 0 for a single row."""
     size = layer.kernel
     stride = layer.stride
     width = layer.channels
@@ -132,7 +132,7 @@ def convolution(layer: Conv, kernel: Array, bias: Array, act: Act | None, *, lea
 
 
 def channels_last(layer: Channels, *, lead: int) -> Step:
-    """The layer as a step."""
+    """The layer as a step; `lead` as for `convolution`."""
     if not layer.axes:
         return lambda x: x[..., None]
     n_axes = len(layer.axes)
@@ -162,7 +162,10 @@ def compile_network(
 def compile_row(
     spec: NetworkSpec, weights: Weights, *, heads: Iterable[str] | None = None
 ) -> Forward:
-    """The same for one row, faster than a batch of 1: no batch axis, exactly the inputs' dtypes."""
+    """A function from one row of observation columns to the outputs; faster than a batch of 1.
+
+    The columns have no batch axis, and must have exactly the dtypes of the network's inputs.
+    """
     return _compiled(spec, weights, heads, lead=0)
 
 

@@ -1,17 +1,18 @@
 """Heads: turn a network's outputs into actions, in NumPy; `learn/networks.py` does so in JAX.
 
     kind              reads          noise [batch, ...]  action
-    argmax            q              none                the largest
-    epsilon_greedy    q              uniform [1 + n]     the largest, or any valid one where the
-                                                         first number is below epsilon
+    argmax            q              none                the one with the largest q
+    epsilon_greedy    q              uniform [1 + n]     the one with the largest q, or a random
+                                                         valid one if noise[0] is below epsilon
     categorical       logits         Gumbel [n]          sampled by probability
-    gaussian_clipped  mean, log_std  normal [size]       mean + std * noise, clipped,
-                                                         from ±1 to low..high
-    gaussian_tanh     mean, log_std  normal [size]       mean + std * noise through tanh,
-                                                         from ±1 to low..high
+    gaussian_clipped  mean, log_std  normal [size]       mean + std * noise, scaled from ±1 to
+                                                         low..high, then clipped
+    gaussian_tanh     mean, log_std  normal [size]       tanh(mean + std * noise), scaled from ±1
+                                                         to low..high
 
-Noise is an argument, so that NumPy and JAX return the same action and logp. If a number of a Box
-has no lower or upper bound, gaussian_clipped does not scale it and clips it to the other bound.
+Noise is an argument, so that NumPy and JAX return the same action and logp. If an element of a Box
+has no lower or no upper bound, gaussian_clipped does not scale it, and clips it only to the bound
+that it has.
 """
 
 import math
@@ -38,7 +39,7 @@ LOG_STD = (-20.0, 4.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 TANH_LIMIT = 0.999
-"""Where raw_of clips: an action at the bound itself needs an infinite raw number."""
+"""`raw_of` limits tanh to ± this, since the raw number of an action at its bound is infinite."""
 
 _OUTPUTS = {"argmax": ("q",), "epsilon_greedy": ("q",), "categorical": ("logits",)}
 
@@ -58,7 +59,7 @@ class Head:
     kind: str
     size: int
     low: tuple[float, ...] = ()
-    """One bound per number of a gaussian head; -inf without a bound."""
+    """One bound per number of a gaussian head; -inf where there is no bound."""
     high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -76,11 +77,11 @@ class Head:
                 or any(math.isnan(value) for value in end)
             ):
                 raise ConfigError(
-                    f"{name} is {str(end)[:60]}; give {self.size} numbers, infinite without a bound"
+                    f"{name} is {str(end)[:60]}; give {self.size} numbers, infinity for no bound"
                 )
         if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
             raise ConfigError(
-                f"low {self.low} is not below high {self.high}; give lower numbers for low"
+                f"low {self.low} is not below high {self.high}; each low must be below its high"
             )
         if self.kind == "gaussian_tanh" and not all(self.is_closed):
             raise ConfigError(
@@ -93,7 +94,7 @@ class Head:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The network outputs that it reads."""
+        """The network outputs that the head reads."""
         return _OUTPUTS.get(self.kind, ("mean", "log_std"))
 
     @property
@@ -194,7 +195,7 @@ class Head:
         return bounded
 
     def raw_of(self, action: Array) -> Array:
-        """The raw numbers of these actions, float32; at a bound, the ones that just reach it."""
+        """The raw numbers that yield these actions, float32; tanh is limited to ±TANH_LIMIT."""
         factor, middle = self.scale
         unit = (np.asarray(action, np.float32) - middle) / factor
         return (
@@ -224,7 +225,7 @@ def head_for(game: GameSpec, kind: str | None = None) -> Head:
     if not isinstance(space, Box) or space.dtype.kind != "f":
         raise ConfigError(
             f"{game.game} has the actions {dict(game.action)}; policies support one Discrete or "
-            "one Box of floats: wrap the env"
+            "one Box of floats: convert them in an env wrapper"
         )
     size = math.prod(space.shape)
     return Head(kind, size, _end(space.low, size, -math.inf), _end(space.high, size, math.inf))
@@ -243,7 +244,7 @@ def _end(bound: Any, size: int, default: float) -> tuple[float, ...]:
 
 
 def env_actions(game: GameSpec, action: Array) -> Array:
-    """Convert a decision's actions to the game's: adds `start`; the Box's shape and dtype."""
+    """Convert a decision's actions to the game's numbering from `start`, or its shape and dtype."""
     space = game.action[""]
     if isinstance(space, Discrete):
         shifted: Array = action.astype(space.dtype) + space.dtype.type(space.start)
@@ -260,7 +261,7 @@ def env_actions(game: GameSpec, action: Array) -> Array:
 
 
 def head_to_json(head: Head) -> dict[str, Any]:
-    """The head's fields; a missing bound is null."""
+    """The head's fields as JSON values; null where there is no bound."""
     ends = {
         name: [value if math.isfinite(value) else None for value in getattr(head, name)]
         for name in ("low", "high")
@@ -287,7 +288,7 @@ def head_from_json(fields: Any) -> Head:
             for value in values
         ):
             raise ConfigError(
-                f"{name} is {str(fields[name])[:60]}; give a list of numbers, null without a bound"
+                f"{name} is {str(fields[name])[:60]}; give a list of numbers, null for no bound"
             )
         ends.append(tuple(default if value is None else float(value) for value in values))
     return Head(fields["kind"], fields["size"], *ends)

@@ -60,7 +60,8 @@ class InitialPriority:
             or not 0 <= self.discount <= 1
         ):
             raise ConfigError(
-                f"{self}; give kind 'n_step_td', an n_step from 1 and a discount from 0 to 1"
+                f"{self} is not valid; give kind 'n_step_td', an n_step from 1 and a "
+                "discount from 0 to 1"
             )
 
 
@@ -148,10 +149,10 @@ class Policy:
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Choice:
-        """The same as `act`, with the log probability and the raw action."""
+        """The action as from `act`, with its log probability and the raw action."""
         if not deterministic and rng is None:
             raise ConfigError(
-                "act samples and has no rng; give numpy.random.default_rng(seed), or "
+                "deterministic=False needs an rng; give rng=numpy.random.default_rng(seed), or "
                 "deterministic=True"
             )
         if self.stack > 1 and len(obs) != self.stack:
@@ -207,7 +208,7 @@ class Policy:
         return None if discrete is None else (self.head.outputs[0], discrete.start)
 
     def player(self) -> "Player":
-        """A player, which remembers the last observations of its episode for the stack."""
+        """Return a player, which remembers the last observations of its episode for the stack."""
         return Player(self)
 
     # --- As bytes ---------------------------------------------------------------------------------
@@ -232,7 +233,8 @@ def decode_policy(raw: bytes | memoryview) -> Policy:
     if metadata.get("format") != POLICY_FORMAT:
         raise Refused(
             "bad_version",
-            f"format {str(metadata.get('format'))[:40]!r}; this build reads {POLICY_FORMAT}",
+            f"the policy has format {str(metadata.get('format'))[:40]!r}, but this version reads "
+            f"{POLICY_FORMAT!r}; use the version that wrote it",
         )
     if metadata.keys() != _METADATA:
         raise Refused(
@@ -289,19 +291,19 @@ def _check_fit(policy: Policy) -> None:
             got = f"{column.dtype}{list(column.shape)}"
             raise ConfigError(
                 f"input {name!r} is {got}; {policy.game.game} with stack {policy.stack} has "
-                f"{dict(columns)}"
+                f"{dict(columns)}; give inputs with the shapes and dtypes of these columns"
             )
     outputs = policy.network.outputs()
     for name in policy.head.outputs:
         if outputs.get(name) != (policy.head.size,):
             raise ConfigError(
-                f"head {name!r} has shape {outputs.get(name)}; {policy.head.kind} needs "
-                f"({policy.head.size},)"
+                f"the network's head {name!r} has shape {outputs.get(name)}; {policy.head.kind} "
+                f"needs ({policy.head.size},)"
             )
 
 
 class Player:
-    """Plays a policy, episode after episode, and keeps its stack; not thread-safe."""
+    """Plays a policy, episode after episode, and keeps its observation stack; not thread-safe."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -330,7 +332,7 @@ class Player:
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Choice:
-        """The same as `act`, with the log probability and the raw action."""
+        """The action as from `act`, with its log probability and the raw action."""
         if self.policy.stack > 1:
             self._last.append(copy.deepcopy(obs))  # the env may reuse its array
             obs = [self._last[0]] * (self.policy.stack - len(self._last)) + list(self._last)

@@ -1,4 +1,4 @@
-"""Backup and restore: copies store, models, keys and secrets of a running platform, and verifies.
+"""Backup and restore: a verified copy of a platform's store, models, keys and secrets.
 
 DIR/backup.json           table of contents with the SHA-256 of every file; written last, so a
                           folder without it is not a backup
@@ -6,8 +6,10 @@ DIR/store/                a snapshot from after the start of the backup; it hold
                           before the start
 DIR/models/               specs, keys and models; journals are copied before the policies they name
 DIR/key, signing.key      secrets, with which anyone can act as the deployment
-DIR/backends.json         locations of stream, store and models; of remote ones, only models are
-                          copied
+DIR/development.json      the keys that `up` creates for development; a secret, too
+DIR/understudy.toml       the config file
+DIR/backends.json         locations of stream, store and models; of those on other machines, only
+                          the models are copied
 """
 
 import contextlib
@@ -65,7 +67,10 @@ def back_up(
     """
     config = config or Config()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is not empty; pass a folder that does not exist yet")
+        raise ConfigError(
+            f"{target} is a file, or a folder that is not empty; pass a folder that does not "
+            "exist yet"
+        )
     if data.root.resolve() in (target.resolve(), *target.resolve().parents):
         raise ConfigError(
             f"{target} is inside the data folder {data.root}; pass a folder outside it"
@@ -101,7 +106,10 @@ def back_up(
 
 
 def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
-    """Verify a backup and restore it to a data folder without store and deployment."""
+    """Verify a backup and restore it to a data folder that has no store and no deployment yet.
+
+    `models`: the URL to restore models to, or "" for the data folder.
+    """
     proof = verify_backup(source)
     if (
         (data.root / "store").exists()
@@ -141,7 +149,10 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
 
 
 def verify_backup(backup: Path) -> Proof:
-    """Read every byte of a backup; Corrupt if a file is missing or changed."""
+    """Read every byte of a backup and return its figures.
+
+    Raises Corrupt if a file is missing or changed, and ConfigError if the folder is not a backup.
+    """
     try:
         facts = json.loads((backup / _FACTS).read_text())
         if facts["format"] != FORMAT:
@@ -171,7 +182,7 @@ def verify_backup(backup: Path) -> Proof:
 
 
 def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
-    """Check a folder and count its steps, chunks, models and keys; also lists damaged models.
+    """Return how many steps, chunks, models and keys a folder holds, and which models are damaged.
 
     Raises Corrupt if the store is damaged.
     """
@@ -181,7 +192,9 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
         totals = summary(audit_store(data.store, is_alone=True))
         if totals.corrupt or totals.duplicate_steps:
             raise Corrupt(
-                f"the store in {data.root} is damaged: {(*totals.corrupt, 'steps stored twice')[0]}"
+                f"the store in {data.root} is damaged: "
+                f"{(*totals.corrupt, 'steps stored twice')[0]}; check the original with "
+                "'understudy data verify', or use another backup"
             )
         steps = totals.steps
         chunks = totals.chunks
@@ -222,7 +235,7 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
             if data.has_writer():
                 send_request(data.requests, "snapshot", timeout_s=timeout_s, name=target.name)
             elif config.stream.url:
-                # Frames in a remote stream stay there.
+                # Frames that are only in a remote stream are not part of a backup.
                 with open_own_store(data, config) as store:
                     store.back_up(target)
             else:
@@ -258,7 +271,8 @@ def _copy_objects(source: Objects, target: Objects) -> None:
             if not target.create(name, raw) and target.get(name) != raw:
                 raise Refused(
                     "taken",
-                    f"{name} exists already with other contents; pass an empty location for models",
+                    f"{name} exists already with other contents; set models.url to an empty "
+                    "location",
                 )
 
 

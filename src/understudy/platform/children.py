@@ -28,7 +28,7 @@ _living: set["Child"] = set()
 
 
 class Child:
-    """A running process; `latest` is the newest line it reported."""
+    """A running process; `latest` is the newest JSON line that it printed, decoded."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Child:
         on_log: Callable[[str], None] | None = None,
         first_line: str = "",
     ) -> None:
-        """`on_log` gets every line of its standard error, from a thread.
+        """`on_log` is called in a thread with every line of the process's standard error.
 
         `first_line` is written to its standard input. Pass secrets there: every user of the
         machine can read a command line.
@@ -58,7 +58,7 @@ class Child:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            # A caller that is interrupted before the constructor returns finds the child here.
+            # `kill_children` finds the child here, even if this constructor is interrupted.
             _living.add(self)
         if first_line and self._process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -191,7 +191,7 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
 
     CONFIG is the file that `up` wrote. An expected error is printed as one line.
     """
-    # Imported late, since simulated players are children too and need neither.
+    # Imported late: simulated players use this module too, and need neither of these.
     from understudy.backends.data import DataFolder
     from understudy.platform.config import Config, read_config
 
@@ -220,5 +220,5 @@ def log_to_stderr(*, as_json: bool = True) -> None:
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command line that runs one of our modules."""
+    """Return the command line that runs a Python module as a program."""
     return [sys.executable, "-m", name, *arguments]

@@ -32,12 +32,12 @@ DEFAULT_PORT = 8600
 FILE_NAME = "understudy.toml"
 LAST_START_FILE = "backends.json"
 HERE = {"stream.url": "file", "store.url": "local", "models.url": "folder"}
-"""The URLs that are saved, and the value of each that means "in the data folder"."""
+"""The URLs that `up` saves, each with the value that means "in the data folder"."""
 ENGINE = "ingest.engine"
-"""Saved too: a Spark job does not resume by itself after another engine took over."""
+"""Saved too, so that a start without flags continues with Spark instead of the native engine."""
 _FILES = ("ca", "certificate", "credentials", "key")
-"""Options of a URL that name a file."""
-_DEFAULT = "or empty: in the data folder; not set: as at the last start, else the same."
+"""Options of a URL whose value is the path of a file."""
+_DEFAULT = "or empty: in the data folder; not set: as at the last start, if there was one."
 _SCHEDULE = LearningSchedule()
 _BOUNDS = Bounds()
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]{2,45}\]")
@@ -49,29 +49,33 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySection:
-    """[gateway]"""
+    """[gateway]: settings of the gateway, which games and browsers connect to."""
 
     host: str = setting(
-        "127.0.0.1", description="Address to listen on; other than loopback needs TLS, or insecure."
+        "127.0.0.1", description="Address to listen on; any but loopback needs TLS or insecure."
     )
     port: int = setting(DEFAULT_PORT, 0, 65535, "Port to listen on; 0: any free port.")
     hosts: tuple[str, ...] = setting(
-        (), description="Host names to accept requests for, besides those of loopback."
+        (), description="Host names that requests may use, besides those of loopback."
     )
     certificate: str = setting("", description="A PEM file; with certificate_key it enables TLS.")
     certificate_key: str = setting("", description="The PEM file of the private key.")
     insecure: bool = setting(
-        False, description="Plain HTTP for other machines too, if something else encrypts."
+        False,
+        description="Allow plain HTTP for other machines, such as behind a proxy that encrypts.",
     )
     target_steps_s: float = setting(
-        0.0, 0, description="Steps per second and game to record of all players together; 0: all."
+        0.0,
+        0,
+        description="Steps per second to record of each game, for all players together; "
+        "0: no limit.",
     )
     canary_share: float = setting(0.2, 1e-6, 0.5, "The share of episodes that a canary plays.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSection:
-    """[stream]"""
+    """[stream]: settings of the stream, to which the gateway appends frames."""
 
     url: str = setting(
         "",
@@ -82,7 +86,7 @@ class StreamSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSection:
-    """[store]"""
+    """[store]: settings of the store, from which the learner reads."""
 
     url: str = setting(
         "", description=f"Store of experience, such as cassandra://HOST/KEYSPACE; local {_DEFAULT}"
@@ -90,19 +94,19 @@ class StoreSection:
     window_hours: float = setting(
         0.0,
         0,
-        description="How long the learner keeps its copy of a remote store; "
-        "0: as long as that store.",
+        description="How long the learner's local copy of a remote store keeps steps; "
+        "0: as long as the remote store.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSection:
-    """[ingest]"""
+    """[ingest]: settings of ingest, which moves frames from the stream to the store."""
 
     engine: str = setting(
         "native",
         description="native: the built-in service; spark: a streaming job; "
-        "not set: as at the last start, else native.",
+        "not set: as at the last start, or native.",
         choices=("native", "spark"),
     )
     master: str = setting(
@@ -112,7 +116,7 @@ class IngestSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsSection:
-    """[models]"""
+    """[models]: settings of the models, with specs and keys."""
 
     url: str = setting(
         "", description=f"Models, specs and keys, such as s3://BUCKET/PATH; folder {_DEFAULT}"
@@ -121,33 +125,37 @@ class ModelsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSection:
-    """[learner]"""
+    """[learner]: settings of the learner."""
 
     learn_from: tuple[str, ...] = setting(
         (),
-        description="Consents to learn from; empty: granted, and unknown too if only this machine "
-        "can play.",
+        description="Consents to learn from; empty: granted, and also unknown if only this machine "
+        "can reach the gateway.",
     )
     first_steps: int = setting(
-        _SCHEDULE.first_steps, 1, description="Steps of people before the first bot is trained."
+        _SCHEDULE.first_steps,
+        1,
+        description="Steps recorded from people before the first bot is trained.",
     )
     bc_updates: int = setting(
-        _SCHEDULE.bc_updates, 1, description="Updates of a clone before it is released."
+        _SCHEDULE.bc_updates,
+        1,
+        description="Training updates of a clone (bc) before it is released.",
     )
     bc_growth: float = setting(
         _SCHEDULE.bc_growth,
         1.001,
-        description="For games with clones only: growth factor of people's steps between two "
-        "clones.",
+        description="For games that are only cloned: factor by which people's steps must grow "
+        "before the next clone.",
     )
     dqn_updates: int = setting(
-        _SCHEDULE.dqn_updates, 1, description="Updates between two candidates."
+        _SCHEDULE.dqn_updates, 1, description="Training updates (dqn) between two candidates."
     )
     dqn_steps: int = setting(
-        _SCHEDULE.dqn_steps, 1, description="New steps between two candidates."
+        _SCHEDULE.dqn_steps, 1, description="New recorded steps between two candidates."
     )
     updates_per_step: float = setting(
-        _SCHEDULE.updates_per_step, 1e-9, description="Maximum updates per recorded step."
+        _SCHEDULE.updates_per_step, 1e-9, description="Maximum training updates per recorded step."
     )
     simulator: str = setting(
         "", description="A Gymnasium id to evaluate candidates in; empty: live play decides."
@@ -156,27 +164,33 @@ class LearnerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSection:
-    """[gate]"""
+    """[gate]: settings of the gate, which decides about new models."""
 
     min_episodes: int = setting(
         _BOUNDS.min_episodes,
         2,
-        description="Episodes of canary and champion before they are compared.",
+        description="Episodes that canary and champion each need before they are compared.",
     )
     max_episodes: int = setting(
         _BOUNDS.max_episodes, 2, description="Episodes after which an undecided canary is rejected."
     )
     worse_by: float = setting(
-        _BOUNDS.worse_by, 0, 0.999, "How much lower a canary's return may be, as a share."
+        _BOUNDS.worse_by,
+        0,
+        0.999,
+        "How much lower a canary's mean return may be, as a share of the champion's.",
     )
     error: float = setting(
-        _BOUNDS.error, 1e-9, 0.499, "Highest probability that a worse canary passes."
+        _BOUNDS.error,
+        1e-9,
+        0.499,
+        "Highest probability that a canary which is worse than that passes.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSection:
-    """[log]"""
+    """[log]: settings of logs."""
 
     json: bool = setting(False, description="Log events as JSON lines, also in a terminal.")
 
@@ -202,7 +216,7 @@ class Config:
 
     @property
     def learn_from(self) -> tuple[str, ...]:
-        """The consents to learn from; on loopback also `unknown`, as all players are developers."""
+        """Consents to learn from; by default also `unknown` if only this machine has players."""
         return self.learner.learn_from or (
             ("granted", "unknown") if self.is_local else ("granted",)
         )
@@ -256,7 +270,7 @@ class Config:
         return Bounds(**dataclasses.asdict(self.gate))
 
     def check(self) -> "Config":
-        """Return itself; ConfigError if a value is invalid."""
+        """Return this config; ConfigError if a value is invalid."""
         unknown = set(self.roles) - set(ROLES)
         if unknown or not self.roles:
             raise ConfigError(
@@ -343,7 +357,7 @@ def _check_simulator(env_id: str) -> None:
     """Raise ConfigError unless Gymnasium can create the env, without using the network."""
     from understudy.training.env_info import GameChoice
 
-    # The learner's process finds modules in the current folder; a command does not by itself.
+    # The learner is run by `python -m`, which finds modules in the current folder; commands do not.
     sys.path.append(os.getcwd())
     try:
         GameChoice(game=env_id).make(1).close()
@@ -356,7 +370,7 @@ def _check_simulator(env_id: str) -> None:
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write a resolved config for child processes, since every user can read a command line."""
+    """Write a resolved config for child processes; a command line could be read by every user."""
     write_file(path, json.dumps(dataclasses.asdict(config)).encode(), mode=0o600)
 
 
@@ -365,7 +379,9 @@ def read_config(path: Path) -> Config:
     try:
         return from_tree(Config, json.loads(path.read_bytes()), where=str(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; 'understudy up' writes it") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error}; start the role with 'understudy up', which writes it"
+        ) from None
 
 
 # --- Resolution -----------------------------------------------------------------------------------
@@ -374,13 +390,14 @@ def read_config(path: Path) -> Config:
 def resolve(
     flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Resolved[Config]:
-    """Resolve the config from flags, environment, file, last start and defaults, in this order.
+    """Return the config, and the source of each value.
 
-    A flag of None is not set. The last start applies to stream, store, models and the engine only.
+    Each value comes from the first of these that sets it: flags (None: not set), environment, file,
+    last start (only stream, store, models and ingest engine), defaults.
     """
 
     def last_start(name: str, values: Mapping[str, Any]) -> tuple[Any, str] | None:
-        # The engine applies only if the store, which is resolved first, is still a remote one.
+        # The saved engine is used only if the store, which is resolved first, is still remote.
         if not (name in HERE or (name == ENGINE and values["store.url"])) or not values["data"]:
             return None
         root = Path(values["data"]).expanduser()
@@ -417,7 +434,7 @@ def config_file(
 
 
 def example(data: str = "") -> str:
-    """Return a config file with a description and the default of every setting."""
+    """Return the text of a config file with the description and the default of every setting."""
     lines = ["# understudy's config; 'understudy config show' shows the source of each value."]
     section = ""
     for leaf in settings.leaves(Config):
@@ -433,13 +450,13 @@ def example(data: str = "") -> str:
 
 # --- The last start -------------------------------------------------------------------------------
 #
-# Flags and variables belong to one start; recorded data must not go elsewhere because the next one
-# lacks them. `up` therefore saves its URLs and its engine in the data folder, and every command on
-# the folder uses them unless a flag, a variable or the file overrides them.
+# Flags and environment variables apply to one start only, but a later start without them must not
+# write its data to another place. `up` therefore saves its URLs and its engine in the data folder,
+# and every command on the folder uses them unless a flag, a variable or the file overrides them.
 
 
 def read_last_start(root: Path) -> Mapping[str, str]:
-    """Return URLs by name ("": the data folder) and engine of the last start; empty if none."""
+    """Return the last start's URLs ("": the data folder) and engine; empty if there was none."""
     path = root / LAST_START_FILE
     try:
         fields = json.loads(path.read_bytes())
@@ -462,7 +479,7 @@ def save_last_start(config: Config) -> None:
 
 
 def restore_last_start(root: Path, *, models: str) -> None:
-    """Update the saved URLs after a restore: only models may have a new location."""
+    """Save the new location of the models after a restore; the other saved values stay the same."""
     if before := read_last_start(root):
         now = {**before, "models.url": _absolute(models)}
         write_file(root / LAST_START_FILE, json.dumps(now).encode(), mode=0o600)
@@ -487,16 +504,17 @@ def location_changes(before: Mapping[str, str], config: Config) -> list[str]:
         if then != now:
             messages.append(
                 f"{part} is {_shown(name, now)} now; at the last start it was "
-                f"{_shown(name, then)}: data there is not moved; {_NEXT[part]}"
+                f"{_shown(name, then)}: data in the old location is not moved; {_NEXT[part]}"
             )
     return messages
 
 
 _NEXT = {
-    "stream": "to store the frames in the old one, run 'understudy ingest --until-empty' with the "
-    "old --stream",
-    "store": "bots learn only from the new one; to go back, pass the old --store",
-    "models": "bots and keys from there are not available; to go back, pass the old --models",
+    "stream": "to store the frames that are still in the old stream, run 'understudy ingest "
+    "--until-empty' with the old --stream",
+    "store": "bots learn only from the new store; to go back, pass the old --store",
+    "models": "bots and keys of the old location are not available; to go back, pass the old "
+    "--models",
 }
 
 

@@ -1,4 +1,4 @@
-"""Commands that change a store, run by its live writer if there is one, or here."""
+"""Commands that change a store: run by the process that has it open for writing, else here."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def forget_in_remote_store(
 def _find(
     data: DataFolder, player: str, registered: list[str], game: str | None
 ) -> tuple[list[str], list[bytes], int]:
-    """Return the games, the player's pseudonyms there, and how many spooled sessions it erased."""
+    """Erase a player's spooled sessions; return the games, the pseudonyms and the number erased."""
     name = player_name(player)
     if not registered:
         raise ConfigError(
@@ -73,7 +73,7 @@ def _find(
     if game is not None and str(game_name(game)) not in registered:
         raise ConfigError(
             f"the game {game!r} is not registered in {data.root}; registered are "
-            f"{', '.join(registered)}"
+            f"{', '.join(registered)}; pass one of them"
         )
     if not (data.root / "key").exists():
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""The gateway role as a process: reports JSON lines, and drains when its standard input closes.
+"""The gateway role as a process, which stops when its standard input closes.
 
 Run as `python -m understudy.platform.gateway_process DATA CONFIG`, where CONFIG is the file that
-`up` wrote.
+`up` wrote. It prints its status as JSON lines; before it exits, it completes the requests in
+progress.
 """
 
 import json
@@ -34,8 +35,8 @@ _STALE_S = 10.0
 class IngestMetrics(Collector):
     """Adds the ingest role's status to the gateway's metrics, so that one URL serves all metrics.
 
-    Reads the status file of its supervisor; without one there are no ingest metrics. Counts start
-    at 0 when the role starts, as Prometheus expects of every process.
+    Reads the status file that the supervisor of ingest writes; without that file there are no
+    ingest metrics. Counts start at 0 when ingest starts, as Prometheus expects of every process.
     """
 
     def __init__(self, status_file: Path, clock: Clock) -> None:
@@ -52,7 +53,7 @@ class IngestMetrics(Collector):
         is_running = status["state"] == "running" and self._clock.now() - status["at_s"] < _STALE_S
 
         def metric(kind: Any, name: str, text: str, value: Any, *label: str) -> Metric:
-            """Return a family by engine, and by the keys of `value` if `label` is given."""
+            """A metric by engine; with `label`, `value` is a dict that has one sample per key."""
             family: Metric = kind(f"understudy_ingest_{name}", text, labels=["engine", *label])
             for part, number in value.items() if label else [("", value)]:
                 family.add_metric([engine, part] if label else [engine], number)  # type: ignore[attr-defined]

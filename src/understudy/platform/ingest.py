@@ -1,11 +1,12 @@
-"""The ingest role: moves frames from a stream to a store, local or remote, with either engine.
+"""The ingest role: moves frames from a stream to a store, with the native engine or with Spark.
 
 A store in the data folder has one writer, this process, which also answers requests for it. A
 remote store may have many writers, each with partitions of its own. With Spark the work is done in
 tasks, which this process schedules.
 
 Run as `python -m understudy.platform.ingest DATA [CONFIG]`, where CONFIG is the file that `up`
-wrote. It reports JSON lines, and drains when its standard input closes.
+wrote. It prints its status as JSON lines. When its standard input closes, it stores the rest of the
+stream and exits.
 """
 
 import contextlib
@@ -70,10 +71,10 @@ _TROUBLE_S = 1.0
 RETENTION_S = 3600.0
 """How long the stream keeps frames that are already stored."""
 DRAIN_S = 15.0
-"""How long an interactive `understudy ingest` may take to store the rest when it stops."""
+"""How long `understudy ingest` may take to store the rest of the stream when it stops."""
 ROLE_DRAIN_S = 100.0
-"""How long the role may take, so that frames acknowledged last are stored when `up` ends; slightly
-less than the supervisor's limit."""
+"""The same for the role that `up` runs, so that frames acknowledged last are stored; less than the
+supervisor's limit, after which the role is killed."""
 
 
 def repeat(step: Callable[[], int], stop: Event) -> None:
@@ -93,7 +94,7 @@ def repeat(step: Callable[[], int], stop: Event) -> None:
             _log.warning(
                 "unreachable",
                 error=str(error),
-                next="it is retried; nothing acknowledged is lost",
+                next="none: ingest retries; nothing acknowledged is lost",
             )
             stop.wait(_TROUBLE_S)
             continue
@@ -148,10 +149,10 @@ class IngestRole:
         with contextlib.ExitStack() as opened:
             if open_store is None:
                 if not data.has_store():
-                    # Before the store: every game rejects a store without a key.
+                    # Created before the store: a folder with a store but no key is rejected.
                     deployment_key(data.root)
-                # The store first: its lock makes this the only writer, so claims belong to the
-                # folder, not a process.
+                # The store is opened first: its lock makes this process the only writer, so claims
+                # can belong to the folder instead of a process.
                 self._store: FullStore = opened.enter_context(
                     open_local_store(data.store, specs=self._specs)
                 )
@@ -176,11 +177,11 @@ class IngestRole:
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine has started; invalid settings may be reported until then."""
+        """Whether the engine has started; until then, an exit may be due to invalid settings."""
         return self._spark is None or self._spark.is_running
 
     def step(self) -> int:
-        """Store new records, answer requests and trim the stream; return the records moved."""
+        """Store new records, answer requests and trim the stream; return how many were moved."""
         now_s = time.monotonic()
         if self._is_embedded:
             self._look_after_store(now_s)
@@ -191,7 +192,7 @@ class IngestRole:
         return moved
 
     def _look_after_store(self, now_s: float) -> None:
-        """Do the tasks that are reserved to the writer of a store in the data folder."""
+        """Do the work that only the writer of a store in the data folder may do."""
         if now_s >= self._next_requests_s:
             self._next_requests_s = now_s + REQUEST_EVERY_S
             handle_requests(self._data.requests, self._handlers())
@@ -222,7 +223,7 @@ class IngestRole:
         return contextlib.nullcontext() if self._spark is None else self._spark.running(stop)
 
     def report(self) -> dict[str, Any]:
-        """Return the role's figures as JSON, for `status` and the metrics."""
+        """Return the role's figures for `status` and the metrics, as JSON fields."""
         stats = self.service.stats
         return {
             "stored": stats.steps,
@@ -234,11 +235,11 @@ class IngestRole:
         }
 
     def spark_figures(self) -> dict[str, Any]:
-        """Return Spark's page and its last batch; empty for the native engine."""
+        """Return the URL of Spark's UI and figures of its last batch; empty without Spark."""
         return {} if self._spark is None else dict(self._spark.figures)
 
     def trim(self, retention_s: float) -> int:
-        """Delete stored parts of a file stream that are older; return the bytes freed."""
+        """Delete stored parts of a file stream older than `retention_s`; return the bytes freed."""
         freed = trim_file_stream(self._stream, self.store.positions(), retention_s=retention_s)
         if freed:  # partitions disappear only then
             existing = {partition.id for partition in self._stream.partitions()}
@@ -273,7 +274,7 @@ class IngestRole:
         self.store.back_up(target, between=self.service.step)
 
     def forget(self, players: list[bytes]) -> dict[str, int | bool]:
-        """Erase players by pseudonym, and stored frames that are still in the stream."""
+        """Erase players by pseudonym; also deletes all stored frames from a file stream."""
         self.service.drain()
         chunks = sum(self.store.forget(player) for player in players)
         return {
@@ -340,9 +341,9 @@ def open_own_store(data: DataFolder, config: Config) -> "LocalStore":
 
 
 def owner_of(data: DataFolder) -> str:
-    """Return the owner of claims in a remote store: the folder, whose lock has one holder.
+    """Return the owner of claims in a remote store: the folder, which one ingest at a time locks.
 
-    After a crash the next process can therefore continue without waiting.
+    After a crash, the next process has the same owner, so it need not wait until the claims expire.
     """
     return f"{data.root}@{socket.gethostname()}"
 
@@ -368,7 +369,7 @@ def _spark_tasks(data: DataFolder, config: Config) -> SparkTasks:
 
 
 def open_in_task(address: str) -> Opened:
-    """Open stream, store and specs in a worker process; URLs, and so the text, have no secrets."""
+    """Open stream, store and specs in a Spark worker; `address`: their URLs as JSON, no secrets."""
     log_to_stderr()
     urls = json.loads(address)
     data = DataFolder(Path(urls["data"]))
@@ -381,7 +382,7 @@ def open_in_task(address: str) -> Opened:
 
 
 def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, int]:
-    """Check quarantined frames again and store those that pass; `ids` None means all frames."""
+    """Check quarantined frames again, store those that pass, and return counts; `ids` None: all."""
     counts = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}
     after = 0
     while page := store.quarantined(after_id=after, limit=256):

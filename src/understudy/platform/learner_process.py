@@ -6,8 +6,8 @@ It only reads the store and writes models and checkpoints; a learner that starts
 and fences this one.
 
 Run as `python -m understudy.platform.learner_process DATA [CONFIG]`, where CONFIG is the file that
-`up` wrote. It reports JSON lines and exits when its standard input closes. Exit code 4 means that
-another learner has taken over: a restart would only fence that one in turn.
+`up` wrote. It prints its status as JSON lines and exits when its standard input closes. Exit code 4
+means that another learner has taken over; it is not restarted, as that would fence the other one.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ _NEW_GAMES_EVERY_S = 0.5
 
 
 class LearnerRole:
-    """Everything between a store and its games' champions; a context manager."""
+    """Trains and releases bots for every game of a store; a context manager."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class LearnerRole:
         return has_worked
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until `stop` is set; Fenced ends it."""
+        """Repeat `step` until `stop` is set; Fenced if another learner takes over."""
         while not stop.is_set():
             try:
                 has_worked = self.step()
@@ -117,7 +117,7 @@ class LearnerRole:
             except Unreachable as error:
                 if not self._storage_error:
                     _log.warning(
-                        "models_not_reachable", error=str(error), next="nothing: it is retried"
+                        "models_not_reachable", error=str(error), next="none: the learner retries"
                     )
                 self._storage_error = str(error)
                 self._status = {**self._status, "storage_error": self._storage_error}
@@ -181,7 +181,7 @@ class LearnerRole:
                     error=repr(error)[:200],
                     next="the store is counted again",
                 )
-                # Opened before the first one is closed, which would otherwise close the store.
+                # Created before the old one is closed: the last one closed also closes the store.
                 fresh = StoreStats(self._follower)
                 stats.close()
                 stats = fresh
@@ -239,7 +239,7 @@ class LearnerRole:
 
 
 class WindowFiller:
-    """Context manager that fills a window in a thread, and raises the thread's error at its end.
+    """Context manager that fills a window in a thread, and raises the thread's error on exit.
 
     A learner must not continue with old data: an error in the thread also sets `stop`, and the
     supervisor restarts the role. A store that is unreachable for a while is not an error; `fields`
@@ -275,7 +275,7 @@ class WindowFiller:
 
 
 Fields = Callable[[], dict[str, Any]]
-"""Returns further fields of a report."""
+"""Returns further fields for the role's report."""
 
 
 def main(data: DataFolder, config: Config) -> int:
@@ -297,7 +297,10 @@ def main(data: DataFolder, config: Config) -> int:
 def _local_experience(
     data: DataFolder, config: Config, registry: Registry, stop: Event
 ) -> Iterator[tuple[DataFolder, Fields]]:
-    """Yield the folder to learn from; for a remote store, with a local copy that keeps growing."""
+    """Yield a folder with a local store to learn from, and report fields.
+
+    A remote store is copied to that folder continuously.
+    """
     if not config.store.url:
         yield data, dict
         return

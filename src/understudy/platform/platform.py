@@ -1,7 +1,8 @@
 """The whole platform on one machine: supervised role processes, development keys, a sample game.
 
 DATA/roles/NAME.json      status of a role, written every second and read by `understudy status`
-DATA/roles/NAME.lock      held as long as a process runs this role here
+DATA/roles/NAME.lock      locked as long as a supervisor runs this role in this folder
+DATA/roles/config-*.json  the resolved config, for the role processes
 """
 
 import contextlib
@@ -53,7 +54,7 @@ _STEADY_S = 20.0
 _RATED = ("requests", "frames", "stored", "updates")
 
 Command = Callable[[Mapping[str, Any]], Sequence[str]]
-"""Returns a role's command line, given its last report: a gateway restarts on the same port."""
+"""Returns a role's command line, given its last report, which has the port of a gateway."""
 
 
 # --- supervising roles ----------------------------------------------------------------------------
@@ -219,7 +220,11 @@ class Supervisor:
         status.child = None
         status.last_error = reason
         if code == USAGE_ERROR and not has_run:
-            raise ConfigError(last_line or f"the settings of the {status.role.name} are invalid")
+            raise ConfigError(
+                last_line
+                or f"the settings of the {status.role.name} are invalid; check them with "
+                "'understudy config check'"
+            )
         if code is not None and code == status.role.takeover_exit_code:
             self._set_state(status, "ended", f"was replaced and is not restarted: {last_line}")
             return
@@ -238,7 +243,7 @@ class Supervisor:
         self._set_state(status, "waiting", message)
 
     def _why(self, status: RoleStatus, reason: str, *, is_news: bool) -> str:
-        """Return why a role ended; an error that was shown before, for any role, is shortened."""
+        """Return why a role ended; an error that was already shown, for any role, is shortened."""
         how, has_details, _ = reason.partition(": ")
         if has_details and not is_news:
             return f"{how} as before"
@@ -276,7 +281,10 @@ class Supervisor:
     # --- stopping ---------------------------------------------------------------------------------
 
     def stop(self, at_once: Event | None = None) -> bool:
-        """Stop all roles in order; return whether all finished, and none had to be killed."""
+        """Stop all roles in order; return whether all finished and none was killed.
+
+        Setting `at_once` kills those that are still running.
+        """
         running = dict(self.statuses)
         asked_s: dict[str, float] = {}
         all_finished = True
@@ -323,7 +331,11 @@ class Supervisor:
 
 def _reason(code: int | None, child: Child) -> tuple[str, str]:
     """Return why a role ended, and the last line of its standard error."""
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
+    how = (
+        f"was killed by signal {-code}"
+        if code is not None and code < 0
+        else f"ended with exit code {code}"
+    )
     *_, last_line = ["", *child.errors.strip().splitlines()]
     return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how, last_line
 

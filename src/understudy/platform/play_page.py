@@ -19,7 +19,7 @@ from understudy.core.log import is_locked, write_file
 from understudy.platform.platform import roles_folder
 
 PAGES = ("rally", "CartPole-v1")
-"""Games that have a page."""
+"""Games that can be played in a browser."""
 _STATE_FILE = "play.json"
 _LOOK_EVERY_S = 0.1
 _ANSWER_S = 5.0
@@ -30,7 +30,7 @@ def check_game(game: str) -> str:
     """Return the game; ConfigError if there is no page for it."""
     if game not in PAGES:
         raise ConfigError(
-            f"there is no page for {game}, only for {' and '.join(PAGES)}: leave out --web to "
+            f"there is no page for {game}, only for {' and '.join(PAGES)}; leave out --web to "
             "watch a bot play it"
         )
     return game
@@ -45,7 +45,7 @@ def check_bot(deployment: Deployment, game: str, bot: str) -> str:
 
 
 def browser_url(url: str) -> str:
-    """Return a gateway's URL for this machine: loopback if it listens on all interfaces."""
+    """Return the URL for a browser on this machine: loopback if the gateway listens everywhere."""
     parts = urlsplit(url)
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(parts.hostname or "")
@@ -68,7 +68,7 @@ def network_url_text(url: str, hosts: Sequence[str]) -> str:
 
 
 def page_address(url: str, game: str, *, key: str, bot: str = "champion") -> str:
-    """Return the page's URL; the key is in the fragment, which a browser never sends."""
+    """Return the page's URL; the key is in the fragment, which browsers do not send."""
     fields = {"game": game, **({} if bot == "champion" else {"bot": bot}), "key": key}
     return f"{browser_url(url)}/play#{urlencode(fields)}"
 
@@ -89,7 +89,7 @@ def running_url(data: DataFolder) -> str | None:
 
 
 def play_error(url: str, game: str, *, key: str) -> str:
-    """Return why a page with this key cannot play there now; empty if it can."""
+    """Return why a page with this key cannot play at the gateway now; empty if it can."""
     try:
         answer = urllib3.request(
             "GET",
@@ -115,7 +115,7 @@ def await_gateway(data: DataFolder, game: str, *, key: str, timeout_s: float = 2
     deadline_s = time.monotonic() + timeout_s
     while True:
         url = running_url(data)
-        problem = play_error(url, game, key=key) if url else "it has not reported its URL"
+        problem = play_error(url, game, key=key) if url else "it has not reported its URL yet"
         if url and not problem:
             return url
         if time.monotonic() >= deadline_s:
@@ -123,7 +123,7 @@ def await_gateway(data: DataFolder, game: str, *, key: str, timeout_s: float = 2
                 "not_ready",
                 f"the gateway of {data.root} does not accept the page's key after "
                 f"{timeout_s:.0f} s ({problem}); check 'understudy status --data {data.root}', and "
-                "that both have the same models.url",
+                "that the gateway and this command use the same models.url",
             )
         time.sleep(_LOOK_EVERY_S)
 
@@ -170,7 +170,7 @@ def is_free(host: str, port: int) -> bool:
         kind = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(kind, socket.SOCK_STREAM) as probe:
             if os.name != "nt":
-                # As servers do: connections of the last one that are still closing do not block.
+                # As servers do: closing connections of the previous server must not block the port.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return True

@@ -18,7 +18,10 @@ _POLL_S = 0.02
 def send_request(
     folder: Path, command: str, *, timeout_s: float, **arguments: Any
 ) -> Mapping[str, Any]:
-    """Write a request and wait for its answer; Locked if none arrives in time."""
+    """Return the answer of the process that has the store open; Locked if none arrives in time.
+
+    Raises UnderstudyError if that process reports an error.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
     request = folder / f"{name}.request"
@@ -38,7 +41,7 @@ def send_request(
         remove(answer)
     raise Locked(
         f"the process that has the store open did not answer '{command}' within {timeout_s:.0f} s; "
-        "stop it and run the command again, or raise --timeout"
+        "try again later, stop that process first, or raise --timeout if the command has it"
     )
 
 
@@ -54,7 +57,10 @@ def handle_requests(folder: Path, handlers: Mapping[str, Handler]) -> int:
             if handler:
                 result = handler(arguments)
             else:
-                result = {"error": "this build does not support that request"}
+                result = {
+                    "error": "the process that has the store open does not support this command; "
+                    "restart it with this version of understudy"
+                }
         except FileNotFoundError:
             continue
         except Exception as error:
@@ -67,7 +73,7 @@ def handle_requests(folder: Path, handlers: Mapping[str, Handler]) -> int:
 
 
 def remove_stale_answers(folder: Path, *, older_than_s: float) -> None:
-    """Remove answers that were not read in time."""
+    """Remove requests and answers older than `older_than_s`, whose senders no longer wait."""
     if folder.is_dir():
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -1,17 +1,17 @@
 """Learns one game: trains, releases and promotes its bots, one step of the schedule at a time.
 
-How the learner service reaches an algorithm's update; each call runs the next one at most once,
+The calls from the learner service down to an algorithm's update; each calls the next at most once,
 except where noted:
 
-    LearnerRole.run         until it is stopped
-    LearnerRole.step        for every game
-    GameLearner.step        one action of the schedule; catches this game's errors
+    LearnerRole.run         repeats the next until it is stopped
+    LearnerRole.step        calls the next for every game
+    GameLearner.step        does one action of the schedule; catches this game's errors
     GameTraining.step       saves a first checkpoint
     TrainingJob.step        restores a checkpoint after too many non-finite updates
     FromStore.step          reads what is new in the store
-    Learner.run             until one call was made; publishes the new weights
+    Learner.run             repeats the next until one compiled call was made; publishes the weights
     Learner.step            draws `updates_per_call` batches and makes one compiled call
-    Algorithm.update        one update, for each of the batches
+    Algorithm.update        makes one update, for each of the batches
 """
 
 import hashlib
@@ -52,7 +52,7 @@ from understudy.training.training_job import Checkpoints, TrainingJob
 
 _log = structlog.get_logger("understudy.learner")
 _RETRY_S = 30.0
-"""Pause before a game that failed is tried again."""
+"""Pause before a game is tried again after an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,15 @@ class LearnerServiceConfig:
     """The settings of the learner service, for all games of a deployment."""
 
     learn_from: tuple[str, ...] = ("granted",)
-    """Consents whose steps are learned from; under a development key also `unknown`."""
+    """Consents whose steps are learned from: `granted`, `unknown` or both, never `denied`."""
     schedule: LearningSchedule = field(default_factory=LearningSchedule)
     bounds: Bounds = field(default_factory=Bounds)
     budget: Budget = field(default_factory=Budget)
     seed: int = 0
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings of bc and dqn by name; they override the preset."""
+    """Settings by algorithm (bc, dqn) and by name; they override the preset."""
     envs: Mapping[str, str] = field(default_factory=dict)
-    """Gymnasium ids by game: their candidates are evaluated on held-out seeds, not in live play."""
+    """Gymnasium id by game; candidates of these games play held-out seeds instead of live games."""
     checkpoint_every_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class LearnerServiceConfig:
             )
         if unknown := self.settings.keys() - {"bc", "dqn"}:
             raise ConfigError(
-                f"settings are given for {sorted(unknown)}; the schedule uses only bc and dqn"
+                f"settings are given for {sorted(unknown)}; give only those of bc and dqn"
             )
         if not 0 < self.checkpoint_every_s < 1e6:
             raise ConfigError(
@@ -88,7 +88,7 @@ class LearnerServiceConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """The shared services of all games' learners."""
+    """What the learners of all games share."""
 
     data: DataFolder
     registry: Registry
@@ -104,10 +104,10 @@ class ServiceContext:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The last release of a training, and its counts at that time."""
+    """The last release of a training, and the training's counts at that time."""
 
     model_no: int = 0
-    """Its newest release, the parent of the next one."""
+    """The last released model, the parent of the next one; 0: none yet."""
     updates: int = 0
     steps: int = 0
 
@@ -181,11 +181,11 @@ class GameTraining:
 
     @property
     def steps(self) -> int:
-        """Steps ever inserted."""
+        """Steps inserted into the replay so far, including those that have left it."""
         return self.engine.learner.counts.inserted_steps
 
     def lineage(self) -> Lineage:
-        """The origin of the current policy."""
+        """How the current policy was trained, for its manifest."""
         config = self._context.config
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
         return Lineage(
@@ -202,7 +202,7 @@ class GameTraining:
     def step(self) -> None:
         """Run one compiled call (`updates_per_call` updates)."""
         if self._job.saved_steps < 0:
-            self._save()  # a checkpoint to restore
+            self._save()  # so that there is a checkpoint to restore
         self._job.step()
 
     def released(self, model_no: int, *, steps: int) -> None:
@@ -251,7 +251,7 @@ class GameLearner:
         self._retry_at_s = 0.0
 
     def step(self) -> bool:
-        """Do one piece of work, if any; an error of this game is logged and retried later."""
+        """Do the schedule's next action; False if there was none, or an error, which is logged."""
         if self._context.clock.monotonic() < self._retry_at_s:
             return False
         try:
@@ -291,7 +291,7 @@ class GameLearner:
         training = self._training_for(
             spec, algorithm_for(is_discrete=spec.discrete is not None, has_champion=champion > 0)
         )
-        # Reads what is new in the store, and evicts what was forgotten.
+        # Reads what is new in the store, and evicts what was erased from it.
         training.engine.follow()
         if self._judge_canary():
             return True
@@ -354,7 +354,7 @@ class GameLearner:
         self._record(manifest.model_no, decision)
 
     def _judge_canary(self) -> bool:
-        """Compare the canary with the champion, if there is one; whether that decided."""
+        """Compare the canary, if any, with the champion; return whether it was decided."""
         canary = self._context.registry.catalogue(self.game).model_of("canary")
         if not canary:
             return False
@@ -424,7 +424,7 @@ class GameLearner:
         }
 
     def save(self) -> None:
-        """Save a checkpoint of the current training, if it has progressed."""
+        """Save a checkpoint of the current training, if it has progressed since the last one."""
         if self._training is not None:
             self._training.save_if_moved()
 

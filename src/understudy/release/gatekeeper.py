@@ -4,8 +4,8 @@
                                         │                └─► champion, or cleared
                                         └─► the first bot: champion at once
 
-It keeps no state between calls except in the registry and the store, so another learner can
-continue at any time.
+All state between calls is in the registry and the store, so another learner can continue at any
+time.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ from understudy.training.folder import RunFolder
 CheckModel = Callable[[Manifest, bytes, Budget], Sequence[ModelCheck]]
 
 Returns = Callable[[str, float], Sequence[Played]]
-"""Episodes of a model, by its name, that started after a given time."""
+"""Episodes of a model, given by name, that started at a given time or later."""
 
 Play = Callable[[Policy, int], Array]
 """Returns of a policy over this many held-out episodes, the same ones for every policy."""
 
 
 class Gatekeeper:
-    """Decides on the candidates of any game; the caller holds the epoch."""
+    """Decides about candidates of any game; callers pass the epoch that they hold."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Gatekeeper:
             self._registry.set_alias(game, "champion", model_no, why=decision.why, epoch=epoch)
         elif decision.decision == "wait":
             decision = GateDecision(
-                "wait", f"passed {len(checks)} checks; it plays a share of the episodes"
+                "wait", f"passed {len(checks)} checks; as canary it plays a share of the episodes"
             )
             self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
         return decision
@@ -97,7 +97,8 @@ class Gatekeeper:
     def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
         """Compare the returns of canary and champion since the canary started.
 
-        If that is conclusive, promote or clear the canary. None without a canary.
+        If that is conclusive, the canary is promoted or rejected, and the alias cleared. Returns
+        None without a canary to compare.
         """
         now = self._registry.catalogue(game)
         canary = now.aliases.get("canary")
@@ -107,12 +108,12 @@ class Gatekeeper:
         if canary.model_no == champion or not champion_for_schema(
             now, now.models[canary.model_no].schema
         ):
-            # A learner was stopped between promoting it and clearing it, or the champion was
-            # removed.
+            # A learner was stopped after it promoted the canary and before it cleared the alias, or
+            # the game no longer has a champion of this schema.
             why = (
                 "it is the champion"
                 if canary.model_no == champion
-                else "there is no champion to compare it with"
+                else "there is no champion of its schema to compare it with"
             )
             self._registry.set_alias(game, "canary", 0, why=why, epoch=epoch)
             return None
@@ -145,7 +146,8 @@ class Gatekeeper:
                 ModelCheck(
                     "release",
                     False,
-                    f"{name} is not the newest release; that is {max(now.models)}",
+                    f"{name} is not the newest release, which is "
+                    f"{model_name(now.game, max(now.models))}",
                 )
             ]
         try:
@@ -162,16 +164,17 @@ def champion_for_schema(now: Catalogue, schema: str) -> int:
 
 
 def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds) -> GateDecision:
-    """The decision of the first look that is conclusive; each look uses only what was known then.
+    """The first conclusive decision at the episode counts of `gate.looks`; wait if there is none.
 
-    So the decision is the same however often and however late it is computed.
+    The comparison at a count uses only episodes that were known once both models had that many. So
+    the decision is the same however often and however late it is computed.
     """
     for n_episodes in gate.looks(bounds):
         if min(len(canary), len(champion)) < n_episodes:
             return GateDecision(
                 "wait",
                 f"{len(canary)} episodes of the canary, {len(champion)} of the champion; compared "
-                f"from {n_episodes} of both",
+                f"once each has {n_episodes}",
             )
         last_arrival_no = max(
             canary[n_episodes - 1].arrival_no, champion[n_episodes - 1].arrival_no
@@ -192,11 +195,11 @@ def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds
 
 @contextlib.contextmanager
 def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
-    """A function that plays held-out episodes; None if the game is not installed or differs."""
+    """Yield a function that plays held-out episodes; None without an env that matches the spec."""
     env_info = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
-            # Imported late: they need gymnasium.
+            # Imported here, since these need gymnasium.
             from understudy.training.env_info import GameChoice, inspect_env
             from understudy.training.evaluation import AFTERWARDS, make_evaluator
 
@@ -237,7 +240,7 @@ class Released:
 
 
 def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Released:
-    """Release a finished run's policy; it becomes champion at once if the game has none."""
+    """Release a finished run's policy; it becomes champion if its game and schema have none."""
     folder = RunFolder(run)
     facts = folder.facts(is_whole=False)
     result = folder.result()
@@ -273,7 +276,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
     if not all(np.isfinite(values).all() for values in manifest.golden.values()):
         raise Refused(
             "not_released",
-            f"the outputs of {run} for typical observations are not finite; train it again",
+            f"the outputs of {run} for test observations are not finite; train it again",
         )
     checks = check_in_subprocess(manifest, raw, Budget())
     decision = gate.decision(Evidence(checks=checks, has_champion=False), Bounds())
@@ -288,7 +291,8 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
         return Released(
             manifest,
             GateDecision(
-                "wait", f"passed {len(checks)} checks; the champion stays until you promote"
+                "wait",
+                f"passed {len(checks)} checks; the champion stays until you promote this model",
             ),
         )
     registry.set_alias(game, "champion", manifest.model_no, why=decision.why)

@@ -1,8 +1,8 @@
 """Checks of a model without playing, in a clean process.
 
-Run as `python -m understudy.release.model_check` with one line of JSON (manifest, budget) and the
-policy's bytes on standard input; it prints the checks as one line of JSON. A model that crashes
-the process has failed.
+`python -m understudy.release.model_check` reads one line of JSON (manifest, budget) and the
+policy's bytes from standard input, and prints the results of the checks as one line of JSON. A
+model that crashes the process has failed.
 """
 
 import json
@@ -32,11 +32,11 @@ _FAR_WHOLE = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The size and time that a bot may cost a player."""
+    """Limits of a bot's size and decision time, since it runs in players' games."""
 
     max_bytes: int = 32 * 1024 * 1024
     max_decision_ms: float = 20.0
-    """For one observation."""
+    """For the decision on one observation."""
     timeout_s: float = 100.0
     """For the whole check, also on a busy machine; shorter than a learner's shutdown timeout."""
 
@@ -63,12 +63,14 @@ def check_in_subprocess(manifest: Manifest, raw: bytes, budget: Budget) -> list[
     except (ValueError, TypeError):
         error = process.stderr.decode(errors="replace").strip().rpartition("\n")[2][-200:]
         return [
-            ModelCheck("loads", False, f"a clean process exited with {process.returncode}: {error}")
+            ModelCheck(
+                "loads", False, f"the check process exited with {process.returncode}: {error}"
+            )
         ]
 
 
 def check_model(manifest: Manifest, raw: bytes, budget: Budget) -> list[ModelCheck]:
-    """Check a model in this process; stops early if its size or loading fails."""
+    """Check a model in this process; nothing else is checked if it is too large or cannot load."""
     if len(raw) > budget.max_bytes:
         return [
             ModelCheck("size", False, f"{len(raw)} bytes; at most {budget.max_bytes} are allowed")
@@ -136,7 +138,7 @@ def _fuzzed(space: Space, kind: str, rng: np.random.Generator) -> Array:
 
 
 def _ends(space: Space) -> tuple[Any, Any]:
-    """The smallest and the largest value to try, for each element."""
+    """The smallest and the largest value to try, for each element of an observation."""
     low: Any
     high: Any
     match space:
@@ -169,7 +171,7 @@ def _is_fast(policy: Policy, budget: Budget) -> ModelCheck:
 
 
 def main(message: bytes) -> Sequence[dict[str, Any]]:
-    """Check the model in a message from standard input; returns plain values."""
+    """Check the model in a message from standard input; return the results as plain values."""
     head, _, raw = message.partition(b"\n")
     facts = json.loads(head)
     checks = check_model(manifest_from_json(facts["manifest"]), raw, Budget(**facts["budget"]))

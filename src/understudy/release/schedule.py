@@ -1,4 +1,4 @@
-"""The schedule of a game's bots: the first is cloned from people, later ones pass the gate.
+"""The schedule of a game's bots: the first is cloned from people, later ones must pass the gate.
 
     people's steps ─► bc ─► first bot ─► (one discrete action) dqn ─► candidate ─► gate ─► ...
                                          (any other action)    bc  ─► candidate ─► gate ─► ...
@@ -19,17 +19,17 @@ class LearningSchedule:
     """When a game's bots are trained and released."""
 
     first_steps: int = 1_000
-    """Steps of people with consent before the first clone."""
+    """Steps of people, with consent, that are needed for the first clone."""
     bc_updates: int = 2_048
     """Updates before a clone is released."""
     bc_growth: float = 1.5
-    """For games with clones only: growth of people's steps before the next clone."""
+    """Factor by which people's steps must grow before the next clone; for games without dqn."""
     dqn_updates: int = 2_048
     """Updates between two candidates."""
     dqn_steps: int = 2_000
     """New steps between two candidates."""
     updates_per_step: float = 1.0
-    """Most updates per recorded step; training then waits for new steps."""
+    """Maximum number of updates per recorded step; beyond it, training waits for new steps."""
 
     def __post_init__(self) -> None:
         for name in ("first_steps", "bc_updates", "dqn_updates", "dqn_steps"):
@@ -53,7 +53,7 @@ class LearnerStatus:
     usable_steps: int = 0
     """Steps available to learn from now; for bc only those of people."""
     steps: int = 0
-    """Steps ever inserted."""
+    """Steps inserted into the replay so far, including those that have left it."""
     updates: int = 0
     released_steps: int = 0
     """`steps` (for bc `usable_steps`) when the last candidate was released."""
@@ -69,12 +69,12 @@ class Next:
 
 
 def algorithm_for(*, is_discrete: bool, has_champion: bool) -> str:
-    """The algorithm to train a game with."""
+    """The algorithm to train a game with next."""
     return "dqn" if is_discrete and has_champion else "bc"
 
 
 def next_action(status: LearnerStatus, schedule: LearningSchedule) -> Next:
-    """The next action of the schedule."""
+    """What to do next for a game, and why."""
     if status.algorithm == "bc":
         return _next_clone(status, schedule)
     return _next_candidate(status, schedule)
@@ -96,7 +96,7 @@ def _next_clone(status: LearnerStatus, schedule: LearningSchedule) -> Next:
         return Next(
             "train",
             f"cloning {status.usable_steps} steps: {status.updates} of {due_updates} updates, then "
-            "it is released",
+            "the clone is released",
         )
     return Next("release", "the clone is trained")
 
@@ -116,8 +116,8 @@ def _next_candidate(status: LearnerStatus, schedule: LearningSchedule) -> Next:
     )
     if is_due:
         why = (
-            f"{status.updates} updates on {status.steps} steps; the canary is decided before the "
-            "next candidate"
+            f"{status.updates} updates on {status.steps} steps; the next candidate is released "
+            "once the canary is decided"
         )
     if status.usable_steps and status.updates < schedule.updates_per_step * status.steps:
         return Next("train", why)

@@ -1,8 +1,8 @@
 """StoreStats: statistics of a growing store: schemas played, steps by consent, returns of bots.
 
-It keeps its position in the store and can be saved, so nothing is counted twice. An episode counts
-for a model if its note names the model, if it is complete from its first step to its end, and if no
-person or script decided in it.
+The position in the store is saved with the statistics, so nothing is counted twice. An episode
+counts for a model if the episode's note names the model, if the episode is complete from its first
+step to its end, and if no person or script decided in it.
 """
 
 from collections import Counter, deque
@@ -18,7 +18,7 @@ from understudy.ports import Forgotten, Stored
 from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
 
 _MAX_EPISODES = 4_096
-"""Episodes kept per model; the gate decides long before."""
+"""Episodes kept per model, many more than the gate needs to decide."""
 _MAX_MODELS = 64
 _SILENT_S = 86_400.0
 """An open episode is dropped after this long without a chunk."""
@@ -28,7 +28,7 @@ class Played(NamedTuple):
     """An episode that a model played to its end."""
 
     arrival_no: int
-    """Arrival number of its last chunk: the order in which episodes became known."""
+    """Arrival number of the episode's last chunk: the order in which episodes became known."""
     started_s: float
     return_: float
 
@@ -43,20 +43,20 @@ class _Open:
     total: float
     model: str | None
     is_whole: bool
-    """Whether one model played all of it, and no chunk is missing."""
+    """Whether one model has played all of it so far, and no chunk is missing."""
 
 
 @dataclass(slots=True)
 class Recorded:
-    """Stored experience of one schema of a game."""
+    """What the store holds of one schema of a game: its first arrival number and its steps."""
 
     first_arrival: int
     steps: Counter[str] = field(default_factory=Counter)
-    """Steps by consent at arrival; those of actors are under `actor`."""
+    """Number of steps by consent at their arrival; those of actors are under `actor`."""
 
 
 class StoreStats:
-    """Follows one store for all of its games; not thread-safe."""
+    """Statistics of all games of one store, which `follow` brings up to date; not thread-safe."""
 
     def __init__(self, follower: StoreFollower) -> None:
         self._follower = follower
@@ -68,7 +68,7 @@ class StoreStats:
         follower.join(self)
 
     def follow(self, *, max_items: int = 4_096) -> bool:
-        """Read the next page; returns whether it had any items."""
+        """Read and count the next page of the store; return whether it had any items."""
         return self._follower.follow(self, max_items=max_items)
 
     def read(self, item: Stored | Forgotten) -> None:
@@ -81,15 +81,15 @@ class StoreStats:
             self._open.pop(str(item.frame.session), None)
 
     def returns(self, model: str, *, since_s: float) -> list[Played]:
-        """Episodes of a model that started since then, in the order in which they became known.
+        """Episodes of a model that started at `since_s` or later, in the order they became known.
 
-        The same cut applies to both sides of a comparison: earlier episodes count for neither.
+        A comparison uses the same `since_s` for both models, so earlier episodes count for neither.
         """
         played = self._played.get(model, ())
         return [episode for episode in played if episode.started_s >= int(since_s)]
 
     def schema(self, game: str, *, min_steps: int) -> str | None:
-        """The current schema: the newest with `min_steps` steps, else the one with the most."""
+        """The current schema: the newest with `min_steps` steps, else that with the most steps."""
         schemas = self.schemas.get(game)
         if not schemas:
             return None
@@ -121,7 +121,7 @@ class StoreStats:
             if is_first or running is None or running.next_chunk != meta.chunk_no:
                 running = _Open(meta.chunk_no, received_s, received_s, 0.0, None, is_first)
             running.total += float(columns["reward"][rows][is_step].astype(np.float64).sum())
-            # A client may name the model only in chunks after the bot's first decision.
+            # The first chunks of an episode may lack the model: a client names it once it decides.
             if running.model is not None and note.model != running.model:
                 running.is_whole = False
             running.model = note.model or running.model

@@ -1,1 +1,1 @@
-"""The platform over HTTP: a small versioned API for games, workers and the dashboard."""
+"""The platform over HTTP: a small versioned API for games and workers, and the play page."""

@@ -29,7 +29,7 @@ _INLINE_BYTES = 32 * 1024
 
 
 def key_of(head: Mapping[str, str], keys: Keys) -> Key | None:
-    """Return the caller's key, or None; an invalid key is rejected on open routes too."""
+    """Return the caller's key; None if none was sent, Refused if it is invalid, on any route."""
     authorization = head.get("authorization")
     if authorization is None:
         return None
@@ -74,7 +74,7 @@ class Call(Request):
         return int(text)
 
     def seconds(self, name: str, *, most: float) -> float:
-        """Return a time from the query, limited to `most`."""
+        """Return a time from the query, limited to `most`; 0 if it is missing."""
         text = self.query_params.get(name, "0")
         try:
             value = float(text)
@@ -106,7 +106,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
-        # Sent in parts, so that a client that does not read keeps only one part in memory.
+        # Sent in parts, so that at most one part is buffered for a client that does not read.
         last = max(0, (len(self.body) - 1) // _PART_BYTES * _PART_BYTES)
         for at in range(0, last, _PART_BYTES):
             part = self.body[at : at + _PART_BYTES]
@@ -115,7 +115,7 @@ class Answer(Response):
 
 
 class ApiRoute(Route):
-    """A route of the API, with everything that checks, OpenAPI document and tests need."""
+    """A route of the API, with what its checks, the OpenAPI document and the tests need."""
 
     def __init__(
         self,
@@ -133,14 +133,14 @@ class ApiRoute(Route):
         super().__init__(path, endpoint, methods=[method], name=f"{method} {path}")
         self.method = method
         self.scope = scope
-        """The scope that a key needs; None: open to all, and without any data."""
+        """The scope that a key needs; None: no key is needed, and the answer holds no data."""
         self.summary = summary
         self.takes = takes
         """The body's type, or its media type."""
         self.gives = gives
         self.max_bytes = max_bytes
         self.waits = waits
-        """Whether it accepts `after` and `wait_s`, and returns 204 if nothing is newer."""
+        """Whether the route accepts `after` and `wait_s`, and returns 204 if nothing is newer."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the call against this route, read its body, and answer it."""
@@ -162,17 +162,23 @@ class ApiRoute(Route):
             if not key.may(self.scope):
                 has = ", ".join(key.scopes)
                 raise Refused(
-                    "wrong_scope", f"key {key.id} has scopes {has}; this needs {self.scope}"
+                    "wrong_scope",
+                    f"key {key.id} has scopes {has}; use a key with scope {self.scope}",
                 )
             origin = call.head.get("origin")
             if origin is not None and origin not in (*call.scope["own_origins"], *key.origins):
                 raise Refused(
-                    "wrong_origin", f"key {key.id} does not allow pages of {origin[:60]!r}"
+                    "wrong_origin",
+                    f"key {key.id} does not allow pages of {origin[:60]!r}; create one with "
+                    "'understudy keys create --origin'",
                 )
         if "game" in call.path_params:
             call.game = str(game_name(unquote(call.path_params["game"])))
             if call.key is not None and not call.key.is_for(call.game):
-                raise Refused("wrong_game", f"key {call.key.id} is for {call.key.game} only")
+                raise Refused(
+                    "wrong_game",
+                    f"key {call.key.id} is for {call.key.game} only; use one for {call.game}",
+                )
 
     async def _answer(self, call: Call) -> Answer:
         state = call.gateway_state
@@ -197,7 +203,7 @@ class ApiRoute(Route):
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle paths without a route; callers without a key do not learn which paths exist."""
+    """Reject a path without a route; without a key, callers do not learn which paths exist."""
     if scope["key"] is None:
         raise Refused("no_key", NO_KEY)
     raise Refused("not_found", "this path does not exist; see /v1/openapi.json")
@@ -220,8 +226,8 @@ async def read_body(
 ) -> bytes:
     """Return a request's body, decompressed; Refused if it is too large, too slow or unreadable.
 
-    The size limit applies before and after decompression. `take` is called with the size of every
-    part before the next is read.
+    The size limit applies before and after decompression. `take` reserves memory: it is called with
+    the size of every part before the next is read.
     """
     if (announced := call.announced_bytes()) > max_bytes:
         raise Refused(
@@ -252,7 +258,8 @@ async def read_body(
         return raw
     if encoding not in ("gzip", "deflate"):
         raise Refused(
-            "bad_encoding", f"content-encoding is {encoding[:20]!r}; use gzip, deflate or none"
+            "bad_encoding",
+            f"content-encoding is {encoding[:20]!r}; use gzip or deflate, or omit the header",
         )
     if len(raw) <= _INLINE_BYTES:
         body = _decompressed(raw, max_bytes)
@@ -299,11 +306,11 @@ STATUS = {
     "not_ready": 503,
     "busy": 503,
 }
-"""HTTP status by reason; all other reasons are 400, an invalid request."""
+"""HTTP status by the reason of a Refused; all other reasons are 400, an invalid request."""
 
 
 class Denied(Refused):
-    """An error that states when to retry, or which methods a path allows."""
+    """A Refused whose answer states when to retry, or which methods a path allows."""
 
     def __init__(
         self, reason: str, detail: str, *, retry_after_s: float | None = None, allow: str = ""

@@ -1,4 +1,4 @@
-"""Bots of every game: the live models of the registry, and decisions made on the server."""
+"""Bots of every game: the live models that players get, and decisions made on the server."""
 
 import asyncio
 import time
@@ -27,9 +27,9 @@ GATHER_S = 0.002
 MAX_BATCH = 256
 _UNREAD = -1
 _IDLE_S = 600.0
-"""A game without requests for this long is no longer followed."""
+"""After this long without requests, a game's journal is no longer followed."""
 _AGAIN_S = 5.0
-"""When to read the file of a damaged model again, since it may have been restored."""
+"""Pause before a damaged model is read again, since it may have been restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +38,17 @@ class ServedModels:
 
     bot: LiveModels
     seen: int = _UNREAD
-    """The newest journal entry that was read; above the bot's number while its model is damaged."""
+    """Newest journal entry that was read; above `bot.number` while a newer champion is damaged."""
     policy: Policy | None = None
-    """The champion, opened and checked."""
+    """The champion's policy, opened and checked."""
     model_no: int = 0
     raw: bytes = b""
     """The bytes of the policy, as signed."""
     canary_no: int = 0
     damage: str = ""
-    """Why the champion is not served."""
+    """Why no champion is served; empty: there is one, or the game has none."""
     again_s: float = float("inf")
-    """When to read the model again without a new journal entry."""
+    """When (monotonic) to read the model again even without a new journal entry."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Game:
 
 
 class ServedBots:
-    """Follows the registry for every requested game; a bad model never replaces a good one."""
+    """Follows the registry for every requested game; a damaged model never replaces a good one."""
 
     def __init__(
         self,
@@ -101,7 +101,10 @@ class ServedBots:
     async def newer(
         self, game: str, after: int, wait_s: float, *, with_policy: bool = False
     ) -> ServedModels | None:
-        """Wait for models with a number above `after` (`with_policy`: and a champion), or None."""
+        """Wait for live models with a number above `after`; None if there are none within `wait_s`.
+
+        With `with_policy`, they must include a champion.
+        """
         deadline_s = self._monotonic() + wait_s
         while True:
             served = await self.now(game)
@@ -116,7 +119,7 @@ class ServedBots:
                 return None
 
     def stop_waiting(self) -> None:
-        """Complete all waits, now and later, because the gateway is stopping."""
+        """End all current and later waits of `newer`, because the gateway is stopping."""
         self._is_stopping = True
         for followed in self._games.values():
             followed.changed.set()
@@ -145,7 +148,7 @@ class ServedBots:
                         "registry_not_readable",
                         game=game,
                         error=repr(error)[:300],
-                        next="the last bot stays",
+                        next="the last known bot stays",
                     )
                 followed.is_failing = True
                 return
@@ -186,7 +189,7 @@ class ServedBots:
     def _with_champion(
         self, now: Catalogue, champion: Alias, before: ServedModels
     ) -> ServedModels | None:
-        """Return models with this champion, or None if it is bad; a bad canary is left out."""
+        """Return models with this champion, or None if it is damaged; omit a damaged canary."""
         number = champion.model_no
         policy = before.policy
         raw = before.raw
@@ -246,7 +249,7 @@ class _Question:
 
 
 class PolicyServer:
-    """Answers `act` and `advise` on the event loop, with the computation in a thread."""
+    """Answers `act` and `advise` with the champion, computed in a thread."""
 
     def __init__(self, bots: ServedBots, rng: np.random.Generator, *, within_s: float) -> None:
         self._bots = bots
@@ -259,7 +262,7 @@ class PolicyServer:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def act(self, spec: GameSpec, ask: Ask) -> Acted:
-        """Return the champion's action; a random valid one without a champion or on timeout."""
+        """Return the champion's action; a random valid one if the champion cannot decide."""
         mask = _action_mask(spec, ask.action_mask)
         columns = _columns(spec, ask.obs)
         try:
@@ -361,7 +364,7 @@ def no_decision_reason(served: ServedModels, spec: GameSpec) -> str:
 
 
 def _as_json(action: Any) -> Any:
-    """Convert arrays to lists, also in nested parts."""
+    """Return the action with arrays converted to lists, also in nested parts."""
     if isinstance(action, dict):
         return {name: _as_json(part) for name, part in action.items()}
     return action.tolist() if isinstance(action, np.ndarray) else action

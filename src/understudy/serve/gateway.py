@@ -29,7 +29,7 @@ _ONCE = {"host", "origin", "authorization", "content-length", "content-encoding"
 
 
 class Gateway:
-    """An ASGI application around Starlette's router; it serves inside `opened`."""
+    """An ASGI application around Starlette's router; it serves requests only inside `opened`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Gateway:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open everything on the running event loop; at the end, append pending frames, close."""
+        """Serve inside the block, on the running event loop; at its end, append pending frames."""
         state, tasks = await self._open()
         self._state = state
         try:
@@ -74,7 +74,7 @@ class Gateway:
         return state, [loop.create_task(state.bots.follow()), loop.create_task(follow_keys(state))]
 
     def drain(self) -> None:
-        """Complete all long polls; requests that still arrive are served."""
+        """End all long polls, because the gateway will stop; later requests are still served."""
         if self._state is not None:
             self._state.is_ready = False
             self._state.bots.stop_waiting()
@@ -84,7 +84,9 @@ class Gateway:
         began_s = time.perf_counter()
         state = self._state
         if state is None:
-            stopped = error_answer(Refused("not_ready", "the gateway is not running"))
+            stopped = error_answer(
+                Refused("not_ready", "the gateway is starting or stopping; try again")
+            )
             return await stopped(scope, receive, send)
         scope.update(gateway_state=state, key=None, route="none")
         allowed: dict[str, str] = {}
@@ -129,7 +131,7 @@ class Gateway:
 
 
 async def follow_keys(state: GatewayState) -> None:
-    """Read the keys regularly; if that fails, the known ones stay valid, which is logged once."""
+    """Read the keys regularly; if that fails, log it once and keep the known keys valid."""
     loop = asyncio.get_running_loop()
     is_failing = False
     while True:
@@ -160,27 +162,33 @@ def read_head(scope: Scope) -> dict[str, str]:
     if len(path) > _MAX_PATH or len(query) > _MAX_QUERY:
         raise Refused(
             "too_large",
-            f"a path has at most {_MAX_PATH} characters, and a query {_MAX_QUERY}",
+            f"the path has {len(path)} bytes and the query {len(query)}; at most {_MAX_PATH} and "
+            f"{_MAX_QUERY} are allowed",
         )
     if query.count(b"&") >= _MAX_QUERY_FIELDS:
-        raise Refused("bad_query", f"a query has at most {_MAX_QUERY_FIELDS} fields")
+        raise Refused(
+            "bad_query", f"the query has more than {_MAX_QUERY_FIELDS} fields; send fewer"
+        )
     head: dict[str, str] = {}
     size_bytes = 0
     for raw_name, raw_value in scope["headers"]:
         size_bytes += len(raw_name) + len(raw_value) + 4
         name = raw_name.decode("latin-1")
         if name in head and name in _ONCE:
-            # Another server that reads this head might use the other value.
+            # A proxy in front of the gateway might use the other value.
             raise Refused("bad_headers", f"the header {name} is repeated; send it once")
         head[name] = raw_value.decode("latin-1")
     if size_bytes > MAX_HEAD_BYTES:
-        # A head that arrives in one piece is complete before the connection can count it.
-        raise Refused("head_too_large", f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
+        # Checked here too, since `server.py` does not count a head that arrives in one piece.
+        raise Refused(
+            "head_too_large",
+            f"the head of a request has more than {MAX_HEAD_BYTES} bytes; send smaller headers",
+        )
     return head
 
 
 def check_host(host: str, hosts: Sequence[str]) -> None:
-    """Reject a Host that is not ours, as pages send after DNS rebinding."""
+    """Reject a Host that this gateway does not serve, which prevents DNS rebinding."""
     name, colon, port = host.rpartition(":")
     is_port = port.isascii() and port.isdigit()
     if (name if colon and is_port else host).lower() not in (*_LOOPBACK, *hosts):
@@ -194,7 +202,7 @@ def check_host(host: str, hosts: Sequence[str]) -> None:
 def own_origins(scheme: str, host: str, hosts: Sequence[str]) -> tuple[str, ...]:
     """Return the origins of this gateway's own pages for the host name `host`.
 
-    With a configured name it may be behind a TLS proxy, which it cannot detect.
+    For a configured host name, https is included: the gateway cannot detect a TLS proxy in front.
     """
     name = host.rpartition(":")[0] or host
     return (
@@ -208,7 +216,11 @@ def cors(origin: str | None, keys: Keys, *, is_preflight: bool) -> dict[str, str
     """Return the CORS headers for a page of this origin; none if no key allows the origin."""
     if origin is None or not keys.allows_origin(origin):
         if is_preflight:
-            raise Refused("wrong_origin", f"no key allows pages of {(origin or '')[:60]!r}")
+            raise Refused(
+                "wrong_origin",
+                f"no key allows pages of {(origin or '')[:60]!r}; create one with 'understudy keys "
+                "create --origin'",
+            )
         return {}
     headers = {
         "access-control-allow-origin": origin,

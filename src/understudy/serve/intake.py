@@ -1,4 +1,4 @@
-"""How experience enters the stream: JSON becomes frames, frames are checked, then appended."""
+"""How experience enters the stream: JSON becomes frames, frames are checked and appended."""
 
 import asyncio
 import uuid
@@ -41,16 +41,16 @@ _RETRY_AFTER_S = 1.0
 
 
 def frame_of(sent: ChunkColumns, specs: Mapping[str, GameSpec]) -> tuple[Frame, PlayerName]:
-    """Return the frame of these columns and its player; Refused if they do not fit this game."""
+    """Return the frame of these columns and its player; Refused if the columns do not fit."""
     player = _player(sent.player)
     if sent.schema is not None:
         if sent.schema not in specs:
             raise Refused(
-                "unknown_schema", f"this game has no such schema; it has {sorted(specs)[:4]}"
+                "unknown_schema", f"this game has no such schema; send one of {sorted(specs)[:4]}"
             )
         return _frame(sent, specs[sent.schema]), player
     frames = []
-    refused = Refused("unknown_schema", "no spec of this game is known")
+    refused = Refused("unknown_schema", "no spec of this game is known; register one")
     for spec in specs.values():
         try:
             frames.append(_frame(sent, spec))
@@ -88,7 +88,9 @@ def _frame(sent: ChunkColumns, spec: GameSpec) -> Frame:
     try:
         frame = Chunk(meta, columns).validate().frame()
     except UnicodeError:
-        raise Refused("bad_metadata", "a text holds an unpaired surrogate") from None
+        raise Refused(
+            "bad_metadata", "a text holds an unpaired surrogate; send valid Unicode"
+        ) from None
     # Decoded as ingest will do it, so that ingest does not reject a frame acknowledged here.
     check_against_spec(chunk_of(frame), spec)
     return frame
@@ -124,7 +126,7 @@ def _array(name: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
     is_kind = received.dtype.kind in "biuf" and (dtype.kind == "b") == (received.dtype.kind == "b")
     # Floats may be rounded to the column's precision; other values must not change.
     if not is_kind or (dtype.kind != "f" and not np.array_equal(array, received)):
-        raise Refused("bad_columns", f"{name} holds values that do not fit {dtype}")
+        raise Refused("bad_columns", f"column {name} holds values that do not fit {dtype}")
     return array
 
 
@@ -159,15 +161,15 @@ def _player(text: str) -> PlayerName:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A frame stamped with its player's pseudonym and the time."""
+    """A frame in which the gateway has set the player's pseudonym and the time."""
 
     frame: Frame
     n_steps: int
-    """The steps that its header states, for the quota; ingest checks the number."""
+    """Number of steps according to the frame's header, for the quota; ingest checks it."""
 
 
 class Admission:
-    """The intake of every game; frames that a key may not write never enter the stream."""
+    """Admits frames of all games; frames that a key may not write never enter the stream."""
 
     def __init__(self, deployment_key: bytes, clock: Clock) -> None:
         self._deployment_key = deployment_key
@@ -181,7 +183,10 @@ class Admission:
         frames: Sequence[Frame | Refused],
         players: Mapping[uuid.UUID, PlayerName],
     ) -> list[Admitted | Refused]:
-        """Stamp each frame, or return why it is rejected for good; the game must be registered."""
+        """Return each frame with player and time set, or why it is rejected for good.
+
+        The game must be registered.
+        """
         intake = self._intakes.get(game)
         if intake is None:
             intake = self._intakes[game] = Intake(self._deployment_key, GameName(game), self._clock)
@@ -211,14 +216,20 @@ def _allowed(frame: Frame, key: Key, game: str) -> Admitted | Refused:
         return Admitted(frame, 0)
     length = int.from_bytes(frame.body[:8], "little")
     if not 8 <= 8 + length <= min(len(frame.body), 8 + MAX_HEADER_BYTES):
-        return Refused("bad_tensors", f"a header of {length} bytes in a body of {len(frame.body)}")
+        return Refused(
+            "bad_tensors",
+            f"the header of a chunk has {length} bytes in a body of {len(frame.body)}",
+        )
     try:
-        # Reading only these fields costs a tenth of reading all; ingest rejects an inexact header.
+        # Reading only these fields costs a tenth of reading all; ingest checks the others.
         facts = _read(memoryview(frame.body)[8 : 8 + length]).metadata
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return Refused("bad_tensors", f"the header is not that of a chunk: {str(error)[:100]}")
+        return Refused("bad_tensors", f"the body has no chunk header: {str(error)[:100]}")
     if facts.game != game:
-        return Refused("wrong_game", f"a chunk of {facts.game[:63]!r} was sent to {game}")
+        return Refused(
+            "wrong_game",
+            f"a chunk of {facts.game[:63]!r} was sent to {game}; send it to the path of its game",
+        )
     if facts.kind != "player" and not key.may("work"):
         return Refused(
             "wrong_scope", f"chunks of kind {facts.kind[:20]!r} need a key with scope work"
@@ -239,7 +250,7 @@ class _PendingFrames:
 
 
 class Appender:
-    """Appends frames and returns acks, on the event loop with a disk thread; bounded by bytes."""
+    """Appends frames in a thread of its own and returns acks; limits the bytes that wait."""
 
     def __init__(self, stream: Stream, *, max_waiting_bytes: int = 64 * 1024 * 1024) -> None:
         self._stream = stream
@@ -310,8 +321,8 @@ class Appender:
             return acks
         except Exception as error:
             self.error = str(error) or repr(error)
-            # Nothing was acknowledged, so clients keep their frames; the next append is attempted
-            # after any error.
+            # Nothing was acknowledged, so clients keep their frames and send them again. No error
+            # stops the appender: the next append is attempted.
             _log.error(
                 "not_appended",
                 frames=len(frames),

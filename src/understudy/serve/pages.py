@@ -1,7 +1,7 @@
 """The play page: a few files, read once when the gateway starts and served from memory to anyone.
 
-They hold no data: the page gets its key from the person who opens it, and uses the API like any
-other game. Only files listed in `FILES` are served, so path traversal is not possible.
+The files hold no data: the page gets its key from the address that a person opens, and uses the API
+like any other game. Only files listed in `FILES` are served, so path traversal is not possible.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ FILES = {
     "/static/understudy.js": "understudy.js",
     "/static/offline.js": "offline.js",
 }
-"""File by path."""
+"""The file that is served at each path."""
 
 _SERVICE_WORKER = "offline.js"
 _EMPTY_CACHE = b'{"version": "", "pages": []}'
 _log = structlog.get_logger("understudy.gateway")
-_NEXT_STEP = "reinstall understudy, or restore it in the checkout"
+_NEXT_STEP = "reinstall understudy, or restore the file in the checkout"
 _KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -48,7 +48,7 @@ _KINDS = {
 }
 _STATIC = Path(__file__).parent / "static"
 _CLIENTS = Path(__file__).parents[3] / "clients" / "js"
-"""The folder of client and game in a checkout; in a wheel they are next to the page."""
+"""The folder of understudy.js and rally.js in a checkout; in a wheel they are in `static`."""
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -81,7 +81,7 @@ class Page:
     raw: bytes
     packed: bytes
     serves: str = ""
-    """The path that this service worker may control."""
+    """For a service worker, the path that it may control; otherwise empty."""
 
     def answer(self, headers: Mapping[str, str]) -> Answer:
         """Return the file, or 304 if the client has the current version."""
@@ -103,7 +103,7 @@ class Page:
 
 @cache
 def load_pages() -> dict[str, Page]:
-    """Return every file by name, read from disk the first time; missing ones are left out."""
+    """Return every page by file name, read from disk the first time; missing files are left out."""
     pages: dict[str, Page] = {}
     for name in FILES.values():
         raw = source_of(name)
@@ -121,7 +121,7 @@ def load_pages() -> dict[str, Page]:
 
 
 def _cached(pages: Mapping[str, Page]) -> bytes:
-    """Return the list of pages that a browser caches, with a version that is a hash of them all."""
+    """Return the pages that a browser caches, as JSON, with a hash of all of them as version."""
     digest = hashlib.sha256()
     for name in sorted(pages):
         digest.update(f"{name} {hashlib.sha256(pages[name].raw).hexdigest()}\n".encode())
@@ -181,4 +181,4 @@ PAGES = tuple(
     )
     for path, name in FILES.items()
 )
-"""Open to anyone, and not part of the API."""
+"""The routes of the play page; they need no key and are not part of the API."""

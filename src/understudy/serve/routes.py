@@ -1,4 +1,4 @@
-"""The API: all routes except pages, each with the scope that its key needs, and their endpoints."""
+"""The routes of the API, each with the scope that its key needs, and their endpoints."""
 
 import asyncio
 import hashlib
@@ -118,7 +118,10 @@ async def register_game(call: Call) -> Answer:
     except SpecError as error:
         raise Refused("bad_spec", str(error)) from None
     if spec.game != call.game:
-        raise Refused("wrong_game", f"the spec is for {spec.game}, but the path for {call.game}")
+        raise Refused(
+            "wrong_game",
+            f"the spec is for {spec.game}, but the path for {call.game}; use the same name",
+        )
     key = _key(call)
     await call.gateway_state.specs.register(spec, may_add=key.registers or key.may("admin"))
     return Answer(wire.Registered(game=spec.game, schema=spec.schema))
@@ -128,7 +131,9 @@ async def show_spec(call: Call) -> Answer:
     specs = await call.gateway_state.specs.of(call.game)
     spec = specs.get(str(call.path_params["schema"]))
     if spec is None:
-        raise Refused("not_found", f"{call.game} has no such schema; it has {sorted(specs)[:4]}")
+        raise Refused(
+            "not_found", f"{call.game} has no such schema; use one of {sorted(specs)[:4]}"
+        )
     return Answer(spec.to_json())
 
 
@@ -144,7 +149,7 @@ async def show_bot(call: Call) -> Answer:
 
 
 async def weights(call: Call) -> Answer:
-    """Return the champion's policy if it is newer than `after`; workers wait for it."""
+    """Return the champion's policy once the live models are newer than `after`; 204 on timeout."""
     await call.gateway_state.specs.of(call.game)
     after = call.integer("after")
     wait_s = call.seconds("wait_s", most=call.gateway_state.config.max_poll_s)
@@ -166,7 +171,7 @@ async def show_model(call: Call) -> Answer:
 
 
 async def show_policy(call: Call) -> Answer:
-    """Return any model's policy, only if its bytes match the signature."""
+    """Return any model's policy; fails unless its bytes match the signed hash."""
     manifest, _ = await _model(call)
     served = await call.gateway_state.bots.now(call.game)
     raw = (
@@ -190,7 +195,10 @@ async def _model(call: Call) -> tuple[Manifest, Catalogue]:
     catalogue = await _catalogue(call)
     number = int(call.path_params["model_no"])
     if number not in catalogue.models:
-        raise Refused("not_found", f"{call.game} has no model {str(number)[:20]}")
+        raise Refused(
+            "not_found",
+            f"{call.game} has no model {str(number)[:20]}; see 'understudy models list'",
+        )
     return catalogue.models[number], catalogue
 
 
@@ -204,7 +212,10 @@ async def promote(call: Call) -> Answer:
     request = call.read(wire.Promote)
     catalogue = await _catalogue(call)
     if request.model_no not in catalogue.models:
-        raise Refused("not_found", f"{call.game} has no model {request.model_no}")
+        raise Refused(
+            "not_found",
+            f"{call.game} has no model {request.model_no}; see 'understudy models list'",
+        )
     registry = call.gateway_state.registry
     await _on_disk(
         call, lambda: registry.set_alias(call.game, "champion", request.model_no, why=request.why)
@@ -234,12 +245,12 @@ async def advise(call: Call) -> Answer:
 
 
 async def _spec(call: Call, ask: wire.Ask) -> GameSpec:
-    """Return the requested spec, else the champion's, else any."""
+    """Return the spec that the request names, else the champion's, else any."""
     specs = await call.gateway_state.specs.of(call.game)
     if ask.schema is not None:
         if ask.schema not in specs:
             raise Refused(
-                "unknown_schema", f"{call.game} has no such schema; it has {sorted(specs)[:4]}"
+                "unknown_schema", f"{call.game} has no such schema; send one of {sorted(specs)[:4]}"
             )
         return specs[ask.schema]
     policy = call.gateway_state.bots.cached_policy(call.game)
@@ -312,7 +323,7 @@ ROUTES = (
         _GAME + "/act",
         "play",
         act,
-        "Make a decision",
+        "The bot's action for an observation",
         takes=wire.Ask,
         gives=wire.Acted,
         max_bytes=1024 * _KIB,
@@ -387,7 +398,7 @@ ROUTES = (
         gives=wire.Pointed,
     ),
 )
-"""`{game}` in a path is always a game's name; keys of other games are rejected there."""
+"""`{game}` in a path is always a game's name; keys of other games are rejected for that path."""
 
 
 # --- The OpenAPI document -------------------------------------------------------------------------
@@ -423,11 +434,11 @@ def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
         "info": {
             "title": "understudy",
             "version": understudy.__version__,
-            "description": "Games, experience and bots.",
+            "description": "Register games, record experience, and fetch bots.",
         },
         "paths": paths,
         "components": {
-            # No other fields are accepted or returned, which dataclasses cannot express.
+            # No other fields are accepted or returned; dataclasses such as Ack cannot express that.
             "schemas": {
                 name: schema | {"additionalProperties": False}
                 for name, schema in components.items()

@@ -32,18 +32,18 @@ class Listen:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free port; `GatewayServer.url` has the actual one."""
+    """0: any free port; `GatewayServer.port` has the actual one."""
     certificate: Path | None = None
-    """A PEM file; with `certificate_key`, its private key, it enables TLS."""
+    """The TLS certificate, a PEM file; needs `certificate_key`, its private key."""
     certificate_key: Path | None = None
     insecure: bool = False
-    """Plain HTTP for other machines too; for networks where something else encrypts."""
+    """Whether to allow plain HTTP from other machines, where something else encrypts."""
     max_connections: int = 8192
-    """Requests beyond this limit get 503."""
+    """Maximum number of connections; requests beyond it are answered with 503."""
     head_timeout_s: float = 10.0
     """How long a client may take to send a request's head."""
     body_timeout_s: float = 20.0
-    """The same for a body; longer than the gateway's own timeout, which sends an answer."""
+    """How long a body may take; above `GatewayConfig.body_timeout_s`, which sends an error."""
     read_timeout_s: float = 30.0
     """How long a client may take to continue reading an answer."""
     idle_timeout_s: int = 75
@@ -104,12 +104,12 @@ class GatewayServer:
             await self._uvicorn.serve(sockets=[self._socket])
 
     def stop(self) -> None:
-        """Stop accepting and drain; may be called repeatedly, from any thread or signal handler."""
+        """Stop accepting requests and let `run` return; safe from any thread or signal handler."""
         self._uvicorn.should_exit = True
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without signal handling; a stop completes the gateway's long polls."""
+    """uvicorn's server without signal handlers; when it stops, it ends the gateway's long polls."""
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
         self._gateway = gateway
@@ -155,7 +155,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Connection(HttpToolsProtocol):
-    """A client's connection: uvicorn's own, with a timeout for every stage.
+    """A client's connection: uvicorn's class, with a timeout for every stage of a request.
 
         connected ─ head ─► head complete ─ body ─► complete ─► answered ─ idle ─► next head …
 
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
 
     listen: Listen
     others: "set[Connection]"
-    """Every open connection of the server; this and `listen` are set by subclassing."""
+    """Every open connection of the server; this and `listen` are set in a subclass."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -184,7 +184,7 @@ class Connection(HttpToolsProtocol):
     # --- Time -------------------------------------------------------------------------------------
 
     def _within(self, timeout_s: float) -> None:
-        """Set the timeout of the next stage; infinite while the gateway works."""
+        """Set the timeout of the next stage; infinite while the gateway works on a request."""
         self._deadline_s = self.loop.time() + timeout_s
         # One timer for many deadlines: most of them are met, so it is rarely reset.
         if self._deadline_s < self._timer_s:
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "head_too_large",
-                f"the head of a request has at most {MAX_HEAD_BYTES} bytes",
+                f"the head of a request has more than {MAX_HEAD_BYTES} bytes; send smaller headers",
             )
 
     def pause_writing(self) -> None:
@@ -307,7 +307,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _allow_files(n_connections: int) -> None:
-    """Raise the limit of open files to the number of connections, if the system allows it."""
+    """Raise the limit of open files to what the connections need, as far as the system allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

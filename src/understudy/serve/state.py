@@ -1,8 +1,8 @@
-"""The state of a gateway: everything that its routes use, opened and closed together.
+"""The state of a gateway: what its routes use, opened and closed together.
 
-Each send is answered with `recording_rate`. A client records whole episodes with that probability,
-and reports with its next send how many steps it did not record. The number of steps played is
-therefore known exactly, whatever share is sent.
+Each request that sends frames is answered with `recording_rate`. A client records whole episodes
+with that probability, and states in its next request how many steps it did not record. So the
+number of steps played is known exactly, whatever share is recorded.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ _log = structlog.get_logger("understudy.gateway")
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 _FRESH_S = 5.0
-"""After this the registry is read again, since another gateway may have registered a schema."""
+"""Age at which cached specs are read again, since another gateway may have registered one."""
 
 _HOW = (
     "register its spec with the development key or an admin's (PUT /v1/games/GAME), as our clients "
     "do automatically, or run 'understudy games add'"
 )
 _MAX_SKIPPED_STEPS = 1_000_000
-"""A limit per send, since no player skips more steps than this between two sends."""
+"""Limit of the skipped steps that one request may state; players never skip that many."""
 BURST_S = 2.0
-"""A bucket holds the allowance of this time, so that a short burst passes."""
+"""A key may use the allowance of this many seconds at once, so that a short burst passes."""
 _MAX_BUCKETS = 100_000
 _WINDOW_S = 20.0
-"""Time constant of the estimate of played steps: steps this old count a third."""
+"""Time constant of the estimated rate of played steps: steps this old count about a third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,11 @@ class GatewayConfig:
     """Settings of a gateway."""
 
     hosts: tuple[str, ...] = ()
-    """Host names it serves, besides those of loopback; requests for another Host are rejected."""
+    """Host names that the gateway serves, besides loopback; other Host headers are rejected."""
     canary_share: float = 0.2
     """The share of episodes that a canary plays."""
     target_steps_s: float | None = None
-    """Steps per second and game to record of all players together; None: all steps."""
+    """Steps per second to record in each game, of all its players together; None: all steps."""
     follow_every_s: float = 0.03
     """How often the registry is read; less often if the registry asks for a longer interval."""
     keys_every_s: float = 0.5
@@ -94,7 +94,7 @@ class GatewayConfig:
                 "rejected within 2 s"
             )
         if self.max_bodies_bytes < 1:
-            raise ConfigError(f"max_bodies_bytes is {self.max_bodies_bytes}; pass 64 MiB or more")
+            raise ConfigError(f"max_bodies_bytes is {self.max_bodies_bytes}; pass 1 or more bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ class _CachedSpecs:
     specs: dict[str, GameSpec]
     at_s: float
     is_failing: bool = False
-    """Whether the last read failed, which is logged once."""
+    """Whether the last read failed; only the first failure is logged."""
 
 
 class SpecCache:
-    """Caches the specs of registered games, on the event loop with the disk in a thread."""
+    """Caches the specs of registered games; reads the registry in a thread."""
 
     def __init__(self, registry: Registry, executor: Executor, clock: Clock) -> None:
         self._registry = registry
@@ -157,10 +157,7 @@ class SpecCache:
         try:
             return {spec.schema: spec for spec in self._registry.specs(game)}
         except SpecError as error:
-            raise Corrupt(
-                f"a spec of {game} in the registry is not readable: {error}; restore it from a "
-                "backup"
-            ) from None
+            raise Corrupt(f"a spec of {game} in the registry cannot be read: {error}") from None
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
@@ -197,14 +194,14 @@ class Metrics:
             registry=registry,
         )
         waiting = Gauge(
-            "understudy_waiting_bytes", "Bytes waiting for the stream", registry=registry
+            "understudy_waiting_bytes", "Bytes of frames waiting to be appended", registry=registry
         )
         waiting.set_function(waiting_bytes)
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Remaining requests and bytes; negative if a key is in debt."""
+    """The requests and bytes that a key has left; negative if it used more than allowed."""
 
     requests: float
     size_bytes: float
@@ -241,7 +238,7 @@ class Limits:
         return wait_s
 
     def owe(self, key: Key, size_bytes: int) -> None:
-        """Count bytes beyond the announced ones, which delays later requests."""
+        """Charge the key for bytes beyond Content-Length, which delays its later requests."""
         bucket = self._buckets.get(key.id)
         if bucket is not None and size_bytes > 0:
             bucket.size_bytes -= size_bytes
@@ -269,7 +266,7 @@ class Quota:
         self._at_s = clock.monotonic()
 
     def count_steps(self, recorded_steps: int, skipped_steps: int) -> float:
-        """Count a client's steps; return the probability to record its next episode."""
+        """Count a client's steps; return the probability of recording its next episode."""
         now_s = self._clock.monotonic()
         fade = math.exp(-max(0.0, now_s - self._at_s) / _WINDOW_S)
         self._at_s = now_s
@@ -277,8 +274,8 @@ class Quota:
         self._weight_s = self._weight_s * fade + _WINDOW_S * (1 - fade)
         if self._target is None:
             return 1.0
-        # Before the window has some content, a first burst of spooled chunks must not count as a
-        # rate.
+        # At least 1 s is assumed, so that a first burst of spooled chunks is not taken for a very
+        # high rate.
         played = self._steps / max(self._weight_s, 1.0)
         return min(1.0, self._target / played) if played > 0 else 1.0
 
@@ -291,7 +288,7 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves memory for a request until the end; Refused if full."""
+        """Yield a function that reserves bytes until the block ends, or raises Refused."""
         held_bytes = 0
 
         def take(size_bytes: int) -> None:
@@ -309,7 +306,7 @@ class MemoryBudget:
 
 @dataclass(slots=True)
 class GatewayState:
-    """Everything that the routes use; created on the event loop that uses it."""
+    """What the routes use; created on the event loop that runs them."""
 
     config: GatewayConfig
     stream: Stream

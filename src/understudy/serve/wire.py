@@ -35,7 +35,7 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not a success."""
+    """The body of every answer to a request that failed."""
 
     error: Failure
 
@@ -52,7 +52,7 @@ class SendResponse(Struct, frozen=True, kw_only=True):
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """An episode that starts or continues in these columns, as in a chunk's metadata."""
+    """Metadata of an episode that starts or continues in these columns, as in docs/formats.md."""
 
     row: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     match: Text | None = None
@@ -73,14 +73,14 @@ class ChunkColumns(Struct, frozen=True, kw_only=True):
     chunk_no: Count
     """0 for the first chunk of the session, then incremented by 1."""
     first_step: Count = 0
-    """Number of steps in all earlier chunks."""
+    """Number of steps in all earlier chunks of the session."""
     schema: Schema | None = None
-    """The spec of the game; optional if only one fits."""
+    """The schema of the game's spec; optional if the columns fit only one spec."""
     consent: Text = "unknown"
     client: Text = "json"
     columns: dict[str, list[Any]]
     episodes: Annotated[list[Note], Meta(max_length=4096)] | None = None
-    """A note per episode in the chunk; null if only the starts of episodes are known."""
+    """A note per episode in the chunk; null: none, and episodes start where `is_first` is true."""
     skipped_steps: Count = 0
 
 
@@ -139,7 +139,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     """Whether each action is valid; null: all are."""
     deterministic: bool = True
     schema: Schema | None = None
-    """The spec of the observation; by default the champion's."""
+    """The schema of the observation's spec; by default the champion's."""
 
 
 class Acted(Struct, frozen=True, kw_only=True):
@@ -186,6 +186,6 @@ class Pointed(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """The gateway's state, without data."""
+    """Whether the gateway is alive and ready."""
 
     status: Literal["ok", "ready", "starting", "stopping"]

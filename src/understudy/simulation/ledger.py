@@ -1,7 +1,7 @@
 """The ledger: a record of all acknowledged frames that does not depend on client or store code.
 
-One file per process, one line per acknowledged frame. It decodes frames with a few lines of its
-own, so that it detects errors in our codec.
+One file per process, one line per acknowledged frame. Frames are decoded by a few lines of code in
+this module, so that errors in understudy's own codec are detected.
 """
 
 import json
@@ -34,7 +34,7 @@ class LedgerEntry:
 
 
 class Ledger:
-    """A file of promises, written only by this process."""
+    """A file of acknowledged frames, written only by this process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def _promise(frame: Frame) -> LedgerEntry:
 
 
 def read_ledger(folder: Path) -> Iterator[LedgerEntry]:
-    """Yield every promise; an incomplete last line was never acknowledged, so it is skipped."""
+    """Yield every entry; incomplete lines are skipped, since their acks never reached a client."""
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         lines = path.read_bytes().split(b"\n")
         for at, line in enumerate(lines[:-1]):
@@ -138,5 +138,5 @@ def read_ledger(folder: Path) -> Iterator[LedgerEntry]:
                 )
             except (ValueError, KeyError, TypeError):
                 raise Corrupt(
-                    f"line {at + 1} of ledger {path.name} is not readable; restore it from a backup"
+                    f"line {at + 1} of ledger {path} is not readable; remove it to check the rest"
                 ) from None

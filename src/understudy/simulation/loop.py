@@ -1,10 +1,11 @@
-"""The closed loop in a minute: people play, a learner without a game learns, its bots play along.
+"""The closed loop in a minute: simulated people play, a learner trains bots, the bots play too.
 
     people ─► client ─► gateway ─► stream ─► ingest ─► store ─► learner
         ─► registry ─► gate ─► the next bot plays
 
-Every part is the real one, in processes of its own. At the end, the loop evaluates the first and
-the last bot on the same held-out seeds, and checks every acknowledgement against the stored bytes.
+Every part is the real one; roles and people run in processes of their own. At the end, the loop
+evaluates the first and the last bot on the same held-out seeds, and checks every acknowledgement
+against the stored bytes.
 """
 
 import secrets
@@ -70,8 +71,8 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     "store": {"local": "", "cassandra": "cassandra"},
     "models": {"folder": "", "s3": "s3"},
 }
-"""The server for each option; kinesalite handles more load than kinesis-local, and its weak
-resharding is not needed here."""
+"""The local server that each option needs, or "" for none. Kinesis is kinesalite, which handles
+more load than kinesis-local; it is weak at resharding, which is not needed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,8 @@ def running(
 ) -> Iterator[Config]:
     """Yield the config of a platform on these backends; servers started here stop at the end.
 
-    On servers that ran before, a stream, a keyspace and a folder remain, each named demo plus a
-    random suffix. A backend that cannot be opened fails before the data folder is written.
+    On servers that were already running, a stream, a keyspace and a folder remain, each named demo
+    plus a random suffix. A backend that cannot be opened fails before the data folder is written.
     """
     if backends.ingest == "spark":
         from understudy.ingest.spark import require_spark  # imported late: seldom needed
@@ -166,7 +167,7 @@ def address(option: str, servers: Mapping[str, Server], suffix: str) -> str:
     return url
 
 
-# --- Evaluation of its bots -----------------------------------------------------------------------
+# --- Evaluation of the bots -----------------------------------------------------------------------
 
 
 class BotJudge:
@@ -291,7 +292,7 @@ class LoopConfig:
     env_id: str = GAME_ID
     people: int = 8
     max_seconds: float = 150.0
-    """Time limit, counted from the moment when all roles run, however good the bots are."""
+    """Longest time to play, counted from the moment when all roles run."""
     kill: Killable | None = None
     """A role to kill once the first bot plays; no step may be lost."""
     seed: int = 0
@@ -301,7 +302,9 @@ class LoopConfig:
         if not 1 <= self.people <= 1_000:
             raise ConfigError(f"--players is {self.people}; pass a number from 1 to 1000")
         if not 5 <= self.max_seconds <= 86_400:
-            raise ConfigError(f"--seconds is {self.max_seconds}; pass at least 5, such as 150")
+            raise ConfigError(
+                f"--seconds is {self.max_seconds}; pass a number from 5 to 86400, such as 150"
+            )
         if not 0 <= self.seed <= 1_000_000:
             raise ConfigError(f"--seed is {self.seed}; pass a number from 0 to 1000000")
         if self.kill is not None and self.kill not in KILLABLE:
@@ -328,7 +331,7 @@ class LoopProgress:
     view: Mapping[str, Any] = field(default_factory=dict)
     """The view of one of the players, for drawing."""
     play_s: float = 0.0
-    """Time since all roles run, which the time limit applies to."""
+    """Time since all roles started to run, to which the time limit applies."""
     message: str = ""
     """Message about an event; empty most of the time."""
 
@@ -348,7 +351,7 @@ class Loop:
         scratch: Path | None = None,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`scratch`: folder for the files of servers it starts; `on_begin`: called after checks."""
+        """`scratch`: folder for servers that it starts; `on_begin`: called after all checks."""
         self._data = data
         self._config = config
         self._show = show
@@ -360,7 +363,7 @@ class Loop:
         self._all_run_s: float | None = None
         self._killed = False
         self._stored_before = self._stored = 0
-        """Steps stored by earlier ingest processes, and by this one as last reported."""
+        """Steps stored by earlier ingest processes, and by the current one as last reported."""
 
     def run(self) -> LoopResult:
         """Play until a bot clearly beats the first one or time is up, then verify the store."""
@@ -452,14 +455,15 @@ class Loop:
         while not platform.supervisor.is_ready:
             if time.monotonic() > deadline_s:
                 raise UnderstudyError(
-                    f"the platform was not ready within {_READY_S:.0f} s; try `understudy doctor`"
+                    f"the platform was not ready within {_READY_S:.0f} s; find the cause with "
+                    "'understudy doctor'"
                 )
             platform.supervisor.step()
             time.sleep(_TICK_S / 2)
 
     @property
     def _play_s(self) -> float:
-        """Time since all roles run."""
+        """Time since all roles started to run."""
         return 0.0 if self._all_run_s is None else time.monotonic() - self._all_run_s
 
     def _watch(

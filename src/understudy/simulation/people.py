@@ -161,7 +161,9 @@ class Match:
 
     def __init__(self, game: Game, name: str, number: int, rng: np.random.Generator) -> None:
         if game.spec.game != rally.GAME_ID:
-            raise ConfigError(f"{game.spec.game} has one seat; only rally supports matches")
+            raise ConfigError(
+                f"{game.spec.game} has one seat, and a match needs two; play rally instead"
+            )
         self._game = game
         self._name = name
         self._rng = rng
@@ -254,7 +256,7 @@ def play_rounds(
     rate: float,
     seconds: float = math.inf,
 ) -> int:
-    """Play `rate` rounds a second (0: no limit) and report progress; return their number."""
+    """Play `rate` rounds a second (0: no limit) and report; return the number of rounds."""
     began_s = report_s = time.monotonic()
     played = 0
     while not stop.is_set() and (now_s := time.monotonic()) - began_s < seconds:
@@ -278,7 +280,7 @@ def play_on(
     seconds: float = math.inf,
     close_s: float = 10.0,
 ) -> None:
-    """Play and report in a child process until time is up or the parent stops it; then flush."""
+    """In a child process: play and report until time is up or the parent stops it, then flush."""
     rows = sum(person.rows_per_step for person in people)
 
     def play() -> None:
@@ -363,7 +365,7 @@ class Groups:
                 raise UnderstudyError(f"{child.name} failed: {child.errors.strip()}")
 
     def stop(self, timeout_s: float = 40.0, *, also: Sequence[Child] = ()) -> None:
-        """Wait until the processes sent their frames; kill those that exceed the timeout."""
+        """Stop the processes once they have sent their frames; kill them after the timeout."""
         children = [*self.children, *also]
         for child in children:
             child.stop()
@@ -503,7 +505,8 @@ class Simulation:
             if self._ingest is not None and self._ingest.exit_code is not None:
                 if self._ingest_restarts >= 5:
                     raise UnderstudyError(
-                        f"the ingest process keeps exiting:\n{self._ingest.errors}"
+                        f"the ingest process keeps exiting; correct what its output reports:\n"
+                        f"{self._ingest.errors}"
                     )
                 self._stored_before += self._ingest.latest.get("stored", 0)
                 self._ingest_restarts += 1

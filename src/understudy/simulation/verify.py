@@ -43,7 +43,7 @@ _ASK_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of verify; `exit_code` is 0, 1 (loss, duplicate, damage) or 2 (no ledger)."""
+    """Result of verify; `exit_code` is 0, 1 (loss, gap, duplicate or damage) or 2 (no ledger)."""
 
     steps: int
     sessions: int
@@ -85,7 +85,8 @@ class Verification:
 def verify(data: DataFolder, *, config: Config | None = None, finish: bool = True) -> Verification:
     """Store everything recorded before this call in the data folder's own store, and check it.
 
-    `config` locates the stream and the games; by default they are in the data folder.
+    `config` locates the stream and the games; by default they are in the data folder. Without
+    `finish`, only steps that are already stored are checked.
     """
     config = config or Config()
     promises = list(read_ledger(data.ledger))
@@ -102,7 +103,7 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
 
 
 def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
-    """Check the ledger against a remote store, by its audit and tail; `live`: a process writes."""
+    """Check the ledger against a remote store; `live`: a process may be writing to the store."""
     promises = list(read_ledger(data.ledger))
     stored: dict[Key, AuditedFrame] = {}
     removed: set[Key] = set()
@@ -130,7 +131,7 @@ def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Ve
 
 
 def finish_unsent_frames(data: DataFolder, config: Config, *, with_ledger: bool) -> int:
-    """Send the frames that killed games left in the spool; return the number acknowledged."""
+    """Send the frames that killed games left in the spool; return how many were acknowledged."""
 
     def link_to(spec: GameSpec) -> Link:
         link = open_link(data, spec, stream=config.stream.url, clock=SystemClock())

@@ -1,1 +1,1 @@
-"""Durable experience."""
+"""Stores: durable experience, each step once, in SQLite or Cassandra."""

@@ -1,7 +1,7 @@
-"""A full check of a store: every frame is there once, undamaged, and every gap is explained.
+"""A full check of a store: that it has every frame once, undamaged, and explains every gap.
 
-`Findings` and `summary` serve every store; `audit` reads the embedded one, page by page, while
-other processes may write.
+All stores use `Findings` and `summary`. `audit` reads the embedded store, page by page, while other
+processes may write.
 """
 
 import uuid
@@ -25,7 +25,7 @@ from understudy.stores.view import (
 )
 
 Key = tuple[bytes, int]
-"""Session and number."""
+"""Session and chunk number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Findings:
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
-    """Their tombstones."""
+    """The tombstones of sessions of forgotten players."""
     pruned_before_s: int = 0
     """The store may have pruned all records of sessions that began before this time."""
     dropped: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
@@ -83,7 +83,8 @@ class Findings:
 def audit(view: StoreView, *, is_alone: bool = False) -> Findings:
     """Read every stored byte once and compare it with its checksums and with the tables.
 
-    With `is_alone` no process writes, so SQLite's own check, one long transaction, runs as well.
+    Pass `is_alone` only while no process writes: SQLite's own check, one long transaction, then
+    runs as well.
     """
     findings = Findings()
     try:
@@ -124,14 +125,16 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
         number = row.arrival + 1
         if not row.is_sound:
             findings.corrupt.append(
-                f"the record of arrival {row.arrival} does not match its checksum"
+                f"the record of arrival number {row.arrival} does not match its checksum"
             )
         elif row.fate == FORGOTTEN or (
             player in being_erased and (row.session or 0) < being_erased[player]
         ):
             findings.n_forgotten += row.kind == FrameKind.DATA
         elif session is None or row.chunk_no is None:
-            findings.corrupt.append(f"the session of arrival {row.arrival} is not in the store")
+            findings.corrupt.append(
+                f"the session of arrival number {row.arrival} is not in the store"
+            )
         elif row.fate != STORED:
             frame = AuditedFrame(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
             findings.add_frame((session, row.chunk_no), frame)
@@ -149,7 +152,8 @@ def _audit_missing(view: StoreView, first: int, following: int, findings: Findin
         (events,) = db.execute(query, (first, following)).fetchone()
     if lost := following - first - events:
         findings.corrupt.append(
-            f"{lost} arrivals from number {first} on were stored but can no longer be read"
+            f"{lost} frames or events from arrival number {first} on were stored but can no longer "
+            "be read"
         )
 
 
@@ -198,7 +202,7 @@ def _audit_quarantine(view: StoreView, findings: Findings) -> None:
 
 
 def _audit_tables(view: StoreView, findings: Findings) -> None:
-    """Check the rows with a checksum that no other check reads."""
+    """Verify the checksums of all other tables, and collect the forgotten sessions."""
     for table, key, start in (
         ("sessions", "id", 0),
         ("events", "arrival", 0),
@@ -243,7 +247,7 @@ def summary(findings: Findings) -> Audit:
 
 
 def _gaps(findings: Findings) -> tuple[int, int]:
-    """Missing chunk numbers and steps that no drop report explains."""
+    """Number of missing chunks, and of their steps, that nothing in the store explains."""
     sessions: dict[bytes, list[tuple[int, int, AuditedFrame | None]]] = {}
     for (session, number), frame in findings.frames.items():
         sessions.setdefault(session, []).append((number, number, frame))
@@ -272,7 +276,7 @@ def _session_gaps(
     end_step = 0
     at = start
     is_exact = True
-    # The frame of a number precedes other facts about the number.
+    # A stored frame comes before a quarantined one or a drop report with the same number.
     for first, last, frame in sorted(ranges, key=lambda entry: (entry[0], entry[2] is None)):
         gap = max(0, first - at)
         missing += gap

@@ -5,8 +5,8 @@
     STORE/experience.sqlite   everything else, with SQLite's -wal and -shm beside it
     STORE/reserve             space that forgetting and expiry use when the disk is full
 
-A process that has the database open never opens or copies that file by its path: closing the second
-descriptor would release the locks of the first, as POSIX locks work.
+A process that has the database open must not open or copy the file by its path as well: closing
+that second descriptor would release SQLite's locks, which are POSIX locks.
 """
 
 import json
@@ -29,21 +29,22 @@ FORMAT = "understudy-store/1"
 FILE_NAME = "experience.sqlite"
 
 Synchronous = Literal["FULL", "NORMAL", "OFF"]
-"""FULL survives a power cut; the others are for tests that show the difference."""
+"""With FULL, commits survive a power cut; the others are for tests that show the difference."""
 
 PAGE_BYTES = 16_384
 _BUSY_MS = 30_000
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Approximate bytes committed between two checkpoints of the write-ahead log."""
 _LONG_LOG_BYTES = 64 * 1024 * 1024
-"""A longer write-ahead log waits for its readers, and is cut to this size when it is reused."""
+"""Above this size, a checkpoint waits for readers, so that the write-ahead log can be reused from
+its start. SQLite then truncates the file to this size."""
 _COMMIT_BYTES = 8 * PAGE_BYTES
 """Approximate bytes of a commit besides its frames."""
 _RESTART_MS = 500
 _TRUNCATE_MS = 2_000
-"""How long an erasure waits for readers before its last step is left to the next erasure."""
+"""How long truncating the write-ahead log waits for readers; then the next erasure tries again."""
 RESERVE_BYTES = 24 * 1024 * 1024
-"""Space for a checkpoint of the write-ahead log and for one slice of an erasure."""
+"""Disk space reserved for a checkpoint of the write-ahead log and for one slice of an erasure."""
 
 _SCHEMA = """
 CREATE TABLE head (
@@ -85,8 +86,8 @@ CREATE TABLE quarantine (
 CREATE INDEX quarantine_by_key ON quarantine (session, chunk_no);
 """
 # frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique
-# index allows one readable frame per key and any number of removed ones. Only sessions, bodies and
-# quarantine contain a player or a session: of forgotten ones, only a digest of each id is left.
+# index allows one readable frame per key and any number of removed ones. A forgotten player's ids
+# are erased from sessions, bodies, quarantine and erasures; only a digest of each id is left.
 
 _NETWORK_FILE_SYSTEMS = {
     "9p",
@@ -113,7 +114,7 @@ _NETWORK_FILE_SYSTEMS = {
 
 
 def check_of(*values: object) -> int:
-    """The checksum of a row's other columns."""
+    """The checksum of these values, such as the other columns of a row."""
     return crc32(repr(values).encode())
 
 
@@ -123,19 +124,19 @@ def quarantine_check(columns: Sequence[object], raw: bytes) -> int:
 
 
 def checked(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row without its checksum, the last column; Corrupt when that does not match."""
+    """A row's values without the checksum in its last column; Corrupt if that does not match."""
     *values, crc = row
     if check_of(*values) != crc:
         raise Corrupt(
-            f"a row of {table} in the store does not match its checksum; restore the store from a "
-            "backup"
+            f"a row of the store's table {table} does not match its checksum; restore the store "
+            "from a backup"
         )
     return tuple(values)
 
 
 @contextmanager
 def disk(doing: str) -> Iterator[None]:
-    """Translate errors of the system and of SQLite to StorageFull, StorageFailed or Corrupt."""
+    """Raise OSErrors and SQLite errors as StorageFull, StorageFailed or Corrupt."""
     try:
         yield
     except OSError as error:
@@ -160,7 +161,8 @@ def disk(doing: str) -> Iterator[None]:
 def has_store(folder: Path) -> bool:
     """Whether the folder contains an embedded store, even a damaged or unsupported one.
 
-    False while a process creates the store: `store.json` is written last.
+    Also true for a file in place of the folder, so that opening it reports the problem. False while
+    a process creates the store: `store.json` is written last.
     """
     if folder.is_file() or any(
         (folder / name).exists() for name in ("store.json", "catalogue.sqlite", "segments")
@@ -178,7 +180,7 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
     path = folder / FILE_NAME
     expected_id = _identity(folder)
     if expected_id is None and not path.exists():
-        # -wal and -shm get the same mode.
+        # Private to this user; SQLite gives -wal and -shm the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with disk(f"opening the store in {folder}"):
         db = _connect(path, "")
@@ -207,8 +209,8 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
 class Database:
     """The only connection that writes and checkpoints, and its reserved disk space.
 
-    The caller holds the store's lock file: two connections that write or checkpoint at once trigger
-    a known bug of older SQLite versions. Threads of the caller synchronise with `lock`.
+    The caller must hold the store's lock file: two connections that write or checkpoint at once
+    trigger a known bug of older SQLite versions. The caller's threads synchronise with `lock`.
     """
 
     def __init__(
@@ -231,7 +233,7 @@ class Database:
         self.keep_reserve()
 
     def check(self) -> None:
-        """StorageFailed when the state on disk is unknown, which needs a restart."""
+        """Raise StorageFailed if an earlier write failed, which leaves the disk's state unknown."""
         if self._failed:
             raise StorageFailed(self._failed)
 
@@ -273,7 +275,7 @@ class Database:
                 if pages * PAGE_BYTES > _LONG_LOG_BYTES or self._is_disk_short:
                     self._wait_for_readers("RESTART", _RESTART_MS)
         except StorageFull:
-            pass  # commits are safe in the log; the next checkpoint may find space
+            pass  # commits are durable in the log; the next checkpoint may find space
         except (StorageFailed, Corrupt) as error:
             self._fail(error)
             raise
@@ -299,10 +301,10 @@ class Database:
         return not busy
 
     def _fail(self, error: Exception) -> None:
-        self._failed = f"{error} (the store must be reopened)"
+        self._failed = f"an earlier write failed, so the store must be reopened: {error}"
 
     def use_reserve(self) -> bool:
-        """Free the reserve and checkpoint the log into it; False when there is no reserve."""
+        """Delete the reserve and checkpoint into its space; False if there was no reserve."""
         if not self._reserve.exists():
             return False
         remove(self._reserve)
@@ -311,7 +313,7 @@ class Database:
         return True
 
     def keep_reserve(self) -> None:
-        """Reserve space again when the disk has plenty."""
+        """Reserve disk space again, if at least four times as much is free."""
         if (
             self._reserve.exists()
             or shutil.disk_usage(self._reserve.parent).free < 4 * self._reserve_bytes
@@ -333,7 +335,7 @@ class Database:
 
 
 def open_reader(folder: Path) -> sqlite3.Connection:
-    """Open a read-only connection; ConfigError without a store, Corrupt without its database."""
+    """Open a read-only connection; ConfigError if there is no store, Corrupt if it is damaged."""
     check_folder(folder)
     path = folder / FILE_NAME
     expected_id = _identity(folder)
@@ -368,7 +370,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _created(db: sqlite3.Connection, folder: Path, expected_id: uuid.UUID | None) -> uuid.UUID:
-    """Create missing tables; return the database's id; Corrupt when store.json has another."""
+    """Create the tables of a new database; return its id; Corrupt if store.json has another id."""
     if not _tables(db, folder / FILE_NAME):
         if expected_id is not None:
             raise _lost(folder)
@@ -389,7 +391,7 @@ def _created(db: sqlite3.Connection, folder: Path, expected_id: uuid.UUID | None
 
 
 def _tables(db: sqlite3.Connection, path: Path) -> set[str]:
-    """The tables of a database, none if it is new; Corrupt when they are of another program."""
+    """The tables of a database, none if it is new; Corrupt if they belong to another program."""
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
     if names and "head" not in names:
         raise Corrupt(
@@ -401,13 +403,13 @@ def _tables(db: sqlite3.Connection, path: Path) -> set[str]:
 
 def _of_another_store(folder: Path, expected_id: uuid.UUID) -> Corrupt:
     return Corrupt(
-        f"{folder / FILE_NAME} is not the database of store {expected_id}; restore the store from "
-        "a backup"
+        f"{folder / FILE_NAME} is not the database of store {expected_id}, which store.json beside "
+        "it names; restore both files from the same backup"
     )
 
 
 def _identity(folder: Path) -> uuid.UUID | None:
-    """The store's id in store.json, or None; raises before SQLite would create a new file."""
+    """The store's id in store.json, None without that file; raises if it or the database is bad."""
     try:
         text = (folder / "store.json").read_text()
     except FileNotFoundError:
@@ -423,8 +425,8 @@ def _identity(folder: Path) -> uuid.UUID | None:
         raise Corrupt(f"{folder / 'store.json'} is damaged; restore it from a backup")
     if store_format != FORMAT:
         raise ConfigError(
-            f"the store in {folder} has format {store_format!r}, but this version reads "
-            f"{FORMAT!r}; use the version that wrote it"
+            f"the store in {folder} has format {store_format!r}, but this version of understudy "
+            f"reads {FORMAT!r}; use the version that wrote the store"
         )
     path = folder / FILE_NAME
     if not path.exists() or not path.stat().st_size:
@@ -441,7 +443,10 @@ def _lost(folder: Path) -> Corrupt:
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the folder is a file, or holds a store of an older format."""
     if folder.is_file():
-        raise ConfigError(f"{folder} is a file, but a store needs a folder; move it away")
+        raise ConfigError(
+            f"{folder} is a file, but a store needs a folder; move the file away, or use another "
+            "path"
+        )
     if (folder / "catalogue.sqlite").exists() or (folder / "segments").exists():
         raise ConfigError(
             f"the store in {folder} is in segments, a format from before the first release that "
@@ -451,15 +456,15 @@ def check_folder(folder: Path) -> None:
 
 
 def _refuse_network_file_system(folder: Path) -> None:
-    """ConfigError on a network file system, where SQLite's locks do not work."""
+    """Raise ConfigError on a network file system, where SQLite's locks do not work."""
     mounts = Path("/proc/self/mountinfo")
     if (
         mounts.exists()
         and (kind := file_system_of(folder, mounts.read_text())) in _NETWORK_FILE_SYSTEMS
     ):
         raise ConfigError(
-            f"{folder} is on a network file system ({kind}), where SQLite cannot lock; use a "
-            "folder on a local disk, or a remote store as store.url"
+            f"{folder} is on a network file system ({kind}), where SQLite's locks do not work; use "
+            "a folder on a local disk, or set store.url to a remote store"
         )
 
 
@@ -478,17 +483,18 @@ def file_system_of(folder: Path, mountinfo: str) -> str:
 
 
 def _on_read_only_disk(path: Path, error: sqlite3.OperationalError) -> sqlite3.Connection:
-    """Open without locks on a read-only disk; elsewhere SQLite must write next to the database."""
+    """Open the database without locks if its disk is read-only; otherwise raise what to do."""
     if os.access(path.parent, os.W_OK):
         raise error
-    needs = f"{path.parent} is not writable, but SQLite writes next to the database it reads"
     if sys.platform == "win32" or not os.statvfs(path).f_flag & os.ST_RDONLY:
         raise StorageFailed(
-            f"{needs}; run this as the owner of the folder, or make it writable"
+            f"{path.parent} is not writable, but SQLite writes next to the database it reads; run "
+            "this as the owner of the folder, or make it writable"
         ) from error
     if any(path.with_name(f"{path.name}-{end}").exists() for end in ("wal", "shm")):
         raise StorageFailed(
-            f"{needs} if the last writer did not close it; the disk is read-only: copy the data "
-            "folder to another disk, or mount it writable"
+            f"{path.parent} is on a read-only disk, but the last writer did not close the store, "
+            "so SQLite must write next to the database to read it; copy the data folder to another "
+            "disk, or mount this disk writable"
         ) from error
     return _connect(path, "?mode=ro&immutable=1")

@@ -1,6 +1,6 @@
 """A draft of a commit: decides the fate of every frame of its batches before anything is written.
 
-Every store uses it, so the rule by which a frame counts once is the same for all of them.
+Every store uses it, so duplicates, conflicts and rejections are decided the same way in all stores.
 """
 
 import uuid
@@ -27,7 +27,7 @@ Sessions = dict[uuid.UUID, tuple[str, SessionState]]
 
 @dataclass(frozen=True, slots=True)
 class StoredFrame:
-    """A frame that a commit stores; a report has no steps, game or schema."""
+    """A frame that a commit stores; drop reports and closes have no steps, game or schema."""
 
     frame: Frame
     first_step: int
@@ -35,11 +35,14 @@ class StoredFrame:
     game: str
     schema: str
     replays: int = 0
-    """Id of this frame in quarantine, or 0."""
+    """The frame's quarantine id if it is replayed from there, else 0."""
 
 
 class QuarantinedFrame(msgspec.Struct, array_like=True, frozen=True):
-    """A refused, parked or withdrawn frame without its bytes; Cassandra stores this field order."""
+    """A refused, parked or withdrawn frame without its bytes.
+
+    Cassandra stores the fields in this order, so it must not change.
+    """
 
     id: int
     reason: str
@@ -56,7 +59,7 @@ class QuarantinedFrame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CommitLookup(Protocol):
-    """What the store knows before the commit."""
+    """What a draft asks its store before the commit."""
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None: ...
     def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None: ...
@@ -67,7 +70,8 @@ class CommitLookup(Protocol):
 
 
 _NEVER_REPLAYED = ("conflict", "step_mismatch")
-"""Reasons that depend on neighbouring chunks, which a replay cannot fix."""
+"""Quarantine reasons of frames that contradict other frames of their session. Such a frame is not
+replayed once its number counts as seen."""
 
 
 class Draft:
@@ -85,16 +89,16 @@ class Draft:
         """The bytes of each stored frame."""
         self.quarantined_raws: list[bytes] = []
         self.positions: dict[str, str] = {}
-        """By partition."""
+        """The new position of each partition."""
         self.forgotten: dict[uuid.UUID, bytes] = {}
-        """New sessions of forgotten players, with their player; none of their frames is stored."""
+        """New sessions of forgotten players, each with its player; their frames are not stored."""
 
     @property
     def is_worth_writing(self) -> bool:
         return bool(self.stored or self.quarantined or self.positions)
 
     def sessions(self) -> Sessions:
-        """The changed sessions after the commit; refused frames are counted after stored ones."""
+        """The changed sessions with their new state; refused frames count after stored ones."""
         sessions = dict(self._sessions)
         for frame in self.quarantined:
             if any(frame.session):
@@ -123,7 +127,10 @@ class Draft:
         return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def replay(self, candidate: Candidate, quarantine_id: int) -> tuple[Fate, str]:
-        """Store a quarantined frame unless its number is stored; the number may count as seen."""
+        """Add a quarantined frame unless its number is stored already; return its fate and reason.
+
+        A number that only counts as seen, without a stored frame, does not prevent the replay.
+        """
         frame = candidate.frame
         waiting = self._lookup.waiting(quarantine_id)
         if self._lookup.is_forgotten(frame.player, frame.session, frame.received_s):
@@ -142,7 +149,7 @@ class Draft:
         if reason == "seen":
             if waiting[0] in _NEVER_REPLAYED:
                 return "refused", waiting[0]
-            state = readmit(state, arrival)  # its number counted while it was in quarantine
+            state = readmit(state, arrival)  # its number counted as seen while it was in quarantine
         self._store(new, game, state)
         return "new", ""
 
@@ -165,7 +172,7 @@ class Draft:
         return "refused", reason
 
     def _is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
-        """Whether the player was forgotten; an unknown session is noted, so it is not a gap."""
+        """Whether the player was forgotten; remembers a new session, so that audits see no gap."""
         if not self._lookup.is_forgotten(player, session, received_s):
             return False
         if self._lookup.state_of(session) is None:
@@ -180,7 +187,7 @@ class Draft:
             return "duplicate", "quarantined"
         self._quarantine(
             _refusal(
-                frame, "conflict", "other bytes or a drop report already have this number", game
+                frame, "conflict", "this number already has other bytes or a drop report", game
             )
         )
         return "conflict", "conflict"

@@ -77,14 +77,14 @@ _SLICE_BYTES = 1024 * 1024
 _SLICE_REFUSED = 4
 """Quarantined frames, of up to 512 KiB each, that one transaction erases."""
 QUARANTINE_BYTES = 256 * 1024 * 1024
-"""Most bytes kept in quarantine."""
+"""Most bytes of frames kept in quarantine; beyond that, the oldest are deleted."""
 
 _COMPACT_PAGES = 8
 
 
 @dataclass(slots=True)
 class _Ownership:
-    """The owner that may write a partition."""
+    """Which owner may write a partition, and until when."""
 
     owner: str
     epoch: int
@@ -93,7 +93,10 @@ class _Ownership:
 
 
 class LocalStore:
-    """Stores each step exactly once on local disk; open it in one process, read it from any."""
+    """Stores each step exactly once on local disk.
+
+    Only one process at a time may open it; others read it with `StoreView`.
+    """
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class LocalStore:
         self.is_erasing = True
         """Whether erased bytes may still be in SQLite's log because of a reader; `erase` retries.
 
-        True at first, since that is unknown after a crash.
+        True until the first check, since a crash may have left some.
         """
         self._group = GroupCommit[WriteBatch, Receipt | UnderstudyError](
             self._commit, size=_batch_bytes, most=_GROUP_BYTES
@@ -160,7 +163,7 @@ class LocalStore:
                 remaining_s = ownership.expires_s - now_s
                 raise ClaimLost(
                     f"partition {partition} is claimed by {ownership.owner} for another "
-                    f"{remaining_s:.1f} s",
+                    f"{remaining_s:.1f} s; claim it again after that",
                     retry_after_s=remaining_s,
                 )
             epoch = ownership.epoch + 1
@@ -187,7 +190,7 @@ class LocalStore:
             raise
 
     def cursor_before(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
-        """A cursor before all of these chunks that are stored."""
+        """A cursor after which a tail returns each of these chunks that is stored."""
         self._check_not_closed()
         return self._view.cursor_before(chunks)
 
@@ -196,10 +199,11 @@ class LocalStore:
         return self._view.sessions(session_filter)
 
     def forget(self, player: bytes, *, at_s: float | None = None) -> int:
-        """Erase a player: hidden and refused at once, off the disk unless `is_erasing`.
+        """Erase a player; return the number of erased data chunks.
 
-        `at_s` is the time of the decision if it was made earlier elsewhere; later sessions of the
-        player are kept.
+        The player's frames are hidden, and late ones refused, at once. On return their bytes are
+        off the disk, unless `is_erasing`. `at_s` is the time of the decision if it was made earlier
+        elsewhere; later sessions of the player are kept.
         """
         at_s = self._clock.now() if at_s is None else at_s
 
@@ -210,13 +214,13 @@ class LocalStore:
             return 0
 
         with self._state:
-            # No commit in between: it would store a new session that no erasure covers.
+            # Under one lock: a commit in between would store a new session that is never erased.
             self._erasing("forgetting a player", promise)
             self.lookup.forget(tombstone_of(player), at_s)
         return self.erase()
 
     def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
-        """Erase the player with this tombstone, for a copy that knows only the tombstone."""
+        """Erase the player with this tombstone; for a window, which learns only the tombstone."""
         self._check_open()
         players = self._database.rows(
             "SELECT player FROM sessions UNION SELECT player FROM quarantine"
@@ -269,8 +273,9 @@ class LocalStore:
                         frame = decode_frame(raw)
                     except Refused as error:
                         raise Corrupt(
-                            f"arrival {row.arrival} of the store is damaged and cannot be "
-                            "quarantined; run `understudy data verify` to see its chunk"
+                            f"the frame with arrival number {row.arrival} of the store is damaged "
+                            "and cannot be quarantined; run `understudy data verify` to see its "
+                            "chunk"
                         ) from error
                     game, state = sessions.get(frame.session) or self.lookup.require_state(
                         frame.session
@@ -314,8 +319,8 @@ class LocalStore:
     def expire(self, before_s: float) -> int:
         """Drop chunks and quarantined bytes received before a time; return the number of chunks.
 
-        Their records stay until their sessions are too old to be sent again. Drop reports are kept
-        that long too, since they explain gaps.
+        The records of these chunks stay until the chunks are too old to be sent again. Drop reports
+        stay that long too, since they explain gaps.
         """
         self._check_open()
         query = (
@@ -352,10 +357,10 @@ class LocalStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- for the process that owns it -------------------------------------------------------------
+    # --- for the process that has it open ---------------------------------------------------------
 
     def release(self, partitions: Iterable[str]) -> None:
-        """Delete the positions and claims of partitions that left the stream."""
+        """Delete the positions and claims of partitions that the stream no longer has."""
         names = list(partitions)
         with self._state:
             with self._changing("positions"):
@@ -377,11 +382,11 @@ class LocalStore:
 
     @property
     def next_arrival(self) -> int:
-        """The number the next stored frame gets; everything below it is durable."""
+        """The arrival number of the next frame or event; everything below it is durable."""
         return self._head.next_arrival
 
     def sizes(self) -> list[tuple[int, int, int]]:
-        """Stored steps and bytes per second of arrival, newest first: (second, steps, bytes)."""
+        """(second, steps, bytes) of what is stored, by second of arrival, newest first."""
         query = (
             "SELECT received, sum(n_steps), sum(body_len) FROM frames "
             f"WHERE fate = {STORED} GROUP BY received ORDER BY received DESC"
@@ -391,7 +396,7 @@ class LocalStore:
     def back_up(self, target: Path, *, between: Callable[[], object] | None = None) -> None:
         """Copy the store to `target`, a new folder, as it is when the copy is done.
 
-        The copy runs in steps. The caller may write to the store in `between`, and the copy
+        `between` is called between the steps of the copy and may write to the store; the copy
         includes that too.
         """
         self._check_open()
@@ -407,7 +412,10 @@ class LocalStore:
             write_file(target / "store.json", (self.folder / "store.json").read_bytes())
 
     def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
-        """Return free pages to the file system in slices of `slice_s`; return the bytes freed."""
+        """Shrink the database in slices of about `slice_s`; return the bytes freed.
+
+        `between` is called after each slice.
+        """
         self._check_open()
         before = self._database.pragma("page_count")
         work_s = slice_s / 8
@@ -417,7 +425,7 @@ class LocalStore:
                 began_s = time.monotonic()
                 moved = 0
                 with self._changing("compacting"):
-                    # At least once per slice, however late it started, so that this ends.
+                    # At least once per slice, even if its time is already over, so that this ends.
                     while not moved or (
                         time.monotonic() < began_s + work_s
                         and self._database.pragma("freelist_count")
@@ -437,7 +445,7 @@ class LocalStore:
         return (before - self._database.pragma("page_count")) * PAGE_BYTES
 
     def erase(self) -> int:
-        """Finish pending erasures, also after a crash; return the number of chunks erased."""
+        """Finish pending erasures, also after a crash; return the number of erased chunks."""
         with self._state:
             self._check_open()
             return self._finish_erasures()
@@ -458,7 +466,8 @@ class LocalStore:
         ownership = self._owners.get(batch.partition)
         if ownership is None or ownership.epoch != batch.epoch:
             return ClaimLost(
-                f"epoch {batch.epoch} of partition {batch.partition} is stale; claim it again"
+                f"epoch {batch.epoch} of partition {batch.partition} is stale; claim the partition "
+                "again"
             )
         ownership.expires_s = self._clock.now() + ownership.ttl_s
         return draft.add(batch)
@@ -538,7 +547,7 @@ class LocalStore:
     def _fresh_schemas(
         self, stored: Sequence[StoredFrame]
     ) -> list[tuple[int, str, str, bytes | None]]:
-        """Rows of schemas that are new or lacked a spec until now; may have to fetch specs."""
+        """Rows of the schemas that are new, or whose spec was unknown until now."""
         games = {new.schema: str(new.game) for new in stored if new.frame.kind is FrameKind.DATA}
         rows: list[tuple[int, str, str, bytes | None]] = []
         following = max(self._schemas.values(), default=0) + 1
@@ -584,7 +593,7 @@ class LocalStore:
         self._db.execute(_PUT_QUARANTINED, (*columns, quarantine_check(columns, raw), raw))
 
     def _bound_quarantine(self, added_bytes: int) -> int:
-        """Drop the oldest bytes beyond the limit, so that bad clients cannot fill the disk."""
+        """Drop the oldest quarantined bytes beyond the limit; return the bytes that are left."""
         total = self._quarantine_bytes + added_bytes
         while total > QUARANTINE_BYTES:
             row = self._db.execute(
@@ -619,7 +628,7 @@ class LocalStore:
         self._db.execute(_PUT_FRAME, removed)
 
     def _erase_frames(self, query: str, values: tuple[Any, ...], fate: int, doing: str) -> int:
-        """Remove the bytes of a query's frames in slices; return how many chunks were readable."""
+        """Remove the bytes of a query's frames in slices; return how many were stored chunks."""
         total = 0
         while page := self._database.rows(query, (*values, _SLICE_ROWS)):
             rows = [FrameRow(*row) for row in page]
@@ -687,7 +696,11 @@ class LocalStore:
         return total
 
     def _prune(self, before_s: float) -> None:
-        """Delete the records of removed frames that are too old to be sent again, oldest first."""
+        """Delete the records of removed frames from the oldest on, up to the first one to keep.
+
+        A record is kept while its chunk is readable, or if its frame was received since `before_s`
+        and may be sent again.
+        """
         oldest_query = (
             "SELECT arrival, received FROM frames WHERE (fate = ? AND kind = ?) OR received >= ? "
             "ORDER BY arrival LIMIT 1"
@@ -713,8 +726,8 @@ class LocalStore:
                 with self._state:
                     self._check_open()
                     with self._changing("pruning"):
-                        # Already in the first transaction, so that a crash leaves no gap
-                        # unexplained.
+                        # Saved with the first transaction, so that an audit after a crash finds no
+                        # unexplained gap.
                         self._save_head(pruned_below=below, pruned_before_s=int(before_s))
                         has_more = self._db.execute(query, (value, _SLICE_ROWS)).rowcount > 0
                     self._database.wrote(0)

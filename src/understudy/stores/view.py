@@ -1,8 +1,8 @@
 """Reading the embedded store.
 
-`StoreView` reads it from any process, while its writer writes, forgets or dies. A read transaction
-covers only one page, since a longer one would prevent the reuse of SQLite's write-ahead log.
-`LocalLookup` is for the writer, before a commit.
+`StoreView` reads it from any process, while its writer writes, forgets or dies. Most reads run one
+short transaction per page, since a long one would prevent the reuse of SQLite's write-ahead log.
+`LocalLookup` answers what the writer must know before a commit.
 """
 
 import sqlite3
@@ -35,10 +35,10 @@ from understudy.ports import (
 from understudy.stores.database import check_of, checked, disk, open_reader
 
 STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)
-"""A frame's fate."""
+"""Column `fate` of a frame: stored, or why its bytes were removed."""
 
 _READ_BYTES = 32 * 1024 * 1024
-"""A read of a tail or a table ends with the row that reaches this size."""
+"""A page of a tail or a table ends with the row that brings it to this size."""
 
 _POLL_S = 0.003
 _ROWS = 1000
@@ -47,23 +47,23 @@ _GONE: dict[int, Gone] = {FORGOTTEN: "forgotten", EXPIRED: "expired", QUARANTINE
 
 
 class StoreCounters(NamedTuple):
-    """The counters of a store."""
+    """The store's id and counters: the row of table `head`."""
 
     store: bytes
     next_arrival: int
     next_quarantine: int
     next_session: int
     pruned_below: int
-    """Arrival numbers below this are pruned."""
+    """The records of all arrival numbers below this were deleted."""
     pruned_before_s: int
-    """Sessions that began before this may be pruned."""
+    """The records of sessions that began before this time may have been deleted."""
 
 
 def read_head(db: sqlite3.Connection) -> StoreCounters:
-    """The store's current counters."""
+    """The store's id and current counters."""
     row = db.execute("SELECT * FROM head").fetchone()
     if row is None:
-        raise Corrupt("the store has no counters; restore it from a backup")
+        raise Corrupt("the store's table head is empty; restore the store from a backup")
     return StoreCounters(*checked("head", row)[1:])
 
 
@@ -90,7 +90,7 @@ class FrameRow(NamedTuple):
         return check_of(*self[:-1]) == self.crc
 
     def changed(self, **fields: Any) -> "FrameRow":
-        """The row with other values and their checksum."""
+        """A copy of the row with these fields replaced and its checksum updated."""
         row = self._replace(**fields)
         return row._replace(crc=check_of(*row[:-1]))
 
@@ -109,12 +109,12 @@ class StoreCounts:
     """By reason."""
     parked: int
     free_bytes: int
-    """Free space in the database, which new frames use first."""
+    """Unused bytes inside the database file, which new frames use first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRow:
-    """A stored chunk, for reading chunks in another order than that of arrival."""
+    """Facts of a stored chunk, so that chunks can be selected and read in any order."""
 
     session: bytes
     chunk_no: int
@@ -125,7 +125,7 @@ class ChunkRow:
 
 
 class StoreView:
-    """Tails a store in order of arrival: every number once, as stored or as forgotten."""
+    """Reads an embedded store, also while another process writes it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -144,7 +144,7 @@ class StoreView:
 
     @property
     def next_arrival(self) -> int:
-        """The arrival number of the next frame."""
+        """The arrival number of the next frame or event."""
         with self.snapshot() as db:
             return read_head(db).next_arrival
 
@@ -163,7 +163,10 @@ class StoreView:
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         """The next items after a cursor; empty when none arrive within `wait_s`."""
         if cursor is not None and not cursor.isdigit():
-            raise ConfigError(f"{cursor!r} is not a cursor of a local store; expected a number")
+            raise ConfigError(
+                f"{cursor!r} is not a cursor of a local store; pass a number that tail() returned, "
+                "or None to start at the beginning"
+            )
         first = 1 if cursor is None else int(cursor) + 1
         deadline = time.monotonic() + wait_s
         while True:
@@ -178,7 +181,7 @@ class StoreView:
             time.sleep(_POLL_S)
 
     def _page(self, first: int, max_items: int) -> "_Page | None":
-        """The page of numbers from `first` on; None when they are not assigned yet."""
+        """The page of arrival numbers from `first` on; None if nothing has arrived there yet."""
         with self.snapshot() as db:
             head = read_head(db)
             if first > head.next_arrival:
@@ -205,7 +208,7 @@ class StoreView:
             return _Page(db, first, min(last, first + max_items - 1), head, rows)
 
     def cursor_before(self, chunks: Iterable[tuple[uuid.UUID, int]]) -> Cursor:
-        """A cursor before all of these chunks that are stored."""
+        """A cursor after which a tail returns each of these chunks that is stored."""
         query = (
             "SELECT arrival FROM frames WHERE session = (SELECT id FROM sessions WHERE session = "
             "?) AND chunk_no = ? AND gone = 0"
@@ -218,7 +221,7 @@ class StoreView:
         return Cursor(str(first - 1))
 
     def sessions(self, session_filter: SessionFilter) -> Iterator[SessionInfo]:
-        """Matching sessions, each once, in the order of their first arrival."""
+        """Matching sessions, each once, in order of first arrival; none of forgotten players."""
         query = (
             "SELECT id, session, player, game, last_received, state, crc FROM sessions "
             "WHERE id > ? AND (? IS NULL OR game = ?) AND (? IS NULL OR player = ?) "
@@ -289,7 +292,7 @@ class StoreView:
         return frames
 
     def counts(self) -> StoreCounts:
-        """The contents of the store, counted from its tables."""
+        """Count the store's contents from its tables."""
         by_game = (
             "SELECT s.game, count(*), sum(f.n_steps) FROM frames f "
             "JOIN schemas s ON s.id = f.schema WHERE f.kind = 0 AND f.fate = 0 GROUP BY s.game"
@@ -347,7 +350,11 @@ class StoreView:
         return [spec_from_json(spec) for *_, spec in rows if spec is not None]
 
     def rows(self, query: str, *, start: Any) -> Iterator[tuple[Any, ...]]:
-        """All rows of a query with `> ? ORDER BY ... LIMIT ?` on its first column, page by page."""
+        """All rows of a query, read page by page.
+
+        The query must have `> ? ORDER BY ... LIMIT ?` on its first column; the rows start after
+        `start`.
+        """
         while True:
             page: list[tuple[Any, ...]] = []
             size = 0
@@ -374,7 +381,7 @@ class StoreView:
 
 
 class _Page:
-    """Arrival numbers `first..last` of a store: frames, events, and players being erased."""
+    """What a store has for the arrival numbers `first..last`: frames, events and removed frames."""
 
     def __init__(
         self,
@@ -402,7 +409,7 @@ class _Page:
                 self._sessions[session] = row
 
     def items(self) -> list[Stored | Forgotten]:
-        """Every number once; missing ones are reported as damaged."""
+        """Every arrival number once; missing ones are reported as damaged."""
         items: list[Stored | Forgotten] = []
         first = self._first
         if first < self._pruned_below:
@@ -453,7 +460,7 @@ def _events(db: sqlite3.Connection, first: int, last: int) -> dict[int, Forgotte
 
 
 class LocalLookup:
-    """What the store knows before a commit; caches the last 4,096 sessions."""
+    """The embedded store's `CommitLookup`; caches the last 4,096 sessions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -467,12 +474,12 @@ class LocalLookup:
             self.forget(player, at_s)
 
     def state_of(self, session: uuid.UUID) -> tuple[str, SessionState] | None:
-        """A session's game and state."""
+        """A session's game and state; None if it is unknown."""
         row = self._session(session)
         return None if row is None else row[1:]
 
     def id_of(self, session: uuid.UUID) -> int | None:
-        """The id of a session in the table of frames."""
+        """A session's id in table `frames`; None if it is unknown, 0 if it was forgotten."""
         row = self._session(session)
         return None if row is None else row[0]
 
@@ -501,10 +508,11 @@ class LocalLookup:
         return None
 
     def require_state(self, session: uuid.UUID) -> tuple[str, SessionState]:
-        """Game and state of a session that has stored frames; Corrupt when it is missing."""
+        """Game and state of a session that has stored frames; Corrupt when its row is missing."""
         if (game_and_state := self.state_of(session)) is None:
             raise Corrupt(
-                f"session {session} has frames but is not in the store; restore it from a backup"
+                f"session {session} has frames but no row in table sessions; restore the store "
+                "from a backup"
             )
         return game_and_state
 
@@ -516,11 +524,11 @@ class LocalLookup:
             self._recent.popitem(last=False)
 
     def clear(self) -> None:
-        """Clear the cache, which may hold erased data or that of a failed transaction."""
+        """Clear the cache, which may hold erased data or data of a failed transaction."""
         self._recent.clear()
 
     def frame(self, session: uuid.UUID, chunk_no: int) -> FrameRow | None:
-        """The record of a chunk number, that of the readable frame if there is one."""
+        """The record of the readable frame with this chunk number, else of a removed one."""
         if not (number := self.id_of(session)):
             return None
         query = (
@@ -531,7 +539,7 @@ class LocalLookup:
         return None if row is None else FrameRow(*row)
 
     def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
-        """Checksum and length of the body of a chunk number."""
+        """Checksum and length of the body that was stored under a chunk number."""
         row = self.frame(session, chunk_no)
         return None if row is None else (row.body_crc, row.body_len)
 
@@ -552,14 +560,14 @@ class LocalLookup:
         return row
 
     def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
-        """Whether a player was erased after this session began or the frame arrived."""
+        """Whether the player was erased after this session began or this frame was received."""
         if not self._tombstones:
             return False
         at_s = self._tombstones.get(tombstone_of(player))
         return at_s is not None and (session_time_s(session) <= at_s or received_s < int(at_s))
 
     def forget(self, tombstone: bytes, at_s: float) -> None:
-        """Add an erased player, whose older frames are rejected from now on."""
+        """Reject older frames of the player with this tombstone from now on."""
         self._tombstones[tombstone] = max(at_s, self._tombstones.get(tombstone, 0.0))
         self._recent.clear()
 

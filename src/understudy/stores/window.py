@@ -1,7 +1,8 @@
 """A window: a local copy of a remote store that follows its tail, so learners read a local disk.
 
-The commit of each page of the tail stores the cursor after it, so after kill -9 the copy resumes
-exactly there. Chunks that the remote store removes are removed here too.
+The last commit of each page of the tail stores the cursor after the page, so after kill -9 the copy
+resumes at the first incomplete page; chunks that it already has are not stored twice. Chunks that
+the remote store removes are removed here too.
 """
 
 import uuid
@@ -35,7 +36,8 @@ _log = structlog.get_logger("understudy.window")
 _PARTITION = "remote"
 PAGE = 512
 _MOST_GONE = 65_536
-"""Sessions whose removed numbers are remembered; needed only for more than 1,024 in a row."""
+"""Most sessions whose removed chunk numbers are remembered. They are needed only where more than
+1,024 in a row were removed, because `admit` rejects the chunk after such a gap."""
 _RETRY_PAUSE_S = 1.0
 _BOUND_EVERY_S = 10.0
 _NO_BODY = 0
@@ -43,7 +45,7 @@ _NO_BODY = 0
 
 
 class Window:
-    """Follows a remote store into a folder, which processes here read as a local store."""
+    """Copies a remote store into a folder that processes on this machine read as a local store."""
 
     def __init__(
         self,
@@ -57,9 +59,10 @@ class Window:
         include: Callable[[ChunkMeta], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_s`, `max_steps` and `max_bytes` limit the copy, oldest first; None: no limit.
+        """`keep_s`, `max_steps` and `max_bytes` limit the copy; None: no limit.
 
-        `include` selects the chunks to copy; it must stay the same for one folder.
+        The oldest chunks are removed first. `include` selects the chunks to copy; use the same one
+        whenever this folder is opened.
         """
         for name, value in (("keep_s", keep_s), ("max_steps", max_steps), ("max_bytes", max_bytes)):
             if value is not None and not value > 0:
@@ -84,18 +87,18 @@ class Window:
         self._next_bound_s = 0.0
         self._gone: OrderedDict[uuid.UUID, list[tuple[int, Gone]]] = OrderedDict()
         self.items = 0
-        """Items of the tail copied since this was opened."""
+        """Items of the remote tail that were copied since this window was opened."""
         self.error = ""
         """Why copying fails now; empty while it works."""
 
     def _source(self) -> str:
-        """The partition of the cursor; ConfigError when the folder follows another store."""
+        """The partition name of the cursor; ConfigError if the folder copies another store."""
         name = f"{_PARTITION}:{getattr(self._remote, 'identity', '')}"
         others = [partition for partition in self.local.positions() if partition != name]
         if others:
             raise ConfigError(
                 f"the window in {self.local.folder} follows another store ({others[0]}, not "
-                f"{name}); remove it, since it is only a copy, or use another folder"
+                f"{name}); delete this folder, which is only a copy, or use another one"
             )
         return name
 
@@ -112,7 +115,7 @@ class Window:
         return len(page.items)
 
     def run(self, stop: Event) -> None:
-        """Repeat `step` until `stop`; pauses while the remote is unreachable or the disk full."""
+        """Repeat `step` until `stop`; retries if the remote is unreachable or the disk is full."""
         while not stop.is_set():
             try:
                 self.step(wait_s=0.25)
@@ -125,7 +128,7 @@ class Window:
     # --- one page ---------------------------------------------------------------------------------
 
     def _write_page(self, items: Sequence[Stored | Forgotten], cursor: Cursor) -> None:
-        """Write a page in order; only its last commit has the cursor, and all may be repeated."""
+        """Write a page in order, the cursor with its last commit; a crash repeats the page."""
         candidates: list[Candidate] = []
         for item in items:
             if isinstance(item, Stored):
@@ -148,7 +151,7 @@ class Window:
                 while len(self._gone) > _MOST_GONE:
                     self._gone.popitem(last=False)
             elif item.chunks:
-                # Withdrawn after they arrived: write the collected candidates first.
+                # The event may name collected candidates, so write those first.
                 self._write(candidates, None)
                 candidates = []
                 self.local.quarantine(item.chunks, reason=item.reason)
@@ -159,7 +162,7 @@ class Window:
         self._write(candidates, Position(cursor))
 
     def _placeholders(self, following: Frame) -> list[RefusedFrame]:
-        """Bodiless frames for removed numbers of a session, so that the next frame fits."""
+        """Empty frames for the removed chunks before `following`, so that it is not rejected."""
         now_s = self._clock.now()
         placeholders: list[RefusedFrame] = []
         for number, reason in self._gone.pop(following.session, ()):
@@ -178,13 +181,13 @@ class Window:
         return placeholders
 
     def _write(self, candidates: list[Candidate], position: Position | None) -> None:
-        # Before the commit with the cursor: after a crash between the two, the page is repeated.
+        # Replay before the commit with the cursor: after a crash in between, the page is repeated.
         self._replay_returned(candidates)
         if candidates or position:
             self.local.write(WriteBatch(self._partition, self._epoch, position, candidates))
 
     def _replay_returned(self, candidates: Sequence[Candidate]) -> None:
-        """Replay chunks quarantined here that the remote replayed; expired ones stay removed."""
+        """Replay quarantined chunks that the remote has replayed, unless they have expired here."""
         lookup = self.local.lookup
         returned: dict[tuple[uuid.UUID, int], Candidate] = {}
         with disk("reading the window"):
@@ -217,7 +220,7 @@ class Window:
         return self.local.expire(before_s) if before_s > 0 else 0
 
     def _surplus_before_s(self) -> float:
-        """The time before which chunks exceed the limits; 0 while at most a tenth over them."""
+        """The time before which chunks must be removed; 0 if no limit is exceeded by over 10 %."""
         seconds = self.local.sizes()
         steps = sum(row[1] for row in seconds)
         size = sum(row[2] for row in seconds)

@@ -1,1 +1,1 @@
-"""Re-readable logs of frames."""
+"""Streams: partitioned, re-readable logs of frames in files, Kafka or Kinesis."""

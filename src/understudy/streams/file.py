@@ -1,6 +1,6 @@
 """The embedded stream: a folder of logs, one per appending process.
 
-    STREAM/<partition>/.lock            held while its process lives
+    STREAM/<partition>/.lock            held while the appending process has it open
     STREAM/<partition>/00000001.log     entries of core/log: append time (f64) and whole frames
 
 A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX
@@ -44,8 +44,8 @@ _POLL_S = 0.004
 _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
 ROLL_S = 60.0
-"""No entry is added to a file older than this, so that frames of a forgotten player can be trimmed
-while others play."""
+"""No entry is added to a file older than this, so that files with frames of a forgotten player can
+be trimmed while others play."""
 _TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} bytes per frame")
 
 
@@ -201,7 +201,7 @@ class _PartitionWriter:
                 self._lock.close()
                 raise
         except OSError:
-            # Appends are retried: each attempt would leak a folder and a file descriptor.
+            # Clean up, since appends are retried: each attempt would leak a folder and descriptor.
             shutil.rmtree(hidden, ignore_errors=True)
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -213,7 +213,7 @@ class _PartitionWriter:
         try:
             self._log.append(parts)
         except (StorageFull, StorageFailed):
-            # A reader may have seen the failed entry: its offset is never reused.
+            # A reader may have seen the failed entry, so its offset must not be reused.
             self._log.close()
             if not self._log.size_bytes:
                 remove(self._log.path)
@@ -255,7 +255,8 @@ class _Place:
             file, entry, index = (int(part) for part in position.split(":"))
         except ValueError:
             raise ConfigError(
-                f"{position!r} is not a position of a file stream; expected FILE:ENTRY:INDEX"
+                f"{position!r} is not a position of a file stream; pass one that read() returned, "
+                "as FILE:ENTRY:INDEX, or None to start at the beginning"
             ) from None
         return _Place(file, entry, index)
 
@@ -274,7 +275,7 @@ def _file_numbers(folder: Path) -> list[int]:
 
 
 def _is_fully_read(folder: Path, position: Position) -> bool:
-    """Whether nothing readable follows a position."""
+    """Whether a partition has nothing readable after a position."""
     with contextlib.suppress(PositionGone):
         return not _read_from(folder, position, max_bytes=1)[0]
     return False
@@ -314,15 +315,15 @@ def _entries(reader: LogReader, at: int) -> Iterator[Entry]:
             following = reader.next_readable(at) if at < reader.size_bytes else None
             if following is None:
                 return
-            # It may have been half written at the first read. Another entry follows it now, so it
-            # is either complete or damaged.
+            # This entry may have been half written at the first read. Another entry follows it now,
+            # so it is either complete or damaged.
             entry = reader.at(at) or Entry(at, following, b"")
         yield entry
         at = entry.end
 
 
 def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
-    """Return an entry's frames after `start`; a damaged entry becomes one invalid record."""
+    """An entry's frames after `start`; a damaged entry becomes one invalid record."""
     skip = start.index if start is not None and entry.start == start.entry else -1
     after_entry = _Place(number, entry.end, -1).text()
     if not entry.payload:
@@ -333,7 +334,7 @@ def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
     index = 0
     records = []
     while at < len(view):
-        # Only the length is read here: an invalid frame must pass, or it would block all others.
+        # Only the length is read here: an invalid frame must be returned, or it would block others.
         end = at + announced_size(view[at:])
         if index > skip:
             is_last = end >= len(view)

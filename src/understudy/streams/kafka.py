@@ -1,8 +1,8 @@
-"""A stream in an Apache Kafka topic: partitions hold whole sessions, the store keeps positions.
+"""A stream in an Apache Kafka topic: each session is in one partition; the store keeps positions.
 
 Records are frames, keyed by session. A record header holds the number of partitions over which
-sessions are spread. That number must not change: a topic that was extended with more partitions is
-rejected until the address sets how many of them to use.
+sessions are spread. That number must not change: after partitions were added to a topic, it is
+rejected until the address sets how many of them to use, as `partitions=`.
 """
 
 import math
@@ -29,7 +29,7 @@ from understudy.streams.kafka_client import (
 
 _POLL_SLICE_S = 0.1
 _DEFAULT_PARTITIONS = 4
-"""For a new topic when no number is requested."""
+"""Partitions of a new topic when no number is requested."""
 _PROTOCOL_ERROR_S = 2.0
 """How long protocol errors are tolerated: a broker that is shutting down may cause them."""
 _CREATING = "creating"
@@ -37,11 +37,11 @@ _OPENING = "opening"
 _IDLE_QUERY_S = 0.02
 """Shortest time between two queries of a partition's end while no records arrive."""
 _BUSY_QUERY_S = 1.0
-"""The same while records arrive."""
+"""Time between two queries of a partition's end while records arrive."""
 PARTITION_COUNT = "partitions"
 """The record header with the number of partitions over which sessions are spread."""
 GRACE_S = 2.0
-"""How long after its timeout a frame may be reported: the library checks once a second."""
+"""How long after its timeout a frame may be reported as failed: the library checks every second."""
 _RETRY_S = 1.0
 _POLL_S = 0.1
 _DURABLE = Ack(True)
@@ -49,16 +49,16 @@ _TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} byte
 
 
 def open_kafka(location: Location, *, clock: Clock | None = None) -> "KafkaStream":
-    """Open the stream at a `kafka://` address; raises within its open_timeout_s."""
+    """Open the stream at a `kafka://` address; waits up to its open_timeout_s per request."""
     return KafkaStream(kafka_config(location), clock=clock)
 
 
 def create_kafka(location: Location, *, partitions: int | None = None, replication: int = 1) -> int:
     """Create a topic for development; return the number of partitions that sessions use.
 
-    An existing topic is not changed. It is accepted when it has the requested number of partitions,
-    when no number is requested, or when the address selects the first ones of it. A frame is
-    durable once all of its replicas but one have it.
+    An existing topic is not changed. It is accepted if it has the requested number of partitions,
+    if no number is requested, or if `partitions=` of the address selects the first ones of it. A
+    new topic has min.insync.replicas = `replication` - 1, but at least 1.
     """
     config = kafka_config(location)
     if partitions and config.partitions not in (0, partitions):
@@ -98,7 +98,7 @@ def create_kafka(location: Location, *, partitions: int | None = None, replicati
 
 
 def _count_when_known(kafka: Any, config: KafkaConfig) -> int:
-    """Number of partitions of a new topic; retries until all brokers know the topic."""
+    """Number of partitions of a topic; retries while the brokers do not know a new topic yet."""
     give_up_s = time.monotonic() + config.open_timeout_s
     while True:
         try:
@@ -135,7 +135,8 @@ class KafkaStream:
         self._closed = threading.Event()
         clock = clock or SystemClock()
         self._writer = KafkaWriter(config, self.count, clock=clock)
-        # A recreated topic has another id, so that no old position is taken for one of its own.
+        # Named with the topic's id, so that positions of a deleted topic are not used for a new
+        # topic of the same name.
         self._readers = {
             f"{config.topic}-{number}@{topic_id}": PartitionReader(
                 config, number, self.count, bounds=self._bounds, clock=clock, closed=self._closed
@@ -184,7 +185,7 @@ def _admin_request(
     doing: str,
     call: Callable[[Any], Any],
 ) -> Any:
-    """The result of an admin request; raises at once if access is denied, else on timeout."""
+    """The result of an admin request; raises on timeout, and earlier if waiting does not help."""
     try:
         admin = kafka.admin.AdminClient({**config.client(), "error_cb": last_error.note})
     except kafka.KafkaException as error:
@@ -198,14 +199,14 @@ def _admin_request(
                 return future.result(timeout=_POLL_SLICE_S)
             except NotYet:
                 admin.poll(0.0)
-                # A denied login is final; a broker that shuts down may send garbled responses.
+                # A denied login is final. Other errors may come from a broker that shuts down.
                 is_login = last_error.condition == "_AUTHENTICATION"
                 tolerated_s = 0.0 if is_login else _PROTOCOL_ERROR_S
                 if last_error.condition and number * _POLL_SLICE_S >= tolerated_s:
                     break
     finally:
-        # Freed here, not with the traceback of an error: the garbage collector may run in the
-        # client's own thread, and the library aborts the process if it is freed there.
+        # Free the client here, not with the traceback of an error: the garbage collector may run in
+        # the client's own thread, and the library aborts the process if the client is freed there.
         del admin
     raise last_error.explained(doing, at_start=True)
 
@@ -229,7 +230,7 @@ def _describe(kafka: Any, config: KafkaConfig, last_error: LastError) -> tuple[s
 def _newest_counts(
     kafka: Any, config: KafkaConfig, existing: int, *, bounds: OffsetBounds
 ) -> set[int]:
-    """The partition counts in the newest record of each partition; foreign records have none."""
+    """The partition counts in the header of each partition's newest record, if it has one."""
     unread = {}
     for number in range(existing):
         first, end = bounds.query(number, timeout_s=config.open_timeout_s, at_start=True)
@@ -268,7 +269,7 @@ def partition_of(session: bytes, count: int) -> int:
 
 
 class KafkaWriter:
-    """Appends to a topic; connects with the first frame and reconnects after a fatal error."""
+    """Appends to a topic; connects at the first append and reconnects after a fatal error."""
 
     def __init__(self, config: KafkaConfig, count: int, *, clock: Clock) -> None:
         self._config = config
@@ -281,8 +282,8 @@ class KafkaWriter:
         self._is_closed = False
 
     def append(self, frames: Sequence[Frame]) -> list[Ack]:
-        """Return one outcome per frame, at most 2 s after the timeout; thread-safe."""
-        # Encoded before the first is sent, so that an invalid frame fails its own caller only.
+        """Return one ack per frame, at most 2 s after the timeout; thread-safe."""
+        # Encode all frames before sending the first, so that an invalid one fails its caller only.
         raws = [None if frame.size_bytes > MAX_FRAME_BYTES else frame.encode() for frame in frames]
         sender = self._begin()
         try:
@@ -370,7 +371,7 @@ class PendingAppend:
                     self._changed.notify_all()
 
     def outcomes(self, timeout_s: float, *, unanswered: Callable[[], Ack]) -> list[Ack]:
-        """All outcomes; frames without one on timeout may be stored but are not called durable."""
+        """One ack per frame; on timeout, `unanswered()` for each frame whose outcome is unknown."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._left, timeout=timeout_s):
                 return [outcome for outcome in self._outcomes if outcome is not None]
@@ -379,7 +380,7 @@ class PendingAppend:
 
 
 class _Sender:
-    """A producer of the library and the thread that polls it for delivery reports."""
+    """A confluent-kafka producer and the thread that polls it for delivery reports."""
 
     def __init__(self, config: KafkaConfig) -> None:
         kafka = kafka_library()
@@ -403,7 +404,7 @@ class _Sender:
         time_ms: int,
         on_end: Any,
     ) -> None:
-        """Queue a frame; `on_end` is called once, either here or by the thread."""
+        """Queue a frame; `on_end` is called once, with an error here or later by the thread."""
         exception, error = self._errors
         try:
             self._producer.produce(
@@ -434,7 +435,7 @@ class _Sender:
         self.abort()
 
     def abort(self) -> None:
-        """Fail all waiting frames now and end the thread."""
+        """Fail all waiting frames now and tell the thread to end."""
         self._stop.set()
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
@@ -448,7 +449,7 @@ class _Sender:
 
 
 def position_text(offset: int, count: int) -> Position:
-    """The position after a record: offset and partition count, so a changed count is detected."""
+    """The position after the record at `offset`; it has the count, so that a change is detected."""
     return Position(f"{offset}/{count}")
 
 
@@ -457,7 +458,8 @@ def offset_after(position: Position, count: int, *, topic: str) -> int:
     offset, _, old_count = position.partition("/")
     if not (offset.removeprefix("-").isdigit() and old_count.isdigit()):
         raise ConfigError(
-            f"{position!r} is not a position of a Kafka stream; expected OFFSET/PARTITIONS"
+            f"{position!r} is not a position of a Kafka stream; pass one that read() returned, as "
+            "OFFSET/PARTITIONS, or None to start at the beginning"
         )
     if int(old_count) != count:
         raise changed_count(topic, old_count=int(old_count), count=count)
@@ -465,7 +467,7 @@ def offset_after(position: Position, count: int, *, topic: str) -> int:
 
 
 def changed_count(topic: str, *, old_count: int, count: int) -> ConfigError:
-    """The error for a changed number of partitions, which would move sessions between them."""
+    """The error for a changed number of partitions, which would move sessions to other ones."""
     return ConfigError(
         f"topic {topic!r} is used with {count} partitions, but its sessions are spread over "
         f"{old_count}, so they would move between partitions; add partitions={old_count} to the "
@@ -499,7 +501,7 @@ class PartitionReader:
         self._place = -1
         """The next offset; -1: not assigned yet."""
         self._origin = -1
-        """The first offset when reading began at the start; a read from the start resumes there."""
+        """The partition's first offset if reading began there, so that it need not seek again."""
         self._end = -1
         """The partition's end offset as of the last query."""
         self._queried_s = 0.0
@@ -522,7 +524,7 @@ class PartitionReader:
                 self._place >= self._end
                 and self._clock.monotonic() - self._queried_s > _BUSY_QUERY_S
             ):
-                # While records arrive without a pause, the end would otherwise never be known.
+                # While records arrive without a pause, the end would otherwise never be queried.
                 self._refresh_end()
             first = self._first(deadline_s)
             records = [] if first is None else self._gather(first, max_bytes)
@@ -530,7 +532,7 @@ class PartitionReader:
             return Read(records, records[-1].position if records else after, False, complete_to_s)
 
     def _seek(self, start: int | None, after: Position | None) -> None:
-        """Move the consumer to another offset; PositionGone when that was trimmed."""
+        """Move the consumer to another offset; PositionGone when that offset was trimmed."""
         first, end = self._query_bounds()
         if start is not None and start < first:
             raise PositionGone(str(after), earliest=position_text(first - 1, self._count))
@@ -548,11 +550,11 @@ class PartitionReader:
         )
 
     def _first(self, deadline_s: float) -> Any:
-        """Wait for the next record; None on timeout, but never while an existing one is unread."""
+        """Wait for the next record; None on timeout, but only if no existing one is unread."""
         message = self._next(0.0)
         while message is None and not self._closed.is_set():
             if self._place >= self._end:
-                # Queried again at intervals only; a record that arrives meanwhile saves the query.
+                # Query the end at intervals only; a record that arrives first saves the query.
                 message = self._next(self._queried_s + _IDLE_QUERY_S - self._clock.monotonic())
                 if message is None:
                     self._refresh_end()
@@ -565,7 +567,7 @@ class PartitionReader:
         return message
 
     def _next_existing(self) -> Any:
-        """The next existing record; None if only gaps remain. Unreachable on timeout."""
+        """The next existing record; None if the last offsets have none. Unreachable on timeout."""
         give_up_s = self._clock.monotonic() + self._config.timeout_s
         while not self._closed.is_set() and self._place < self._end:
             if (message := self._next(_POLL_SLICE_S)) is not None:
@@ -576,7 +578,7 @@ class PartitionReader:
         return None
 
     def _gather(self, first: Any, max_bytes: int) -> list[Record]:
-        """Records up to the known end or `max_bytes`, but always the first one."""
+        """Records from `first` up to the known end or `max_bytes`, but at least the first one."""
         records: list[Record] = []
         size = 0
         message = first
@@ -612,7 +614,7 @@ class PartitionReader:
             self._last_error.clear()
             return message
         if error.name() == "_PARTITION_EOF":
-            # Offsets after the last record may hold no record.
+            # The last offsets of a partition may have no record.
             self._place = max(self._place, message.offset())
         elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
             after = position_text(self._place - 1, self._count)
@@ -635,7 +637,7 @@ class PartitionReader:
         return first, self._end
 
     def _refresh_end(self) -> None:
-        """Update the end; StorageFailed when it is before our offset (records would be missed)."""
+        """Update the end; StorageFailed if it is before our offset, since records were lost."""
         place = self._place
         _, end = self._query_bounds()
         if end < place:
@@ -645,8 +647,8 @@ class PartitionReader:
     def _lost(self, place: int, end: int) -> StorageFailed:
         return StorageFailed(
             f"partition {self._number} of topic {self._config.topic!r} ends at offset {end}, but "
-            f"was read up to {place}: the brokers lost acknowledged records; see their logs, then "
-            "configure a new topic for gateways and ingest"
+            f"was read up to {place}: the brokers lost acknowledged records; check their logs, "
+            "then configure a new topic for gateways and ingest"
         )
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfig:
-    """Address of a topic, credentials and timeouts."""
+    """How to reach a topic: its address, credentials and timeouts."""
 
     servers: tuple[str, ...] = ("localhost:9092",)
     """Bootstrap servers, as HOST:PORT; the client discovers the other brokers from them."""
@@ -50,9 +50,9 @@ class KafkaConfig:
     timeout_s: float = 5.0
     """How long a frame may wait for the brokers; `append` returns at most 2 s later."""
     open_timeout_s: float = 10.0
-    """How long opening waits for the first response."""
+    """How long each request of opening the stream waits for its response."""
     queue_mb: float = 64.0
-    """MB of frames that may wait for the brokers; further ones must be retried later."""
+    """MB of frames that may wait for the brokers; when full, `append` asks to retry later."""
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -79,7 +79,8 @@ class KafkaConfig:
             path = getattr(self, name)
             if path and not Path(path).is_file():
                 raise ConfigError(
-                    f"{name} of kafka:// is {path!r}, which does not exist; use a PEM file"
+                    f"{name} of kafka:// is {path!r}, which is not a file; use the path of a PEM "
+                    "file"
                 )
         if self.partitions < 0:
             raise ConfigError(
@@ -193,7 +194,7 @@ def kafka_config(location: Location) -> KafkaConfig:
 
 
 def kafka_library() -> Any:
-    """Import `confluent_kafka`; MissingExtra shows the command that installs it."""
+    """The module `confluent_kafka`; MissingExtra with the install command if it is missing."""
     try:
         import confluent_kafka
         import confluent_kafka.admin
@@ -217,7 +218,7 @@ _HINTS = {
     "certificate matches the host name, and whether the listener requires certificate=",
     "HTTP": "this is a web server, not a Kafka broker; correct host and port",
 }
-"""The next step for each condition that lasts."""
+"""The next step for each kind of error that waiting does not resolve."""
 _AWAY_HINT = (
     "check that a broker is running there, that this is its client port, and whether it requires "
 )
@@ -240,7 +241,7 @@ _CONNECTION_DETAILS = re.compile(
 
 
 def _condition(name: str, text: str) -> str:
-    """The key of `_HINTS` for an error of the library; empty: no broker is available now."""
+    """The key of `_HINTS` for an error of the library; empty for others, such as no broker."""
     if name in _INVALID_TOPIC:
         return "INVALID_TOPIC"
     if name.endswith("_AUTHORIZATION_FAILED"):
@@ -253,7 +254,7 @@ def _condition(name: str, text: str) -> str:
 
 
 class LastError:
-    """The newest error that the library reported by callback; calls fail without the cause."""
+    """The newest error that the library reported by callback, since failed calls omit the cause."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
@@ -277,18 +278,18 @@ class LastError:
 
     @property
     def condition(self) -> str:
-        """A condition that waiting does not resolve, as a key of `_HINTS`; empty: it may."""
+        """The key of `_HINTS` for the last error; empty if waiting may resolve it, or no error."""
         with self._lock:
             return _condition(self._name, self._text)
 
     def explained(
         self, doing: str, error: Any = None, *, at_start: bool = False
     ) -> UnderstudyError:
-        """The error to raise or show for a failed operation; `error` is that of the call itself.
+        """The error to raise or show for a failed operation; `error` is the error of the call.
 
-        ConfigError only at the start, when the operator can still correct the address. Later the
-        problem may resolve by itself, for example with a broker that has just started and has not
-        loaded its users and topics yet.
+        ConfigError only `at_start`, when the operator can still correct the address. Later it is
+        Unreachable, because the problem may resolve by itself, for example when a broker has just
+        started and has not loaded its users and topics yet.
         """
         config = self._config
         with self._lock:
@@ -319,7 +320,7 @@ def _slice_s(remaining_s: float) -> float:
 
 
 class OffsetBounds:
-    """Queries partition leaders on its own connection, where no fetch delays the request."""
+    """Queries first and end offsets on its own connection, where no fetch delays the request."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
@@ -329,7 +330,7 @@ class OffsetBounds:
         self._consumer: Any = None
 
     def query(self, number: int, *, timeout_s: float, at_start: bool = False) -> tuple[int, int]:
-        """First and end offset of a partition; Unreachable when its leader times out."""
+        """First and end offset of a partition; raises when its leader does not respond in time."""
         consumer = self._client()
         partition = self._kafka.TopicPartition(self._config.topic, number)
         give_up_s = time.monotonic() + timeout_s
@@ -343,7 +344,8 @@ class OffsetBounds:
                 return int(first), int(end)
             except self._kafka.KafkaException as error:
                 consumer.poll(0.0)  # error callbacks run only during a poll
-                # A leader election, or a topic that some brokers do not know yet, resolves itself.
+                # Other errors may resolve by themselves, such as a leader election, or a topic that
+                # some brokers do not know yet.
                 is_unauthorized = error.args[0].name().endswith("_AUTHORIZATION_FAILED")
                 if remaining_s < 2 * _RETRY_PAUSE_S or is_unauthorized:
                     raise self._last_error.explained(

@@ -1,7 +1,7 @@
 """A stream in Amazon Kinesis Data Streams or a Kinesis-compatible server.
 
-Each frame is a record with its session as the partition key. A shard is a partition, a sequence
-number a position. The store keeps positions, so no DynamoDB table is needed.
+Each frame is a record with its session as the partition key. A shard is a partition, and a sequence
+number is a position. The store keeps the positions of readers, so no DynamoDB table is needed.
 """
 
 import math
@@ -37,10 +37,11 @@ _ACTIVE_S = 60.0
 _STATUS_POLL_S = 0.1
 _RETRY_AFTER_S = 1.0
 _DEFAULT_SHARDS = 4
-"""For a new stream when no number is requested."""
+"""Shards of a new stream when no number is requested."""
 _TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} bytes per frame")
 _SAFE_GAP_S = 23 * 3600.0
-"""Streams keep records for at least a day: a reader that was at the tip since has missed none."""
+"""A reader that was at a shard's tip within this time has missed no record, because streams keep
+records for at least a day."""
 _KPL_MAGIC = b"\xf3\x89\x9a\xc2"
 _NO_SUCH_POSITION = ("InvalidArgumentException", "ResourceNotFoundException")
 
@@ -49,7 +50,7 @@ _Put = tuple[str, bytes]
 
 
 class KinesisStream:
-    """A Kinesis stream; any number of processes append, the owner of its claim reads a shard."""
+    """A Kinesis stream; any number of processes append, and each shard has one reader at a time."""
 
     def __init__(self, api: KinesisApi) -> None:
         self._api = api
@@ -72,7 +73,7 @@ class KinesisStream:
     def append(self, frames: Sequence[Frame]) -> Sequence[Ack]:
         if self._closed.is_set():
             raise Closed("the stream was closed")
-        # Encoded here, so that an invalid frame fails its own caller only.
+        # Encoded before the shared call, so that an invalid frame fails its own caller only.
         puts = {
             number: (frame.session.hex, frame.encode())
             for number, frame in enumerate(frames)
@@ -87,7 +88,7 @@ class KinesisStream:
         return outcomes
 
     def _append_with_retries(self, puts: Sequence[_Put]) -> Sequence[Ack]:
-        """Put records that fit into one call; retry failed ones, unchanged, for `append_s`."""
+        """Put records that fit into one call; retry the failed ones for `append_s`."""
         outcomes = [Ack(True)] * len(puts)
         pending = list(range(len(puts)))
         give_up_s = self._clock.monotonic() + self._config.append_s
@@ -115,7 +116,7 @@ class KinesisStream:
         return outcomes
 
     def _put(self, groups: Sequence[Sequence[_Put]]) -> Sequence[Sequence[CallFailed | None]]:
-        """One PutRecords for all waiting appends; returns one result per record."""
+        """Call PutRecords once for all waiting appends; return each record's failure, or None."""
         records = [{"PartitionKey": key, "Data": data} for group in groups for key, data in group]
         failures: Sequence[CallFailed | None]
         try:
@@ -207,7 +208,7 @@ def open_kinesis(location: Location, *, clock: Clock | None = None) -> KinesisSt
 def create_kinesis(
     location: Location, *, shards: int | None = None, clock: Clock | None = None
 ) -> int:
-    """Create a stream for development, wait until it is active and return its open shards.
+    """Create a stream for development, wait until it is active and count its open shards.
 
     An existing stream is not changed; ConfigError when its number of shards is not the requested
     one.
@@ -256,7 +257,7 @@ def _wait_until_active(api: KinesisApi) -> Mapping[str, Any]:
         if status == "DELETING" or api.clock.monotonic() >= give_up_s:
             raise StorageFailed(
                 f"Kinesis stream {api.config.stream!r} at {api.config.where} is {status}; wait "
-                "until it is ACTIVE, then start again"
+                "until it is ACTIVE, or create it again once it is deleted, then start again"
             )
         api.clock.wait(api.closed, _STATUS_POLL_S)
 
@@ -282,11 +283,11 @@ class ShardList:
         self._ended: set[str] = set()
         self._until_s = 0.0
         self._generation = object()
-        """Replaced when the list is known to be wrong, which also outdates a fetch in progress."""
+        """Replaced when the list is known to be wrong, so that even a running fetch is repeated."""
         self._fetched: object = None
 
     def shards(self) -> Mapping[str, tuple[str, ...]]:
-        """Shard ids with the ids of their existing parents; parents first, in a stable order."""
+        """Shard ids with the ids of their listed parents; parents first, in a stable order."""
         with self._lock:
             now_s = self._api.clock.monotonic()
             generation = self._generation
@@ -350,7 +351,7 @@ def parents_first(shards: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, .
 
 
 class ShardReader:
-    """Reads one shard within its rate limit; reuses its iterator for consecutive positions."""
+    """Reads one shard within its rate limit; consecutive reads reuse the shard iterator."""
 
     def __init__(self, api: KinesisApi, shard: str, *, shards: ShardList) -> None:
         self._api = api
@@ -365,8 +366,8 @@ class ShardReader:
     def read(self, after: Position | None, *, max_bytes: int, wait_s: float) -> Read:
         """Records after a position; the shard's rate limit may extend `wait_s` a little.
 
-        An empty result means that there are no records: Unreachable when `retry_s` was not enough
-        to know.
+        An empty result means that there are no records now. Unreachable if it takes longer than
+        `retry_s` to find out.
         """
         clock = self._api.clock
         closed = self._api.closed
@@ -394,7 +395,8 @@ class ShardReader:
     def _seek(self, after: Position | None) -> None:
         if after is not None and not (after.isascii() and after.isdigit()):
             raise ConfigError(
-                f"{after!r} is not a position of a Kinesis stream; expected a sequence number"
+                f"{after!r} is not a position of a Kinesis stream; pass a sequence number that "
+                "read() returned, or None to start at the beginning"
             )
         self._after = after
         self._newest = after
@@ -417,7 +419,7 @@ class ShardReader:
             records.append(self._held.popleft())
         if records:
             self._after = records[-1].position
-        # How much later the held records arrived, by the server's clock alone.
+        # How much later the records that stay held arrived, by the server's clock alone.
         later_s = max(0.0, self._held[-1].time_s - records[-1].time_s) if self._held else 0.0
         return Read(
             records,
@@ -427,7 +429,7 @@ class ShardReader:
         )
 
     def _fetch(self) -> bool:
-        """Call GetRecords once; whether the reader is at the tip of an open shard."""
+        """Call GetRecords once; return whether a read that found no records may end now."""
         clock = self._api.clock
         if self._next_call_s > clock.monotonic():
             clock.wait(self._api.closed, self._next_call_s - clock.monotonic())
@@ -448,12 +450,12 @@ class ShardReader:
         return self._accept(response, called_s)
 
     def _new_iterator(self) -> str | None:
-        """An iterator at our position, which is checked to exist; None when the shard is gone."""
+        """An iterator at our position, None if the shard is gone; PositionGone if trimmed."""
         if self._newest is None:
             return self._request_iterator("TRIM_HORIZON")
         at_tip_s = self._was_at_tip_s
         if at_tip_s is not None and self._api.clock.monotonic() - at_tip_s < _SAFE_GAP_S:
-            # No record after our position can have been trimmed, only the one at it.
+            # Records after our position cannot have been trimmed, only the one at our position.
             return self._request_iterator(
                 "AFTER_SEQUENCE_NUMBER", otherwise=lambda: self._request_iterator("TRIM_HORIZON")
             )
@@ -491,7 +493,7 @@ class ShardReader:
         raise PositionGone(position, earliest=None)
 
     def _fail(self, error: CallFailed) -> None:
-        """Note a failed call and delay the next; raise when calls failed for `retry_s`."""
+        """Note a failed call and delay the next; raise if no retry helps or `retry_s` is over."""
         clock = self._api.clock
         config = self._api.config
         if error.code == "ExpiredIteratorException":
@@ -517,7 +519,7 @@ class ShardReader:
         self._iterator = response.get("NextShardIterator") or None
         self._is_finished = self._iterator is None
         if self._is_finished:
-            # The list has its children by now.
+            # The children of this ended shard are listed by now.
             self._shards.invalidate()
         behind_s = (response.get("MillisBehindLatest") or 0) / 1000
         is_at_tip = not behind_s
@@ -538,19 +540,19 @@ class ShardReader:
         self._complete_to_s = called_s - behind_s
         if is_at_tip:
             self._was_at_tip_s = called_s
-        # An ended shard reports its end itself, though maybe not in the first response.
+        # Keep reading an ended shard until it reports its end, maybe after an empty response.
         return is_at_tip and not self._shards.has_ended(self._shard)
 
 
 def _record(fields: Mapping[str, Any], position: Position, *, shard: str) -> Record:
     raw = bytes(fields["Data"])
     if raw.startswith(_KPL_MAGIC):
-        # Quarantined as one record: no frame starts like this.
+        # Ingest quarantines this as one record, since no frame starts with these bytes.
         _log.warning(
             "aggregated_record",
             shard=shard,
             position=position,
-            advice="send frames without the KPL",
+            advice="send frames without the Kinesis Producer Library, which aggregates records",
         )
     arrived = fields.get("ApproximateArrivalTimestamp")
     return Record(position, arrived.timestamp() if arrived is not None else 0.0, raw)

@@ -27,7 +27,7 @@ _FORM = "kinesis://STREAM?region=eu-west-1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinesisConfig:
-    """A stream's name and location, and its timeouts."""
+    """How to reach a stream: its name, location, credentials and timeouts."""
 
     stream: str
     """The stream's name, without its ARN."""
@@ -48,7 +48,7 @@ class KinesisConfig:
     retry_s: float = 8.0
     """How long a call is retried before it raises."""
     append_s: float = 3.0
-    """How long rejected records are retried; after that their sender retries them."""
+    """How long `append` retries rejected records; after that it asks its caller to retry."""
     timeout_s: float = 5.0
     """Timeout of one request."""
 
@@ -67,7 +67,10 @@ class KinesisConfig:
         ):
             value = getattr(self, name)
             if not least <= value < math.inf:
-                raise ConfigError(f"{name} is {value}; use {least:g} seconds or more")
+                raise ConfigError(
+                    f"{name} of kinesis:// is {value}; use a finite number of seconds, {least:g} "
+                    "or more"
+                )
         if self.endpoint:
             check_endpoint(self.endpoint, insecure=self.insecure)
 
@@ -78,12 +81,12 @@ class KinesisConfig:
 
     @property
     def where(self) -> str:
-        """Where the stream is, for messages."""
+        """Where the stream is, for error messages."""
         return self.endpoint or f"AWS region {self.region or 'of the environment'}"
 
     @property
     def keys_from(self) -> str:
-        """Where its keys are read from, for messages."""
+        """Where the AWS keys are read from, for error messages."""
         return source_of_keys(credentials=self.credentials, profile=self.profile)
 
 
@@ -149,7 +152,7 @@ _NO_ACCESS = {
 _NEVER_TLS = ("WRONG_VERSION_NUMBER", "CERTIFICATE_VERIFY_FAILED", "RECORD_LAYER_FAILURE")
 _MARKUP = re.compile(r"<[^>]*>")
 _MOST_LETTERS = 300
-"""Limit for a server's error message, which may be a whole page."""
+"""Most characters kept of a server's error message, which may be a whole HTML page."""
 _HINTS = {
     "missing": "create it with `understudy stream init URL`, or correct the stream or region in "
     "the address",
@@ -159,7 +162,7 @@ _HINTS = {
     "NotKinesis": "the endpoint is not Kinesis-compatible; correct endpoint=",
     "Tls": "use http:// if the server has no TLS, or trust the CA of its certificate in "
     "AWS_CA_BUNDLE",
-    "Unreachable": "start it, or correct endpoint= and region=",
+    "Unreachable": "check the network and that the server runs, or correct endpoint= and region=",
     "throttled": "Kinesis is throttling: add shards, or wait",
     "busy": "Kinesis is temporarily unavailable: retry later",
     "": "check the address and the limits of the account",
@@ -168,10 +171,10 @@ _HINTS = {
 
 
 class CallFailed(Exception):
-    """A call or record that Kinesis rejected; `code` is the server's own or one of ours.
+    """A call that failed or a record that Kinesis rejected.
 
-    Ours are `Unreachable`, `NoCredentials`, `Tls`, and `NotKinesis` for a server that is not
-    Kinesis-compatible.
+    `code` is the server's error code, a botocore exception's name, or one of ours: `Unreachable`,
+    `NoCredentials`, `Tls`, `Closed`, and `NotKinesis` for a server that is not Kinesis-compatible.
     """
 
     def __init__(self, code: str, detail: str, *, retry_helps: bool | None = None) -> None:
@@ -186,7 +189,7 @@ class CallFailed(Exception):
 
     @property
     def condition(self) -> str:
-        """A key of `_HINTS`."""
+        """The kind of failure, as a key of `_HINTS`."""
         if self.code == "ResourceNotFoundException":
             return "missing"
         if self.code in _NO_ACCESS:
@@ -200,8 +203,9 @@ class CallFailed(Exception):
     def to_error(self, config: KinesisConfig, *, at_start: bool = False) -> UnderstudyError:
         """The error to raise, with the server's own message and the next step.
 
-        ConfigError only at the start, when the operator can correct the address. Later a stream or
-        a permission may be restored, and acknowledged records are safe.
+        ConfigError only `at_start`, when the operator can correct the address. Later it is
+        Unreachable, because a stream or a permission may be restored. StorageFailed for an error
+        without a hint of its own.
         """
         condition = self.condition
         kind: type[UnderstudyError] = ConfigError if at_start else Unreachable
@@ -241,7 +245,7 @@ def explained(error: Exception) -> CallFailed | None:
 
 
 def _error_response(response: Mapping[str, Any]) -> CallFailed:
-    """Translate an error response; one from another server than Kinesis has only a status."""
+    """Translate an error response; with only an HTTP status as code, the server is not Kinesis."""
     error = response.get("Error", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     code = str(error.get("Code", ""))
@@ -256,7 +260,7 @@ def _error_response(response: Mapping[str, Any]) -> CallFailed:
 
 
 def pause_s(attempt: int, rng: random.Random) -> float:
-    """Pause before retry `attempt` (from 1), with full jitter so that callers spread out."""
+    """Pause before retry number `attempt` (from 1), random so that callers do not retry at once."""
     return rng.uniform(0.0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempt, 16)))
 
 
@@ -274,7 +278,7 @@ class KinesisApi:
         self.is_starting = True
 
     def call(self, operation: str, **fields: Any) -> Mapping[str, Any]:
-        """Call once; CallFailed on any error of the server or the SDK."""
+        """Call an operation of the SDK once; CallFailed on any error of the server or the SDK."""
         method: Callable[..., Mapping[str, Any]] = getattr(self._client, operation)
         try:
             return method(**fields)
@@ -309,7 +313,7 @@ class KinesisApi:
 
 
 def connect(config: KinesisConfig, *, clock: Clock | None = None) -> KinesisApi:
-    """Connect with boto3; ConfigError for invalid settings, MissingExtra without boto3."""
+    """Create a botocore client; ConfigError for invalid settings, MissingExtra without botocore."""
     return KinesisApi(_client(config), config, clock=clock or SystemClock(), rng=random.Random())
 
 

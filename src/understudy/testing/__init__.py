@@ -21,7 +21,7 @@ ObjectsContract need `make()`; AlgorithmContract, which imports JAX, is in
 import sys
 
 if "pytest" in sys.modules:
-    # Before these modules are imported, so that a failed assertion shows its values.
+    # Must precede the import of these modules, so that a failed assertion shows its values.
     sys.modules["pytest"].register_assert_rewrite(
         *(
             f"{__name__}.{module}"

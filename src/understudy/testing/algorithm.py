@@ -29,11 +29,11 @@ ROWS = 64
 
 
 class AlgorithmContract:
-    """Subclass, define `make`, and run with pytest."""
+    """Tests of an Algorithm: subclass, define `make`, and run with pytest."""
 
     lane_tolerance = 0.0
-    """How far a lane may differ from the same run alone after ten updates: 0 with width 64 and
-    batch 64, else 1e-4."""
+    """How far a lane, one of several runs in one program, may differ from the same run alone after
+    ten updates. Networks of width 64 with batches of 64 meet 0; set 1e-4 for other sizes."""
     scan_tolerance = 0.0
     """How far a scan of a hundred updates may differ from a hundred single ones."""
 
@@ -190,7 +190,7 @@ class AlgorithmContract:
 
 
 _KITS: dict[Any, "_Kit"] = {}
-"""Compiled once for all tests of a class."""
+"""The kit of each contract class, so that its functions are compiled once for all tests."""
 
 
 def _kit(contract: type[AlgorithmContract]) -> "_Kit":
@@ -270,7 +270,7 @@ class _Kit:
 def random_obs(
     algorithm: Algorithm, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> dict[str, Array]:
-    """Observation columns [*shape, (stack,) ...]."""
+    """Random observation columns of shape [*shape, (stack,) *space.shape]."""
     stack = algorithm.needs.stack
     shape = (*shape, stack) if stack > 1 else shape
     columns = algorithm.game.obs_columns.items()
@@ -372,7 +372,7 @@ def _is_finite(tree: Any) -> bool:
 
 
 def _spoiled(batch: Any, name: str, bad: float) -> tuple[Any, int]:
-    """A copy of a batch with one bad number in a field, and its row."""
+    """A copy of a batch with a bad number in one row of a field, and that row."""
     field, _, key = name.partition(".")
     value = getattr(batch, field)
     column = np.array(value[key] if key else value)
@@ -386,7 +386,7 @@ def _spoiled(batch: Any, name: str, bad: float) -> tuple[Any, int]:
 
 
 def _check_same(policy: Policy, obs: Mapping[str, Array], live: Decision) -> None:
-    """Assert that the exported policy makes these decisions, from the noise that causes them."""
+    """Assert that the exported policy makes these decisions, given noise that leads to them."""
     head = policy.head
     outputs = policy.outputs(obs)
     rows = np.arange(len(live.logp))

@@ -24,7 +24,7 @@ class ManualClock:
         return time.monotonic() if self._waits_in_real_time else self._now_s
 
     def wait(self, event: Event, timeout_s: float) -> bool:
-        """Return at once and advance the time, unless the event is set."""
+        """Advance the time without waiting, unless the event is set; return whether it is set."""
         if self._waits_in_real_time:
             return event.wait(timeout_s)
         if not event.is_set():

@@ -48,7 +48,7 @@ class Faults:
     fail: float = 0.0
     """A frame is not accepted, and its ack reports that."""
     lose_answer: float = 0.0
-    """Every frame is accepted, but the call fails."""
+    """The call fails although the frames were accepted."""
 
 
 class _Dice:

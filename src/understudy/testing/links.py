@@ -22,7 +22,7 @@ ADA = player_name("ada")
 
 
 class LinkContract:
-    """Subclass, define `make`, `release` and `random_policy`, and run with pytest.
+    """Tests of a Link: subclass, define `make`, `release` and `random_policy`; run with pytest.
 
     `make` is called once per test.
     """
@@ -36,7 +36,7 @@ class LinkContract:
         )
 
     def release(self, policy: Policy, alias: str = "champion") -> int:
-        """Release a policy on the platform of the last `make` under an alias; return its number."""
+        """Release a policy on the platform of the last `make` under an alias; return model_no."""
         raise NotImplementedError(
             "a subclass of LinkContract must define release(): it points the alias to the policy"
         )

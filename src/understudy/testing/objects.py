@@ -8,11 +8,13 @@ from understudy.ports import Objects
 
 
 class ObjectsContract:
-    """Subclass, define `make`, and run with pytest."""
+    """Tests of an Objects: subclass, define `make`, and run with pytest."""
 
     def make(self) -> Objects:
-        """Create empty objects; called once per test."""
-        raise NotImplementedError("a subclass of ObjectsContract must define make(): empty objects")
+        """Create an Objects that holds nothing; called once per test."""
+        raise NotImplementedError(
+            "a subclass of ObjectsContract must define make(): an Objects that holds nothing"
+        )
 
     def test_a_created_object_is_read_back(self) -> None:
         objects = self.make()

@@ -17,7 +17,7 @@ from understudy.experience.writer import raw_space
 from understudy.testing.clock import START_S
 
 PLAYER = b"player-seventeen"
-"""A pseudonym."""
+"""The pseudonym of a player, 16 bytes."""
 
 OTHER_PLAYER = b"player-eighteen."
 
@@ -30,7 +30,7 @@ def cart_spec(game: str = "cart") -> GameSpec:
 
 
 def random_space(rng: np.random.Generator, *, is_image: bool = False) -> Space:
-    """Any space a column may have."""
+    """A random space of any kind that a column may have, or of a small image."""
     shape = tuple(int(n) for n in rng.integers(1, 4, rng.integers(0, 3)))
     int_dtype = DTYPES[_WHOLE[rng.integers(len(_WHOLE))]]
     match 5 if is_image else rng.integers(5):
@@ -52,7 +52,7 @@ def random_space(rng: np.random.Generator, *, is_image: bool = False) -> Space:
 
 
 def random_spec(rng: np.random.Generator, game: str = "sample") -> GameSpec:
-    """Any game: plain, nested or image observations, one or more actions, perhaps action masks."""
+    """A random game: plain, nested or image observations, one or more actions, maybe masks."""
     obs: Any = random_space(rng, is_image=bool(rng.random() < 0.2))
     if rng.random() < 0.4:
         obs = {
@@ -215,6 +215,6 @@ def random_session(
 def stamped(
     chunks: Sequence[Chunk], *, player: bytes = PLAYER, received_s: float = START_S
 ) -> Iterator[Frame]:
-    """The chunks' frames as the intake stamps them."""
+    """The frames of chunks, with player and time as the intake sets them."""
     for chunk in chunks:
         yield chunk.frame().stamped(player, int(received_s))

@@ -99,7 +99,7 @@ class StoreHarness:
         return Candidate(frame.stamped(PLAYER, int(self.clock.now())), None)
 
     def tail(self, *, page: int = 3) -> list[Stored | Forgotten]:
-        """The new items since the last call; asserts that every number appears once, in order."""
+        """New items since the last call; asserts that each arrival number occurs once, in order."""
         new: list[Stored | Forgotten] = []
         while items := (tail := self.store.tail(self.cursor, max_items=page, wait_s=0.0)).items:
             new += items
@@ -140,7 +140,7 @@ class StoreHarness:
         ]
 
     def removed(self) -> list[tuple[int, str, bytes | None, tuple[ChunkId, ...]]]:
-        """Number, reason, player and chunks of every removed frame and event, in order."""
+        """Arrival number, reason, player and chunks of every removed frame and event, in order."""
         return [
             (number, item.reason, item.player, item.chunks)
             for item in self.everything()
@@ -160,7 +160,7 @@ def last_no(item: Stored | Forgotten) -> int:
 
 
 def raises(kind: type[UnderstudyError], call: Callable[[], object]) -> bool:
-    """Whether a call fails with this error; other errors are raised."""
+    """Whether a call raises this error; other errors pass through."""
     try:
         call()
     except kind:

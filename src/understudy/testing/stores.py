@@ -61,7 +61,7 @@ def changed(chunk: Chunk, by: int = 1) -> Chunk:
 
 
 class StoreContract(StoreFactory):
-    """Storing and reading; needs both ports, since its tests also audit and list quarantine."""
+    """Tests of storing and reading; need both ports, as they also audit and list quarantine."""
 
     timeout_s = 20.0
     """How long a test lets a tail wait; a commit or `close` must end the wait well before."""
@@ -199,7 +199,7 @@ class StoreContract(StoreFactory):
         for stage in self.stages(harness):
             with stage:
                 claim = harness.store.claim("p", owner="harness", ttl_s=60.0)
-                assert claim.position == "2", "a batch without a position leaves it as it is"
+                assert claim.position == "2", "a batch without a position leaves it unchanged"
 
     def test_a_stale_epoch_is_refused_and_changes_nothing(self) -> None:
         harness = self.harness()
@@ -430,7 +430,7 @@ class StoreContract(StoreFactory):
 
 
 class StoreAdminContract(StoreFactory):
-    """Administration, and what a tail shows after a deletion; subclass it with StoreContract."""
+    """Tests of administration and of tails after deletions; subclass it with StoreContract."""
 
     # --- quarantine -------------------------------------------------------------------------------
 
@@ -562,7 +562,7 @@ class StoreAdminContract(StoreFactory):
         (event,) = harness.tail()
         assert isinstance(event, Forgotten)
         assert (event.reason, event.player, event.chunks) == ("quarantined", None, (bad,)), (
-            "learners are told what to evict"
+            "the event names the chunks that learners must evict"
         )
         for stage in self.stages(harness):
             with stage:
@@ -665,7 +665,7 @@ class StoreAdminContract(StoreFactory):
         assert harness.chunks() == [chunks[0], chunks[2]]
         assert [(number, reason) for number, reason, _, _ in harness.removed()] == [(2, "damaged")]
         assert len(harness.store.audit().corrupt) == 1
-        assert harness.put(chunks[1]) == ["duplicate"], "its number stays seen"
+        assert harness.put(chunks[1]) == ["duplicate"], "its number still counts as seen"
 
     # --- deletion ---------------------------------------------------------------------------------
 
@@ -697,7 +697,7 @@ class StoreAdminContract(StoreFactory):
             (event,) = harness.tail()
             assert isinstance(event, Forgotten)
             expected = ("forgotten", tombstone_of(PLAYER), ())
-            assert (event.reason, event.player, event.chunks) == expected, "learners are told"
+            assert (event.reason, event.player, event.chunks) == expected, "the tail reports it"
             *places, _ = harness.removed()
             assert places == [(number, "forgotten", None, ()) for number in range(1, 5)], (
                 "the places of erased frames name neither player nor session"
@@ -707,7 +707,7 @@ class StoreAdminContract(StoreFactory):
             harness.store.close()
 
     def _assert_stays_forgotten(self, harness: StoreHarness, chunks: list[Chunk]) -> None:
-        """Frames of the player left in spool or stream are refused; new sessions are stored."""
+        """Assert that late frames of an erased player are refused and new sessions stored."""
         for chunk in chunks:
             receipt = harness.write([harness.candidate(chunk)], refused=[harness.refusal(chunk)])
             assert (list(receipt.fates), list(receipt.reasons)) == (["refused"], ["forgotten"])
@@ -725,11 +725,11 @@ class StoreAdminContract(StoreFactory):
         harness.store.forget(PLAYER)
         harness.clock.advance(0.25)
         assert harness.put(*self.session_now(harness)) == ["new"] * 4, (
-            "a session that begins after it is stored, even within the same second"
+            "a session that begins after the erasure is stored, even within the same second"
         )
         harness.clock.advance(10.0)
         assert list(harness.write([harness.candidate(before[0])]).reasons) == ["forgotten"], (
-            "a session that began before it is refused, even if it was unknown and arrives later"
+            "a session that began before the erasure is refused, even if it arrives only later"
         )
 
     def test_no_file_contains_a_forgotten_player(self) -> None:
@@ -774,9 +774,9 @@ class StoreAdminContract(StoreFactory):
         harness.clock.advance(100.0)
         harness.put(*new)
         harness.tail()
-        assert harness.store.expire(received_s) == 0, "only chunks received before the time"
+        assert harness.store.expire(received_s) == 0, "only chunks received before that time"
         assert harness.store.expire(harness.clock.now() - 50.0) == 3
-        assert harness.tail() == [], "expiry is no event"
+        assert harness.tail() == [], "expiry adds no event"
         for stage in self.stages(harness):
             with stage:
                 assert harness.chunks() == new
@@ -795,7 +795,7 @@ class StoreAdminContract(StoreFactory):
         (chunk,) = self.chunks(1)
         harness.write(refused=[harness.refusal(chunk)])
         harness.store.expire(harness.clock.now())
-        assert len(harness.store.quarantined()) == 1, "only frames received before the time"
+        assert len(harness.store.quarantined()) == 1, "only frames received before that time"
         harness.clock.advance(100.0)
         harness.store.expire(harness.clock.now() - 50.0)
         assert list(harness.store.quarantined()) == []

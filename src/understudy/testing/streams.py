@@ -54,7 +54,7 @@ def _gone(stream: Stream, partition: str, position: Position) -> PositionGone | 
 
 
 class StreamContract:
-    """Subclass, define `make`, and run with pytest."""
+    """Tests of a Stream: subclass, define `make`, and run with pytest."""
 
     timeout_s = 20.0
     """Long enough for everything that a test waits for."""

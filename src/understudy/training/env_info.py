@@ -51,7 +51,7 @@ class GameChoice:
 
     @property
     def is_named(self) -> bool:
-        """Whether another process can create the same envs from the name alone."""
+        """Whether the game is an id, so that another process can create the same envs."""
         return isinstance(self.game, str)
 
     @property
@@ -93,10 +93,10 @@ class GameChoice:
 
 
 def choice_of(facts: Mapping[str, Any], choice: GameChoice | None, *, call: str = "") -> GameChoice:
-    """A run's game: the choice, such as an env object passed again, completed from the run's facts.
+    """A run's game: `choice`, or the stored game, with omitted options from the run's facts.
 
-    ConfigError if an env object must be passed again, since no folder can store it; `call` shows
-    how to do so in Python.
+    ConfigError if there is no choice and the run was trained on an env object or function, which no
+    folder can store; the message shows `call`, the Python call that passes the game again.
     """
     if choice is None and facts["game"] is None:
         raise ConfigError(
@@ -139,7 +139,7 @@ class EnvInfo:
 
 
 def inspect_env(choice: GameChoice) -> EnvInfo:
-    """Create one env and inspect it."""
+    """Create and reset one env, and return its properties; GameFailed if its reset fails."""
     envs = choice.make(1)
     try:
         env = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs

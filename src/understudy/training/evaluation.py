@@ -21,7 +21,7 @@ WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
 """Series of held-out seeds; `AFTERWARDS` is for evaluations of finished runs."""
 _SERIES_BITS = 29
 _SPREAD = 0x9E3779B1
-"""Odd, so that seeds stay distinct; spreads neighbours, for games that mix seeds badly."""
+"""A factor that spreads seeds, for games that mix them badly; odd, so that they stay distinct."""
 
 MAX_EPISODES = 1_000_000
 _MAX_ENVS = 100
@@ -30,7 +30,10 @@ _MAX_GYM_ENVS = 10
 
 
 def held_out_seeds(count: int, *, series: int, attempt: int = 0) -> list[int]:
-    """Env seeds from 2^31, which no actor uses; series and attempts (of one count) are disjoint."""
+    """Env seeds from 2^31 on, which no actor uses.
+
+    Two series never share a seed, nor do two attempts with the same count.
+    """
     first = (1 << 31) + (series << _SERIES_BITS)
     numbers = range(attempt * count, (attempt + 1) * count)
     return [first + number * _SPREAD % (1 << _SERIES_BITS) for number in numbers]
@@ -70,12 +73,13 @@ class EvaluationResult:
     policy: str
     iqm: float
     low: float | None
-    """Ends of the 95 % interval; None with fewer than 5 seeds (or runs), which are too few."""
+    """The ends, low and high, of the 95 % interval; None with fewer than 5 seeds (or runs)."""
     high: float | None
     mean: float
     episodes: int
-    """Episodes per set of seeds."""
+    """Episodes per seed."""
     seeds: int
+    """Seeds per run; each stands for its own set of `episodes` env seeds."""
     runs: int
     played: int
     """Episodes in total."""
@@ -90,7 +94,7 @@ def evaluate_run(
     game: Any = None,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> EvaluationResult:
-    """IQM and interval of a run over held-out seeds, or over the runs of a folder with several.
+    """The IQM of a run's returns on held-out seeds, with its interval; or of all runs of a folder.
 
     `game` is required for runs that were trained on an env object or function.
     """
@@ -119,7 +123,7 @@ def evaluate_run(
         if env_info.spec.schema != played.game.schema:
             raise ConfigError(
                 f"the spaces of {choice.name} differ from those {folder.root} was trained on; "
-                "evaluate it with the same packages"
+                "evaluate it with the package versions it was trained with"
             )
         groups.append([])
         with contextlib.ExitStack() as opened:

@@ -69,7 +69,7 @@ class Evaluation:
     returns: Sequence[float]
     mean: float
     low: float | None
-    """Ends of the 95 % interval of the mean; None below 5 episodes, which are too few."""
+    """The ends, low and high, of the mean's 95 % interval; None with fewer than 5 episodes."""
     high: float | None
     is_best: bool
 
@@ -84,7 +84,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
-    """The learner rejected a chunk or an update, or rolled back part of the run."""
+    """Chunks, updates or evaluation episodes were rejected, or weights restored; see `what`."""
 
     env_steps: int
     what: str
@@ -94,7 +94,7 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """The first call of a program, which JAX compiles before it runs."""
+    """A program is about to run for the first time; JAX compiles it first, which takes seconds."""
 
     env_steps: int
     what: str

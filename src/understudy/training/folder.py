@@ -8,7 +8,7 @@ RUN/store/                 the experience of its actors, to refill the replay
 RUN/network.json           only if a network was given by its spec
 RUN/start.safetensors      only if it started from another run's policy
 RUN/curve.csv, curve.png   evaluations over time
-RUN/guarded.csv            what the guard rejected or rolled back, if anything
+RUN/guarded.csv            rejected chunks and updates, and restored weights, if any
 RUN/best.safetensors       the best policy evaluated so far; last.safetensors: the newest
 RUN/videos/                episodes of the best policy, if requested
 RUN/result.json            exists once the run has finished
@@ -91,7 +91,7 @@ class RunFolder:
         network: NetworkSpec | None = None,
         start: Policy | None = None,
     ) -> None:
-        """Store the request durably, before anything else; run.json is last and marks a run."""
+        """Write the request to disk; run.json is written last, and its presence marks a run."""
         make_folder(self.root.resolve())
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
         if network is not None:
@@ -101,9 +101,9 @@ class RunFolder:
         self.write_json("run.json", facts)
 
     def facts(self, *, is_whole: bool = True) -> dict[str, Any]:
-        """The facts in run.json; ConfigError if this is no run, or one is invalid or missing.
+        """The facts in run.json; ConfigError if there is no run, or a fact is missing or invalid.
 
-        Missing facts are allowed unless `is_whole`.
+        With `is_whole=False`, facts may be missing.
         """
         path = self.root / "run.json"
         try:
@@ -141,7 +141,7 @@ class RunFolder:
         )
 
     def extend(self, facts: Mapping[str, Any], preset: str) -> None:
-        """Reopen a finished run; a kill midway leaves a run that ends at its previous end."""
+        """Reopen a finished run; if killed midway, the run finishes at its previous end again."""
         (self.root / "result.json").unlink()
         self.write_json("run.json", facts)
         write_file(self.root / "preset.toml", preset.encode(), mode=0o644)
@@ -166,16 +166,16 @@ class RunFolder:
             raise storage_error(error, f"the {name} policy", then="resume the run") from error
 
     def policy(self, name: str = "best") -> Policy:
-        """The best policy, or the last one; ConfigError if there is none yet."""
+        """The policy in `policy_path(name)`; ConfigError if there is none yet."""
         return _read_policy(self.policy_path(name))
 
     def policy_path(self, name: str = "best") -> Path:
-        """The file that `policy` reads: the last policy if no evaluation has chosen a best one."""
+        """The file of the `best` or `last` policy; `last` if no evaluation has chosen a best."""
         for candidate in (name, "last"):
             if (path := self.root / f"{candidate}.safetensors").exists():
                 return path
         raise ConfigError(
-            f"{self.root} has no policy yet; train it first: understudy train GAME --out "
+            f"{self.root} has no policy yet; train it first: understudy train GAME --resume --out "
             f"{self.root}"
         )
 
@@ -213,7 +213,7 @@ class RunFolder:
     # --- The guard --------------------------------------------------------------------------------
 
     def add_guarded(self, event: Guarded) -> None:
-        """Append one action of the guard; the file has all of them, a terminal shows only a few."""
+        """Append an event; the file has all of them, while a terminal shows only a few."""
         is_new = not self.guarded.exists()
         with self.guarded.open("a", newline="") as file:
             writer = csv.writer(file)
@@ -286,7 +286,7 @@ def check_free(folder: Path) -> None:
 
 
 def seed_folders(root: Path) -> Sequence[Path]:
-    """The runs of a training with several seeds, or the run itself."""
+    """The folders `seed-N` of a training with several seeds, in order, or the folder itself."""
     folders = {
         int(path.name[5:]): path
         for path in root.glob("seed-*")
@@ -296,7 +296,7 @@ def seed_folders(root: Path) -> Sequence[Path]:
 
 
 def draw_curve(folder: RunFolder, *, title: str, goal: float | None) -> None:
-    """Draw curve.png: evaluation returns over steps, with intervals; no rows, no picture."""
+    """Draw curve.png: evaluation returns over steps, with intervals; nothing if there are none."""
     rows = folder.curve_rows()
     if not rows:
         return

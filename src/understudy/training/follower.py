@@ -27,7 +27,7 @@ class ReaderPosition:
 
     cursor: Cursor | None = None
     seen_no: int = 0
-    """Arrival number of the newest item read; may be ahead of the cursor, within its next page."""
+    """Arrival number of the newest item read; ahead of the cursor if a page was read in part."""
 
     def to_json(self) -> list[Any]:
         return [self.cursor, self.seen_no]
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 
 class StoreFollower:
-    """A view of a store and its readers; closed with the last reader. Not thread-safe."""
+    """A view of a store and its readers; closed when the last one leaves. Not thread-safe."""
 
     def __init__(self, store: Path) -> None:
         self.view = open_view(store)
@@ -66,8 +66,8 @@ class StoreFollower:
     def follow(self, reader: Reader, *, max_items: int = 1024) -> bool:
         """Read one page from this reader's position; returns whether it had any items.
 
-        Other readers whose position is in the page read it too. Their errors are ignored here:
-        they keep their position, and meet the error when they follow themselves.
+        Other readers whose position is in the page read it too. Their errors are ignored here: such
+        a reader keeps its position and gets the error again when it calls `follow` itself.
         """
         page = self.view.tail(reader.position.cursor, max_items=max_items, wait_s=0.0)
         _deliver(page, reader)
@@ -97,7 +97,7 @@ def _number(item: Stored | Forgotten) -> int:
 
 
 def stored_chunks(store: "LocalStore | StoreView", ids: set[ChunkId]) -> dict[ChunkId, Chunk]:
-    """Chunks of a store by id, read from the oldest of them; missing ones are omitted."""
+    """The chunks of a store with these ids; missing ones are omitted."""
     chunks: dict[ChunkId, Chunk] = {}
     cursor = store.cursor_before(ids)
     while len(chunks) < len(ids):

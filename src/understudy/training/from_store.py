@@ -45,10 +45,10 @@ class FromStore:
         learn_from: Sequence[str] = ("granted",),
         only_people: bool = False,
     ) -> None:
-        """`only_people`: use only episodes in which every decision is of a person or unknown.
+        """`only_people`: use only episodes in which no decision is known to be by a bot or actor.
 
         The learner service sets it for cloning. `train --algorithm bc --from-store` does not, and
-        clones every decision in the store.
+        also clones the decisions of bots and actors in the store.
         """
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError(
@@ -90,7 +90,7 @@ class FromStore:
         return self.steps >= self._steps
 
     def step(self) -> bool:
-        """Read new experience, then run one call of updates; False if the learner must restore."""
+        """Read new experience, then run one call of updates; False if weights must be restored."""
         self.follow()
         learner = self.learner
         if not learner.may_step:
@@ -224,7 +224,7 @@ class FromStore:
         self.policy = self.learner.current()
 
     def _read(self, ids: Sequence[ChunkId]) -> Iterator[Chunk]:
-        """Chunks by id; those of players forgotten in the meantime are omitted."""
+        """Chunks by id; those deleted in the meantime, on a player's request, are omitted."""
         stored = stored_chunks(self._follower.view, set(ids))
         chunks = [stored[key] for key in ids if key in stored]
         if not self._only_people:
@@ -236,7 +236,7 @@ class FromStore:
 
 
 def people_in(chunk: Chunk) -> Chunk | None:
-    """The episodes in which each decision is of a person or unknown; None if there are none."""
+    """The chunk without episodes that a bot or actor played in; None if no episode is left."""
     if chunk.meta.kind == "actor":
         return None
     by = chunk.columns.get("by")

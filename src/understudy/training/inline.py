@@ -51,7 +51,7 @@ class _OneGame:
 class RunStore:
     """A run's own store: the experience of its actors, to refill the replay after a kill.
 
-    Chunks stay in memory until a checkpoint needs them on disk; `read` returns them.
+    Chunks stay in memory until `flush`, before a checkpoint; only then can `read` return them.
     """
 
     def __init__(self, folder: Path, game: GameSpec, *, clock: Clock) -> None:
@@ -64,7 +64,7 @@ class RunStore:
         self._waiting.extend(chunks)
 
     def flush(self) -> None:
-        """Make everything durable; a chunk already stored before a kill is stored once."""
+        """Make everything durable; chunks that were stored before a kill are not stored again."""
         now_s = int(self._clock.now())
         for at in range(0, len(self._waiting), _WRITE_CHUNKS):
             batch = self._waiting[at : at + _WRITE_CHUNKS]
@@ -101,7 +101,7 @@ class RunStore:
 
     @property
     def quarantined(self) -> Sequence[ChunkId]:
-        """The chunks that are never sampled again."""
+        """The quarantined chunks, which are never sampled again."""
         return [key for key, _ in self._in_quarantine()]
 
     def quarantine(self, ids: Sequence[ChunkId], *, reason: str) -> None:
@@ -125,7 +125,7 @@ class InlineConfig:
     has_ladder: bool = False
     """Each env has its own fixed epsilon (Ape-X), instead of one annealed epsilon for all."""
     calls_per_version: int = 4
-    """Asynchronous: learner calls per published version; in lock-step it is one per round."""
+    """When asynchronous: learner calls per published version. In lock-step: one per round."""
 
     def __post_init__(self) -> None:
         for name, example in (("steps", 100_000), ("collect", 32), ("calls_per_version", 4)):

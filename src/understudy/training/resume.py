@@ -74,7 +74,7 @@ def _differences(
         if facts["from_store"] not in (str(folder), str(folder / "store")):
             yield "from_store", facts["from_store"], str(folder)
     if isinstance(request.network, NetworkSpec) and settings.config.network != request.network:
-        yield "network", "another one", "this one"
+        yield "network", "a different spec", "the given spec"
     resolver = fill_resolver(
         Resolver(settings.algorithm, settings.algorithm_type), request, request.preset
     )
@@ -105,7 +105,7 @@ def requested_extension(
 def extend_run(
     folder: RunFolder, facts: Mapping[str, Any], settings: RunSettings, result: Mapping[str, Any]
 ) -> Any:
-    """Reopen a finished run and return its new facts; ConfigError if it would end at once."""
+    """Reopen a finished run and return its new facts; ConfigError if it cannot be extended."""
     root = folder.root
     goal = settings.run.until
     until = None if goal is None or goal == math.inf else goal

@@ -128,15 +128,21 @@ class RunPart:
     )
     envs: int = setting(8, 1, 4_096, "parallel envs; on-policy algorithms have their own setting")
     collect: int = setting(32, 1, 65_536, "steps per env and round")
-    eval_every: int = setting(10_000, 1, 10**12, "env steps between two evaluations")
+    eval_every: int = setting(
+        10_000, 1, 10**12, "env steps (from a store: updates) between two evaluations"
+    )
     eval_episodes: int = setting(100, 1, 100_000, "episodes per evaluation")
-    checkpoint_every: int = setting(10_000, 1, 10**12, "env steps between two checkpoints")
+    checkpoint_every: int = setting(
+        10_000, 1, 10**12, "env steps (from a store: updates) between two checkpoints"
+    )
     asynchronous: bool = setting(
         False, 0, 1, "act while learning; faster on idle cores, not exactly repeatable"
     )
     ladder: bool = setting(False, 0, 1, "each env has its own fixed epsilon, as in Ape-X")
     until: float | None = None
-    """The return that solves the run; infinity for no goal, None for the game's own threshold."""
+    """The return that solves the run, or infinity for no goal.
+
+    None means the game's own threshold, or no goal if `steps` is given."""
 
     def __post_init__(self) -> None:
         check_until(self.until)
@@ -223,7 +229,7 @@ class Resolver:
 
     algorithm: str
     algorithm_type: Any = None
-    """The class itself, if it cannot be imported by path."""
+    """The class itself, if it was passed instead of a name."""
     collected: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {name: {} for name in SECTIONS}
     )
@@ -364,7 +370,7 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} is not TOML: {error}; correct it there") from None
     if unknown := fields.keys() - {"algorithm", *SECTIONS}:
         raise ConfigError(
-            f"{name} has a section {sorted(unknown)[0]!r}; known are algorithm, "
+            f"{name} has a section {sorted(unknown)[0]!r}, which is unknown; use algorithm, "
             f"{', '.join(SECTIONS)}"
         )
     if not isinstance(fields.get("algorithm", ""), str):
@@ -381,7 +387,7 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
 
 
 def default_preset(algorithm: str, game: GameSpec) -> str:
-    """The preset for a kind of game: pixels, continuous actions, or small observations."""
+    """The preset for an algorithm and kind of game (pixels, continuous, vector); "" if none."""
     # Imported late: it imports JAX, which `--list` does not need.
     from understudy.learn.architecture import image_channels
 
@@ -446,7 +452,7 @@ def requested_algorithm(request: TrainRequest) -> Any:
 
 
 def check_request(request: TrainRequest) -> None:
-    """ConfigError for errors in any game; imports no JAX, unless the algorithm is custom."""
+    """ConfigError for settings invalid in any game; imports JAX only for a custom algorithm."""
     algorithm = requested_algorithm(request)
     name = algorithm_name(algorithm)
     chosen = (

@@ -110,11 +110,11 @@ SINKS: Mapping[str, tuple[str, Open]] = {
     "tensorboard": ("tensorboardX", _TensorBoard),
     "wandb": ("wandb", _Wandb),
 }
-"""For each extra, the package it needs and the function that opens it."""
+"""By name: the package that a sink needs, and the function that opens it."""
 
 
 def sinks_named(names: str | Iterable[str]) -> dict[str, Open]:
-    """Functions that open the named sinks (`"tensorboard,wandb"`); ConfigError or MissingExtra."""
+    """Functions that open these sinks, such as "tensorboard,wandb"; checks names and packages."""
     requested = (
         [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     )

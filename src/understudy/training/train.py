@@ -83,7 +83,7 @@ class TrainOptions:
     wrapper: Any = ()
     """Env wrappers, as classes or import paths; the first one is the innermost."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of `gymnasium.make`."""
+    """Keyword arguments for creating an env: of `gymnasium.make`, or of the function."""
     frame_skip: int = 1
     """Frames that each action is repeated for."""
     init_from: str | Path | None = None
@@ -95,9 +95,9 @@ class TrainOptions:
     log: str | Sequence[str] = ()
     """Loggers: tensorboard, wandb, mlflow."""
     on_warning: Callable[[str], object] = warnings.warn
-    """Called with the errors of a logger; these never stop a run."""
+    """Called with a message about each logger that failed; these errors never stop a run."""
     started_s: float | None = None
-    """Start of the startup time, by `time.perf_counter`; by default the call of `train`."""
+    """When startup began, by `time.perf_counter`, for `startup_s`; default: the call of `train`."""
 
     def __post_init__(self) -> None:
         if type(self.video) is not int or not 0 <= self.video <= MAX_VIDEOS:
@@ -109,7 +109,7 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """The callback for a run's events, and the start of its startup time."""
+    """The callback for a run's events, and when the run's startup began."""
 
     on_event: OnEvent
     started_s: float
@@ -132,10 +132,11 @@ def train(
 
     `game` is a Gymnasium id, an env (which is copied and never modified) or a function that
     creates one. `algorithm` is a name, an import path `module:Class` or a class. `settings` are
-    single settings by name, as `understudy train --list` shows them; `steps` overrides its entry.
-    A resumed run needs no game; arguments that are passed again must match the run. `on_event`
-    receives every event of `understudy.events`, and may return `understudy.Stop` to end the run
-    cleanly. `options` has everything else, as `understudy train --help` describes it.
+    single settings by name, as `understudy train --list` shows them; the argument `steps` wins over
+    a `steps` in `settings`. To resume a run, `game` is needed only if it was an env or a function;
+    arguments that are passed again must match the run. `on_event` receives every event of
+    `understudy.events`, and may return `understudy.Stop` to end the run cleanly. `options` has
+    everything else, as `understudy train --help` describes it.
     """
     options = TrainOptions() if options is None else options
     if not isinstance(options, TrainOptions):
@@ -214,7 +215,7 @@ def _choice_in(out: Path | None, choice: GameChoice | None) -> GameChoice:
 
 
 def network_from(network: Any) -> NetworkSpec | tuple[int, ...] | None:
-    """Layer widths or a spec, from either of them, from `64,64` or from a spec's import path."""
+    """Layer widths or a NetworkSpec; text may be widths (`64,64`) or the import path of a spec."""
     if network is None or isinstance(network, NetworkSpec):
         return network
     if isinstance(network, str) and ":" in network:
@@ -239,7 +240,9 @@ def _path(path: str | Path | None) -> Path | None:
     try:
         return None if path is None else Path(path)
     except TypeError:
-        raise ConfigError(f"{str(path)[:80]!r} is not a path; pass one such as 'R'") from None
+        raise ConfigError(
+            f"{str(path)[:80]!r} is not a path; pass one such as 'runs/first'"
+        ) from None
 
 
 def _start_run(
@@ -326,14 +329,14 @@ def _resume_run(
         if env_info is not None and env_info.spec.schema != facts["schema"]:
             raise ConfigError(
                 f"the spaces of {choice.name} have changed since {folder.root} was started; resume "
-                "it with the same packages"
+                "it with the package versions it was started with"
             )
         return _run(folder, choice, settings, facts, env_info=env_info, listener=listener)
 
 
 @contextlib.contextmanager
 def _locked(folder: RunFolder, *, is_new: bool) -> Iterator[None]:
-    """Hold the run's lock; an error leaves no partial file, and no run that failed to start."""
+    """Hold the run's lock; after an error, delete partial files and a run that never started."""
     root = folder.root.absolute()
     missing = [path for path in (root, *root.parents) if not path.exists()]
     try:
@@ -462,7 +465,7 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
 
 
 def matching_weights(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> InitFrom:
-    """Match another run's weights to this network; ConfigError if no kernel has the same shape."""
+    """The weights of another run that fit this network; ConfigError if no kernel fits."""
     run_shapes = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
     shapes = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
     fit = [name for name, shape in shapes.items() if run_shapes.get(name) == shape]
@@ -537,7 +540,10 @@ def train_seeds(
     options = options or TrainOptions()
     first = seed or 0
     if not 1 <= seeds <= MAX_SEEDS or first + seeds - 1 > MAX_SEED:
-        raise ConfigError(f"seeds is {seeds}; give the number of runs, from 1 to {MAX_SEEDS}")
+        raise ConfigError(
+            f"seeds is {seeds}, the first seed {first}; give the number of runs, from 1 to "
+            f"{MAX_SEEDS}, and a last seed of at most {MAX_SEED}"
+        )
     if game is None:
         raise ConfigError(
             "no game was given, which several seeds require even with --resume; pass a Gymnasium "
@@ -564,7 +570,9 @@ def train_seeds(
         runs.append(
             train(game, seed=number, out=folder, resume=resume, options=options, **arguments)
         )
-        options = replace(options, started_s=None)  # only the first run waited for the process
+        options = replace(
+            options, started_s=None
+        )  # only the first run's startup includes the process's
     result = combined_result(out, [run.result for run in runs])
     RunFolder(out).write_json("summary.json", result)
     return Runs(out, runs, result)

@@ -123,7 +123,7 @@ class Training:
         self.clocks.train_s += time.perf_counter() - started_s - compiled_s
         if self.engine.steps >= self._next_eval:
             self._evaluate()
-        # Saved before the mark would be passed, so that a kill costs at most one interval.
+        # Saved now if the next round would pass the mark: a kill costs at most one interval.
         if 2 * self.engine.steps - began_at > self._next_checkpoint and not self.is_solved:
             started_s = time.perf_counter()
             self._save()
@@ -174,7 +174,7 @@ class Training:
         )
 
     def _confirm(self, until: float) -> None:
-        """Repeat a reached goal on seeds never used before; only then is the run solved."""
+        """Test a reached goal again on unused seeds; if it is reached there, the run is solved."""
         returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
         self.confirmations += 1
         if returns is not None and returns.mean() >= until:
@@ -290,7 +290,7 @@ def build(
 ) -> Training:
     """Build the training that a run's facts describe; its resources are closed with `opened`.
 
-    It plays the game, or only reads a store, which does not require the game to be installed.
+    It plays the game or, without needing the game installed, only reads a store.
     """
     part = settings.run
     algorithm = settings.algorithm_type(spec, settings.config)

@@ -3,8 +3,8 @@
 FOLDER/000000004096.safetensors     a checkpoint, named after its step;
                                     the newest readable one is used
 
-Killed at any moment, it resumes from the newest checkpoint with the same weights, rows and
-position in its data.
+A job that is killed at any moment resumes from the newest checkpoint, with the same weights, rows
+and position in its data.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Store it durably, then delete old ones; a crash or full disk leaves the previous one."""
+        """Store it durably, then delete old ones; a crash or full disk leaves the previous ones."""
         make_folder(self._folder)
         for partial in self._folder.glob(".*.tmp"):
             partial.unlink(missing_ok=True)  # from a process that was killed while writing
@@ -152,7 +152,10 @@ class TrainingJob:
         """The step of the newest checkpoint; -1 if there is none."""
 
     def step(self) -> None:
-        """One round; after too many non-finite updates, restores and halves the learning rate."""
+        """One round; after too many non-finite updates, the last checkpoint's weights are restored.
+
+        The learning rate is then halved.
+        """
         if self.engine.step():
             return
         self.restores += 1
@@ -173,7 +176,7 @@ class TrainingJob:
     def save(
         self, arrays: Mapping[str, Array] | None = None, facts: Mapping[str, Any] | None = None
     ) -> Path:
-        """Save the engine's state with the caller's arrays and facts; returns the file."""
+        """Save the engine's state, and the caller's arrays and facts; returns the file."""
         engine_arrays, engine_facts = self.engine.checkpoint()
         path = self._checkpoints.save(
             Checkpoint(

@@ -23,7 +23,7 @@ MAX_FPS = 25
 MAX_SIDE = 400
 """Pixels; larger frames are scaled down."""
 MAX_FRAMES = 1_500
-"""Most frames of one episode: a minute at the highest rate."""
+"""The most frames in one episode's video: a minute at the highest rate."""
 
 Env = gymnasium.Env[Any, Any]
 
@@ -62,7 +62,7 @@ def film(
 
 @contextlib.contextmanager
 def open_rendering_env(choice: GameChoice, *, option: str = "video") -> Iterator[Env]:
-    """An env that renders arrays; ConfigError or MissingExtra if the game has none."""
+    """An env that renders arrays; ConfigError or MissingExtra if the game cannot do so."""
     if choice.is_named:
         choice = replace(choice, env_kwargs={**choice.env_kwargs, "render_mode": "rgb_array"})
     with contextlib.closing(choice.make(1)) as envs:

@@ -20,7 +20,7 @@ from understudy.nn.network import NetworkSpec
 from understudy.nn.policy import Policy
 
 MAX_SURPRISE = 1e12
-"""Rows this unlikely are invalid, such as an action that its own mask forbids."""
+"""Rows with a larger |log probability| are invalid, such as an action that its mask forbids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class BcKnobs:
         Schedule(1e-3, 1e-4), 0.0, 1.0, "learning rate of Adam"
     )
     weight_decay: float | Schedule = setting(1e-4, 0.0, 1.0, "weight decay of kernels")
-    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "entropy bonus")
+    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "weight of the entropy bonus")
 
 
 class BcState(NamedTuple):

@@ -21,7 +21,7 @@ from understudy.nn.network import Dense, Dueling, NetworkSpec
 from understudy.nn.policy import InitialPriority, Policy
 
 MAX_ERROR = 1e12
-"""Rows with a larger error, or NaN, are invalid."""
+"""Rows with a larger TD error, or NaN, are invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,9 @@ class DqnConfig:
     )
     dueling: bool = setting(True, 0, 1, "separate streams for state value and advantages")
     prioritised: bool = setting(True, 0, 1, "sample by TD error instead of uniformly")
-    target_period: int = setting(128, 1, 1_000_000, "updates between two target updates")
+    target_period: int = setting(
+        128, 1, 1_000_000, "updates between two updates of the target network"
+    )
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
 
 
@@ -50,7 +52,9 @@ class DqnKnobs:
     """Settings that may change during a run: numbers or schedules."""
 
     learning_rate: float | Schedule = setting(1e-3, 1e-7, 1.0, "learning rate of Adam")
-    target_rate: float | Schedule = setting(1.0, 1e-4, 1.0, "target update rate (tau); 1 copies")
+    target_rate: float | Schedule = setting(
+        1.0, 1e-4, 1.0, "target update rate (tau); 1 copies the weights"
+    )
     epsilon: float | Schedule = setting(
         Schedule(1.0, 0.04, 0.16), 0.0, 1.0, "probability of a random action"
     )
@@ -164,7 +168,7 @@ class Dqn:
         q_taken = jnp.take_along_axis(q, batch.action[:, None], axis=1)[:, 0]
         error = jax.lax.stop_gradient(self._td_target(weights, target, batch)) - q_taken
         size = jnp.abs(error)
-        small = jnp.minimum(size, 1.0)  # squared only if small: the square of 1e30 has no gradient
+        small = jnp.minimum(size, 1.0)  # only small errors are squared: 1e30^2 overflows
         huber = 0.5 * small * small + (size - small)
         return (batch.weight * huber).mean(), error
 

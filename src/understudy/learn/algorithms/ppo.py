@@ -65,7 +65,7 @@ class PpoKnobs:
     gae_lambda: float | Schedule = setting(
         0.8, 0.0, 1.0, "lambda of generalised advantage estimation"
     )
-    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "entropy bonus")
+    entropy: float | Schedule = setting(0.0, 0.0, 10.0, "weight of the entropy bonus")
     value: float | Schedule = setting(0.5, 0.0, 10.0, "weight of the value loss")
 
 
@@ -157,7 +157,7 @@ class Ppo:
     def update(
         self, state: PpoState, batch: Rollout, knobs: Mapping[str, Any]
     ) -> tuple[PpoState, Feedback]:
-        """All epochs over one rollout; `ratio_error` shows if the acting policy is this policy."""
+        """All epochs over one rollout; `ratio_error` shows whether this policy has played it."""
         rows = self._rows(state, batch, knobs)
         first = jnp.exp(self._logp(state.policy, rows) - rows.logp)  # float32[rows]
         key, shuffle = jax.random.split(state.key)
@@ -277,8 +277,8 @@ def advantages(
     """Generalised advantages (GAE); all arrays are float32[steps, envs].
 
     `next_values` are the values of the observations before any reset, so a truncated step
-    bootstraps from the observation it reached; a terminated one does not bootstrap. Advantages do
-    not cross either end.
+    bootstraps from the observation it reached; a terminated one does not bootstrap. No advantage
+    crosses the end of an episode.
     """
     alive = 1.0 - rollout.terminated.astype(jnp.float32)
     continues = 1.0 - (rollout.terminated | rollout.truncated).astype(jnp.float32)

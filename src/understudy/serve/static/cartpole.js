@@ -1,7 +1,8 @@
 /**
  * CartPole-v1: keep a pole upright on a cart; the equations of `understudy.games.cartpole`, and a canvas to see them.
  *
- * The physics is unchanged. People play at fewer steps per second than bots, since a step is a fiftieth of a second.
+ * The physics is that of the Python game. A step is a fiftieth of a second, too short for people: they play fewer steps
+ * per second than bots.
  */
 
 const GRAVITY = 9.8;
@@ -116,14 +117,14 @@ export class Balance {
     }
   }
 
-  /** Stops recording: steps up to the last decision, played with consent, are sent; nothing after it. */
+  /** Stops recording: the steps before the last decision, played with consent, are sent; nothing after them. */
   forget() {
     const { episode } = this;
     this.episode = null;
     episode?.cancel();
   }
 
-  /** After an error: the person continues, unrecorded; returns the message for people. */
+  /** Called after an error: the person continues, unrecorded; returns the message for the person. */
   recover() {
     this.opponent = null;
     this.frameMs = 1000 / PEOPLE_HZ;

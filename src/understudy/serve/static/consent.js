@@ -1,5 +1,5 @@
 /**
- * The browser's consent to recording: per deployment, and effective in all of its tabs at once.
+ * The person's consent to recording: stored per deployment in this browser, and effective in all of its tabs at once.
  */
 
 import { sha256 } from "./understudy.js";

@@ -29,7 +29,7 @@ export class Inputs {
     this.pointer = null;
     /** @type {number | null} Where the finger is, from 0 to 1. */
     this.finger = null;
-    /** @type {number | null} Its last position since the last decision, even if it was lifted. */
+    /** @type {number | null} The finger's last position since the last decision, even if it was lifted since. */
     this.touched = null;
     document.addEventListener("keydown", (event) => this.#down(event));
     document.addEventListener("keyup", (event) => this.#up(event));
@@ -98,7 +98,7 @@ export class Inputs {
     button.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       event.preventDefault();
-      // Set even if a pause released the button: the next press holds it again.
+      // Replaces an earlier pointer: a pause may have released the button while that one was still down.
       pointer = event.pointerId;
       button.setPointerCapture(event.pointerId);
       this.#hold(name, true, direction);

@@ -109,14 +109,14 @@ export class Match {
     rally.draw(context, shown, options);
   }
 
-  /** Stops recording: steps up to the last decision, played with consent, are sent; nothing after it. */
+  /** Stops recording: the steps before the last decision, played with consent, are sent; nothing after them. */
   forget() {
     const episodes = [this.person, this.other];
     this.person = this.other = null;
     for (const episode of episodes) episode?.cancel();
   }
 
-  /** After an error: a script finishes this serve, unrecorded; returns the message for people. */
+  /** Called after an error: a script finishes this serve, unrecorded; returns the message for the person. */
   recover() {
     this.hasFailed = true;
     this.opponent = script(UNTIL_THERE_IS_A_BOT);

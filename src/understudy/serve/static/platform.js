@@ -22,7 +22,8 @@ const NOTHING_YET = {
 /** @typedef {{obsNames: readonly string[], actionNames: readonly string[]}} Shape what a page's game sees and does */
 
 /**
- * The address's fragment, or what this tab stored of it; the fragment is removed from the address bar.
+ * The game, key and bot in the address's fragment, or what this tab stored of an earlier one. The fragment is removed
+ * from the address bar.
  * @returns {Invitation}
  */
 export function invitation() {
@@ -47,7 +48,7 @@ export function playerName() {
   try {
     browserStorage.setItem("understudy.player", name);
   } catch {
-    // The storage is full: the name is for this visit only.
+    // The storage is full: the name is used for this visit only.
   }
   return name;
 }
@@ -109,7 +110,7 @@ export class Platform {
     return [waiting ? lastError : "", lastBotError, lastFollowError].some(isAway) ? "offline" : "connected";
   }
 
-  /** Connects, retrying until it succeeds; only a rejected key or an unknown game is final. */
+  /** Connects, retrying until it succeeds; only a rejected key and an unknown or different game are final. */
   async connect() {
     if (!this.invited.key) return;
     try {
@@ -206,7 +207,7 @@ export function fits(spec, { obsNames, actionNames }) {
 }
 
 /**
- * Describes the difference in a sentence.
+ * A sentence that says how a spec differs from the page's game.
  * @param {any} spec
  * @param {Shape} shape
  */

@@ -120,7 +120,7 @@ function showScore() {
 
 function nextStep() {
   if (!consent.isGiven || !platform.game) return "";
-  // Not always all of it: consent may have come late, and the recording rate may be below 1.
+  // Perhaps not all of it was recorded: consent may have come late, and the recording rate may be below 1.
   return `The recorded part of this ${isRally ? "match" : "attempt"} is being sent to the learner.`;
 }
 

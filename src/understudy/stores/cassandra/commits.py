@@ -1,14 +1,15 @@
 """One commit of a partition: its facts, the rows it writes, and how it is read back.
 
-Every row has either a key that determines its content, or a version that decides between two:
+Writes may arrive twice or late, because each row has either a key that determines its content, or a
+version that decides which of two contents is kept:
 
     frames        keyed by the hash of their bytes
-    commits       keyed by partition and number; of two attempts, that of the later epoch wins
+    commits       keyed by partition and number; the later of two attempts wins, even if it is
+                  written first
     sessions      a state has a version, which increases with each commit of the session
     all others    are derived from a valid commit, so writing them again changes nothing
 
-So a write may arrive twice or late, and a deletion (`FOREVER`) may precede the write that it
-deletes.
+A deletion (`FOREVER`) also deletes bytes that are written after it.
 """
 
 import uuid
@@ -26,27 +27,27 @@ from understudy.stores.cassandra.wire import OutcomeUnknown, Row, Statement, Wir
 from understudy.stores.draft import Draft, QuarantinedFrame, StoredFrame
 
 ADMIN = "~admin"
-"""The partition of changes without a stream: erasures, manual quarantine, replays."""
+"""The partition of commits that do not come from a stream: erasures, manual quarantine, replays."""
 STORED = 0
 QUARANTINED = 1
-"""The meaning of a row of a chunk number."""
+"""Column `what` of a chunk number's row: whether the row is of a stored or a quarantined frame."""
 FOREVER = 1 << 62
 """The timestamp of deletions, which beats every write, even later ones."""
 CHUNK_BUCKET = 6
 COMMIT_BUCKET = 10
 QUARANTINE_BUCKET = 10
-"""Number of low bits that one Cassandra partition covers."""
+"""Numbers that differ only in this many low bits are in the same Cassandra partition."""
 PAGE = 32
 _TRIES = 1000
 _LONGEST_S = 630_720_000
 """The longest time to live that Cassandra accepts."""
 _BATCHED = 25
-"""Rows of one Cassandra partition per request; Amazon Keyspaces accepts 30."""
+"""Most rows of one Cassandra partition per request; Amazon Keyspaces accepts 30."""
 
 Key = tuple[bytes, int]
-"""Session and number."""
+"""Session and chunk number."""
 FrameKey = tuple[uuid.UUID, int, int, bytes]
-"""Session, bucket, number and hash: the key of a frame's bytes."""
+"""Session, bucket, chunk number and hash: the key of a frame's bytes."""
 
 
 class Arrived(msgspec.Struct, array_like=True, frozen=True):
@@ -57,7 +58,7 @@ class Arrived(msgspec.Struct, array_like=True, frozen=True):
     kind: int
     crc: int
     length: int
-    """Bytes of the body."""
+    """Length of the body in bytes."""
     player: bytes
     received_s: int
     first_step: int
@@ -68,9 +69,9 @@ class Arrived(msgspec.Struct, array_like=True, frozen=True):
     digest: bytes
     """Hash of the whole frame."""
     replays: int = 0
-    """Id of this frame in quarantine, or 0."""
+    """The frame's quarantine id if it was replayed from there, else 0."""
     dropped: list[tuple[int, int]] = []
-    """Numbers that a drop report covers."""
+    """Ranges of chunk numbers that a drop report names, as (first, last)."""
 
     @property
     def key(self) -> Key:
@@ -101,23 +102,23 @@ _KINDS: dict[FrameKind, Literal["data", "drop", "close"]] = {
 
 
 class Event(msgspec.Struct, array_like=True, frozen=True):
-    """An event that uses an arrival number like a frame."""
+    """The erasure of a player or the withdrawal of chunks; has an arrival number like a frame."""
 
     kind: str
     """`forget` (a player) or `quarantine` (stored chunks)."""
     at_s: float
     player: bytes = b""
     chunks: list[tuple[bytes, int, int]] = []
-    """Session, number and steps."""
+    """Session, chunk number and number of steps of each withdrawn chunk."""
 
 
 class CommitFacts(msgspec.Struct, array_like=True, frozen=True):
-    """The changes of a commit."""
+    """What a commit changes."""
 
     stored: list[Arrived] = []
     quarantined: list[QuarantinedFrame] = []
     forgotten: list[tuple[bytes, bytes]] = []
-    """(session, player) of new sessions of forgotten players."""
+    """(session, player) of each new session of a forgotten player."""
     event: Event | None = None
 
     @property
@@ -145,19 +146,19 @@ class Commit:
     partition: str
     number: int
     events: int
-    """Number of admin commits known when it was decided."""
+    """Number of admin commits known when this commit was decided."""
     at_s: float
     keep_s: int
-    """How long its frames are kept; 0: forever."""
+    """How long this commit's frames are kept; 0: forever."""
     before: int
-    """Number of arrivals in the partition before it."""
+    """Number of arrivals in the partition before this commit."""
     facts: CommitFacts
     states: Sequence[SessionRecord] = ()
-    """Set only while a commit is written or applied."""
+    """Sessions after this commit; present only while it is written or applied."""
 
 
 def facts_of(draft: Draft) -> CommitFacts:
-    """The decisions of a draft as the facts of a commit; quarantine ids are those of the draft."""
+    """The decisions of a draft as the facts of a commit; quarantine ids are still the draft's."""
     stored = [_arrived(new, raw) for new, raw in zip(draft.stored, draft.stored_raws, strict=True)]
     pairs = zip(draft.quarantined, draft.quarantined_raws, strict=True)
     quarantined = [msgspec.structs.replace(frame, digest=digest_of(raw)) for frame, raw in pairs]
@@ -197,7 +198,8 @@ def with_quarantine_ids(wire: Wire, facts: CommitFacts) -> CommitFacts:
         row = wire.one(wire.serial("SELECT number FROM meta WHERE name = 'quarantine_id'"))
         if row is None or row.number is None:
             raise StorageFailed(
-                "the row quarantine_id of table meta is missing; restore it from a backup"
+                "the row quarantine_id of the store's table meta is missing; restore it from a "
+                "backup"
             )
         first = row.number
         following = first + len(facts.quarantined)
@@ -213,7 +215,7 @@ def with_quarantine_ids(wire: Wire, facts: CommitFacts) -> CommitFacts:
             ]
             return msgspec.structs.replace(facts, quarantined=frames)
     raise StorageFailed(
-        "the row quarantine_id of table meta kept changing during the update; try again"
+        "other processes kept changing the row quarantine_id of the store's table meta; try again"
     )
 
 
@@ -223,7 +225,7 @@ def digest_of(raw: bytes) -> bytes:
 
 
 def frame_key(session: bytes, chunk_no: int, digest: bytes) -> FrameKey:
-    """The key of a frame's bytes; frames without a readable header are spread over buckets."""
+    """The key of a frame's bytes; a frame without a readable header gets a bucket by its hash."""
     bucket = chunk_no >> CHUNK_BUCKET if any(session) else int.from_bytes(digest[:6], "big")
     return uuid.UUID(bytes=session), bucket, chunk_no, digest
 
@@ -237,7 +239,7 @@ def record_ttl_s(keep_s: int) -> int:
 
 
 def frame_row(wire: Wire, key: FrameKey, raw: bytes, keep_s: int) -> Statement:
-    """The row of a frame's bytes; writing it again changes nothing."""
+    """A statement that stores a frame's bytes; running it again changes nothing."""
     session, bucket, chunk_no, digest = key
     columns = {
         "session": session,
@@ -250,13 +252,13 @@ def frame_row(wire: Wire, key: FrameKey, raw: bytes, keep_s: int) -> Statement:
 
 
 def erased_frame(wire: Wire, key: FrameKey) -> Statement:
-    """Delete the bytes of a key, including those of a later write."""
+    """A statement that deletes a frame's bytes, even those that are written later."""
     condition = "session = ? AND bucket = ? AND chunk_no = ? AND digest = ?"
     return wire.bind(f"DELETE FROM chunks USING TIMESTAMP {FOREVER} WHERE {condition}", *key)
 
 
 def commit_row(wire: Wire, commit: Commit, attempt: int) -> Statement:
-    """The row of an attempt to commit; beats attempts of earlier epochs, even late ones."""
+    """A statement that writes an attempt to commit; it beats earlier attempts, even late ones."""
     columns = {
         "partition": commit.partition,
         "bucket": commit.number >> COMMIT_BUCKET,
@@ -274,12 +276,12 @@ def commit_row(wire: Wire, commit: Commit, attempt: int) -> Statement:
 
 
 def registry_row(wire: Wire, kind: str, name: str, number: int) -> Statement:
-    """A row of the registry; the highest number wins."""
+    """A statement that sets a number of the registry, unless a higher one is there."""
     return wire.insert("registry", {"kind": kind, "name": name, "number": number}, at=number + 1)
 
 
 def apply(wire: Wire, commit: Commit) -> None:
-    """Write all rows derived from a valid commit; any process may repeat it at any time."""
+    """Write all rows derived from a valid commit; any process may repeat this at any time."""
     remember_s = record_ttl_s(commit.keep_s)
     rows: list[Statement] = [registry_row(wire, "head", commit.partition, commit.number)]
     by_session: dict[uuid.UUID, list[Statement]] = {}
@@ -336,7 +338,7 @@ _read_states = msgspec.msgpack.Decoder(list[SessionRecord])
 
 
 def commits_after(wire: Wire, partition: str, after: int, up_to: int) -> Statement:
-    """The next commits after a number, as far as they are in one Cassandra partition."""
+    """A query for the next commits after a number, as far as one Cassandra partition has them."""
     cql = (
         "SELECT partition, commit_no, events, at_s, keep_s, before, facts FROM commits "
         f"WHERE partition = ? AND bucket = ? AND commit_no > ? AND commit_no <= ? LIMIT {PAGE}"
@@ -360,7 +362,7 @@ def commit_of(row: Row) -> Commit:
 
 
 def commits_between(wire: Wire, partition: str, after: int, up_to: int) -> Iterator[Commit]:
-    """Every commit after a number, up to a valid one; expired ones are skipped."""
+    """Every commit after `after`, up to the valid commit `up_to`; expired ones are skipped."""
     while after < up_to:
         rows = wire.all([commits_after(wire, partition, after, up_to)])[0]
         yield from map(commit_of, rows)

@@ -1,12 +1,12 @@
 """The keyspace of a store: its tables, how they are created, and whether they match the address.
 
 meta        facts of the whole store; its row `quarantine_id` changes only by compare-and-set
-partitions  one row each: its owner and last commit; changes only by compare-and-set
+partitions  per stream partition, its owner and last commit; changes only by compare-and-set
 registry    numbers that only increase, by kind and name, such as how far a partition is readable
-commits     the arrivals, one row per commit of a partition
+commits     one row per commit of a partition: the frames that arrived with it
 chunks      the bytes of frames, stored or quarantined, by their hash
 sessions    the state of a session, and a row per stored or quarantined chunk number
-players     the sessions of a player
+players     the sessions of each player
 quarantine  refused, parked and withdrawn frames, without their bytes
 """
 
@@ -61,12 +61,12 @@ TABLES = {
 }
 _SETTLE_S = (0.1, 0.2, 0.4, 0.8, 0.0)
 Copies = Mapping[str, int]
-"""Replication factor by datacenter; the name '' stands for all of several."""
+"""Replication factor by datacenter; the name '' stands for all datacenters together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """The server's description of a keyspace, which every role may read."""
+    """A keyspace as the server describes it; every Cassandra role may read this."""
 
     replication: Mapping[str, str]
     columns: Mapping[str, Mapping[str, str]]
@@ -130,7 +130,7 @@ def init(location: Location) -> None:
 
 
 def _create(wire: Wire, keyspace: Keyspace) -> None:
-    """Create the missing parts of an incomplete store; the version is written last."""
+    """Create the missing parts of a new or incomplete store; its version is written last."""
     keep_s = wire.options.ttl_s or 0
     for name, columns in TABLES.items():
         wire.define(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITH {settings(name, keep_s)}")
@@ -153,7 +153,7 @@ def _keep(wire: Wire, keep_s: int) -> None:
 
 
 def migrate(location: Location) -> int:
-    """Set the ttl_s of new chunks to that of the address, if it has one; return it (0: forever)."""
+    """Apply the address's ttl_s, if it has one, to new chunks; return their ttl_s (0: forever)."""
     options = read_options(location)
     with Wire(options) as wire:
         check(wire)
@@ -164,7 +164,7 @@ def migrate(location: Location) -> int:
 
 
 def settings(name: str, keep_s: int) -> str:
-    """The compaction settings of a table, for chunks that are kept this long (0: forever)."""
+    """A table's compaction and compression in CQL; chunks are kept for `keep_s` (0: forever)."""
     strategy = {"class": "UnifiedCompactionStrategy"}
     if keep_s and name == "chunks":
         minutes = max(1, keep_s // 30 // 60)
@@ -188,7 +188,7 @@ def _map(fields: dict[str, str]) -> str:
 
 
 def check(wire: Wire) -> None:
-    """ConfigError or StorageFailed unless the keyspace contains a store of this version."""
+    """Raise ConfigError or StorageFailed unless the keyspace has a complete, readable store."""
     name = wire.options.keyspace
     keyspace = read_keyspace(wire)
     if keyspace is None:
@@ -216,12 +216,12 @@ def identity(wire: Wire) -> str:
 
 
 def _version(wire: Wire, keyspace: Keyspace) -> int | None:
-    """The version of the tables, checked to be complete; None when no init has finished."""
+    """The version of the tables, all of which must exist; None when no `init` has finished."""
     for pause_s in _SETTLE_S:
         try:
             return _version_now(wire, keyspace)
         except StorageFailed as error:
-            # A server lists a new table shortly before it serves it: another process creates it.
+            # Another process is creating a table: a server lists it shortly before it serves it.
             is_new = isinstance(error.__cause__, REFUSED) and "does not exist" in str(
                 error.__cause__
             )
@@ -254,7 +254,7 @@ def _version_now(wire: Wire, keyspace: Keyspace) -> int | None:
     )
     if version is not None or is_used:
         if not TABLES.keys() <= keyspace.columns.keys():
-            # Tables that another process was creating are complete by now.
+            # Another process may have created the missing tables in the meantime.
             keyspace = read_keyspace(wire) or keyspace
         missing = [f"table {table}" for table in TABLES if table not in keyspace.columns]
         missing += [
@@ -278,14 +278,14 @@ def check_columns(keyspace: Keyspace, name: str, table: str, definition: str) ->
     for column, kind in columns_of(definition).items():
         if (actual := columns.get(column)) != kind:
             raise ConfigError(
-                f"keyspace {name} has a table {table} that does not belong to a store (its "
-                f"column {column} is {actual or 'missing'}, expected {kind}); use another "
+                f"keyspace {name} has a table {table} that does not belong to an understudy store "
+                f"(its column {column} is {actual or 'missing'}, expected {kind}); use another "
                 "keyspace, or restore this one from a backup"
             )
 
 
 def columns_of(definition: str) -> dict[str, str]:
-    """The type of each column of a definition."""
+    """The type of each column in a table's CQL definition."""
     parts = (part.split() for part in definition.partition(", PRIMARY KEY (")[0].split(", "))
     return {column: kind for column, kind, *_ in parts}
 
@@ -300,7 +300,7 @@ def requested_copies(options: Options, nodes: Mapping[str, int]) -> Copies:
 
 
 def current_replication(keyspace: Keyspace, nodes: Mapping[str, int]) -> Copies | None:
-    """The replication of a keyspace; None when its strategy has no counts."""
+    """The replication of a keyspace; None when its strategy states no counts."""
     fields = dict(keyspace.replication)
     strategy = fields.pop("class", "").rpartition(".")[2]
     try:
@@ -320,7 +320,7 @@ def _only(nodes: Mapping[str, int]) -> str:
 
 
 def check_nodes(copies: Copies, nodes: Mapping[str, int], *, fix: str) -> None:
-    """Reject a replication for which this cluster has too few nodes: all requests would fail."""
+    """Reject a replication whose quorum needs more nodes than the cluster has."""
     for name, count in copies.items():
         if name and name not in nodes:
             raise unknown_datacenter_error(name, nodes)

@@ -1,4 +1,4 @@
-"""What the store knows: cached admin commits, and the sessions and numbers for a decision."""
+"""What a draft must know before a commit: admin commits, sessions and chunk numbers."""
 
 import threading
 import uuid
@@ -44,21 +44,21 @@ def committed_state(row: Row) -> CommittedState | None:
 
 
 class AdminJournal:
-    """Admin commits up to `head`; thread-safe."""
+    """The effects of all admin commits up to number `head`; thread-safe."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._lock = threading.Lock()
         self.head = 0
         self.expired_before_s = 0
-        """Data received before this has expired."""
+        """Chunks received before this time have expired."""
         self.forgets: dict[bytes, tuple[int, float]] = {}
         """Per player: the newest admin commit that forgot them, and its time."""
         self.replayed: set[int] = set()
         """Quarantine ids that were replayed."""
         self._hidden: dict[Key, int] = {}
         self._effects: dict[bytes, list[tuple[int, Arrived | int]]] = {}
-        """Per session: replayed frames, and steps of withdrawn chunks."""
+        """Per session: (admin commit, replayed frame, or number of steps of a withdrawn chunk)."""
 
     def refresh(self) -> int:
         """Read new admin commits; return the number of the last one."""
@@ -68,7 +68,7 @@ class AdminJournal:
         return self.read_to(0 if row is None else row.commit_no)
 
     def read_to(self, number: int) -> int:
-        """Read the admin commits up to a committed number."""
+        """Read the admin commits up to this valid number; return the last number read so far."""
         with self._lock:
             if number > self.head:
                 for commit in commits_between(self._wire, ADMIN, self.head, number):
@@ -97,7 +97,7 @@ class AdminJournal:
     def removal_reason(
         self, key: Key, player: bytes, kind: int, received_s: int, events: int
     ) -> Gone | None:
-        """Why a frame, stored after `events` admin commits, is no longer readable; else None."""
+        """Why a frame, stored after admin commit `events`, is no longer readable, or None."""
         if events < self.forgets.get(player, (0, 0.0))[0]:
             return "forgotten"
         if events < self._hidden.get(key, 0):
@@ -105,13 +105,13 @@ class AdminJournal:
         return "expired" if kind == FrameKind.DATA and received_s < self.expired_before_s else None
 
     def arrival_removal_reason(self, arrived: Arrived, events: int) -> Gone | None:
-        """Why the frame of an arrival is no longer readable; else None."""
+        """Why the frame of an arrival is no longer readable, or None if it is."""
         return self.removal_reason(
             arrived.key, arrived.player, arrived.kind, arrived.received_s, events
         )
 
     def is_forgotten(self, player: bytes, session: uuid.UUID, received_s: float) -> bool:
-        """Whether a player was erased after this session began or the frame arrived."""
+        """Whether the player was erased after this session began or this frame was received."""
         if player not in self.forgets:
             return False
         at_s = self.forgets[player][1]
@@ -120,7 +120,7 @@ class AdminJournal:
     def up_to_date(
         self, session: uuid.UUID, committed: CommittedState | None
     ) -> CommittedState | None:
-        """A session's state including the admin commits since it was written."""
+        """A session's state with the effects of all admin commits since it was written."""
         if committed is None or committed.events >= self.head:
             return committed
         state = committed.state
@@ -140,7 +140,7 @@ def _stored(state: SessionState, arrived: Arrived) -> SessionState:
 
 
 class CassandraLookup:
-    """Looks up sessions and numbers for a draft; reads what is not cached."""
+    """The Cassandra store's `CommitLookup`; reads what is not cached in `recent`."""
 
     def __init__(
         self, wire: Wire, journal: AdminJournal, recent: Mapping[uuid.UUID, CommittedState]
@@ -156,7 +156,11 @@ class CassandraLookup:
     def look_up(
         self, arrivals: Iterable[tuple[uuid.UUID, int]], doubtful: Iterable[tuple[uuid.UUID, int]]
     ) -> None:
-        """Read the sessions of these numbers, and the rows of seen and doubtful numbers."""
+        """Read all that a draft needs at once: sessions, and the rows of chunk numbers.
+
+        Rows are read for every number in `doubtful`, and for those in `arrivals` that their session
+        has already seen.
+        """
         numbers = list(arrivals)
         doubts = list(doubtful)
         self._load_states({session for session, _ in [*numbers, *doubts]})
@@ -189,7 +193,7 @@ class CassandraLookup:
     # --- the CommitLookup of a draft --------------------------------------------------------------
 
     def committed_state(self, session: uuid.UUID) -> CommittedState | None:
-        """A session's state including all admin commits."""
+        """A session's state with the effects of all admin commits; None if it is unknown."""
         if session in self._recent:
             committed: CommittedState | None = self._recent[session]
         else:
@@ -208,7 +212,7 @@ class CassandraLookup:
         return [row for row in self._numbers[session, chunk_no] if row.what == what]
 
     def key_of(self, session: uuid.UUID, chunk_no: int) -> tuple[int, int] | None:
-        """Checksum and length of the body of a chunk number."""
+        """Checksum and length of the body that was stored under a chunk number."""
         rows = self._rows(session, chunk_no, STORED)
         return (rows[0].crc, rows[0].length) if rows else None
 
@@ -217,7 +221,7 @@ class CassandraLookup:
         return any(self.is_readable(row) for row in self._rows(session, chunk_no, STORED))
 
     def is_readable(self, row: Row) -> bool:
-        """Whether the frame of a row was not removed since."""
+        """Whether the frame of a row can still be read: not forgotten, quarantined or expired."""
         session = self.committed_state(row.session)
         player = b"" if session is None else session.state.player
         key = (row.session.bytes, row.chunk_no)

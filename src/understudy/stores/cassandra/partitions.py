@@ -1,4 +1,4 @@
-"""Partitions: their owners and last commits, changed only by compare-and-set."""
+"""Stream partitions: their owners and last commits, changed only by compare-and-set."""
 
 import threading
 import uuid
@@ -18,7 +18,7 @@ _READ = "SELECT * FROM partitions WHERE partition = ?"
 _TRIES = 100
 _MOST_STATES = 4096
 _EPOCH = 1 << 32
-"""The distance between two epochs; the numbers between are attempts."""
+"""Epochs are multiples of this; the numbers in between are the timestamps of attempts to commit."""
 
 
 class Outdated(Exception):
@@ -31,7 +31,7 @@ class Outdated(Exception):
 
 @dataclass(slots=True)
 class Lease:
-    """A partition that this instance may write, as of its last commit."""
+    """A partition that this `CassandraStore` may write, in its state after the last commit."""
 
     partition: str
     epoch: int
@@ -39,14 +39,14 @@ class Lease:
     commit_no: int
     arrivals: int
     events: int
-    """Number of admin commits that a decision must include."""
+    """Decisions must take every admin commit up to this number into account."""
     attempts: int = 0
     states: OrderedDict[uuid.UUID, CommittedState] = field(default_factory=OrderedDict)
     """The committed states of the last written sessions."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_attempt(self) -> int:
-        """The timestamp of an attempt: above those of this epoch, below those of later ones."""
+        """The next attempt's timestamp: above all earlier ones, below those of later epochs."""
         self.attempts += 1
         return self.epoch + self.attempts
 
@@ -59,7 +59,7 @@ class Lease:
 
 
 class Partitions:
-    """The leases of this instance, and the last commits of all partitions."""
+    """The leases of this `CassandraStore`, and the last commits of all partitions."""
 
     def __init__(self, wire: Wire, clock: Clock) -> None:
         self._wire = wire
@@ -83,7 +83,7 @@ class Partitions:
                 remaining_s = row.expires_s - now_s
                 raise ClaimLost(
                     f"partition {partition} is claimed by {row.owner} for another "
-                    f"{remaining_s:.1f} s",
+                    f"{remaining_s:.1f} s; claim it again after that",
                     retry_after_s=remaining_s,
                 )
             if self._changed(row, "owner = ?, expires_s = ?", owner, now_s + ttl_s):
@@ -141,30 +141,32 @@ class Partitions:
         return Claim(partition, epoch, None if row.position is None else Position(row.position))
 
     def _own_row(self, partition: str, epoch: int) -> Row:
-        """The current row of a partition; ClaimLost when it was claimed since."""
+        """The current row of a partition; ClaimLost if another claim has replaced this epoch."""
         row = self.row(partition)
         if row.epoch != epoch:
-            raise ClaimLost(f"epoch {epoch} of partition {partition} is stale; claim it again")
+            raise ClaimLost(
+                f"epoch {epoch} of partition {partition} is stale; claim the partition again"
+            )
         return row
 
     def lease_of(self, partition: str, epoch: int) -> Lease:
-        """The lease of a claim of this instance; ClaimLost otherwise."""
+        """The lease that this instance holds for a claim; ClaimLost if it holds none."""
         lease = self._held.get(partition)
         if lease is None or lease.epoch != epoch:
             raise ClaimLost(
                 f"epoch {epoch} of partition {partition} is stale, or was claimed by another "
-                "instance; claim it again"
+                "instance; claim the partition again"
             )
         return lease
 
     def drop(self, lease: Lease) -> None:
-        """Stop using a lease; the next claim reads its last commit."""
+        """Stop using a lease; the next claim reads the partition's state from Cassandra."""
         with self._lock:
             if self._held.get(lease.partition) is lease:
                 del self._held[lease.partition]
 
     def release(self) -> None:
-        """Release all leases of this instance; if Cassandra does not respond, claims expire."""
+        """Release all leases of this instance; if Cassandra does not respond, they expire."""
         with suppress(UnderstudyError, OutcomeUnknown):
             for lease in list(self._held.values()):
                 self.drop(lease)
@@ -177,13 +179,13 @@ class Partitions:
     # --- committing -----------------------------------------------------------------------------
 
     def move(self, lease: Lease, position: str | None) -> None:
-        """Update only the position of a partition."""
+        """Update a partition's position, if it is not None, and extend the claim; add no commit."""
         sets = "expires_s = ?, position = ?" if position is not None else "expires_s = ?"
         values = [self._clock.now() + lease.ttl_s, *([position] if position is not None else [])]
         self._settle(lease, lease.commit_no, sets, values)
 
     def commit(self, lease: Lease, commit: Commit, position: str | None) -> None:
-        """Make a commit valid; ClaimLost, Outdated or Unreachable on failure."""
+        """Make a written commit valid; ClaimLost, Outdated or Unreachable on failure."""
         arrivals = lease.arrivals + commit.facts.n_arrivals
         sets = "commit_no = ?, at_s = ?, keep_s = ?, arrivals = ?, expires_s = ?"
         values = [
@@ -211,15 +213,16 @@ class Partitions:
         result = self._result(lease, statement)
         if result.applied:
             return
-        # Without a row there is no epoch, either.
+        # If the partition's row is missing, the result has no epoch.
         if getattr(result, "epoch", None) == lease.epoch:
             if result.commit_no == number > lease.commit_no:
-                return  # only this instance writes in its epoch: the statement was sent twice
+                return  # applied before: only this instance writes in its epoch
             if result.events != lease.events:
                 raise Outdated(result.events)
         self.drop(lease)
         raise ClaimLost(
-            f"epoch {lease.epoch} of partition {lease.partition} is stale; claim it again"
+            f"epoch {lease.epoch} of partition {lease.partition} is stale; claim the partition "
+            "again"
         )
 
     def _result(self, lease: Lease, statement: object) -> Row:
@@ -231,11 +234,11 @@ class Partitions:
                 return self._wire.change(statement)
             except OutcomeUnknown as error:
                 if waited_s > self._wire.options.retry_s:
-                    # It may still be applied; a new claim decides.
+                    # The commit may still be applied; the next claim finds out.
                     self.drop(lease)
                     raise Unreachable(
                         f"the result of a commit to partition {lease.partition} is unknown "
-                        f"({error}); claim it again when Cassandra responds"
+                        f"({error}); claim the partition again when Cassandra responds"
                     ) from error
                 self._wire.wait(pause_s)
                 waited_s += pause_s
@@ -244,7 +247,7 @@ class Partitions:
     def fence(self, partitions: Iterable[str], events: int) -> None:
         """Invalidate commits of these partitions that were decided before this admin commit."""
         cql = "UPDATE partitions SET events = ? WHERE partition = ? IF events < ?"
-        # Idempotent: the number only increases.
+        # Idempotent, since the number only increases.
         self._wire.all([self._wire.bind(cql, events, name, events) for name in partitions])
 
     # --- reading --------------------------------------------------------------------------------
@@ -271,6 +274,6 @@ class Partitions:
         return {name: rows[0] for name, rows in zip(names, results, strict=True) if rows}
 
     def own_heads(self) -> dict[str, int]:
-        """The last commit numbers of this instance's partitions."""
+        """The last commit number of each partition that this instance has leased."""
         with self._lock:
             return {name: lease.commit_no for name, lease in self._held.items()}

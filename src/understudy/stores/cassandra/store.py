@@ -5,12 +5,12 @@ A batch is written in three steps. Readers see it after the second:
 1. frames, and the commit's row             keyed so that a crash or a late write
                                             leaves nothing to undo
 2. the partition: commit number, position   compare-and-set, only in the claim's epoch
-3. sessions, numbers, players, quarantine   derived from the commit; repeated by the
-                                            next claim after a crash
+3. sessions, numbers, players, quarantine   derived from the commit; written by the
+                                            next claim if this writer crashes
 
-Changes without a stream (forgetting, manual quarantine, replays) are admin commits. Writers are
-blocked during an admin commit (`AdminLock`), and batches decided without it are invalid. Its
-effects are applied after it, or by the next claim after a crash.
+Changes that do not come from a stream (forgetting, manual quarantine, replays) are admin commits.
+Writers are blocked during an admin commit (`AdminLock`); a batch that was decided without it is
+decided again. Its effects are applied after it, by the next claim if its process crashes.
 """
 
 import threading
@@ -82,7 +82,7 @@ from understudy.stores.view import EXPIRED, FORGOTTEN, QUARANTINED, STORED, info
 
 _AT_ONCE = 256
 _WITHDRAWN_AT_ONCE = 64
-"""Chunks withdrawn at once, while writers wait."""
+"""Most chunks that one admin commit withdraws, since writers wait for it."""
 _PAGE = 64
 _POLL_S = 0.05
 _TRIES = 20
@@ -94,7 +94,7 @@ _FATES: dict[Gone, int] = {"forgotten": FORGOTTEN, "expired": EXPIRED, "quaranti
 
 @dataclass(slots=True, kw_only=True)
 class AdminLock:
-    """Allows one admin commit at a time over all processes, and blocks all writers during it."""
+    """Allows one admin commit at a time in all processes, and blocks all writers during it."""
 
     wire: Wire
     partitions: Partitions
@@ -106,7 +106,7 @@ class AdminLock:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def commit(self, decide: Decide, *, grace_s: float | None = None) -> None:
-        """Block all writers, decide and commit."""
+        """Block all writers, call `decide` and commit the facts that it returns."""
         with self._lock:
             for _ in range(_TRIES):
                 try:
@@ -134,7 +134,7 @@ class AdminLock:
         try:
             facts, rows = decide()
         except BaseException:
-            self._write(lease, CommitFacts(), [])  # writers wait for this number
+            self._write(lease, CommitFacts(), [])  # writers already wait for this number
             raise
         self._write(lease, facts, rows)
 
@@ -155,7 +155,7 @@ class AdminLock:
         self.journal.read_to(number)
 
     def _await_end(self, grace_s: float) -> Row:
-        """The row of the admin partition once no admin commit is in progress, or after grace_s."""
+        """Wait up to `grace_s` until no admin commit is in progress; return the admin partition."""
         deadline = time.monotonic() + grace_s
         while True:
             row = self.partitions.row(ADMIN)
@@ -164,7 +164,7 @@ class AdminLock:
             self.wire.wait(_POLL_S)
 
     def await_number(self, number: int) -> None:
-        """Wait until an admin commit is known; replace that of a dead process by an empty one."""
+        """Wait for an admin commit; if its process died, commit an empty one in its place."""
         if self.journal.head >= number:
             return
         deadline = time.monotonic() + self.grace_s
@@ -177,7 +177,7 @@ class AdminLock:
 def open_cassandra(
     location: Location, *, specs: Specs, clock: Clock | None = None
 ) -> "CassandraStore":
-    """Open the store at a `cassandra://` address; ConfigError or Unreachable on failure.
+    """Open the store at a `cassandra://` address; ConfigError or StorageFailed on failure.
 
     `specs` is a common parameter of all stores; this one does not use it.
     """
@@ -191,7 +191,10 @@ def open_cassandra(
 
 
 class CassandraStore:
-    """Stores each step exactly once; many processes may open it, each writes what it claimed."""
+    """Stores each step exactly once in Cassandra.
+
+    Many processes may open it; each writes only the partitions that it has claimed.
+    """
 
     def __init__(self, wire: Wire, *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
@@ -217,11 +220,11 @@ class CassandraStore:
 
     def claim(self, partition: str, *, owner: str, ttl_s: float) -> Claim:
         claim = self._partitions.claim(partition, owner=owner, ttl_s=ttl_s)
-        self._finish()  # an erasure that a crash interrupted
+        self._finish()  # admin commits that a crash interrupted, such as an erasure
         return claim
 
     def write(self, batch: WriteBatch) -> Receipt:
-        """Store a batch with its position; retried when an admin commit happened meanwhile."""
+        """Store a batch with its position; decides again if an admin commit came in between."""
         if self.wire.is_closed:
             raise Closed("the store was closed")
         lease = self._partitions.lease_of(batch.partition, batch.epoch)
@@ -296,7 +299,7 @@ class CassandraStore:
         try:
             apply(self.wire, commit)
         except BaseException:
-            self._partitions.drop(lease)  # the next claim applies it
+            self._partitions.drop(lease)  # the commit is valid, and the next claim applies it
             raise
         lease.remember(states.items())
         return receipt
@@ -343,7 +346,7 @@ class CassandraStore:
         heads = self._tailer.heads(look=True)
         rows = self._partitions.rows(heads)
         findings.corrupt += [
-            f"the row of partition {name}, which was committed up to {head}, is missing"
+            f"the row of partition {name}, which has commits up to {head}, is missing"
             for name, head in sorted(heads.items())
             if head and name not in rows
         ]
@@ -369,7 +372,8 @@ class CassandraStore:
             if commit.before > arrivals and not self._tailer.may_have_expired(last):
                 n_missing = commit.before - arrivals
                 findings.corrupt.append(
-                    f"{n_missing} arrivals before commit {commit.number} of {name} are missing"
+                    f"{n_missing} arrivals before commit {commit.number} of partition {name} are "
+                    "missing"
                 )
             arrivals = commit.before + commit.facts.n_arrivals
             last = commit
@@ -387,7 +391,7 @@ class CassandraStore:
             row.at_s, record_ttl_s(row.keep_s)
         ):
             findings.corrupt.append(
-                f"commits {last_no + 1} to {row.commit_no} of {name} are missing"
+                f"commits {last_no + 1} to {row.commit_no} of partition {name} are missing"
             )
 
     def _audit_page(self, page: Sequence[tuple[Commit, Arrived]], findings: Findings) -> None:
@@ -422,7 +426,7 @@ class CassandraStore:
 
     def _decide(self, decide: Decide) -> None:
         def decided() -> tuple[CommitFacts, Sequence[Statement]]:
-            self._finish()  # admin commits that another process did not apply
+            self._finish()  # first apply admin commits of processes that crashed
             return decide()
 
         self.admin_lock.commit(decided)
@@ -431,7 +435,7 @@ class CassandraStore:
     # --- forgetting -----------------------------------------------------------------------------
 
     def forget(self, player: bytes) -> int:
-        """Erase a player: hidden and refused at once, deleted on return; return the chunks."""
+        """Erase a player, hidden from readers at once; return the number of erased data chunks."""
         self._journal.refresh()
         counted = 0
         for session in self._sessions_of(player):
@@ -453,7 +457,7 @@ class CassandraStore:
         return [row for row in self.wire.scan(self.wire.bind(cql, session)) if row.what is not None]
 
     def _erase(self, event: Event) -> None:
-        """Delete a forgotten player's bytes, in whole sessions, which cannot grow any more."""
+        """Delete the bytes of a forgotten player's sessions, which accept no more frames."""
         for session in self._sessions_of(event.player):
             row = self.wire.one(
                 self.wire.bind(f"SELECT {STATE} FROM sessions WHERE session = ? LIMIT 1", session)
@@ -489,7 +493,7 @@ class CassandraStore:
     # --- quarantine -----------------------------------------------------------------------------
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
-        """Quarantined frames by id, without replayed and expired ones."""
+        """Quarantined frames in order of their ids, without replayed and expired ones."""
         self._journal.refresh()
         frames: list[Quarantined] = []
         for rows in self._quarantine_pages(after_id):
@@ -521,7 +525,7 @@ class CassandraStore:
                 at = rows[-1].id
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:
-        """Withdraw stored chunks from readers but keep their bytes; return how many."""
+        """Hide stored chunks from readers but keep their bytes; return how many were stored."""
         keys = sorted(set(chunks))
         return sum(
             self._withdraw(keys[at : at + _WITHDRAWN_AT_ONCE], reason)
@@ -591,7 +595,7 @@ class CassandraStore:
         new = int(before_s)
         if new <= old:
             return 0
-        # First hidden, then deleted.
+        # Hide them from readers before deleting them.
         self.wire.one(registry_row(self.wire, "head", "~expired", new))
         n_expired = sum(
             self._expire_partition(name, head, old, new) for name, head in heads.items()
@@ -632,7 +636,7 @@ class CassandraStore:
 
     @property
     def is_erasing(self) -> bool:
-        """Whether erased bytes may still be stored after a crash, until the next claim."""
+        """Whether erased bytes may still be stored after a crash; the next claim deletes them."""
         return self._applied() < self._journal.refresh()
 
     def _finish(self) -> None:
@@ -677,7 +681,7 @@ class CassandraStore:
 def _states_after(
     draft: Draft, lookup: CassandraLookup, *, events: int, now_us: int
 ) -> dict[uuid.UUID, CommittedState]:
-    """The changed sessions after a commit."""
+    """The sessions that a commit changes, with their new states."""
     sessions = draft.sessions()
     for session, player in draft.forgotten.items():
         if session not in sessions and lookup.state_of(session) is None:
@@ -691,7 +695,7 @@ def _states_after(
 
 
 def version_after(before: CommittedState | None, now_us: int) -> int:
-    """A higher version, near the current time so that it also beats an expired state."""
+    """A version above that of `before`, and near the current time so as to beat expired states."""
     return now_us if before is None else max(before.version + 1, now_us)
 
 

@@ -1,4 +1,4 @@
-"""The tail: merges the commits of all partitions, each arrival once; only committed ones."""
+"""The tail: the valid commits of all partitions, merged so that each arrival occurs once."""
 
 import json
 import threading
@@ -33,13 +33,14 @@ POLL_S = 0.05
 LOOK_S = 60.0
 """How often the partitions are read for commits that a writer did not register before it died."""
 SLACK_S = 3600.0
-"""Tolerated clock difference before expired data is reported as damaged."""
+"""Tolerated clock difference: data that is missing up to this long before its expiry counts as
+expired, not as damaged."""
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TailPosition:
-    """A position in one partition: the last completed commit, and the index in the next one."""
+    """A position in one partition: the last commit read completely, and the index in the next."""
 
     commit_no: int = 0
     index: int = 0
@@ -67,7 +68,7 @@ class TailCursor:
 
 
 def read_cursor(cursor: Cursor | None) -> TailCursor:
-    """Parse a cursor; ConfigError when it is not one of this store."""
+    """Parse a cursor; ConfigError when it is not a cursor of a Cassandra store."""
     if cursor is None:
         return TailCursor()
     try:
@@ -78,13 +79,14 @@ def read_cursor(cursor: Cursor | None) -> TailCursor:
         )
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
-            f"{cursor[:40]!r} is not a cursor of a Cassandra store; start without one"
+            f"{cursor[:40]!r} is not a cursor of a Cassandra store; pass one that tail() returned, "
+            "or None to start at the beginning"
         ) from None
 
 
 @dataclass(slots=True)
 class _ReadAhead:
-    """Commits of one partition that were read ahead."""
+    """Commits of one partition that were read but not returned yet, and its last commit number."""
 
     head: int
     commits: list[Commit] = field(default_factory=list)
@@ -92,7 +94,7 @@ class _ReadAhead:
 
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """An item that is not loaded yet: an arrival or event of a commit, or lost arrivals."""
+    """An item whose frame is not read yet: an arrival, an event, or arrivals that were lost."""
 
     commit: Commit | None
     arrived: Arrived | None = None
@@ -112,7 +114,7 @@ class Tailer:
     _heads: dict[str, int] = field(default_factory=dict)
     _refreshed_s: float = float("-inf")
     _ahead: dict[str, list[Commit]] = field(default_factory=dict)
-    """Commits that did not fit into the last page; they never change."""
+    """Commits that did not fit into the last page; safe to cache, since commits never change."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
@@ -123,7 +125,7 @@ class Tailer:
             pending, after = self._next(places, max_items)
             if pending:
                 return Tail(self._items(places.last_arrival_no, pending), after.text())
-            # Commits without an item (positions, quarantine) advance the position too.
+            # Commits without an item, such as those with only quarantine, advance the cursor too.
             places = after
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
@@ -133,7 +135,7 @@ class Tailer:
     # --- heads ----------------------------------------------------------------------------------
 
     def heads(self, *, look: bool = False) -> dict[str, int]:
-        """The last readable commit of every partition; with `look`, exactly the last one now."""
+        """The last known commit number of every partition; with `look`, the actual last one."""
         rows = self.wire.scan(
             self.wire.bind("SELECT name, number FROM registry WHERE kind = 'head'")
         )
@@ -152,7 +154,7 @@ class Tailer:
     # --- merging --------------------------------------------------------------------------------
 
     def _next(self, places: TailCursor, max_items: int) -> tuple[list[PendingItem], TailCursor]:
-        """The next items after these places, in order of arrival as far as it is known."""
+        """The next items after these places, by the time of their commits, and the new places."""
         heads = self.heads()
         places = places.copy()
         sources = self._sources(heads, places)
@@ -169,7 +171,7 @@ class Tailer:
             name = min(ready)[2]
             events = sources[name].commits[0].events
             if name != ADMIN and events > places.at.get(ADMIN, TailPosition()).commit_no:
-                # Admin commits that this commit includes are returned before it.
+                # Admin commits that this commit takes into account are returned before it.
                 if ADMIN not in sources:
                     sources[ADMIN] = _ReadAhead(self.heads(look=True).get(ADMIN, 0))
                     continue
@@ -188,7 +190,7 @@ class Tailer:
         return pending, places
 
     def _sources(self, heads: Mapping[str, int], places: TailCursor) -> dict[str, _ReadAhead]:
-        """Partitions with commits after these places, and the commits read ahead."""
+        """Partitions with commits after these places, each with the commits already read ahead."""
         sources: dict[str, _ReadAhead] = {}
         for name, head in heads.items():
             at = places.at.get(name, TailPosition()).commit_no
@@ -221,7 +223,7 @@ class Tailer:
                 places.at[name] = self._skip(name, source, places.at.get(name, TailPosition()))
 
     def _skip(self, name: str, source: _ReadAhead, place: TailPosition) -> TailPosition:
-        """Skip a bucket whose commits have all expired, to the next existing commit."""
+        """The position before the next existing commit, after a bucket of expired commits."""
         bucket = (place.commit_no + 1) >> COMMIT_BUCKET
         for later in range(bucket + 1, (source.head >> COMMIT_BUCKET) + 1):
             rows = self.wire.all(
@@ -264,7 +266,7 @@ class Tailer:
         ]
         frames = self.frames(readable)
         if any(arrived.frame_key not in frames for arrived in readable):
-            # Removed while this page was read: the reason is known by now.
+            # Removed while this page was read: refresh, so that the reason is known.
             self.journal.refresh()
             self.heads()
         items: list[Stored | Forgotten] = []
@@ -302,11 +304,11 @@ class Tailer:
         return Forgotten(number, number, reason or "damaged", arrived.player, chunks)
 
     def lost(self, commit: Commit) -> Gone:
-        """Why a frame's bytes are missing although no event erased them."""
+        """Why a frame of this commit is missing although no event removed it."""
         return "expired" if self.is_expired(commit.at_s, commit.keep_s) else "damaged"
 
     def may_have_expired(self, before: Commit | None) -> bool:
-        """Whether commits after this one may have expired."""
+        """Whether commits after this one, or from the start if None, may have expired."""
         if before is None or not before.keep_s:
             return self.has_ttl
         return self.is_expired(before.at_s, record_ttl_s(before.keep_s))

@@ -1,8 +1,8 @@
 """The connection to Cassandra: addresses, cassandra-driver and its errors, prepared statements.
 
 Addresses are `cassandra://HOST:PORT,HOST/KEYSPACE?option=value`. Many requests are in flight at
-once, and transient errors are retried. An error of the driver becomes one line: its own message and
-one hint.
+once, and transient errors are retried. An error of the driver is raised as one line: the driver's
+message and the next step.
 """
 
 import re
@@ -64,11 +64,11 @@ except DependencyException as error:
     ) from error
 
 Row = Any
-"""A named tuple."""
+"""A named tuple, as the driver returns it."""
 Statement = Any
 Done = Callable[[list[Row] | None, BaseException | None], None]
 Send = Callable[[Statement, Done], None]
-"""Sends a request; tests replace it."""
+"""Sends a request and calls `Done` with its result; tests replace this function."""
 
 _TABLE = re.compile(
     r"\b(FROM|INTO|UPDATE|TABLE|TABLE IF EXISTS|TABLE IF NOT EXISTS|TRUNCATE) ([a-z]+)\b"
@@ -78,9 +78,9 @@ _DEFINE_S = 120.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 FAILED = (DriverException, NoHostAvailable, ErrorMessage, ConnectionException)
-"""The exceptions of the driver."""
+"""The exceptions that the driver raises."""
 REFUSED = (InvalidRequest, RequestValidationException)
-"""The server rejected the request."""
+"""The driver's exceptions for a request that the server rejected."""
 _WRAPPED = re.compile(r'Error from server: code=\d+ \[[^\]]*\] message="(.*)"', re.DOTALL)
 """How the driver wraps a server's message."""
 _LOGIN_RETRY_S = 2.0
@@ -117,13 +117,13 @@ class Options:
     keyspace: str
     credentials: Credentials | None = None
     datacenter: str = ""
-    """The datacenter whose nodes are used; empty: that of the first host that responds."""
+    """The datacenter whose nodes are used; empty: the one of the first host that responds."""
     consistency: str = "LOCAL_QUORUM"
     replication: Mapping[str, int] | int = 3
     """Replication factor, or one per datacenter; used only by `init`."""
     ttl_s: int | None = None
-    """How long chunks are kept (0: forever); None: unchanged, at first forever. Used only by
-    `init` and `migrate`."""
+    """How long chunks are kept (0: forever). None: as before, and forever in a new keyspace. Used
+    only by `init` and `migrate`."""
     tls: bool = False
     ca: str = ""
     certificate: str = ""
@@ -141,7 +141,7 @@ class Options:
 
     @property
     def address(self) -> str:
-        """The hosts, as text."""
+        """The hosts with their ports as text, for error messages."""
         return ",".join(f"{name}:{port}" for name, port in self.hosts)
 
 
@@ -158,7 +158,7 @@ def read_options(location: Location) -> Options:
     if not _KEYSPACE.fullmatch(location.path):
         raise ConfigError(
             f"{location.path[:80]!r} is not a valid keyspace name; use 1 to 48 letters, digits and "
-            f"_, such as cassandra://{location.hosts[0][0]}/understudy"
+            f"_, with a letter first, such as cassandra://{location.hosts[0][0]}/understudy"
         )
     if location.path.lower().partition("_")[0] == "system":
         raise ConfigError(
@@ -196,7 +196,7 @@ def read_options(location: Location) -> Options:
 
 
 def _replication(text: str) -> Mapping[str, int] | int:
-    """`3`, or `dc1:3,dc2:2`."""
+    """Parse the option replication: `3`, or `dc1:3,dc2:2`."""
     try:
         if text.isdigit() and 0 < int(text) < 1000:
             return int(text)
@@ -221,7 +221,7 @@ def _replication(text: str) -> Mapping[str, int] | int:
 
 
 def connect(options: Options) -> tuple[Cluster, Session]:
-    """Open a session without a keyspace; raises with the reason in one line."""
+    """Connect without selecting a keyspace; retries for up to `retry_s`, then raises."""
     start_s = time.monotonic()
     pause_s = 0.05
     while True:
@@ -285,7 +285,7 @@ def _tls(options: Options) -> ssl.SSLContext:
 
 
 def short_message(error: BaseException) -> str:
-    """The driver's message in one line of at most 200 characters, that of the first host."""
+    """The driver's message, for the first host if there are several, in at most 200 characters."""
     errors = getattr(error, "errors", None)
     first = next(iter(errors.values())) if isinstance(errors, dict) and errors else error
     text = str(first).rpartition("Last error: ")[2]
@@ -312,7 +312,7 @@ def timeout_error(error: BaseException, options: Options) -> Unreachable:
     """The error to raise when retries did not help in time."""
     return Unreachable(
         f"Cassandra at {options.address} did not respond for {options.retry_s:g} s "
-        f"({short_message(error)}); nothing was committed in that time; try again when enough "
+        f"({short_message(error)}); nothing was acknowledged in that time; try again when enough "
         "of its nodes are up"
     )
 
@@ -320,7 +320,7 @@ def timeout_error(error: BaseException, options: Options) -> Unreachable:
 def connection_error(
     error: BaseException, options: Options, nodes: Mapping[str, int]
 ) -> UnderstudyError:
-    """The error for a failed connection; `nodes` are those known before, by datacenter."""
+    """The error for a failed connection; `nodes` counts the nodes found so far, by datacenter."""
     if nodes and options.datacenter and options.datacenter not in nodes:
         return unknown_datacenter_error(options.datacenter, nodes)
     # The driver lists hosts instead of reasons when its policy allows none of them.
@@ -328,11 +328,11 @@ def connection_error(
     causes = list(reasons.values()) if isinstance(reasons, dict) else [error]
     what = f"cannot connect to Cassandra at {options.address} ({short_message(error)})"
     if any(isinstance(cause, AuthenticationFailed) for cause in causes):
-        return ConfigError(f"{what}; check credentials=FILE")
+        return ConfigError(f"{what}; check credentials=FILE, its user and password")
     if any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
         return ConfigError(
             f"{what}; untrusted certificate: check ca=FILE, and that the certificate has this "
-            "host's name, or check_hostname"
+            "host's name, or see check_hostname in docs/cassandra.md"
         )
     return Unreachable(
         f"{what}; check host and port, that the server is running, and the options tls, ca, "
@@ -344,7 +344,8 @@ def unknown_datacenter_error(name: str, nodes: Mapping[str, int]) -> ConfigError
     """The error for an unknown datacenter."""
     counts = ", ".join(f"{count} in {datacenter}" for datacenter, count in sorted(nodes.items()))
     return ConfigError(
-        f"this cluster has no datacenter {name!r}, its nodes are {counts}; use one of those"
+        f"this cluster has no datacenter {name!r}, its nodes are {counts}; use one of those "
+        "datacenters"
     )
 
 
@@ -399,12 +400,12 @@ class Wire:
     def qualified(self, cql: str) -> str:
         """Add the keyspace to the table name, so that any connection can run the statement.
 
-        It is quoted, since it may be a keyword of CQL.
+        The keyspace is quoted, since its name may be a keyword of CQL.
         """
         return _TABLE.sub(rf'\1 "{self.options.keyspace}".\2', cql, count=1)
 
     def serial(self, cql: str, *values: object) -> Statement:
-        """A read that sees every finished compare-and-set, and finishes a pending one."""
+        """A query that finishes a pending compare-and-set first and sees its result."""
         bound = self.bind(cql, *values)
         bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
         return bound
@@ -455,7 +456,7 @@ class Wire:
                 return
 
     def change(self, statement: Statement) -> Row:
-        """Run a compare-and-set once; OutcomeUnknown when its result is unknown."""
+        """Run a compare-and-set once and return its row; OutcomeUnknown if it got no result."""
         answers: list[list[Row]] = [[]]
         failed = self._round([statement], [0], answers)
         if failed:
@@ -465,7 +466,7 @@ class Wire:
         return answers[0][0]
 
     def define(self, cql: str) -> None:
-        """Change the keyspace or tables with an idempotent statement."""
+        """Create or alter a keyspace or table with an idempotent statement."""
         try:
             self._with_retries(lambda: self.session.execute(self.qualified(cql), timeout=_DEFINE_S))
         except StorageFailed as error:
@@ -482,7 +483,7 @@ class Wire:
         return nodes_of(self._cluster)
 
     def post(self, statement: Statement) -> None:
-        """Send a statement whose loss is harmless, without waiting."""
+        """Send a statement without waiting for its result; it may be lost without harm."""
         self._slots.acquire()
         try:
             self.send(statement, lambda rows, error: self._slots.release())
@@ -540,7 +541,7 @@ class Wire:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _raise_lasting(self, error: BaseException) -> None:
-        """Raise when a retry does not help."""
+        """Raise if a retry does not help, or Closed if the store was closed."""
         if self._closing.is_set():
             raise Closed("the store was closed") from error
         if (failure := permanent_error(error)) is not None:
@@ -553,7 +554,7 @@ class Wire:
             raise Closed("the store was closed")
 
     def wait(self, pause_s: float) -> None:
-        """Sleep; Closed when the store is closed meanwhile."""
+        """Sleep; raises Closed if the store is closed in the meantime."""
         if self._closing.wait(pause_s):
             raise Closed("the store was closed")
 
