@@ -258,7 +258,7 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     assert "keys: 1 of its entries are invalid" in checks["models"]["result"]
     (spec,) = (models / "games" / "pong").iterdir()
     spec.write_bytes(b"x")
-    assert f"{spec.name} is damaged" in ask("games list", code=2)[1]
+    assert f"{spec.name} cannot be read" in ask("games list", code=2)[1]
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):

@@ -348,7 +348,7 @@ def test_a_long_outage_is_one_error_and_reading_resumes_afterwards():
     table.kinesis.trouble["get_shard_iterator"] = [
         EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
     ] * 10_000
-    with pytest.raises(Unreachable, match=r"failed: Unreachable: .*; start it"):
+    with pytest.raises(Unreachable, match=r"failed: Unreachable: .*; check the network"):
         table.read(position)
     table.kinesis.trouble.clear()
     assert raws(table.read(position)) == [frame.encode() for frame in frames[1:]]
@@ -558,7 +558,7 @@ def test_a_shard_past_retention_has_ended():
         (
             EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
             Unreachable,
-            "Could not connect.*; start it",
+            "Could not connect.*; check the network",
         ),
     ],
 )
