@@ -198,7 +198,7 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
     )
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("ledger/*.jsonl")))
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     wait_for(lambda: not processes_of(tmp_path))
     assert understudy("data", "verify", "--data", str(tmp_path), "--json").returncode == 0
@@ -224,7 +224,7 @@ def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
     )
     wait_for(lambda: (tmp_path / "store" / "store.json").exists())
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1])["steps"] > 0
     again = understudy("ingest", "--until-empty", "--data", str(tmp_path), "--json")

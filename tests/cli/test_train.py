@@ -407,7 +407,7 @@ def test_ctrl_c_prints_the_resume_command_and_leaves_nothing_half_done(number: i
         time.sleep(0.02)
     assert is_locked(out / ".lock")
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"resume with: understudy train --resume --out {out}" in err
     assert "Traceback" not in err

@@ -41,7 +41,7 @@ def play(game, n_steps=5, player="ada"):
     ep.end(OBS)
 
 
-def until(condition, timeout_s=30.0):
+def until(condition, timeout_s=60.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -335,7 +335,7 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     link = MemoryLink()
     config = ClientConfig(link=link, spool=tmp_path / "spool")
     game = connect("my-game", obs=2, actions=3, config=config)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (
         not any(frame.kind is FrameKind.CLOSE for frame in link.frames)
         and time.monotonic() < deadline

@@ -306,7 +306,7 @@ def test_unreachable_models_are_reported_and_retried(made: Recording):
 
 
 def until(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 30
+    give_up_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < give_up_s
         time.sleep(0.02)

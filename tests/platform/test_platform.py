@@ -49,7 +49,7 @@ class Watched:
     def _record_state(self, status: RoleStatus, said: str) -> None:
         self.told.append((status.role.name, said))
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, self.told

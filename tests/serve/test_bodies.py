@@ -89,7 +89,7 @@ def test_bodies_above_the_limit_are_rejected_unread(gateway: Running, key: str, 
         .replace("{model_no:int}", "1")
         .replace("{schema}", "0" * 64)
     )
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
     began_s = time.monotonic()
     connection.putrequest(route.method, path)
     connection.putheader("Authorization", f"Bearer {key}")
@@ -112,7 +112,7 @@ def test_a_body_that_is_too_large_costs_the_key_no_bytes(tmp_path: Path):
 
 
 def test_chunked_bodies_are_counted_while_they_arrive(gateway: Running, key: str):
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
     connection.putrequest("POST", "/v1/games/cart/act")
     connection.putheader("Authorization", f"Bearer {key}")
     connection.putheader("Transfer-Encoding", "chunked")
@@ -143,7 +143,7 @@ def test_zip_bombs_are_not_decompressed(gateway: Running, key: str, bar: Callabl
 
 
 def test_a_slow_body_times_out(gateway: Running, key: str):
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
     began_s = time.monotonic()
     connection.putrequest("POST", "/v1/games/cart/frames")
     connection.putheader("Authorization", f"Bearer {key}")

@@ -275,7 +275,7 @@ def test_a_key_revoked_while_its_request_waits_gets_no_data(tmp_path: Path):
         frames = frames_of(played(n_chunks=1))
         polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=0&wait_s=10", key)
         body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
-        connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
         connection.putrequest("POST", "/v1/games/cart/frames")
         connection.putheader("Authorization", f"Bearer {key}")
         connection.putheader("Content-Length", str(len(body)))

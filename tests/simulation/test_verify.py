@@ -114,12 +114,12 @@ def test_erasing_a_player_keeps_the_others_and_passes_verification(data: DataFol
     record(data, player="ada", steps=600)
     record(data, player="bob", steps=300)
     verify(data)
-    found = forget_player(data, "ada", game=None, timeout_s=5)
+    found = forget_player(data, "ada", game=None, timeout_s=60)
     assert found["chunks"] >= 2
     verification = verify(data)
     assert (verification.exit_code, verification.steps, verification.lost_steps) == (0, 300, 0)
     with pytest.raises(ConfigError, match="registered are tag"):
-        forget_player(data, "ada", game="nope", timeout_s=5)
+        forget_player(data, "ada", game="nope", timeout_s=60)
 
 
 def test_erasing_a_player_includes_the_spool_of_a_killed_game(data: DataFolder) -> None:
@@ -135,7 +135,7 @@ def test_erasing_a_player_includes_the_spool_of_a_killed_game(data: DataFolder) 
     for _ in range(20):
         episode.acted([0.0, 0.0, 0.0], 1)
     game.close(timeout_s=0.2)
-    assert forget_player(data, "ada", game=None, timeout_s=5)["spooled_sessions"] == 1
+    assert forget_player(data, "ada", game=None, timeout_s=60)["spooled_sessions"] == 1
     assert list(data.spool.glob("*/*/session.json")) == []
     assert verify(data).steps == 10
 
@@ -156,14 +156,14 @@ def test_parked_frames_are_stored_once_their_schema_is_registered(data: DataFold
         role.service.drain()
     assert stats(data)["parked"] == 1
     spec_file.write_bytes(text)
-    assert replay_quarantine(data, None, timeout_s=5) == {
+    assert replay_quarantine(data, None, timeout_s=60) == {
         "tried": 1,
         "stored": 1,
         "still_refused": 0,
         "duplicates": 0,
     }
     assert stats(data)["steps"] == 60
-    assert replay_quarantine(data, None, timeout_s=5)["tried"] == 0
+    assert replay_quarantine(data, None, timeout_s=60)["tried"] == 0
 
 
 def test_a_data_folder_must_be_named_and_be_a_folder(
@@ -246,7 +246,7 @@ def test_a_store_without_its_key_is_not_opened_with_a_new_one(data: DataFolder) 
     verify(data)
     (data.root / "key").unlink()
     with pytest.raises(ConfigError, match="restore the key"):
-        forget_player(data, "ada", game=None, timeout_s=5)
+        forget_player(data, "ada", game=None, timeout_s=60)
     with pytest.raises(ConfigError, match="restore the key"):
         record(data, player="ada", steps=10)
     assert not (data.root / "key").exists()
