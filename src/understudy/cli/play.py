@@ -201,6 +201,10 @@ def _watch(
         def report_episode(number: int, moment: Moment) -> None:
             if moment.has_ended:
                 out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
+            elif moment.step == MAX_STEPS:
+                out.print(
+                    f"episode {number}: return {moment.total:.4g}, stopped after {MAX_STEPS} steps"
+                )
 
         return watch(choice, policy, seeds=seeds, shows_frames=False, see=report_episode)
     next_s = time.monotonic()
