@@ -340,8 +340,8 @@ def _resume_run(
         env_info = inspect_env(choice) if facts["from_store"] is None else None
         if env_info is not None and env_info.spec.schema != facts["schema"]:
             raise ConfigError(
-                f"the spaces of {choice.name} have changed since {folder.root} was started; resume "
-                "it with the package versions it was started with"
+                f"the spaces or the step limit of {choice.name} have changed since {folder.root} "
+                "was started; resume it with the package versions it was started with"
             )
         return _run(folder, choice, settings, facts, env_info=env_info, listener=listener)
 
