@@ -266,43 +266,54 @@ def test_datasets_of_other_programs_are_imported(tmp_path: Path) -> None:
 
 
 def collected(path: Path, **make: Any) -> Path:
-    """A dataset that Minari's own collector recorded from CartPole-v1."""
-    collector = minari.DataCollector(gymnasium.make("CartPole-v1", **make))
+    """A dataset of CartPole-v1 that names its env, as those of Minari's collector do."""
+    env = gymnasium.make("CartPole-v1", **make)
+    path.mkdir()
+    storage = MinariStorage.new(path / "data", env_spec=env.spec)
+    buffers = []
     for seed in range(3):
-        collector.reset(seed=seed)
-        while not any(collector.step(collector.action_space.sample())[2:4]):
-            pass
-    collector.create_dataset(path.name)
-    collector.close()
+        observations = [env.reset(seed=seed)[0]]
+        steps = []
+        while not steps or not any(steps[-1][2:]):
+            action = env.action_space.sample()
+            obs, *outcome, _ = env.step(action)
+            observations.append(obs)
+            steps.append((action, *outcome))
+        actions, rewards, terminations, truncations = map(np.array, zip(*steps, strict=True))
+        buffers.append(
+            EpisodeBuffer(
+                id=None,
+                seed=seed,
+                options=None,
+                infos=None,
+                observations=np.array(observations),
+                actions=actions,
+                rewards=rewards,
+                terminations=terminations,
+                truncations=truncations,
+            )
+        )
+    storage.update_episodes(buffers)
+    storage.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
     return path
 
 
-@pytest.fixture
-def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
-    return tmp_path / "datasets"
-
-
-def test_a_collected_dataset_keeps_the_name_and_step_limit_of_its_env(
-    datasets: Path, tmp_path: Path
-) -> None:
-    path = collected(datasets / "cart-v0")
+def test_a_collected_dataset_keeps_the_name_and_step_limit_of_its_env(tmp_path: Path) -> None:
+    path = collected(tmp_path / "cart-v0")
     data = DataFolder(tmp_path / "D")
     result = from_minari(data, path)
     spec = spec_from_gymnasium(gymnasium.make("CartPole-v1"))
     assert (result.game, result.schema) == ("CartPole-v1", spec.schema)
     limited = MinariDataset(
-        collected(datasets / "short-v0", max_episode_steps=9), game=None, consent="granted"
+        collected(tmp_path / "short-v0", max_episode_steps=9), game=None, consent="granted"
     )
     assert limited.spec.max_episode_steps == 9
     renamed = MinariDataset(path, game=game_name("pole"), consent="granted")
     assert (renamed.spec.game, renamed.spec.max_episode_steps) == ("pole", 500)
 
 
-def test_a_run_on_a_collected_dataset_is_evaluated_or_tells_why_not(
-    datasets: Path, tmp_path: Path
-) -> None:
-    path = collected(datasets / "cart-v0")
+def test_a_run_on_a_collected_dataset_is_evaluated_or_tells_why_not(tmp_path: Path) -> None:
+    path = collected(tmp_path / "cart-v0")
     data = DataFolder(tmp_path / "D")
     from_minari(data, path)
     asked: dict[str, Any] = {

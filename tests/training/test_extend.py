@@ -60,10 +60,6 @@ def test_schedules_of_an_extended_run_are_those_of_a_run_of_that_length(tmp_path
     longer = understudy.train(out=first.folder, resume=True, steps=1_024)
     straight = understudy.train(GAME, out=tmp_path / "S", steps=1_024, **asked)
     assert weights(longer.folder) == weights(straight.folder)
-    fitted = asked["settings"] | {"horizon": 512}
-    first = understudy.train(GAME, out=tmp_path / "T", steps=512, **asked | {"settings": fitted})
-    longer = understudy.train(out=first.folder, resume=True, steps=1_024)
-    assert longer.result["horizon"] == 1_024
 
 
 def test_a_kill_during_the_extension_changes_nothing(ended: Path, tmp_path: Path):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from understudy.act.evaluate import MAX_STEPS
 from understudy.algorithm import Schedule
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name
@@ -222,6 +223,16 @@ def test_the_preset_of_a_run_keeps_its_horizon(tmp_path: Path):
         more = {} if steps is None else {"steps": steps}
         again = TrainRequest(algorithm="ppo", preset=str(file), settings=more)
         assert resolve(again, GAME).run.horizon == horizon
+
+
+def test_an_extended_run_stretches_its_schedules_unless_they_were_shorter():
+    for horizon, stretched in ((0, 2_000), (1_000, 2_000), (5_000, 5_000), (500, 500)):
+        longer = settings("ppo", steps=2_000, horizon=horizon).with_horizon(1_000)
+        assert longer.run.horizon == stretched
+
+
+def test_evaluations_are_cut_at_the_limit_that_evaluate_has_by_default():
+    assert settings("ppo").run.eval_max_steps == MAX_STEPS
 
 
 def test_cut_schedules_are_those_that_end_after_the_run():

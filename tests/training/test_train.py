@@ -425,7 +425,7 @@ def test_statistics_of_observations_that_would_stay_in_the_envs_are_rejected(
     game: Any, wrapper: Any, tmp_path: Path
 ):
     with pytest.raises(
-        ConfigError, match=r"NormalizeObservation around .* --set observation_norm=true"
+        ConfigError, match=r"NormalizeObservation around .*--set observation_norm=true"
     ):
         train(tmp_path / "R", game, wrapper=wrapper, steps=256)
     assert not (tmp_path / "R").exists()

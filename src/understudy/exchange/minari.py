@@ -326,10 +326,11 @@ class MinariDataset:
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             env = json.loads(metadata.get("env_spec", ""))
         env = env if isinstance(env, dict) else {}
+        env_id = env.get("id")
         limit = env.get("max_episode_steps")
         if game is None:
             try:
-                game = game_name_of_env(str(env.get("id", "")))
+                game = game_name_of_env(env_id if isinstance(env_id, str) else "")
             except InvalidName:
                 raise ConfigError(f"{self.name} does not name its game; pass --game NAME") from None
         return GameSpec(
