@@ -30,7 +30,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A number that moves linearly from `start` to `end` in the first share `until` of a run."""
+    """A number that moves linearly from `start` to `end` in the first share `until` of a horizon.
+
+    The horizon of a run is its length, or longer (see the setting `horizon`).
+    """
 
     start: float
     end: float
@@ -46,7 +49,7 @@ class Schedule:
             )
 
     def at(self, progress: float) -> float:
-        """The value at this progress of a run, from 0 to 1."""
+        """The value at this share of the horizon, from 0 to 1."""
         share = min(1.0, max(0.0, progress) / self.until)
         return self.start + (self.end - self.start) * share
 

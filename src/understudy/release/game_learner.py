@@ -126,7 +126,7 @@ class GameTraining:
         self.spec = spec
         self.algorithm = settings.algorithm
         self.marks = Marks()
-        self._settings = settings
+        self.settings = settings
         self._context = context
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
@@ -160,7 +160,7 @@ class GameTraining:
         self._on_guarded(Guarded(env_steps=0, what=f"{error}; the training restarts"))
 
     def _create_engine(self) -> None:
-        settings = self._settings
+        settings = self.settings
         context = self._context
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
@@ -168,6 +168,7 @@ class GameTraining:
             Learner(algorithm, settings.knobs, root_seed=context.config.seed, config=config),
             context.follower,
             steps=settings.run.steps,
+            horizon=settings.run.horizon,
             clock=context.clock,
             on_event=self._handle_event,
             learn_from=context.config.learn_from,
@@ -195,7 +196,7 @@ class GameTraining:
             code_version=understudy.__version__,
             cursor_to=self.engine.position.cursor or "",
             steps=self.steps,
-            config={"settings": self._settings.to_toml(), "learn_from": list(config.learn_from)},
+            config={"settings": self.settings.to_toml(), "learn_from": list(config.learn_from)},
             metrics=metrics | {"updates": float(self.updates)},
         )
 
@@ -327,6 +328,9 @@ class GameLearner:
         overrides = dict(config.settings.get(algorithm, {}))
         if algorithm == "bc":
             overrides.setdefault("steps", config.schedule.bc_updates)
+        if "steps" in overrides:
+            # The service trains without an end: `steps` is only the length of the schedules.
+            overrides.setdefault("horizon", overrides["steps"])
         settings = resolve(TrainRequest(algorithm=algorithm, settings=overrides), spec)
         training = GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
         self._training = training
@@ -346,7 +350,10 @@ class GameLearner:
             steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
         )
         with held_out_play(
-            config.envs.get(self.game), training.spec, attempt=manifest.model_no
+            config.envs.get(self.game),
+            training.spec,
+            attempt=manifest.model_no,
+            max_steps=training.settings.run.eval_max_steps,
         ) as play:
             decision = context.keeper.admit(
                 self.game, manifest.model_no, epoch=self.epoch, play=play

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 import understudy
 from understudy.backends.deployment import Deployment
@@ -31,6 +32,8 @@ from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_in_subprocess
 from understudy.release.store_stats import Played
 from understudy.training.folder import RunFolder
+
+_log = structlog.get_logger("understudy.learner")
 
 CheckModel = Callable[[Manifest, bytes, Budget], Sequence[ModelCheck]]
 
@@ -194,8 +197,13 @@ def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds
 
 
 @contextlib.contextmanager
-def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
-    """Yield a function that plays held-out episodes; None without an env that matches the spec."""
+def held_out_play(
+    env_id: str | None, spec: GameSpec, *, attempt: int, max_steps: int
+) -> Iterator[Play | None]:
+    """Yield a function that plays held-out episodes; None without an env that matches the spec.
+
+    Episodes of a game without a step limit are cut after `max_steps` steps, which is logged.
+    """
     env_info = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
@@ -209,17 +217,27 @@ def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterat
         yield None
         return
     with contextlib.ExitStack() as opened:
-        evaluator = make_evaluator(choice, env_info, 100, opened)
+        evaluator = make_evaluator(
+            choice, env_info, episodes=100, max_steps=max_steps, opened=opened
+        )
 
         def play(policy: Policy, episodes: int) -> Array:
-            returns = evaluator.returns(
+            evaluated = evaluator.play(
                 policy, episodes=episodes, series=AFTERWARDS, attempt=attempt
             )
-            if returns is None:
+            if evaluated is None:
                 raise GameFailed(
                     f"{env_id} could not be played; remove it from `envs` to decide by live play"
                 )
-            return returns
+            if evaluated.n_cut:
+                _log.warning(
+                    "held_out_episodes_cut",
+                    env=env_id,
+                    episodes=episodes,
+                    cut=evaluated.n_cut,
+                    max_steps=max_steps,
+                )
+            return evaluated.returns
 
         yield play
 
