@@ -196,7 +196,8 @@ def test_a_session_folder_without_them_is_corrupt_and_skipped(tmp_path, raw):
         (folder / "session.json").write_bytes(raw)
     with pytest.raises(Corrupt, match="missing or damaged"):
         read_session(folder)
-    assert forget_spooled(tmp_path, "anna", ["my-game"]) == 0
+    may_be_hers = [] if raw is None else [folder]
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (0, may_be_hers)
     assert send_unsent_frames(tmp_path / "tag", lambda spec: MemoryLink()) == 0
     assert folder.exists()
 
@@ -210,10 +211,11 @@ def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
     with pytest.raises(SpecError):
         read_session(left[0]).spec()
     _, played = spool_of(tmp_path / "a")
-    assert forget_spooled(tmp_path, "anna", ["other-game"]) == 0
-    assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == 2
+    in_use = tmp_path / "a" / str(played.session)
+    assert forget_spooled(tmp_path, "anna", ["other-game"]) == (0, [])
+    assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == (2, [in_use])
     assert [folder.exists() for folder in left] == [False, False, True]
-    assert (tmp_path / "a" / str(played.session) / "session.json").exists()
+    assert (in_use / "session.json").exists()
     played.close()
 
 

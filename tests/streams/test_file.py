@@ -231,15 +231,43 @@ def test_trim_deletes_only_what_is_stored_and_old(tmp_path: Path):
     assert stream.trim({}, before_s=1e12) == 0, "nothing is stored"
     assert stream.trim({name: positions[2]}, before_s=0.0) == 0, "nothing is old"
     assert stream.trim({name: positions[2]}, before_s=1e12) > 0
-    assert raws(stream) == [frame.encode() for frame in frames[2:]]
+    assert raws(stream) == [frame.encode() for frame in frames[3:]]
     assert stream.trim({name: positions[4]}, before_s=1e12) > 0
-    assert raws(stream) == [frames[4].encode()], "the last file of a living partition stays"
+    assert raws(stream) == [], "what is stored of the last file is overwritten"
+    assert [path.name for path in tmp_path.glob("*/*.log")] == ["00000005.log"], "it may still grow"
     stream.close()
     stream = FileStream(tmp_path)
     assert stream.trim({name: positions[3]}, before_s=1e12) == 0, "not wholly read"
     assert stream.trim({name: positions[4]}, before_s=1e12) > 0
     assert list(stream.partitions()) == []
     assert stream.read(name, positions[4], max_bytes=1, wait_s=0.0).ended
+
+
+def test_trim_overwrites_the_stored_part_of_a_file_that_grows(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(6)
+    for frame in frames[:4]:
+        stream.append([frame])
+    name = only(stream)
+    (path,) = tmp_path.glob("*/*.log")
+    size = path.stat().st_size
+    positions = [record.position for record in read_all(stream)[name]]
+    for stored, left in ((1, 2), (3, 0)):
+        assert stream.trim({name: positions[stored]}, before_s=0.0) == 0, "nothing is old"
+        assert stream.trim({name: positions[stored]}, before_s=1e12) > 0
+        assert stream.trim({name: positions[stored]}, before_s=1e12) == 0, "it is done already"
+        raw = path.read_bytes()
+        assert [frame.body in raw for frame in frames[:4]] == [False] * (4 - left) + [True] * left
+        assert raws(stream) == [frame.encode() for frame in frames[4 - left : 4]]
+    assert path.stat().st_size == size, "offsets stay"
+    assert not path.read_bytes()[12:].strip(b"\0")
+    # The position is still valid, and so is the file for its appending process.
+    stream.append(frames[4:])
+    read = stream.read(name, positions[3], max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw for record in read.records] == [frame.encode() for frame in frames[4:]]
+    stream.close()
+    assert stream.trim({name: read.next}, before_s=1e12) > 0
+    assert list(stream.partitions()) == []
 
 
 def test_trim_keeps_the_file_of_a_position_while_more_records_follow(tmp_path: Path):

@@ -274,13 +274,19 @@ def forget(
     with remote_store(data_text, store_url) as remote:
         if remote:
             fields = forget_in_remote_store(
-                remote.data, remote.store, player, registered=remote.games, game=game
+                remote.data,
+                remote.store,
+                player,
+                registered=remote.games,
+                game=game,
+                stream=config_of(data_text).stream.url,
             )
         else:
             folder = data_folder(data_text).must_exist()
             config = config_of(data_text, store_url=store_url)
             fields = forget_player(folder, player, game=game, timeout_s=timeout_s, config=config)
     fields["models"] = released_models(data_text, fields["games"])
+    fields["not_searched"] = ["backups", "exported files", "run folders"]
     out = results(as_json=as_json)
     if not fields["chunks"] and not fields["spooled_sessions"]:
         out.print(
@@ -288,21 +294,14 @@ def forget(
         )
     out.print(
         f"erased {format_count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled "
-        f"sessions of {escape(player)}; freed {format_size(fields['stream_bytes'])} of the stream"
+        f"sessions of {escape(player)}; deleted {format_size(fields['stream_bytes'])} of the stream"
     )
     out.print("frames that were recorded before now and arrive later will be rejected")
+    for place, why in fields["left"].items():
+        out.print(f"[yellow]not erased yet[/] in the {place}: {escape(why)}", soft_wrap=True)
+    out.print(f"not searched: {', '.join(fields['not_searched'])}")
     if fields["models"]:
         out.print(f"models released earlier keep what they learned: {', '.join(fields['models'])}")
-    if remote:
-        out.print(
-            "[dim]a remote stream keeps the frames until its retention ends, and a database until "
-            "its files are compacted: see the pages of your stream and store in docs/[/]"
-        )
-    if not fields["is_finished"]:
-        out.print(
-            "[yellow]a reader has the store open, so the last bytes are not erased yet; close the "
-            "reader, then run this command again[/]"
-        )
     return finish(fields, as_json=as_json)
 
 

@@ -380,6 +380,8 @@ def _table(statuses: dict[str, RoleStatus]) -> Table:
             f"{format_count(rate)} {name}" for name, rate in status.rates().items() if rate
         )
         lag_s = status.report.get("lag_s")
+        if lag_s is not None and status.state == "silent":
+            lag_s += status.silent_s
         table.add_row(
             status.role.name,
             status.state,

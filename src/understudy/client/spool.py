@@ -70,19 +70,25 @@ def read_session(folder: Path) -> SpooledSession:
         raise Corrupt(f"session.json in {folder} is missing or damaged: {error!r}") from None
 
 
-def forget_spooled(folder: Path, player: str, games: Collection[str]) -> int:
-    """Delete a player's unsent sessions of killed games, for any platform; returns how many."""
+def forget_spooled(folder: Path, player: str, games: Collection[str]) -> tuple[int, list[Path]]:
+    """Delete a player's unsent sessions of killed games, for any platform.
+
+    Returns how many were deleted, and the folders of those that may be left: sessions of the player
+    that are being played or sent, and sessions whose player cannot be read.
+    """
     n_deleted = 0
+    left: list[Path] = []
     for path in sorted(folder.glob("*/*/session.json")):
-        # A locked session is being played or sent; the platform rejects its frames, since the
-        # session started before the player was forgotten.
-        with contextlib.suppress(Corrupt, OSError, Locked):
+        try:
             spooled = read_session(path.parent)
             if spooled.player == player and spooled.game in games:
                 with FileLock(path.parent / ".lock", what="a spooled session"):
                     shutil.rmtree(path.parent)
                     n_deleted += 1
-    return n_deleted
+        except (Corrupt, OSError, Locked):
+            if path.exists():
+                left.append(path.parent)
+    return n_deleted, left
 
 
 class SpoolFile:

@@ -291,6 +291,31 @@ else:
         return os.read(descriptor, length)
 
 
+def erase_before(path: Path, end: int) -> int:
+    """Overwrite the entries before an offset with one entry of zeros; return the bytes erased.
+
+    Another process may append meanwhile: offsets stay the same. Bytes that were erased by an
+    earlier call are not counted again.
+    """
+    descriptor = os.open(path, os.O_RDWR | _BINARY)
+    try:
+        head = _pread(descriptor, HEAD_BYTES + 1, 0)
+        if len(head) <= HEAD_BYTES or end <= HEAD_BYTES:
+            return 0
+        _, length, _ = _HEAD.unpack_from(head)
+        erased = 0 if head[HEAD_BYTES] else HEAD_BYTES + length
+        if erased >= end:
+            return 0
+        payload = bytes(end - HEAD_BYTES)
+        view = memoryview(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, 0)) + payload)
+        while view:
+            view = view[_pwrite(descriptor, view, end - len(view)) :]
+        sync_data(descriptor)
+        return end - erased
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: Path) -> None:
     """Delete a file if it exists."""
     with contextlib.suppress(FileNotFoundError):

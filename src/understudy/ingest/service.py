@@ -195,8 +195,9 @@ class PartitionIngest:
         receipt = self._store.write(batch)
         stats = progress.stats
         _count(batch, receipt, stats)
-        # The stream's clock may be ahead of ours.
-        stats.lag_s = max(0.0, self._clock.now() - read.records[-1].time_s)
+        # The stream's clock may be ahead of ours, and a damaged record has no time.
+        newest_s = max(record.time_s for record in read.records) or self._clock.now()
+        stats.lag_s = max(0.0, self._clock.now() - newest_s)
         for reason, count in stats.refusals.items():
             refusal = {"partition": claim.partition, "reason": reason, "count": count}
             progress.events.append(("frames_refused", refusal))
@@ -254,7 +255,19 @@ class IngestService:
         self._ended: set[str] = set()
         self._unreachable = ""
         """The last partition that could not be read or stored."""
+        self._listed_s = self._clock.monotonic()
+        self._stored_to_s: dict[str, float] = {}
+        """By partition: everything that entered before this monotonic time is stored."""
         self.stats = IngestStats()
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest frame that is not stored may have waited in the stream by now.
+
+        Grows while a read or a write is stuck. May be called by any thread.
+        """
+        stored_to_s = min(list(self._stored_to_s.values()), default=self._listed_s)
+        return max(0.0, self._clock.monotonic() - stored_to_s)
 
     def step(self) -> int:
         """Advance each partition once; return the number of records stored."""
@@ -312,16 +325,25 @@ class IngestService:
                 (_log.error if event == "position_gone" else _log.warning)(event, **details)
             if progress.claim is None:
                 self._claims.pop(progress.partition, None)
+                self._stored_to_s.pop(progress.partition, None)
                 continue
             self._claims[progress.partition] = progress.claim
+            # The lag of an empty read is 0.
+            now_s = self._clock.monotonic()
+            self._stored_to_s[progress.partition] = now_s - progress.stats.lag_s
             if progress.ended:
                 self._ended.add(progress.partition)
+                del self._stored_to_s[progress.partition]
             self.stats.add(progress.stats)
             yield progress
 
     def _turns(self, without: Container[str], draining_since_s: float | None) -> Iterator[Turn]:
         partitions = self._stream.partitions()
         names = {partition.id for partition in partitions}
+        self._listed_s = self._clock.monotonic()
+        self._stored_to_s = {
+            name: at_s for name, at_s in self._stored_to_s.items() if name in names
+        }
         self._claims = {name: claim for name, claim in self._claims.items() if name in names}
         self._ended &= names
         # A partition that failed comes last, so that the others need not wait for it.

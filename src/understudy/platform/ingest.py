@@ -227,7 +227,7 @@ class IngestRole:
         stats = self.service.stats
         return {
             "stored": stats.steps,
-            "lag_s": round(stats.lag_s, 4),
+            "lag_s": round(self.service.lag_s, 4),
             "fates": dict(stats.fates),
             "refusals": dict(stats.refusals),
             "storage_error": stats.error[:300],
@@ -277,10 +277,12 @@ class IngestRole:
         """Erase players by pseudonym; also deletes all stored frames from a file stream."""
         self.service.drain()
         chunks = sum(self.store.forget(player) for player in players)
+        # Rejects frames of these players that arrived meanwhile, so that they are deleted too.
+        self.service.drain()
         return {
             "chunks": chunks,
             "stream_bytes": self.trim(0.0),
-            "is_finished": not self.store.is_erasing,
+            "is_erasing": self.store.is_erasing,
         }
 
     def close(self) -> None:

@@ -265,11 +265,13 @@ async def health(call: Call) -> Answer:
 
 
 async def ready(call: Call) -> Answer:
-    return (
-        Answer(wire.Health(status="ready"))
-        if call.gateway_state.is_ready
-        else Answer(wire.Health(status="stopping"), 503)
-    )
+    """Requests are served even if another role is down: acknowledged frames are in the stream."""
+    state = call.gateway_state
+    if not state.is_ready:
+        return Answer(wire.Readiness(status="stopping"), 503)
+    is_well = not set(state.roles.values()) & {"silent", "waiting", "ended", "unknown"}
+    status = "ready" if is_well else "degraded"
+    return Answer(wire.Readiness(status=status, roles=dict(state.roles)))
 
 
 async def metrics(call: Call) -> Answer:
@@ -349,7 +351,7 @@ ROUTES = (
         max_bytes=16 * _KIB,
     ),
     ApiRoute("GET", "/healthz", None, health, "Whether the process is alive", gives=wire.Health),
-    ApiRoute("GET", "/readyz", None, ready, "Whether requests can be served", gives=wire.Health),
+    ApiRoute("GET", "/readyz", None, ready, "Whether requests can be served", gives=wire.Readiness),
     ApiRoute("GET", "/metrics", "read", metrics, "Metrics for Prometheus", gives="text/plain"),
     ApiRoute("GET", "/v1/openapi.json", "play", openapi, "This document", gives=JSON),
     ApiRoute("GET", "/v1/games", "play", list_games, "Registered games", gives=wire.GameList),

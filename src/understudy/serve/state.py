@@ -7,7 +7,7 @@ number of steps played is known exactly, whatever share is recorded.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -316,6 +316,8 @@ class GatewayState:
     deployment_key: bytes
     clock: Clock
     is_ready: bool = field(default=False, init=False)
+    roles: Mapping[str, str] = field(default_factory=dict, init=False)
+    """The state of each role that runs beside this gateway, by name; `/readyz` returns it."""
 
     disk: ThreadPoolExecutor = field(init=False)
     """Threads that read and write the registry."""

@@ -186,6 +186,16 @@ class Pointed(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Whether the gateway is alive and ready."""
+    """Whether the gateway is alive."""
 
-    status: Literal["ok", "ready", "starting", "stopping"]
+    status: Literal["ok"]
+
+
+class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether the gateway serves requests, and the state of the roles that run beside it."""
+
+    status: Literal["ready", "degraded", "stopping"]
+    """`degraded`: requests are served, but another role is down."""
+    roles: dict[str, str] = {}
+    """By role: starting, running, silent, waiting (for its restart), stopping, ended, unknown or
+    not running."""

@@ -5,7 +5,8 @@
 
 A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX
 points just past frame INDEX of the entry that starts at byte ENTRY. INDEX -1 points before the
-first frame, so a reader that waits at the end of a file does not read an old entry again.
+first frame, so a reader that waits at the end of a file does not read an old entry again. An entry
+of zeros replaces what was trimmed of a file that may still grow.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ from understudy.core.log import (
     LogFile,
     LogReader,
     Sync,
+    erase_before,
     is_locked,
     make_folder,
     remove,
@@ -45,7 +47,7 @@ _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
 ROLL_S = 60.0
 """No entry is added to a file older than this, so that files with frames of a forgotten player can
-be trimmed while others play."""
+be deleted while others play."""
 _TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} bytes per frame")
 
 
@@ -142,7 +144,10 @@ class FileStream:
             self._clock.wait(self._closed, _POLL_S)
 
     def trim(self, stored: Mapping[str, Position | None], *, before_s: float) -> int:
-        """Delete fully stored files last written before `before_s`; return the bytes freed."""
+        """Delete stored frames from files last written before `before_s`; return their bytes.
+
+        Of a file with later frames, and of one that may still grow, the stored part is overwritten.
+        """
         freed = 0
         for partition in self.partitions():
             position = stored.get(partition.id)
@@ -155,10 +160,13 @@ class FileStream:
             is_fully_read = ended and _is_fully_read(folder, position)
             for number in numbers:
                 path = _file(folder, number)
-                if path.stat().st_mtime >= before_s or not (number < place.file or is_fully_read):
+                if path.stat().st_mtime >= before_s:
                     break
-                freed += path.stat().st_size
-                remove(path)
+                if number < place.file or is_fully_read:
+                    freed += path.stat().st_size
+                    remove(path)
+                elif number == place.file:
+                    freed += erase_before(path, place.entry)
             if ended and not _file_numbers(folder):
                 shutil.rmtree(folder, ignore_errors=True)
         return freed
@@ -329,6 +337,8 @@ def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
     if not entry.payload:
         return [Record(after_entry, 0.0, b"damaged stream entry")] if skip < 0 else []
     (time_s,) = _TIME.unpack_from(entry.payload)
+    if not time_s:
+        return []  # trimmed
     view = memoryview(entry.payload)
     at = _TIME.size
     index = 0

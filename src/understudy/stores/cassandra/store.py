@@ -601,10 +601,12 @@ class CassandraStore:
             self._expire_partition(name, head, old, new) for name, head in heads.items()
         )
         for rows in self._quarantine_pages():
+            # Includes frames that were older than an earlier expiry when they were quarantined.
+            expired = [row for row in rows if row.received_s < before_s]
             keys = [
                 frame_key(row.session, row.chunk_no, row.digest)
-                for row in rows
-                if old <= row.received_s < before_s
+                for row, raw in zip(expired, raws_of(self.wire, expired), strict=True)
+                if raw is not None
             ]
             self.wire.all([erased_frame(self.wire, key) for key in keys])
         self._journal.expired_before_s = new
