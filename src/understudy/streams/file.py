@@ -125,7 +125,7 @@ class FileStream:
         return [
             Partition(path.name)
             for path in sorted(self._folder.iterdir())
-            if not path.name.startswith(".")
+            if not path.name.startswith(".") and path.is_dir()
         ]
 
     def read(
@@ -160,7 +160,9 @@ class FileStream:
                 freed += path.stat().st_size
                 remove(path)
             if ended and not _file_numbers(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder / ".lock")
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # a folder with files of other programs stays
         return freed
 
     def close(self) -> None:
@@ -270,7 +272,7 @@ def _file(folder: Path, number: int) -> Path:
 
 def _file_numbers(folder: Path) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
-        return sorted(int(path.stem) for path in folder.glob("*.log"))
+        return sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal())
     return []
 
 
