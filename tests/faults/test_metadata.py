@@ -31,7 +31,7 @@ from understudy.ports import Ack, Stored
 from understudy.simulation.verify import tail_items, verify
 from understudy.stores.database import FILE_NAME
 from understudy.stores.local import LocalStore
-from understudy.stores.view import StoreView
+from understudy.stores.view import StoreView, read_head
 
 ADVICE = ("restore", "delete", "remove", "move", "correct", "put the newest")
 STRAYS = (".DS_Store", "old.log", "desktop (1).ini")
@@ -115,6 +115,8 @@ def outcome(data: DataFolder) -> Digests | str:
         if found.exit_code == 1:
             # The command names a backup as the next step after every loss.
             return "; ".join(found.corrupt) or f"lost {found.lost_steps}: restore a backup"
+        if found.unreadable_spools:
+            return f"restore session.json in {found.unreadable_spools}"
         return steps_of(data)
     except UnderstudyError as error:
         return str(error)
@@ -281,7 +283,7 @@ def test_a_folder_that_does_not_fit_together_is_rejected_and_left_as_it_is(
     copy: DataFolder,
 ) -> None:
     with sabotage.database(copy) as db:
-        head = sabotage.read_head(db)
+        head = read_head(db)
         sabotage.put(db, "head", 1, *head._replace(next_arrival=2))
     before = (copy.store / FILE_NAME).read_bytes()
     with pytest.raises(Corrupt, match="do not fit together"):

@@ -265,6 +265,13 @@ def _print_verification(
         f"{format_count(verification.gap_steps)}, quarantined {verification.quarantined_chunks} "
         "chunks"
     )
+    for spool in verification.unreadable_spools[:20]:
+        out.print(
+            f"[yellow]not sent[/yellow] the frames in {escape(spool)}, which were never "
+            "acknowledged: session.json there is missing or damaged; restore that file, or delete "
+            "the folder to give the frames up",
+            soft_wrap=True,
+        )
     missing = [receipt for receipt in verification.receipts if receipt.fate == "missing"]
     if verification.receipts:
         fates = verification.receipt_fates.items()

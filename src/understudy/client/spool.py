@@ -89,7 +89,7 @@ def unreadable_sessions(folder: Path) -> list[Path]:
     """Return the session folders with unsent frames whose session.json is missing or damaged."""
     unreadable: list[Path] = []
     for path in sorted(folder.glob("*/*")):
-        if path.is_dir() and any(path.glob("*.log")):
+        if path.is_dir() and any(log.stat().st_size for log in path.glob("*.log")):
             try:
                 read_session(path).spec()
             except (Corrupt, SpecError):

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -92,6 +92,9 @@ class Verification:
     recovered_frames: int
     live_writer: bool
     receipts: tuple[CheckedReceipt, ...] = ()
+    unreadable_spools: tuple[str, ...] = ()
+    """Folders of frames that cannot be sent, and were never acknowledged: a damaged session.json,
+    as after a power cut."""
 
     @property
     def receipt_fates(self) -> dict[FrameFate, int]:
@@ -146,12 +149,8 @@ def verify(
     except (Corrupt, Refused) as error:
         live = False
         findings = Findings(corrupt=[f"the store cannot be opened: {error}"])
-    for folder in unreadable_sessions(data.spool):
-        findings.corrupt.append(
-            f"the unsent frames in {folder} cannot be sent, because session.json there is missing "
-            "or damaged; restore that file, or delete the folder to give the frames up"
-        )
-    return _compare(findings, promises, recovered, live, receipts=receipts)
+    found = _compare(findings, promises, recovered, live, receipts=receipts)
+    return replace(found, unreadable_spools=tuple(map(str, unreadable_sessions(data.spool))))
 
 
 def verify_remote_store(
