@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from understudy.cli.root import run as run_command
+from understudy.client.connect import ClientConfig, connect
+from understudy.client.sender import SenderConfig
 
 
 @pytest.fixture(autouse=True)
@@ -84,12 +86,7 @@ def test_sessions_are_listed(folder: str) -> None:
     rows = last_object(understudy("data", "sessions", "--data", folder, "--json"))["sessions"]
     assert len(rows) == 3
     assert all(row["closed"] and not row["missing"] for row in rows)
-    assert (
-        last_object(understudy("data", "sessions", "--data", folder, "--game", "other", "--json"))[
-            "sessions"
-        ]
-        == []
-    )
+    assert understudy("data", "sessions", "--data", folder, "--game", "other").returncode == 2
 
 
 def test_doctor_and_version_report_the_installation(folder: str) -> None:
@@ -121,12 +118,61 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
     }
 
 
+def test_a_game_or_a_quarantined_frame_that_does_not_exist_is_named(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["data", "sessions", "--game", "nosuch", "--data", folder]) == 2
+    assert "'nosuch' is not registered; registered are CartPole-v1" in capsys.readouterr().err
+    assert run_command(["data", "quarantine", "replay", "999", "--data", folder]) == 2
+    assert "there is no frame 999 in quarantine, so nothing" in capsys.readouterr().err
+    assert run_command(["data", "quarantine", "replay", "--data", folder]) == 0
+
+
+def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_receipts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(tmp_path / "D")
+    receipts = str(tmp_path / "receipts.jsonl")
+    config = ClientConfig(background=False, sender=SenderConfig(receipts=receipts))
+    with connect("tag", obs=3, actions=2, data=data, config=config) as game:
+        episode = game.episode(player="ada")
+        for _ in range(20):
+            episode.acted([0.0, 0.0, 0.0], 1)
+        episode.end()
+    assert run_command(["data", "stats", "--data", data]) == 0
+    hint = "recorded steps wait in the stream; store them with: understudy ingest --until-empty"
+    assert hint in capsys.readouterr().out
+    assert run_command(["data", "verify", "--data", data]) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no damage, gap or duplicate was found, but there are no acknowledgements" in shown
+    assert "then run this command with --receipts receipts.jsonl" in shown
+    assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 0
+    shown = capsys.readouterr().out
+    assert "receipts 2: stored 2, quarantined 0, expired 0, forgotten 0, missing 0" in shown
+    with open(receipts, "a") as file:
+        line = {"session": "01a1e664-43f5-7270-b29c-763765e678e2", "chunk_no": 3}
+        file.write(json.dumps({**line, "length": 1, "crc": 2}) + "\n")
+    assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 1
+    assert "missing chunk 3 of session 01a1e664" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["dats"], "did you mean 'data'"),
         (["data", "stats"], "UNDERSTUDY_DATA"),
         (["data", "verify", "--data", "nowhere-at-all"], "holds no recorded data"),
+        (["data", "verify", "--receipts", "nowhere", "--data", "unused"], "does not exist"),
+        (["data", "compact", "--timeout", "-1", "--data", "unused"], "-1.0 is not in the range"),
+        (
+            ["data", "forget", "ada", "--timeout", "0", "--data", "unused"],
+            "0.0 is not in the range",
+        ),
+        (
+            ["data", "quarantine", "replay", "--timeout", "-1", "--data", "unused"],
+            "not in the range",
+        ),
+        (["backup", "B", "--timeout", "-1", "--data", "unused"], "-1.0 is not in the range"),
         (["simulate", "Nope-v1", "--data", "unused"], "did you mean"),
         (["simulate", "CartPole-v1", "--players", "0", "--data", "unused"], "--players is 0"),
         (["simulate", "CartPole-v1", "--seconds", "-1", "--data", "unused"], "--seconds is -1"),
@@ -170,6 +216,7 @@ def test_wrong_use_is_rejected_in_one_message_and_leaves_nothing(
         "data quarantine",
         "data quarantine list",
         "data quarantine replay",
+        "data compact",
     ],
 )
 def test_every_command_has_help_with_two_examples(

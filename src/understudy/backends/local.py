@@ -16,7 +16,9 @@ from understudy.stores.audit import audit
 from understudy.stores.audit import summary as summary
 from understudy.stores.database import has_store as has_store
 from understudy.stores.local import LocalStore
+from understudy.stores.view import EXPIRED as EXPIRED
 from understudy.stores.view import FORGOTTEN as FORGOTTEN
+from understudy.stores.view import QUARANTINED as QUARANTINED
 from understudy.stores.view import STORED as STORED
 from understudy.stores.view import StoreView
 from understudy.stores.window import PAGE, Window

@@ -29,6 +29,7 @@ from understudy.platform.config import mask_secrets, resolve
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=600.0,
     show_default=True,
     help="Seconds to wait for a running ingest.",

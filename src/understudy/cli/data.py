@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +13,12 @@ from rich.table import Table
 from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
 from understudy.backends.local import open_view
-from understudy.cli.deployed import config_of, released_models, remote_store
+from understudy.cli.deployed import (
+    config_of,
+    registered_games,
+    released_models,
+    remote_store,
+)
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
     common_options,
@@ -23,6 +29,8 @@ from understudy.cli.options import (
     results,
     store_option,
 )
+from understudy.client.receipts import read_receipts
+from understudy.core.errors import ConfigError
 from understudy.core.log import is_locked
 from understudy.platform.erase import (
     compact_store,
@@ -77,6 +85,13 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     out.print(line)
     for game, game_steps in fields["games"].items():
         out.print(f"  {game}: {format_count(game_steps)} steps")
+    unstored = [name for name in ("stream", "spool") if fields["bytes"].get(name)]
+    if not fields["steps"] and unstored:
+        out.print(
+            f"recorded steps wait in the {' and the '.join(unstored)}; store them with: understudy "
+            f"ingest --until-empty --data {escape(data_text or 'DIR')}",
+            soft_wrap=True,
+        )
     out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
     used = ", ".join(
         f"{name} {format_size(used_bytes)}" for name, used_bytes in fields["bytes"].items()
@@ -130,6 +145,13 @@ def sessions(
                     "closed": info.closed,
                 }
             )
+    if game is not None and not rows:
+        games = remote.games if remote else registered_games(data_text)
+        if game not in games:
+            raise ConfigError(
+                f"the game {game[:80]!r} is not registered; registered are "
+                f"{', '.join(games) or 'none'}; pass one of them to --game"
+            )
     table = Table("session", "game", "player", "chunks", "steps", "missing", "dropped", "closed")
     for row in rows:
         values = [
@@ -151,32 +173,56 @@ def sessions(
 @data.command(
     epilog=examples(
         "understudy data verify --data D",
-        "understudy data verify --data D --json",
+        "understudy data verify --data D --receipts receipts.jsonl --json",
         "understudy data verify --data D --store cassandra://HOST/KEYSPACE --digest",
     )
 )
 @click.option("--digest", is_flag=True, help="Also print a SHA-256 per session, to compare stores.")
+@click.option(
+    "--receipts",
+    "receipt_files",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    multiple=True,
+    help="A game's file of acknowledged frames (SenderConfig.receipts); may be repeated.",
+)
 @store_option
 @common_options
-def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: bool) -> int:
+def verify(
+    data_text: str | None,
+    as_json: bool,
+    store_url: str | None,
+    digest: bool,
+    receipt_files: tuple[Path, ...],
+) -> int:
     """Send spooled frames, store what is in the stream, then verify every acknowledged step.
 
     Acknowledged steps are read from the ledger, a list that simulated players ('understudy
-    simulate', 'understudy demo') and 'understudy data import' write, and compared with the stored
-    bytes. Exits 0 if every acknowledged step is accounted for exactly once; 1 on any loss,
-    duplicate, gap or damage; 2 if there is no ledger (the stored bytes are still audited).
+    simulate', 'understudy demo') and 'understudy data import' write, and from the receipts of
+    games, and compared with the stored bytes. Each receipt is stored, quarantined, expired,
+    forgotten or missing. Exits 0 if every acknowledged step is accounted for exactly once; 1 on any
+    loss, duplicate, gap or damage; 2 if there are neither a ledger nor receipts (the stored bytes
+    are still audited).
 
     With a remote store nothing is sent or stored: only what ingest has stored so far is verified.
     """
     began_s = time.monotonic()
     by_session = {}
+    receipts = [acked for path in receipt_files for acked in read_receipts(path)]
     with ExitStack() as opened:
         remote = opened.enter_context(remote_store(data_text, store_url))
         folder = remote.data if remote else data_folder(data_text).must_exist()
         verification = (
-            verify_remote_store(folder, remote.store, live=is_locked(folder.root / "ingest.lock"))
+            verify_remote_store(
+                folder,
+                remote.store,
+                live=is_locked(folder.root / "ingest.lock"),
+                receipts=receipts,
+            )
             if remote
-            else verify_data(folder, config=config_of(data_text, store_url=store_url))
+            else verify_data(
+                folder, config=config_of(data_text, store_url=store_url), receipts=receipts
+            )
         )
         if digest:
             store = remote.store if remote else opened.enter_context(open_view(folder.store))
@@ -219,13 +265,30 @@ def _print_verification(
         f"{format_count(verification.gap_steps)}, quarantined {verification.quarantined_chunks} "
         "chunks"
     )
+    for spool in verification.unreadable_spools[:20]:
+        out.print(
+            f"[yellow]not sent[/yellow] the frames in {escape(spool)}, which were never "
+            "acknowledged: session.json there is missing or damaged; restore that file, or delete "
+            "the folder to give the frames up",
+            soft_wrap=True,
+        )
+    missing = [receipt for receipt in verification.receipts if receipt.fate == "missing"]
+    if verification.receipts:
+        fates = verification.receipt_fates.items()
+        counts = ", ".join(f"{fate} {format_count(count)}" for fate, count in fates)
+        out.print(f"receipts {format_count(len(verification.receipts))}: {counts}")
+    for receipt in missing[:20]:
+        out.print(f"[red]missing[/red] chunk {receipt.chunk_no} of session {receipt.session}")
     is_sound = not (verification.duplicate_steps or verification.corrupt)
     if verification.exit_code == 2:
         out.print(
-            "no ledger in this folder (simulated players and imports write one), so nothing to "
-            "compare with; no damage, gap or duplicate was found"
+            "no damage, gap or duplicate was found, but there are no acknowledgements to compare "
+            "with: only simulated players and imports write a ledger; next: record with "
+            "understudy.SenderConfig(receipts='receipts.jsonl'), then run this command with "
+            "--receipts receipts.jsonl",
+            soft_wrap=True,
         )
-    elif is_remote and verification.lost_steps and is_sound:
+    elif is_remote and (verification.lost_steps or missing) and is_sound:
         out.print(
             "[red]FAILED[/red], unless these steps are still in the stream: store them with "
             "'understudy ingest --until-empty', then verify again"
@@ -256,6 +319,7 @@ def _print_verification(
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=120.0,
     show_default=True,
     help="Seconds to wait for a running writer.",
@@ -311,6 +375,7 @@ def forget(
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=3600.0,
     show_default=True,
     help="Seconds to wait for a running writer.",
@@ -386,6 +451,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=120.0,
     show_default=True,
     help="Seconds to wait for a running writer.",

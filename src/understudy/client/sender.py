@@ -1,6 +1,7 @@
 """Sender: numbers, spools and sends recorded steps in the background until acknowledged."""
 
 import contextlib
+import os
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.client.receipts import Receipts
 from understudy.client.session import RecordingWarning, Session, Sessions
 from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_session
 from understudy.core.clock import Clock, SystemClock
@@ -32,6 +34,8 @@ _MEMORY_BYTES = 8 * 1024 * 1024
 _REPORT_EVERY_S = 10.0
 """Skipped steps are reported with each send, or this often without one; the response updates the
 recording rate."""
+_MAX_FAILURES = 3
+"""After this many failed sends, `send_unsent_frames` leaves the rest in the spool."""
 _CHECK_BYTES = 1024 * 1024
 """The spool's cap is checked each time this much, or a 32nd of the cap, was spooled."""
 
@@ -164,6 +168,8 @@ class SenderConfig:
     """The bound of the first wait before a retry; waits are random between 0 and the bound."""
     retry_cap_s: float = 30.0
     """The bound doubles with each failure, up to this."""
+    receipts: str | os.PathLike[str] | None = None
+    """A file that gets a line for every acknowledged frame, for `data verify --receipts`."""
 
     def __post_init__(self) -> None:
         times = (
@@ -218,6 +224,8 @@ class Sender:
         self._report_at_s = clock.monotonic() + _REPORT_EVERY_S
         self._registered: set[str] = set()
         self._warned: set[str] = set()
+        receipts = self._config.receipts
+        self._receipts = None if receipts is None else Receipts(Path(receipts), warn=self.warn)
         self._adopt_at_s = clock.monotonic()
         self._hurry = False
 
@@ -457,6 +465,9 @@ class Sender:
         self.counts.sent_frames += len(batch)
         again = len(batch) - len(acks)
         retry_after_s = 0.0
+        if self._receipts is not None:
+            acked = [frame for (_, frame), ack in zip(batch, acks, strict=False) if ack.accepted]
+            self._receipts.add(acked)
         for (entry, _), ack in zip(batch, acks, strict=False):
             if entry.is_done:
                 continue  # two threads called pump at once, and the other got its response first
@@ -597,7 +608,11 @@ def send_unsent_frames(
     deadline = clock.monotonic() + timeout_s
     try:
         wait_s = sender.step()
-        while not sender.is_clear and clock.monotonic() < deadline:
+        while (
+            not sender.is_clear
+            and clock.monotonic() < deadline
+            and sender.counts.failed_sends < _MAX_FAILURES
+        ):
             time.sleep(min(wait_s, 0.1))
             wait_s = sender.step()
     finally:

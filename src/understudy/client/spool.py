@@ -91,6 +91,18 @@ def forget_spooled(folder: Path, player: str, games: Collection[str]) -> tuple[i
     return n_deleted, left
 
 
+def unreadable_sessions(folder: Path) -> list[Path]:
+    """Return the session folders with unsent frames whose session.json is missing or damaged."""
+    unreadable: list[Path] = []
+    for path in sorted(folder.glob("*/*")):
+        if path.is_dir() and any(log.stat().st_size for log in path.glob("*.log")):
+            try:
+                read_session(path).spec()
+            except (Corrupt, SpecError):
+                unreadable.append(path)
+    return unreadable
+
+
 class SpoolFile:
     """One log file, how many of its frames are not done, and how many were acknowledged."""
 
@@ -344,7 +356,8 @@ class SessionSpool:
         """Read the unfinished frames of another process; damaged ends of files are skipped."""
         done_below, done_steps, self.next_no, self.n_steps = self._position()
         dropped: set[int] = set()
-        for path in sorted(self._folder.glob("*.log")):
+        paths = sorted(self._folder.glob("*.log"))
+        for path in [path for path in paths if path.stem.isdecimal()]:
             file = SpoolFile(path, size_bytes=path.stat().st_size)
             self._files.append(file)
             self._next_file = max(self._next_file, int(path.stem) + 1)
@@ -470,17 +483,19 @@ class Spool:
             session = _session_of(folder)
             if session is None or (lock := self._lock(folder, session, now_s)) is None:
                 continue
-            spool = (
-                self._read(folder, lock, session)
-                if now_s - session_time_s(session) <= SPOOL_S
-                else None
-            )
+            is_expired = now_s - session_time_s(session) > SPOOL_S
+            spool = None if is_expired else self._read(folder, lock, session)
             if spool is not None:
                 yield spool, spool.load()
                 continue
             self.expired_sessions += 1
             lock.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            if is_expired or not any(folder.glob("*.log")):
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                # Its frames may be readable once session.json is repaired.
+                with contextlib.suppress(OSError):
+                    folder.rename(folder.with_name(f"{folder.name}.unreadable"))
 
     def _lock(self, folder: Path, session: uuid.UUID, now_s: float) -> FileLock | None:
         if not (folder / "session.json").exists() and now_s - session_time_s(session) < _SETTLED_S:

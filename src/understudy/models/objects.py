@@ -84,13 +84,13 @@ class FolderObjects:
 
     def list(self, prefix: str) -> Sequence[str]:
         root = self._folder / check_object_name(prefix)
-        paths = (
-            Path(folder) / file
-            for folder, _, files in os.walk(root)
-            for file in files
-            if not file.startswith(".")
-        )
-        return sorted(path.relative_to(self._folder).as_posix() for path in paths)
+        names: list[str] = []
+        for folder, _, files in os.walk(root):
+            for file in files:
+                with contextlib.suppress(Refused):  # files of other programs
+                    path = (Path(folder) / file).relative_to(self._folder)
+                    names.append(check_object_name(path.as_posix()))
+        return sorted(names)
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -14,6 +14,7 @@ the new entries and finds that its epoch has ended.
 
 import hashlib
 import threading
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -89,7 +90,8 @@ class Registry:
 
     def games(self) -> list[str]:
         """The names of all games that have a registered spec."""
-        return sorted({name.split("/")[1] for name in self._objects.list("games")})
+        names = [name.split("/") for name in self._objects.list("games") if name.endswith(".json")]
+        return sorted({parts[1] for parts in names if len(parts) == 3})
 
     def catalogue(self, game: str) -> Catalogue:
         """A copy of the game's state, at most `poll_every_s` old; new entries do not change it."""
@@ -283,14 +285,22 @@ class Registry:
     # --- Specs ------------------------------------------------------------------------------------
 
     def register(self, spec: GameSpec) -> None:
-        """Store a game's spec; storing the same spec again has no effect."""
+        """Store a game's spec; storing the same spec again repairs a damaged one."""
         for other in self.games():
             if other != spec.game and other.casefold() == spec.game.casefold():
                 raise ConfigError(
                     f"{spec.game} differs from the registered game {other} only in case; use "
                     f"{other}, or a name that differs in more than case"
                 )
-        self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
+        name = f"games/{game_name(spec.game)}/{spec.schema}"
+        if self._objects.create(f"{name}.json", spec.to_json()):
+            return
+        stored = self._objects.get(f"{name}.json") or b""
+        if hashlib.sha256(stored).hexdigest() != spec.schema:
+            # The name is the hash of the contents, so these bytes are damaged; they are kept aside.
+            self._objects.create(f"{name}.damaged-{zlib.crc32(stored):08x}", stored)
+            self._objects.delete(f"{name}.json")
+            self._objects.create(f"{name}.json", spec.to_json())
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         """The game's spec with this schema, or None; SpecError when it is damaged."""
@@ -299,7 +309,11 @@ class Registry:
     def specs(self, game: str) -> Sequence[GameSpec]:
         """Every spec of a game."""
         names = self._objects.list(f"games/{game_name(game)}")
-        return [spec for name in names if (spec := self._spec(name)) is not None]
+        return [
+            spec
+            for name in names
+            if name.endswith(".json") and (spec := self._spec(name)) is not None
+        ]
 
     def _spec(self, name: str) -> GameSpec | None:
         raw = self._objects.get(name)

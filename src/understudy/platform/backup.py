@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -41,6 +42,7 @@ _FACTS = "backup.json"
 _FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
+_SNAPSHOT = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
     make_folder(folder)
     with FileLock(folder / ".lock", what=f"a backup of {data.root}"):
         for old in folder.iterdir():
-            if old.is_dir():
+            if old.is_dir() and _SNAPSHOT.fullmatch(old.name):
                 shutil.rmtree(old)  # left by a killed backup
         target = folder / secrets.token_hex(8)
         make_folder(target)

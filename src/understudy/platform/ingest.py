@@ -153,9 +153,10 @@ class IngestRole:
                     deployment_key(data.root)
                 # The store is opened first: its lock makes this process the only writer, so claims
                 # can belong to the folder instead of a process.
-                self._store: FullStore = opened.enter_context(
-                    open_local_store(data.store, specs=self._specs)
-                )
+                store = opened.enter_context(open_local_store(data.store, specs=self._specs))
+                self._store: FullStore = store
+                if isinstance(self._specs, SpecFolder):
+                    _restore_specs(data, store, self._specs)
             else:
                 make_folder(data.root)
                 opened.callback(FileLock(data.root / "ingest.lock", what="ingest").close)
@@ -242,6 +243,7 @@ class IngestRole:
         """Delete stored parts of a file stream older than `retention_s`; return the bytes freed."""
         freed = trim_file_stream(self._stream, self.store.positions(), retention_s=retention_s)
         if freed:  # partitions disappear only then
+            self.store.mark()
             existing = {partition.id for partition in self._stream.partitions()}
             self.store.release([name for name in self.store.positions() if name not in existing])
         return freed
@@ -380,11 +382,27 @@ def open_in_task(address: str) -> Opened:
     return open_stream(urls["stream"], data), open_store(urls["store"], specs=specs), specs
 
 
+def _restore_specs(data: DataFolder, store: "LocalStore", specs: SpecFolder) -> None:
+    """Write the specs that were removed or damaged again, from the copies in the store."""
+    registry = Registry(open_objects(models_folder(data)), trusted={})
+    for spec in store.stored_specs():
+        if specs.spec(spec.game, spec.schema) is None:
+            registry.register(spec)
+            _log.warning("spec_restored", game=spec.game, schema=spec.schema)
+
+
 # --- replaying quarantined frames -----------------------------------------------------------------
 
 
 def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, int]:
     """Check quarantined frames again, store those that pass, and return counts; `ids` None: all."""
+    for number in ids or ():
+        page = store.quarantined(after_id=number - 1, limit=1)
+        if not page or page[0].id != number:
+            raise ConfigError(
+                f"there is no frame {number} in quarantine, so nothing was replayed; see "
+                "'understudy data quarantine list' for the numbers"
+            )
     counts = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}
     after = 0
     while page := store.quarantined(after_id=after, limit=256):

@@ -16,7 +16,7 @@ except where noted:
 
 import hashlib
 import math
-import shutil
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -139,7 +139,7 @@ class GameTraining:
         try:
             checkpoint = Checkpoints(self._folder).latest()
         except Corrupt as error:
-            self._remove(error)
+            self._set_aside(error)
         self._create_engine()
         try:
             if checkpoint is not None:
@@ -147,17 +147,19 @@ class GameTraining:
                 self.marks = Marks(**checkpoint.facts["marks"])
         except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
-            self._remove(error)
+            self._set_aside(error)
             self._create_engine()
         except BaseException:  # includes a damaged store: the checkpoint is good and is kept
             self.engine.close()
             raise
         self.saved_s = context.clock.monotonic()
 
-    def _remove(self, error: Exception) -> None:
-        """Delete unusable checkpoints; only time is lost, since the store has every step."""
-        shutil.rmtree(self._folder)
-        self._on_guarded(Guarded(env_steps=0, what=f"{error}; the training restarts"))
+    def _set_aside(self, error: Exception) -> None:
+        """Rename the folder of unusable checkpoints; the store has every step, so time is lost."""
+        aside = self._folder.with_name(f"{self._folder.name}.unusable-{secrets.token_hex(4)}")
+        self._folder.rename(aside)
+        what = f"{error}; the training restarts, the old checkpoints are in {aside}"
+        self._on_guarded(Guarded(env_steps=0, what=what))
 
     def _create_engine(self) -> None:
         settings = self.settings

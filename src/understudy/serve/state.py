@@ -144,8 +144,12 @@ class SpecCache:
 
     async def register(self, spec: GameSpec, *, may_add: bool) -> None:
         """Register a spec; Refused if it is new and the caller may not add specs."""
-        if spec.schema in await self._run(self._read, spec.game):
-            return
+        try:
+            if spec.schema in await self._run(self._read, spec.game):
+                return
+        except Corrupt:
+            if not may_add:
+                raise  # to register the spec again repairs a damaged one
         if not may_add:
             raise Refused(
                 "not_registered", f"{spec.game} is not registered with this schema; {_HOW}"

@@ -127,7 +127,7 @@ class FileStream:
         return [
             Partition(path.name)
             for path in sorted(self._folder.iterdir())
-            if not path.name.startswith(".")
+            if not path.name.startswith(".") and path.is_dir()
         ]
 
     def read(
@@ -168,7 +168,9 @@ class FileStream:
                 elif number == place.file:
                     freed += erase_before(path, place.entry)
             if ended and not _file_numbers(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder / ".lock")
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # a folder with files of other programs stays
         return freed
 
     def close(self) -> None:
@@ -278,7 +280,7 @@ def _file(folder: Path, number: int) -> Path:
 
 def _file_numbers(folder: Path) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
-        return sorted(int(path.stem) for path in folder.glob("*.log"))
+        return sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal())
     return []
 
 
