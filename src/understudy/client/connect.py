@@ -469,7 +469,7 @@ def check_data_folder(folder: Path) -> None:
     try:
         backends = json.loads(path.read_bytes())
         urls = {part: str(backends[f"{part}.url"]) for part in ("stream", "models")}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
