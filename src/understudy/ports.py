@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
+from understudy.core.errors import Refused
 from understudy.core.names import PlayerName
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import Frame
@@ -55,6 +56,13 @@ class Ack:
     retry_after_s: float = 0.0
     error: str = ""
     """Why the frame must be sent again, as text for people."""
+
+
+def refused_ack(refused: Refused) -> Ack:
+    """The ack of a frame that was rejected, for good or until it is sent again."""
+    if refused.retry_after_s is None:
+        return Ack(False, refused=str(refused))
+    return Ack(False, retry_after_s=refused.retry_after_s, error=str(refused))
 
 
 @dataclass(frozen=True, slots=True)

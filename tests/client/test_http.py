@@ -463,6 +463,31 @@ def test_addresses_that_are_invalid_or_would_expose_the_key_are_rejected(tmp_pat
 @pytest.mark.parametrize(
     "url",
     [
+        "https://anna:secret@play.example.org",
+        "https://anna:s@secret@play.example.org",
+        "http://anna:secret@127.0.0.1:8080",
+        "https://anna:secret@a:99999",
+        "https://anna:secret@[a",
+        "anna:secret@play.example.org",
+        "ftp://anna:secret@a",
+        "https://a?key=secret",
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"key": None}, {"data": "D"}])
+def test_no_error_shows_the_user_or_the_password_of_an_address(tmp_path, monkeypatch, url, more):
+    monkeypatch.delenv("UNDERSTUDY_KEY", raising=False)
+    given = {"url": url, "key": KEY, **more}
+    with pytest.raises(ConfigError) as raised:
+        connect(spec=SPEC, config=ClientConfig(spool=tmp_path), **given)
+    told = str(raised.value)
+    assert "secret" not in told
+    assert "anna" not in told
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
         "https://play.example.org",
         "https://play.example.org:8443/understudy/",
         "http://127.0.0.1:8080",

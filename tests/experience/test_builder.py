@@ -28,7 +28,7 @@ from understudy.experience.chunk import (
     chunk_of,
 )
 from understudy.experience.game import GameSpec, game_spec
-from understudy.experience.spaces import Box, Discrete
+from understudy.experience.spaces import MAX_NUMBER, Box, Discrete
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 NOTE = EpisodeNote(row=0)
@@ -296,7 +296,7 @@ def test_a_block_is_full_by_steps_rows_or_notes():
     ("calls", "reason"),
     [
         (lambda builder: builder.decide(obs(0), 0), "bad_order"),
-        (lambda builder: builder.add_reward(1.0), "bad_order"),
+        (lambda builder: builder.add_reward(1.0), "early_reward"),
         (lambda builder: (builder.begin(NOTE), builder.act(0)), "bad_order"),
         (lambda builder: (builder.begin(NOTE), builder.begin(NOTE)), "bad_order"),
         (
@@ -491,7 +491,9 @@ class Calls(RuleBasedStateMachine):
             )
             self.closed.append((*self.open, now))
         elif how == "lost":
-            is_full = self.builder.finish(None, terminated=False, truncated=True)
+            with pytest.raises(Refused, match="no_last_obs"):
+                self.builder.finish(None, terminated=False, truncated=True)
+            is_full = self.builder.cut()
         else:
             is_full = self.builder.cut()
         self.open = None
@@ -523,7 +525,7 @@ def test_a_reward_is_stored_as_float32_or_refused(reward):
     try:
         builder.add_reward(reward)
     except Refused:
-        assert not abs(reward) <= float(np.finfo(np.float32).max)
+        assert not abs(reward) <= float(np.float32(MAX_NUMBER))
         return
     builder.decide(obs(1), 0)
     assert taken(builder).columns["reward"][0] == np.float32(reward)

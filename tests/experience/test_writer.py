@@ -39,7 +39,7 @@ I16 = DTYPES["I16"]
         (Box((2,), F32), np.array([1, 2], np.int64), [1, 2]),
         (Box((2,), F32), np.array([0.1, 0.2]), np.array([0.1, 0.2], np.float32)),
         (Box((2,), F32), np.array([1, 2], ">f4"), [1, 2]),
-        (Box((2,), F32), np.array([3e38, 3e38], np.float32), np.array([3e38, 3e38], np.float32)),
+        (Box((2,), F32), np.array([1e20, -1e20], np.float32), np.array([1e20, -1e20], np.float32)),
         (Box((40,), F32), np.arange(40, dtype=np.float32), np.arange(40)),
         (Box((2, 2), F32), [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
         (
@@ -69,6 +69,9 @@ def test_values_that_fit_are_written(space, value, expected):
         (Box((2,), F32), ["a", "b"], "bad_dtype"),
         (Box((2,), F32), None, "bad_dtype"),
         (Box((2,), F32), [1e39, 0], "not_finite"),
+        (Box((2,), F32), np.array([3e38, -3e38], np.float32), "not_finite"),
+        (Box((40,), F32), np.full(40, 1e30, np.float32), "not_finite"),
+        (Box((1,), DTYPES["F64"]), [1.1e20], "not_finite"),
         (Box((2,), F32), np.array([np.inf, -np.inf], np.float32), "not_finite"),
         (Box((40,), F32), np.full(40, np.nan, np.float32), "not_finite"),
         (Box((2,), F32), np.array([2**24 + 1, 0]), "bad_dtype"),

@@ -126,6 +126,14 @@ def test_invalid_files_are_rejected_with_a_suggestion(tmp_path: Path, text: str,
     assert said in str(told.value)
 
 
+def test_an_empty_variable_is_named_with_the_default(tmp_path: Path):
+    for text in ("", " "):
+        with pytest.raises(ConfigError) as told:
+            resolve({}, environ={VARIABLE: text})
+        assert "gateway.port is empty (UNDERSTUDY_GATEWAY_PORT)" in str(told.value)
+        assert "remove it for the default, 8600" in str(told.value)
+
+
 def test_invalid_variables_are_rejected_and_those_of_games_ignored(tmp_path: Path):
     with pytest.raises(ConfigError, match="did you mean UNDERSTUDY_GATEWAY_PORT"):
         resolve({}, environ={"UNDERSTUDY_GATEWAY_PROT": "1"})
@@ -173,6 +181,7 @@ def test_passwords_in_a_url_are_stars():
         "origin": "UNDERSTUDY_MODELS_URL",
     }
     assert mask_secrets(5) == 5
+    assert mask_secrets("https://name:s@cre/t@host/path") == "https://***@host/path"
 
 
 def test_the_example_lists_every_setting_and_changes_none(tmp_path: Path):

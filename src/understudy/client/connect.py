@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -227,6 +227,7 @@ class Game:
             skipped_steps=self._sessions.skipped_steps,
             recording_rate=self._sessions.recording_rate.value,
             bad_inputs=self._tolerance.bad_inputs,
+            last_bad_input=self._tolerance.last_bad_input,
             ignored_calls=self._tolerance.ignored_calls,
             open_episodes=self._sessions.n_open,
             bot=self._bots.name,
@@ -348,10 +349,23 @@ def connect(
         link = HttpLink(destination, spec.game, insecure=config.insecure)
         tag = spool_tag(link.address, spec.game, destination.key)
     else:
-        link = local_link(destination, spec, config.clock)
+        with _writing(destination):
+            link = local_link(destination, spec, config.clock)
         tag = spool_tag("data", spec.game)
         spool = spool if config.spool is not None else destination / "spool"
-    return Game(spec, link, spool=spool, tag=tag, consent=consent, config=config)
+    with _writing(spool):
+        return Game(spec, link, spool=spool, tag=tag, consent=consent, config=config)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {folder} ({error.strerror or error}); give a folder that this user "
+            "may write to: data= for the recorded steps, ClientConfig(spool=...) for unsent ones"
+        ) from error
 
 
 def _spec(name: str | None, spec: GameSpec | None, **shape: Any) -> GameSpec:
@@ -377,8 +391,13 @@ def _spec(name: str | None, spec: GameSpec | None, **shape: Any) -> GameSpec:
         raise ConfigError(
             "connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)"
         )
-    has_action_mask = bool(shape["has_action_mask"])
-    return game_spec(name, obs=obs, actions=actions, has_action_mask=has_action_mask)
+    has_action_mask = shape["has_action_mask"]
+    return game_spec(
+        name,
+        obs=obs,
+        actions=actions,
+        has_action_mask=False if has_action_mask is None else has_action_mask,
+    )
 
 
 def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
@@ -407,13 +426,12 @@ def find_destination(
 ) -> Path | Address:
     """Return the folder or address to record to; arguments take precedence over the environment."""
     if data is not None and url is not None:
-        raise ConfigError(
-            f"connect got both data={str(data)!r} and url={url!r}; pass only one of them"
-        )
+        raise ConfigError(f"connect got both data={str(data)!r} and url=; pass only one of them")
     if data is None and (url := _setting("url", url)):
         if not (key := _setting("key", key)):
             raise ConfigError(
-                f"{url} needs a key; pass key=, or set UNDERSTUDY_KEY as `understudy up` prints it"
+                "a platform's URL needs a key; pass key=, or set UNDERSTUDY_KEY as `understudy up` "
+                "prints it"
             )
         return Address(url, key)
     if key is not None:
@@ -451,7 +469,7 @@ def check_data_folder(folder: Path) -> None:
     try:
         backends = json.loads(path.read_bytes())
         urls = {part: str(backends[f"{part}.url"]) for part in ("stream", "models")}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -487,10 +505,11 @@ def user_folder() -> Path:
 def default_player(folder: Path) -> PlayerName:
     """Return this machine's random player name, which is created once and stored in `folder`."""
     path = folder / "player"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        create_once(path, f"p-{secrets.token_hex(8)}".encode())
-    return player_name(path.read_text().strip())
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            create_once(path, f"p-{secrets.token_hex(8)}".encode())
+        return player_name(path.read_text().strip())
 
 
 # --- At exit and after a fork ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import Intake
-from understudy.ports import Ack, LiveModels, Stream
+from understudy.ports import Ack, LiveModels, Stream, refused_ack
 
 if TYPE_CHECKING:
     from understudy.models.registry import Registry
@@ -71,7 +71,7 @@ class LocalLink:
             ack = Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))
             appended = iter([ack] * len(admitted))
         return [
-            Ack(False, refused=str(result)) if isinstance(result, Refused) else next(appended)
+            refused_ack(result) if isinstance(result, Refused) else next(appended)
             for result in checked
         ]
 

@@ -106,6 +106,8 @@ class Stats:
     expired_sessions: int
     """Deleted sessions of killed games: not sent within a week, or unreadable."""
     bad_inputs: int
+    last_bad_input: str
+    """The last invalid input of the game, as `code: detail`; empty while there was none."""
     ignored_calls: int
     open_episodes: int
     last_error: str

@@ -124,44 +124,47 @@ class Handoff(Generic[Owner]):
 
 
 class RecordingWarning(UserWarning):
-    """A game is not recorded as expected; warned once, then counted in `game.stats()`."""
+    """A game is not recorded as expected; warned once a kind, then counted in `game.stats()`."""
 
 
 class Tolerance:
-    """Handles invalid input: raises on the first decision, later counts it and warns once."""
+    """Handles invalid input: raises on the first decision, later counts it, warns once a kind."""
 
-    __slots__ = ("bad_inputs", "decided", "ignored_calls", "strict", "warned")
+    __slots__ = ("bad_inputs", "decided", "ignored_calls", "last_bad_input", "strict", "warned")
 
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
         self.decided = False
-        self.warned = False
+        self.warned: set[str] = set()
+        """The reason codes that were warned of."""
         self.bad_inputs = 0
+        self.last_bad_input = ""
         self.ignored_calls = 0
 
     def judge(self, error: Exception) -> Refused:
         """Count the error and return it as Refused; raise it on the first decision or if strict."""
-        self.bad_inputs += 1
         may_continue = self.decided and not self.strict
         self.decided = True
-        if isinstance(error, Refused):
-            if not may_continue:
-                raise error
-            return error
         # An unexpected error inside NumPy must not stop a game that has been running.
-        refused = Refused("bad_input", f"{type(error).__name__}: {str(error)[:120]}")
+        refused = (
+            error
+            if isinstance(error, Refused)
+            else Refused("bad_input", f"{type(error).__name__}: {str(error)[:120]}")
+        )
+        self.bad_inputs += 1
+        self.last_bad_input = str(refused)
         if not may_continue:
-            raise refused from error
+            raise refused from (None if refused is error else error)
         return refused
 
-    def warn(self, error: Refused) -> None:
-        """Warn once; called after the episode was cut."""
-        if not self.warned:
-            self.warned = True
+    def warn(self, error: Refused, cost: str = "recording of this episode stopped") -> None:
+        """Warn once for each reason code; called after what the input costs was done."""
+        if error.reason not in self.warned:
+            self.warned.add(error.reason)
             warnings.warn(
-                f"recording of this episode stopped because of invalid input: {error}. "
-                "game.stats().bad_inputs counts further ones without a warning; connect with "
-                "config=ClientConfig(strict=True) to raise each",
+                f"{cost} because of invalid input: {error}. game.stats() counts further ones as "
+                "bad_inputs, without a warning, and shows the last one as last_bad_input; connect "
+                "with config=ClientConfig(strict=True) to raise each",
                 RecordingWarning,
                 stacklevel=4,
             )

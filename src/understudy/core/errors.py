@@ -53,14 +53,18 @@ class MissingExtra(ConfigError):
 
 
 class Refused(UnderstudyError):
-    """A frame or chunk was rejected; `reason` is a stable code and `detail` explains it."""
+    """A frame or chunk was rejected; `reason` is a stable code and `detail` explains it.
+
+    It is rejected for good, unless `retry_after_s` tells when to send it again.
+    """
 
     blame: Blame = "sender"
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.retry_after_s = retry_after_s
 
 
 class PositionGone(UnderstudyError):

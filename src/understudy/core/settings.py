@@ -327,6 +327,11 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
         )
     about = f": {limits.description}" if limits and limits.description else ""
     if expected := _expected_type(value, default, may_move=may_move):
+        if value == "":
+            raise ConfigError(
+                f"{name} is empty{by}; give {expected}, or remove it for the default, {default!r}"
+                f"{about}"
+            )
         raise ConfigError(f"{name} is {mask_secrets(value)!r}{by}; give {expected}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
         raise ConfigError(
@@ -374,7 +379,7 @@ def mask_secrets(value: Any) -> Any:
     """The value; if it is a URL, its user, password and query are replaced by stars."""
     if not isinstance(value, str) or "://" not in value:
         return value
-    return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
+    return re.sub(r"\?.*", "?***", re.sub(r"://.*@", "://***@", value))
 
 
 def toml_text(value: Any) -> str:

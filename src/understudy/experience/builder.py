@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from understudy.experience.chunk import (
 )
 from understudy.experience.frame import Frame, data_frame
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import Space
+from understudy.experience.spaces import MAX_NUMBER, Space
 from understudy.experience.writer import (
     action_writer,
     check_mask,
@@ -63,7 +63,7 @@ MAX_NOTE_BYTES = 32 * 1024
 _EMPTY = 0
 _STAGED = 1
 _OPEN = 2
-_MAX_REWARD = float(np.finfo(np.float32).max)
+_MAX_FLOAT = float(np.float32(MAX_NUMBER))
 _MAX_FRAMES = (1 << 16) - 1
 _MAX_T_MS = (1 << 32) - 1
 
@@ -377,21 +377,25 @@ class ChunkBuilder:
         self._state = _OPEN
         return at >= self._last_row or self.closed_steps >= self._max_steps
 
-    def add_reward(self, reward: float) -> None:
+    def add_reward(self, reward: SupportsFloat) -> None:
         """Add to the reward of the open step."""
+        if self._state != _OPEN:
+            raise Refused(
+                "early_reward", "a reward needs a decision before it; record the decision first"
+            )
         try:
+            if isinstance(reward, str):
+                raise TypeError
             total = self._reward + float(reward)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise Refused(
                 "bad_dtype", f"reward {str(reward)[:40]!r} is not a number; give a finite number"
             ) from None
-        if self._state != _OPEN:
-            raise Refused("bad_order", "a reward needs a decision before it; record one first")
-        if not -_MAX_REWARD <= total <= _MAX_REWARD:
+        if not -_MAX_FLOAT <= total <= _MAX_FLOAT:
             raise Refused(
                 "not_finite",
-                f"reward {reward!r} makes the step's reward NaN, or too large for float32; give a "
-                "finite number below 3.4e38",
+                f"reward {reward!r} makes the step's reward NaN, or larger than {MAX_NUMBER:g}; "
+                "give a finite, smaller number",
             )
         self._reward = total
 
@@ -405,17 +409,18 @@ class ChunkBuilder:
         result: str | float | None = None,
         t_ms: int = 0,
     ) -> bool:
-        """End the episode after its open step; without `obs`, a truncated episode is cut."""
+        """End the episode after its open step; a terminated one needs no last observation."""
         if self._state != _OPEN or self._note is None:
             raise Refused("bad_order", "an episode ends after a decision; cut it instead")
         if not terminated and not truncated:
             raise Refused("bad_order", "an episode ends terminated or truncated; cut it instead")
-        note = self._note
-        if result is not None:
-            note = replace(note, result=result)
-            _check_note(replace(self._meta, episodes=(replace(note, row=0),)))
+        self.check_result(result)
         if obs is None and not terminated:
-            return self.cut(result=result)
+            raise Refused(
+                "no_last_obs",
+                "a truncated episode ends without its last observation, so the outcome of its last "
+                "decision is unknown; give that observation, as in end(obs, truncated=True)",
+            )
         at = self._at + 1
         if obs is None:
             # The observation after a terminated step is never used; a copy of the one before it is
@@ -430,11 +435,18 @@ class ChunkBuilder:
         self._columns.all["truncated"][self._at] = truncated
         self._close(t_ms)
         self._columns.row[at] = RowKind.FINAL
-        self._leave(at + 1, note)
+        self._leave(at + 1, replace(self._note, result=result))
         return self.is_full
+
+    def check_result(self, result: str | float | None) -> None:
+        """Raise Refused if an episode cannot have this result."""
+        if result is not None:
+            note = EpisodeNote(row=0, result=result)
+            _check_note(replace(self._meta, episodes=(note,)))
 
     def cut(self, *, result: str | float | None = None) -> bool:
         """End the episode early: drops an open step, keeps a staged observation."""
+        self.check_result(result)
         if self._state != _EMPTY:
             self._columns.pad(self._at)
         if self._note is None or self._state == _EMPTY or self._at == self._episode_row:
@@ -536,8 +548,11 @@ class ChunkBuilder:
             if value is None:
                 continue
             if name != "version":
-                if not -_MAX_REWARD <= value <= _MAX_REWARD:
-                    raise Refused("not_finite", f"{name} is {value!r}; give a finite number")
+                if not -_MAX_FLOAT <= value <= _MAX_FLOAT:
+                    raise Refused(
+                        "not_finite",
+                        f"{name} is {value!r}; give a finite number of at most {MAX_NUMBER:g}",
+                    )
             else:
                 try:
                     value = operator.index(value)
@@ -560,4 +575,10 @@ class ChunkBuilder:
 
 def _check_note(meta: ChunkMeta) -> None:
     # The reader's own rules, so that everything recorded can be read back.
-    read_meta(meta.to_metadata())
+    try:
+        read_meta(meta.to_metadata())
+    except (TypeError, ValueError) as error:
+        raise Refused(
+            "bad_metadata",
+            f"a fact about the episode is not a text or a finite number: {str(error)[:120]}",
+        ) from None

@@ -14,9 +14,13 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
 from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
-from understudy.experience.session import INTAKE_MAX_AGE_S, refused_session
+from understudy.experience.session import INTAKE_MAX_AGE_S, has_valid_time, refused_session
 
 KEY_BYTES = 32
+
+_RECENT_SESSIONS = 64
+"""How many sessions are asked whether this machine's clock is right."""
+_CLOCK_RETRY_S = 30.0
 
 
 def pseudonym(key: bytes, game: str, name: str) -> bytes:
@@ -72,20 +76,48 @@ def create_once(path: Path, raw: bytes) -> None:
 
 
 class Intake:
-    """Stamps admitted frames with their player's pseudonym and the time."""
+    """Stamps admitted frames with their player's pseudonym and the time.
+
+    A frame whose session began at an impossible time is rejected for good only if the clock of this
+    machine is right, by the times of the last 64 sessions: if most of them are impossible too, the
+    frame must be sent again later. Frames of other sessions are admitted in both cases, so that
+    sessions with false times cannot keep them out.
+    """
 
     def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:
         self._key = key
         self.game = game
         self._clock = clock
         self._pseudonyms: dict[PlayerName, bytes] = {}
+        self._recent: dict[uuid.UUID, None] = {}
 
     def admit(
         self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]
     ) -> list[Frame | Refused]:
-        """Return each frame with its stamps, or a Refused if it can never be accepted."""
+        """Return each frame with its stamps, or why it is rejected, for good or for now."""
         now_s = self._clock.now()
-        return [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
+        for frame in frames:
+            if frame.session in players and frame.session.version == 7:
+                self._recent[frame.session] = None
+        if len(self._recent) > 2 * _RECENT_SESSIONS:
+            self._recent = dict.fromkeys(list(self._recent)[-_RECENT_SESSIONS:])
+        outcomes = [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
+        if any(map(_has_bad_time, outcomes)):
+            recent = list(self._recent)[-_RECENT_SESSIONS:]
+            n_bad = sum(
+                not has_valid_time(session, entered_s=now_s, oldest_s=INTAKE_MAX_AGE_S)
+                for session in recent
+            )
+            if 2 * n_bad > len(recent):
+                again = Refused(
+                    "clocks_differ",
+                    f"{n_bad} of the last {len(recent)} sessions began at times that this "
+                    "platform's clock rules out; check its clock, and those of the machines that "
+                    "record; frames of such sessions must be sent again later",
+                    retry_after_s=_CLOCK_RETRY_S,
+                )
+                outcomes = [again if _has_bad_time(outcome) else outcome for outcome in outcomes]
+        return outcomes
 
     def _admit(self, frame: Frame, player: PlayerName | None, now_s: float) -> Frame | Refused:
         if frame.kind not in (FrameKind.DATA, FrameKind.DROP, FrameKind.CLOSE) or frame.flags:
@@ -115,3 +147,7 @@ class Intake:
                 self._pseudonyms.clear()
             pseudonym_ = self._pseudonyms[player] = pseudonym(self._key, self.game, player)
         return frame.stamped(pseudonym_, int(now_s))
+
+
+def _has_bad_time(outcome: Frame | Refused) -> bool:
+    return isinstance(outcome, Refused) and outcome.reason == "bad_session_time"

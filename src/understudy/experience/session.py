@@ -278,12 +278,17 @@ REMEMBER_S = INGEST_S + AHEAD_S
 be accepted if the player's clock was AHEAD_S ahead."""
 
 
+def has_valid_time(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> bool:
+    """Whether a session may have begun when its id says, for a frame that entered at this time."""
+    return -AHEAD_S <= entered_s - session_time_s(session) <= oldest_s
+
+
 def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> Refused | None:
     """The Refused for a frame that entered at this time if its session id is invalid, else None."""
     if session.version != 7:
         return Refused("bad_session", f"session {session} is not a UUIDv7")
-    age_s = entered_s - session_time_s(session)
-    if not -AHEAD_S <= age_s <= oldest_s:
+    if not has_valid_time(session, entered_s=entered_s, oldest_s=oldest_s):
+        age_s = entered_s - session_time_s(session)
         return Refused(
             "bad_session_time",
             f"session {session} began {age_s / DAY_S:.1f} days before this frame arrived; "

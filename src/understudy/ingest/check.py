@@ -12,7 +12,7 @@ from understudy.experience.chunk import Chunk, RowKind, chunk_of
 from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.experience.game import GameSpec
 from understudy.experience.session import INGEST_S, refused_session
-from understudy.experience.spaces import Space
+from understudy.experience.spaces import Space, check_recordable
 from understudy.experience.writer import raw_space
 from understudy.ports import Candidate, RefusedFrame, Specs
 
@@ -102,6 +102,8 @@ def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
     for name, space in spec.action_columns.items():
         if not space.contains(chunk.columns[name][is_step]).all():
             raise Refused("bad_action", f"{name!r} is outside {space.to_json()}")
+        if space.dtype.kind == "f":
+            check_recordable(name, chunk.columns[name])
     _check_action_mask(chunk, spec, is_step)
 
 
@@ -124,10 +126,10 @@ def _head(name: str) -> str:
 
 
 def _check_obs(name: str, column: Array, space: Space, is_used: Array) -> None:
-    # Real games sometimes exceed their declared float bounds; only NaN and infinity break learners.
+    # Real games sometimes exceed their declared float bounds; only numbers that are not finite, or
+    # too large, break learners.
     if column.dtype.kind == "f":
-        if not np.isfinite(column).all():
-            raise Refused("not_finite", f"{name!r} contains NaN or infinity")
+        check_recordable(name, column)
     elif not space.contains(column[is_used]).all():
         raise Refused("bad_obs", f"{name!r} is outside {space.to_json()}")
 

@@ -315,8 +315,7 @@ class Denied(Refused):
     def __init__(
         self, reason: str, detail: str, *, retry_after_s: float | None = None, allow: str = ""
     ) -> None:
-        super().__init__(reason, detail)
-        self.retry_after_s = retry_after_s
+        super().__init__(reason, detail, retry_after_s=retry_after_s)
         self.allow = allow
 
 

@@ -1,6 +1,7 @@
 """How experience enters the stream: JSON becomes frames, frames are checked and appended."""
 
 import asyncio
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ from understudy.serve.wire import ChunkColumns, Close
 _log = structlog.get_logger("understudy.gateway")
 _MAX_APPEND_BYTES = 8 * 1024 * 1024
 _RETRY_AFTER_S = 1.0
+_LOG_EVERY_S = 60.0
 
 # --- Columns: JSON experience, converted to the same frames that other clients send ---------------
 
@@ -175,6 +177,7 @@ class Admission:
         self._deployment_key = deployment_key
         self._clock = clock
         self._intakes: dict[str, Intake] = {}
+        self._log_at_s = -math.inf
 
     def admit(
         self,
@@ -183,7 +186,7 @@ class Admission:
         frames: Sequence[Frame | Refused],
         players: Mapping[uuid.UUID, PlayerName],
     ) -> list[Admitted | Refused]:
-        """Return each frame with player and time set, or why it is rejected for good.
+        """Return each frame with player and time set, or why it is rejected, for good or for now.
 
         The game must be registered.
         """
@@ -192,6 +195,10 @@ class Admission:
             intake = self._intakes[game] = Intake(self._deployment_key, GameName(game), self._clock)
         outcomes = iter(intake.admit([item for item in frames if isinstance(item, Frame)], players))
         stamped = [next(outcomes) if isinstance(item, Frame) else item for item in frames]
+        again = [item for item in stamped if isinstance(item, Refused) and item.retry_after_s]
+        if again and self._clock.monotonic() >= self._log_at_s:
+            self._log_at_s = self._clock.monotonic() + _LOG_EVERY_S
+            _log.error(again[0].reason, game=game, error=again[0].detail)
         return [_allowed(item, key, game) if isinstance(item, Frame) else item for item in stamped]
 
 

@@ -22,7 +22,7 @@ from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import Catalogue
 from understudy.models.keys import Key
 from understudy.models.manifest import Manifest
-from understudy.ports import Ack, LiveModels
+from understudy.ports import LiveModels, refused_ack
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.intake import Admitted, close_of, frame_of
@@ -84,7 +84,7 @@ async def _send(call: Call, batch: FrameBatch) -> Answer:
     recording_rate = state.count(call.game, admitted, appended, batch.skipped_steps)
     remaining_acks = iter(appended)
     acks = [
-        next(remaining_acks) if isinstance(outcome, Admitted) else Ack(False, refused=str(outcome))
+        next(remaining_acks) if isinstance(outcome, Admitted) else refused_ack(outcome)
         for outcome in outcomes
     ]
     return Answer(wire.SendResponse(acks=acks, recording_rate=recording_rate))
