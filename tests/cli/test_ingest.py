@@ -11,6 +11,7 @@ import pytest
 from tests.models.small_s3 import SmallS3, small_s3
 from understudy.backends.data import DataFolder
 from understudy.cli.root import run
+from understudy.experience.intake import deployment_key
 from understudy.models.cloud import CloudObjects
 from understudy.models.registry import Registry
 from understudy.stores.local import LocalStore
@@ -25,6 +26,7 @@ SPEC = cart_spec()
 def data(tmp_path: Path) -> DataFolder:
     """A folder whose stream contains three chunks that were received long ago."""
     data = DataFolder(tmp_path)
+    deployment_key(data.root)  # whoever records creates it first
     clock = ManualClock()
     stream = FileStream(data.stream, clock=clock)
     stream.append(

@@ -21,7 +21,7 @@ from tests.serve.test_server import certificate
 from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.client.connect import Address
 from understudy.client.http import HttpLink
-from understudy.core.errors import ConfigError, LinkFailed
+from understudy.core.errors import ConfigError, Corrupt, LinkFailed
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import Frame, data_frame
 from understudy.experience.game import game_spec
@@ -111,6 +111,27 @@ def test_a_revoked_key_keeps_everything_on_this_machine_and_warns(tmp_path):
         assert (stats.acked_steps, stats.refused_steps, stats.dropped_steps) == (5, 0, 0)
         assert not game.close(timeout_s=0.1)
         assert len(list((tmp_path / "spool").glob("*/*/session.json"))) == 1
+
+
+def test_a_gateway_whose_stored_keys_were_cut_accepts_none_and_loses_nothing(tmp_path):
+    with running(tmp_path / "D", GatewayConfig(keys_every_s=0.05)) as gateway:
+        key = gateway.key("play", registers=True)
+        gateway.key("read")
+        game = http_client(gateway.url, key, tmp_path)
+        play(game)
+        assert game.flush()
+        last = max((tmp_path / "D" / "models" / "keys").iterdir())
+        last.rename(tmp_path / "kept")
+        with pytest.raises(Corrupt, match="understudy keys repair"):
+            gateway.keys.follow()
+        play(game)
+        until(lambda: "keys_damaged" in game.stats().last_error)
+        assert (game.stats().acked_steps, game.stats().dropped_steps) == (5, 0)
+        (tmp_path / "kept").rename(last)
+        gateway.keys.follow()
+        assert game.flush()
+        assert game.stats().acked_steps == 10
+        assert game.close()
 
 
 def test_a_game_that_is_not_registered_waits_until_it_is(tmp_path):

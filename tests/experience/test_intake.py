@@ -247,3 +247,12 @@ def test_a_damaged_key_is_reported_and_not_used(tmp_path):
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(ConfigError, match="5 bytes"):
         deployment_key(tmp_path)
+    (tmp_path / "key").unlink()
+    deployment_key(tmp_path)
+    whole = (tmp_path / "key").read_bytes()
+    for at in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1
+        (tmp_path / "key").write_bytes(flipped)
+        with pytest.raises(ConfigError, match=r"key is damaged: .* restore it from a backup"):
+            deployment_key(tmp_path)

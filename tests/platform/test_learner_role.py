@@ -30,6 +30,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Unreachable
 from understudy.core.names import new_session
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import key_file
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
 from understudy.models.objects import FolderObjects
@@ -378,7 +379,7 @@ raise SystemExit(
 
 
 def learner_of(made: Recording, config: LearnerServiceConfig) -> Child:
-    (made.data.root / "signing.key").write_bytes(SIGNER._private)
+    (made.data.root / "signing.key").write_bytes(key_file(SIGNER._private))
     return Child(
         "learner", [sys.executable, "-c", CHILD, str(made.data.root), json.dumps(asdict(config))]
     )

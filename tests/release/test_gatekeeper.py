@@ -201,6 +201,24 @@ def test_a_canary_whose_file_is_damaged_while_it_plays_is_not_promoted(harness: 
     assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
 
 
+def test_a_damaged_canary_that_nobody_has_played_is_rejected(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(7)))
+    assert harness.keeper.admit(GAME.game, number, epoch=harness.epoch).decision == "wait"
+    found = harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch)
+    assert found is not None
+    assert found.decision == "wait"
+    harness.blob(number).write_bytes(b"")
+    found = harness.keeper.judge(
+        GAME.game, lambda model, _: (), epoch=harness.epoch, reads_file=False
+    )
+    assert found is not None
+    assert found.decision == "wait"
+    found = harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch)
+    assert found is not None
+    assert (found.decision, found.why[:28]) == ("reject", "its file is no longer valid:")
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
+
+
 def test_with_a_game_to_play_in_held_out_episodes_decide_at_once(harness: GateHarness):
     number = harness.release(better(np.random.default_rng(3)))
     found = harness.keeper.admit(GAME.game, number, epoch=harness.epoch, play=returns_of)

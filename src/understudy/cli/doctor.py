@@ -17,12 +17,13 @@ import click
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder, data_folder
-from understudy.backends.deployment import open_deployment, signing_key
+from understudy.backends.deployment import has_deployment, open_deployment, signing_key
 from understudy.backends.local import open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
+from understudy.experience.intake import read_key
 from understudy.platform.config import Config, mask_secrets, resolve
 
 Colour = Literal["green", "yellow", "red"]
@@ -94,6 +95,7 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
         stream = config.stream.url
         store = config.store.url
         models = config.models.url
+        yield from _key_files(data)
         yield from _stream(data, stream) if stream else ()
         yield from _store(data, store, models) if store else _folder(data)
         yield from _models(data, models)
@@ -144,9 +146,6 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
             f"understudy up --data {data.root}",
         )
         return
-    if not (data.root / "key").exists():
-        advice = "restore it from a backup: recording and erasing need it"
-        yield DoctorCheck("key", "red", f"{data.root / 'key'} is missing", advice)
     yield DoctorCheck(
         "writer",
         "green",
@@ -169,6 +168,20 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
             "store", "green", f"the database is intact; {arrivals} frames and events arrived so far"
         )
     yield from _unsent_frames(data)
+
+
+def _key_files(data: DataFolder) -> Iterator[DoctorCheck]:
+    for path in (data.root / "key", signing_key(data)):
+        if path.exists():
+            try:
+                read_key(path)
+            except (ConfigError, OSError) as error:
+                yield DoctorCheck(path.name, "red", str(error))  # the message names the next step
+            else:
+                yield DoctorCheck(path.name, "green", "intact")
+        elif path.name == "key" and (data.has_store() or data.stream.exists()):
+            advice = "restore it from a backup: recording and erasing need it"
+            yield DoctorCheck("key", "red", f"{path} is missing", advice)
 
 
 def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
@@ -206,9 +219,9 @@ def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
 
 
 def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
-    if not signing_key(data).exists():
-        return
     try:
+        if not has_deployment(data, models=models):
+            return
         deployment = open_deployment(data, models=models)
         registry = deployment.registry
         games = registry.games()
@@ -220,11 +233,14 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
         if damage := deployment.keys.damage():
             damaged.append(f"keys: {damage}")
     except (UnderstudyError, OSError) as error:
-        yield DoctorCheck(
-            "models", "red", str(error), "restore them from a backup: understudy restore --help"
-        )
+        yield DoctorCheck("models", "red", str(error))  # the message names the next step
         return
     if damaged:
         yield DoctorCheck("models", "red", "; ".join(damaged))
     else:
-        yield DoctorCheck("models", "green", f"{len(games)} games; journals and models are intact")
+        yield DoctorCheck(
+            "models",
+            "green",
+            f"{len(games)} games, {len(deployment.keys.all())} keys; journals and models are "
+            "intact, and end where this machine has read them before",
+        )

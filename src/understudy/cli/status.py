@@ -12,7 +12,8 @@ from understudy.backends.data import DataFolder, count_store
 from understudy.backends.deployment import open_deployment, signing_key
 from understudy.cli.options import common_options, examples, finish, format_count, results
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import StorageFailed
+from understudy.core.errors import ConfigError, Corrupt, StorageFailed
+from understudy.models.catalogue import Catalogue
 from understudy.models.registry import Registry
 from understudy.platform.config import mask_secrets, resolve
 from understudy.platform.platform import read_roles
@@ -149,7 +150,7 @@ def _games(
                 _game(registry, name, steps.get(name, 0), reports.get(name, {}))
                 for name in registry.games()
             ], ""
-        except StorageFailed as error:
+        except (ConfigError, StorageFailed) as error:
             models_error = str(error)
     names = sorted(steps.keys() | reports.keys())
     return [
@@ -159,7 +160,10 @@ def _games(
 
 
 def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> dict[str, Any]:
-    catalogue = registry.catalogue(name)
+    try:
+        catalogue = registry.catalogue(name)
+    except Corrupt:
+        catalogue = Catalogue(name)  # `damage` tells why
     champion = catalogue.aliases.get("champion")
     return {
         "game": name,

@@ -125,13 +125,14 @@ def up(
     config = resolve(flags, file=file).config
     out = console(as_json=json_ready)
     request = StopRequest()
-    _print_urls(config, out)
     view = _View(out, is_json=config.log.json)
     with (
         contextlib.closing(view),
         request,
         Platform(config, on_state_change=view.show_state, log=view.log) as platform,
     ):
+        # Printed once the config has been checked, and before anything starts.
+        _print_urls(config, out)
         view.statuses = platform.supervisor.statuses
         is_announced = False
 

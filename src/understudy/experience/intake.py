@@ -17,6 +17,7 @@ from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameK
 from understudy.experience.session import INTAKE_MAX_AGE_S, has_valid_time, refused_session
 
 KEY_BYTES = 32
+_CHECKSUM_BYTES = 8
 
 _RECENT_SESSIONS = 64
 """How many sessions are asked whether this machine's clock is right."""
@@ -32,20 +33,34 @@ def deployment_key(data_folder: Path) -> bytes:
     """The secret key of a data folder, created on first use; all processes get the same key."""
     path = data_folder / "key"
     if not path.exists():
+        written = (data_folder / "store" / "store.json", data_folder / "stream")
+        used = next((other for other in written if other.exists()), None)
         # The key is looked for again: a process that starts at the same time creates the key
-        # first and then the store.
-        if (data_folder / "store" / "store.json").exists() and not path.exists():
+        # first and then the stream and the store.
+        if used is not None and not path.exists():
             raise ConfigError(
-                f"{path} is missing, and {data_folder / 'store'} was written with it: with a new "
-                "key, its players could not be found or forgotten; restore the key from a backup"
+                f"{path} is missing, and {used} was written with it: with a new key, its players "
+                "could not be found or forgotten; restore the key from a backup"
             )
         make_folder(data_folder)
-        create_once(path, secrets.token_bytes(KEY_BYTES))
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
+        create_once(path, key_file(secrets.token_bytes(KEY_BYTES)))
+    return read_key(path)
+
+
+def key_file(key: bytes) -> bytes:
+    """The contents of a key's file: the key and a checksum, which tells a damaged key."""
+    return key + hashlib.sha256(b"understudy key\0" + key).digest()[:_CHECKSUM_BYTES]
+
+
+def read_key(path: Path) -> bytes:
+    """The key in a file; ConfigError if the file is damaged."""
+    raw = path.read_bytes()
+    key = raw[:KEY_BYTES]
+    if raw != key_file(key) or len(key) != KEY_BYTES:
         raise ConfigError(
-            f"{path} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup, or "
-            "delete it if nothing has been recorded yet"
+            f"{path} is damaged: it has {len(raw)} bytes, expected {KEY_BYTES + _CHECKSUM_BYTES} "
+            "with a valid checksum; restore it from a backup, or copy it from another machine of "
+            "this deployment"
         )
     return key
 

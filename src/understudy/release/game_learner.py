@@ -30,6 +30,7 @@ from understudy.core.errors import ConfigError, Corrupt, Fenced, UnderstudyError
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
+from understudy.models.catalogue import Catalogue
 from understudy.models.gate import Bounds, GateDecision
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
@@ -53,6 +54,8 @@ from understudy.training.training_job import Checkpoints, TrainingJob
 _log = structlog.get_logger("understudy.learner")
 _RETRY_S = 30.0
 """Pause before a game is tried again after an error."""
+_READ_CANARY_EVERY_S = 60.0
+"""How often the file of a canary that is being compared is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +255,7 @@ class GameLearner:
         self._n_guarded = 0
         self._error = ""
         self._retry_at_s = 0.0
+        self._read_canary_s = 0.0
 
     def step(self) -> bool:
         """Do the schedule's next action; False if there was none, or an error, which is logged."""
@@ -367,7 +371,13 @@ class GameLearner:
         canary = self._context.registry.catalogue(self.game).model_of("canary")
         if not canary:
             return False
-        decision = self._context.keeper.judge(self.game, self._returns, epoch=self.epoch)
+        now_s = self._context.clock.monotonic()
+        reads_file = now_s >= self._read_canary_s
+        if reads_file:
+            self._read_canary_s = now_s + _READ_CANARY_EVERY_S
+        decision = self._context.keeper.judge(
+            self.game, self._returns, epoch=self.epoch, reads_file=reads_file
+        )
         if decision is None or decision.decision == "wait":
             return False
         self._record(canary, decision)
@@ -393,7 +403,10 @@ class GameLearner:
         context = self._context
         training = self._training
         spec = self._spec
-        now = context.registry.catalogue(self.game)
+        try:
+            now = context.registry.catalogue(self.game)
+        except Corrupt:
+            now = Catalogue(self.game)  # `step` has reported it as the error
         champion, canary = (now.model_of(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
         unknown = 0

@@ -97,11 +97,14 @@ class Gatekeeper:
             self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
         return decision
 
-    def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
+    def judge(
+        self, game: str, returns: Returns, *, epoch: int, reads_file: bool = True
+    ) -> GateDecision | None:
         """Compare the returns of canary and champion since the canary started.
 
-        If that is conclusive, the canary is promoted or rejected, and the alias cleared. Returns
-        None without a canary to compare.
+        If that is conclusive, the canary is promoted or rejected, and the alias cleared. With
+        `reads_file`, a canary whose file is damaged is rejected at once: games cannot play it.
+        Returns None without a canary to compare.
         """
         now = self._registry.catalogue(game)
         canary = now.aliases.get("canary")
@@ -124,14 +127,14 @@ class Gatekeeper:
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
         decision = compare(canary_episodes, champion_episodes, self.bounds)
-        if decision.decision == "wait":
-            return decision
-        if decision.decision == "promote":
-            # The file may have been damaged since it was checked; no game could load it.
+        if decision.decision == "promote" or reads_file:
+            # The file may have been damaged since it was checked.
             try:
                 self._registry.policy(game, canary.model_no)
             except (Refused, Corrupt) as error:
                 decision = GateDecision("reject", f"its file is no longer valid: {error}")
+        if decision.decision == "wait":
+            return decision
         if decision.decision == "promote":
             self._registry.set_alias(
                 game, "champion", canary.model_no, why=decision.why, epoch=epoch

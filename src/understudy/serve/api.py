@@ -303,6 +303,7 @@ STATUS = {
     "bad_encoding": 415,
     "too_many": 429,
     "head_too_large": 431,
+    "keys_damaged": 503,
     "not_ready": 503,
     "busy": 503,
 }

@@ -12,7 +12,7 @@ import structlog
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from understudy.core.errors import ConfigError, Refused, UnderstudyError
+from understudy.core.errors import ConfigError, Corrupt, Refused, UnderstudyError
 from understudy.models.keys import Keys
 from understudy.serve.api import Answer, ApiRoute, error_answer, key_of, not_found
 from understudy.serve.pages import PAGES, load_pages
@@ -131,7 +131,10 @@ class Gateway:
 
 
 async def follow_keys(state: GatewayState) -> None:
-    """Read the keys regularly; if that fails, log it once and keep the known keys valid."""
+    """Read the keys regularly; if that fails, log it once and keep the known keys valid.
+
+    If the stored keys are damaged so that a revocation may be lost, no key is valid.
+    """
     loop = asyncio.get_running_loop()
     is_failing = False
     while True:
@@ -143,7 +146,9 @@ async def follow_keys(state: GatewayState) -> None:
                 _log.warning(
                     "keys_not_readable",
                     error=str(error)[:300],
-                    next="the known keys stay valid",
+                    next="no key is accepted until the keys are repaired"
+                    if isinstance(error, Corrupt)
+                    else "the known keys stay valid",
                 )
             is_failing = True
         else:
