@@ -97,6 +97,8 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[gateway]\nport = 70000", "65535"),
         ("[gateway]\nport = true", "gateway.port is True"),
         ("[gateway]\ncanary_share = 0.9", "0.5"),
+        ("[gateway]\nmax_keyless_connections = 0", "1"),
+        ('[gateway]\ntrusted_proxies = ["proxy"]', "10.0.0.0/8"),
         ("[gateway", "is not TOML"),
         ("roles = 'gateway, nothing'", "gateway,ingest,learner"),
         ("roles = []", "gateway,ingest,learner"),

@@ -513,3 +513,32 @@ def test_a_bot_that_times_out_is_replaced_by_a_random_action(
         monkeypatch.setattr(Policy, "decide", failing)
         reply = gateway.ask("POST", "/v1/games/cart/act", key, {"obs": [0, 0, 0, 0]}).json
         assert (reply["is_fallback"], reply["why"]) == (True, "the bot failed")
+
+
+def test_decisions_that_timed_out_in_the_queue_are_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with running(tmp_path, GatewayConfig(follow_every_s=0.02)) as gateway:
+        spec = gateway.register()
+        key = gateway.key("play")
+        gateway.release(spec)
+        gateway.ask("GET", "/v1/games/cart/bot", key)
+        decide = Policy.decide
+        go_on = threading.Event()
+        decided = []
+
+        def waiting(*given: Any, **more: Any) -> Any:
+            decided.append(1)
+            assert go_on.wait(20)
+            return decide(*given, **more)
+
+        monkeypatch.setattr(Policy, "decide", waiting)
+        asked = {"obs": [0, 0, 0, 0]}
+        for _ in range(5):
+            assert gateway.ask("POST", "/v1/games/cart/act", key, asked).json["is_fallback"]
+        assert len(decided) == 1
+        go_on.set()
+        until_s = time.monotonic() + 20
+        while gateway.ask("POST", "/v1/games/cart/act", key, asked).json["is_fallback"]:
+            assert time.monotonic() < until_s
+        assert len(decided) < 5, "four waited behind the first, and nobody waited for them"

@@ -18,6 +18,9 @@ from understudy.experience.spaces import MAX_NUMBER, Box, Space, check_recordabl
 
 _SHORT = 32
 """Up to this length, Python's hypot is faster than a call into NumPy."""
+_NUMBERS = frozenset({bool, int, float, np.bool_, np.float32, np.float64, np.int32, np.int64})
+"""The usual types of a list's elements; a list that has only these needs no closer look."""
+_MAX_DEPTH = 32
 
 Columns = Sequence[Array] | Sequence[list[Any]]
 Write = Callable[[Columns, int, Any], None]
@@ -209,6 +212,8 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
 
 
 def _asarray(what: str, value: Any) -> Array:
+    if isinstance(value, list | tuple):
+        _refuse_text(what, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -216,6 +221,19 @@ def _asarray(what: str, value: Any) -> Array:
     if array.dtype.kind not in "biuf":
         raise Refused("bad_dtype", f"{what} has dtype {array.dtype}; give numbers")
     return array
+
+
+def _refuse_text(what: str, values: Sequence[Any], depth: int = 1) -> None:
+    """Raise Refused for text in a list: NumPy would make each element as wide as the longest."""
+    if _NUMBERS.issuperset(map(type, values)):
+        return
+    for value in values:
+        if isinstance(value, str | bytes):
+            raise Refused("bad_dtype", f"{what} contains the text {value[:40]!r}; give numbers")
+        if isinstance(value, list | tuple):
+            if depth == _MAX_DEPTH:
+                raise Refused("bad_shape", f"{what} is nested more than {depth} levels deep")
+            _refuse_text(what, value, depth + 1)
 
 
 def _lossless(what: str, array: Array, dtype: np.dtype[Any]) -> Array:

@@ -113,6 +113,8 @@ class Gateway:
                 return await Answer(b"", 204)(scope, receive, answer)
             scope["own_origins"] = own_origins(scope["scheme"], host, state.config.hosts)
             scope["key"] = key_of(head, state.keys)
+            if scope["key"] is not None:
+                scope["connection"].show_key()
             # The undecoded path, since an encoded slash must not separate parts of it.
             scope["path"] = scope["raw_path"].decode("latin-1")
             return await self._router(scope, receive, answer)

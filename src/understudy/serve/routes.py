@@ -174,13 +174,13 @@ async def show_policy(call: Call) -> Answer:
     """Return any model's policy; fails unless its bytes match the signed hash."""
     manifest, _ = await _model(call)
     served = await call.gateway_state.bots.now(call.game)
-    raw = (
-        served.raw
-        if served.model_no == manifest.model_no
-        else await _on_disk(call, _signed_policy, call, manifest)
-    )
+    is_shared = served.model_no == manifest.model_no
+    raw = served.raw if is_shared else await _on_disk(call, _signed_policy, call, manifest)
     return Answer(
-        raw, kind=POLICY_TYPE, headers={"cache-control": "private, max-age=31536000, immutable"}
+        raw,
+        kind=POLICY_TYPE,
+        headers={"cache-control": "private, max-age=31536000, immutable"},
+        own_bytes=0 if is_shared else len(raw),
     )
 
 

@@ -7,6 +7,7 @@ number of steps played is known exactly, whatever share is recorded.
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ _MAX_SKIPPED_STEPS = 1_000_000
 BURST_S = 2.0
 """A key may use the allowance of this many seconds at once, so that a short burst passes."""
 _MAX_BUCKETS = 100_000
+_STALLED_S = 1.0
+"""A request that has received nothing for this long gives way first when memory is full."""
 _WINDOW_S = 20.0
 """Time constant of the estimated rate of played steps: steps this old count about a third."""
 
@@ -68,7 +71,7 @@ class GatewayConfig:
     decide_within_s: float = 0.05
     """The timeout of a decision, after which a game gets a random valid action."""
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Memory for the bodies of all requests together; requests beyond it must retry."""
+    """Memory for the bodies of all requests together; stalled or excessive ones are rejected."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
@@ -242,7 +245,7 @@ class Limits:
         return wait_s
 
     def owe(self, key: Key, size_bytes: int) -> None:
-        """Charge the key for bytes beyond Content-Length, which delays its later requests."""
+        """Charge the key for bytes of a body that arrived, which delays its later requests."""
         bucket = self._buckets.get(key.id)
         if bucket is not None and size_bytes > 0:
             bucket.size_bytes -= size_bytes
@@ -284,28 +287,87 @@ class Quota:
         return min(1.0, self._target / played) if played > 0 else 1.0
 
 
-class MemoryBudget:
-    """Limits the memory for the bodies of all requests together; for the event loop only."""
+@dataclass(slots=True, eq=False)
+class HeldMemory:
+    """Memory of one request; `evict` is set while another request may take it away."""
 
-    def __init__(self, most_bytes: int) -> None:
+    budget: "MemoryBudget"
+    owner: tuple[str, str]
+    """Key and address."""
+    size_bytes: int = 0
+    at_s: float = 0.0
+    """When bytes last arrived."""
+    evict: Callable[[], None] | None = None
+    is_evicted: bool = False
+
+    def take(self, size_bytes: int) -> None:
+        """Reserve more bytes; Refused if none are left."""
+        self.budget.make_room(self, size_bytes)
+        self.budget.left_bytes -= size_bytes
+        self.size_bytes += size_bytes
+
+    def release(self) -> None:
+        """Give everything back."""
+        self.budget.left_bytes += self.size_bytes
+        self.size_bytes = 0
+
+
+class MemoryBudget:
+    """Limits the memory for the bodies of all requests together; for the event loop only.
+
+    When it is full, a request that waits for its client gives way to one that does not: first the
+    one that has been silent longest, then one of the key, and of its addresses the one, that holds
+    most. So neither a game nor one of its players, who share a key, can lock out the others.
+    """
+
+    def __init__(self, most_bytes: int, clock: Clock) -> None:
         self.left_bytes = most_bytes
+        self._clock = clock
+        self._held: set[HeldMemory] = set()
 
     @contextmanager
-    def hold(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes until the block ends, or raises Refused."""
-        held_bytes = 0
-
-        def take(size_bytes: int) -> None:
-            nonlocal held_bytes
-            if size_bytes > self.left_bytes:
-                raise Refused("busy", "too many large requests at once; try again")
-            self.left_bytes -= size_bytes
-            held_bytes += size_bytes
-
+    def hold(self, key: Key | None, address: str) -> Iterator[HeldMemory]:
+        """Yield an empty reservation, which is released when the block ends."""
+        held = HeldMemory(self, (key.id if key is not None else "", address))
+        self._held.add(held)
         try:
-            yield take
+            yield held
         finally:
-            self.left_bytes += held_bytes
+            self._held.discard(held)
+            held.release()
+
+    def make_room(self, asker: HeldMemory, size_bytes: int) -> None:
+        """Evict other requests until this many bytes are left; Refused if none should give way."""
+        now_s = asker.at_s = self._clock.monotonic()
+        while size_bytes > self.left_bytes:
+            by_key = defaultdict[str, int](int, {asker.owner[0]: size_bytes})
+            by_owner = defaultdict[tuple[str, str], int](int, {asker.owner: size_bytes})
+            for held in self._held:
+                by_key[held.owner[0]] += held.size_bytes
+                by_owner[held.owner] += held.size_bytes
+            others = [
+                held
+                for held in self._held
+                if held.evict is not None and held.size_bytes and held is not asker
+            ]
+            victim = min(others, key=lambda held: held.at_s, default=None)
+            if victim is not None and now_s - victim.at_s < _STALLED_S:
+                victim = max(
+                    others,
+                    key=lambda held: (by_key[held.owner[0]], by_owner[held.owner], -held.at_s),
+                )
+                if (by_key[victim.owner[0]], by_owner[victim.owner]) <= (
+                    by_key[asker.owner[0]],
+                    by_owner[asker.owner],
+                ):
+                    victim = None
+            if victim is None:
+                raise Refused("busy", "too many large requests at once; try again")
+            assert victim.evict is not None
+            victim.is_evicted = True
+            victim.evict()
+            victim.evict = None
+            victim.release()
 
 
 @dataclass(slots=True)
@@ -338,7 +400,7 @@ class GatewayState:
     def __post_init__(self) -> None:
         self.disk = ThreadPoolExecutor(8, thread_name_prefix="understudy-gateway")
         self.limits = Limits(self.clock)
-        self.memory_budget = MemoryBudget(self.config.max_bodies_bytes)
+        self.memory_budget = MemoryBudget(self.config.max_bodies_bytes, self.clock)
         self.admission = Admission(self.deployment_key, self.clock)
         self.appender = Appender(self.stream)
         self.specs = SpecCache(self.registry, self.disk, self.clock)
