@@ -19,6 +19,7 @@ from understudy.core.log import is_locked
 from understudy.models.registry import Registry
 from understudy.platform.config import mask_secrets, resolve
 from understudy.platform.platform import roles_folder
+from understudy.ports import DAMAGED_STREAM
 
 _SILENT_S = 5.0
 """A supervisor writes its status every second; after this long without, it counts as hung."""
@@ -249,6 +250,11 @@ def _next(
     ]
     if not any(role["alive"] for role in roles):
         advice.append(f"nothing is running; next: understudy up --data {data.root}")
+    if lost := counts["quarantined"].get(DAMAGED_STREAM, 0):
+        advice.append(
+            f"{lost} entries of the stream were damaged, so acknowledged frames are lost; next: "
+            f"understudy data verify --data {data.root}"
+        )
     if counts["quarantined"]:
         advice.append(
             f"{sum(counts['quarantined'].values())} frames were rejected; next: understudy data "

@@ -1,18 +1,20 @@
 """The log format of the spool and the file stream: append-only files of checksummed entries.
 
-    entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload
+    entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload, end mark
+    end mark = magic "uend", offset of the entry u64, crc u32 (of that offset and the mark's own)
 
 Only the process that created a file appends to it; a later process creates a new file. One entry is
 one commit: it is written at once and synced (unless the log was opened with `no_sync`) before it is
-acknowledged and before the next one is written. So an unreadable entry at the end of a file is a
-torn write that was never acknowledged, and an unreadable entry followed by a readable one is
-damage. The checksum covers the entry's offset, so that payload bytes which look like an entry do
-not pass as one.
+acknowledged and before the next one is written. So an unreadable entry without an end mark at the
+end of a file is a torn write that was never acknowledged. An unreadable entry with its end mark, or
+before a readable entry, is damage. Both checksums cover offsets, so that payload bytes which look
+like an entry or a mark do not pass as one.
 """
 
 import contextlib
 import errno
 import os
+import re
 import struct
 import sys
 import threading
@@ -30,6 +32,12 @@ _MAGIC = b"ulog"
 _HEAD = struct.Struct("<4sII")
 _PLACE = struct.Struct("<QI")
 HEAD_BYTES = _HEAD.size
+_END_MAGIC = b"uend"
+_END = struct.Struct("<4sQI")
+_END_PLACE = struct.Struct("<QQ")
+END_BYTES = _END.size
+_EITHER_MAGIC = re.compile(_MAGIC + b"|" + _END_MAGIC)
+_SEARCH_BYTES = 1 << 20
 MAX_ENTRY_BYTES = 256 * 1024 * 1024
 _BINARY = getattr(os, "O_BINARY", 0)
 """Without it, Windows writes two bytes for each newline byte."""
@@ -153,7 +161,10 @@ class LogFile:
                 f"an entry of {len(payload)} bytes; a log accepts at most {MAX_ENTRY_BYTES}",
             )
         start = at = self.size_bytes
-        view = memoryview(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload)
+        head = _HEAD.pack(_MAGIC, len(payload), _checksum(payload, start))
+        view = memoryview(
+            b"".join((head, payload, _end_mark(start, start + HEAD_BYTES + len(payload))))
+        )
         try:
             while view:
                 written = _pwrite(self._descriptor, view, at)
@@ -201,6 +212,11 @@ def _checksum(payload: bytes, start: int) -> int:
     return crc32(payload, crc32(_PLACE.pack(start, len(payload))))
 
 
+def _end_mark(start: int, at: int) -> bytes:
+    """The end mark at offset `at` of the entry that starts at `start`."""
+    return _END.pack(_END_MAGIC, start, crc32(_END_PLACE.pack(start, at)))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One commit in a file: its payload, its start, and its end, where the next one starts."""
@@ -229,7 +245,9 @@ class LogReader:
         payload = _pread(descriptor, length, start + HEAD_BYTES)
         if len(payload) < length or _checksum(payload, start) != crc:
             return None
-        return Entry(start, start + HEAD_BYTES + length, payload)
+        end = start + HEAD_BYTES + length + END_BYTES
+        # The end mark must be there, but may be damaged: the payload is not.
+        return Entry(start, end, payload) if _pread(descriptor, 1, end - 1) else None
 
     def entries(self) -> Iterator[Entry]:
         """Yield the readable entries up to the first unreadable one."""
@@ -238,20 +256,45 @@ class LogReader:
             yield entry
             entry = self.at(entry.end)
 
-    def next_readable(self, start: int) -> int | None:
-        """The offset of the next readable entry after damage at `start`; None if there is none."""
+    def damage_end(self, start: int) -> int | None:
+        """Where the damage that starts at an unreadable entry ends.
+
+        It ends at the next readable entry, or after the end mark of an unreadable one. None if
+        there is neither: the rest of the file is a torn write.
+        """
         size = self.size_bytes
         at = start + 1
         while at < size:
-            window = _pread(self._usable(), 1 << 20, at)
-            offset = window.find(_MAGIC)
-            if offset < 0:
-                at += max(1, len(window) - len(_MAGIC) + 1)
-                continue
-            if self.at(at + offset) is not None:
-                return at + offset
-            at += offset + 1
+            window = _pread(self._usable(), _SEARCH_BYTES, at)
+            for match in _EITHER_MAGIC.finditer(window):
+                offset = at + match.start()
+                if match[0] == _END_MAGIC:
+                    entry = self._entry_ending_at(offset)
+                    if entry is not None and entry >= start:
+                        return offset + END_BYTES
+                elif self._has_end_mark(offset) and self.at(offset) is not None:
+                    return offset
+            at += max(1, len(window) - len(_MAGIC) + 1)
         return None
+
+    def _has_end_mark(self, start: int) -> bool:
+        """Whether an entry that seems to start here is complete, without reading its payload.
+
+        Payloads may hold any number of bytes that look like entries; reading each to its end would
+        take time without limit.
+        """
+        head = _pread(self._usable(), HEAD_BYTES, start)
+        if len(head) < HEAD_BYTES:
+            return False
+        return self._entry_ending_at(start + HEAD_BYTES + _HEAD.unpack(head)[1]) == start
+
+    def _entry_ending_at(self, at: int) -> int | None:
+        """The start of the entry whose end mark is at this offset; None if there is no mark."""
+        raw = _pread(self._usable(), END_BYTES, at)
+        if len(raw) < END_BYTES:
+            return None
+        start: int = _END.unpack(raw)[1]
+        return start if raw == _end_mark(start, at) else None
 
     @property
     def size_bytes(self) -> int:

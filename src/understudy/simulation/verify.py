@@ -4,7 +4,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from understudy.experience.session import tombstone_of
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest
 from understudy.platform.requests import send_request
-from understudy.ports import Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
+from understudy.ports import DAMAGED_STREAM, Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
 from understudy.simulation.ledger import LedgerEntry, LedgerLink, read_ledger
 
 if TYPE_CHECKING:
@@ -117,16 +117,20 @@ def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Ve
             removed |= {(session.bytes, number) for session, number in item.chunks}
     quarantined: dict[Key, list[int]] = {}
     totals = store.audit()
+    lost: list[str] = []
     after = 0
     while page := store.quarantined(after_id=after):
         after = page[-1].id
         for entry in page:
+            if entry.reason == DAMAGED_STREAM:
+                lost.append(f"acknowledged frames of the stream are lost: {entry.detail}")
             if entry.session is not None and entry.chunk_no is not None:
                 quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
     findings = Findings(frames=stored, quarantined=quarantined)
     for promise in promises:
         if (key := (promise.session, promise.chunk_no)) in removed and key not in stored:
             findings.frames[key] = AuditedFrame(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
+    totals = replace(totals, corrupt=(*totals.corrupt, *lost))
     return _compare(findings, promises, 0, live, totals=totals)
 
 
