@@ -160,6 +160,34 @@ def test_a_damaged_entry_before_a_torn_one_is_damage(tmp_path: Path) -> None:
         assert reader.damage_end(ends[-2]) is None
 
 
+@pytest.mark.parametrize("payload", [b"x" * 20_000, bytes(20_000), b"y" * 5000 + bytes(9000)])
+@pytest.mark.parametrize("first", [b"", b"f" * (4096 - AROUND - 3), b"f" * 4000, b"f" * 5000])
+def test_a_write_of_which_any_pages_are_lost_is_torn_and_a_flipped_bit_is_not(
+    tmp_path: Path, first: bytes, payload: bytes
+) -> None:
+    """A power cut may leave any pages of a write that was not synced; lost ones read as zeros."""
+    ends = write(tmp_path / "a.log", [first, payload])
+    raw = (tmp_path / "a.log").read_bytes()
+    mark_page = (ends[2] - END_BYTES) // 4096
+    torn = tmp_path / "torn.log"
+    for page in range(ends[1] // 4096, mark_page):
+        start = max(ends[1], page * 4096)
+        end = min(ends[2], (page + 1) * 4096)
+        if not any(raw[start:end]):
+            continue  # as lost as it is there
+        torn.write_bytes(raw[:start] + bytes(end - start) + raw[end:])
+        with LogReader(torn) as reader:
+            assert reader.at(ends[1]) is None
+            assert reader.damage_end(ends[1]) is None
+    for position in range(ends[1], ends[2] - END_BYTES, 61):
+        broken = bytearray(raw)
+        broken[position] ^= 1 << position % 8
+        torn.write_bytes(bytes(broken))
+        with LogReader(torn) as reader:
+            assert reader.at(ends[1]) is None
+            assert reader.damage_end(ends[1]) == ends[2]
+
+
 @pytest.mark.parametrize("decoy", [b"ulog", b"uend", b"ulog\x00\x00\x04\x00crc."])
 def test_a_torn_payload_full_of_decoys_is_read_only_a_few_times(
     tmp_path: Path, decoy: bytes, monkeypatch: pytest.MonkeyPatch

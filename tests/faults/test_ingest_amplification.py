@@ -33,7 +33,7 @@ BATCH_BYTES = 128 * MIB
 them, and what checking one frame needs."""
 PAGE_BYTES = 128 * MIB
 """The same for a page of the tail that a learner reads."""
-BATCH_CPU_S = 6.0
+BATCH_CPU_S = 4.0
 """Processor time of one batch, on a slow machine."""
 KINDS = sorted(Amplifier(0, now_s=0.0).kinds)
 

@@ -1,14 +1,17 @@
 """The log format of the spool and the file stream: append-only files of checksummed entries.
 
     entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload, end mark
-    end mark = magic "uend", offset of the entry u64, crc u32 (of that offset and the mark's own)
+    end mark = magic "uend", offset of the entry u64, its zero pages u32,
+               crc u32 (of these two and the mark's own offset)
 
 Only the process that created a file appends to it; a later process creates a new file. One entry is
 one commit: it is written at once and synced (unless the log was opened with `no_sync`) before it is
-acknowledged and before the next one is written. So an unreadable entry without an end mark at the
-end of a file is a torn write that was never acknowledged. An unreadable entry with its end mark, or
-before a readable entry, is damage. Both checksums cover offsets, so that payload bytes which look
-like an entry or a mark do not pass as one.
+acknowledged and before the next one is written. So an unreadable entry at the end of a file is
+either a torn write that was never acknowledged, or damage. A torn write lacks its end, or whole
+pages, which then read as zeros. The end mark, synced together with its entry, counts the pages that
+have only zeros: an entry with its end mark and no more zero pages than that was complete. An
+unreadable entry before a readable one is always damage. Checksums cover offsets, so that payload
+bytes which look like an entry or a mark do not pass as one.
 """
 
 import contextlib
@@ -33,11 +36,13 @@ _HEAD = struct.Struct("<4sII")
 _PLACE = struct.Struct("<QI")
 HEAD_BYTES = _HEAD.size
 _END_MAGIC = b"uend"
-_END = struct.Struct("<4sQI")
-_END_PLACE = struct.Struct("<QQ")
+_END = struct.Struct("<4sQII")
+_END_PLACE = struct.Struct("<QIQ")
 END_BYTES = _END.size
 _EITHER_MAGIC = re.compile(_MAGIC + b"|" + _END_MAGIC)
 _SEARCH_BYTES = 1 << 20
+_PAGE_BYTES = 4096
+_ZEROS = bytes(_PAGE_BYTES)
 MAX_ENTRY_BYTES = 256 * 1024 * 1024
 _BINARY = getattr(os, "O_BINARY", 0)
 """Without it, Windows writes two bytes for each newline byte."""
@@ -161,10 +166,10 @@ class LogFile:
                 f"an entry of {len(payload)} bytes; a log accepts at most {MAX_ENTRY_BYTES}",
             )
         start = at = self.size_bytes
-        head = _HEAD.pack(_MAGIC, len(payload), _checksum(payload, start))
-        view = memoryview(
-            b"".join((head, payload, _end_mark(start, start + HEAD_BYTES + len(payload))))
-        )
+        raw = bytearray(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)))
+        raw += payload
+        raw += _end_mark(start, _zero_pages(raw, start), start + len(raw))
+        view = memoryview(raw)
         try:
             while view:
                 written = _pwrite(self._descriptor, view, at)
@@ -212,9 +217,17 @@ def _checksum(payload: bytes, start: int) -> int:
     return crc32(payload, crc32(_PLACE.pack(start, len(payload))))
 
 
-def _end_mark(start: int, at: int) -> bytes:
+def _end_mark(start: int, zero_pages: int, at: int) -> bytes:
     """The end mark at offset `at` of the entry that starts at `start`."""
-    return _END.pack(_END_MAGIC, start, crc32(_END_PLACE.pack(start, at)))
+    return _END.pack(_END_MAGIC, start, zero_pages, crc32(_END_PLACE.pack(start, zero_pages, at)))
+
+
+def _zero_pages(raw: bytes | bytearray, start: int) -> int:
+    """How many pages of a file have only zeros in these bytes, without the page of the end mark."""
+    end = (start + len(raw)) // _PAGE_BYTES * _PAGE_BYTES
+    page_starts = range(start // _PAGE_BYTES * _PAGE_BYTES, end, _PAGE_BYTES)
+    pieces = (raw[max(0, at - start) : at - start + _PAGE_BYTES] for at in page_starts)
+    return sum(piece == _ZEROS[: len(piece)] for piece in pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +282,7 @@ class LogReader:
             for match in _EITHER_MAGIC.finditer(window):
                 offset = at + match.start()
                 if match[0] == _END_MAGIC:
-                    entry = self._entry_ending_at(offset)
-                    if entry is not None and entry >= start:
+                    if self._was_complete(start, offset):
                         return offset + END_BYTES
                 elif self._has_end_mark(offset) and self.at(offset) is not None:
                     return offset
@@ -286,15 +298,24 @@ class LogReader:
         head = _pread(self._usable(), HEAD_BYTES, start)
         if len(head) < HEAD_BYTES:
             return False
-        return self._entry_ending_at(start + HEAD_BYTES + _HEAD.unpack(head)[1]) == start
+        mark = self._end_mark_at(start + HEAD_BYTES + _HEAD.unpack(head)[1])
+        return mark is not None and mark[0] == start
 
-    def _entry_ending_at(self, at: int) -> int | None:
-        """The start of the entry whose end mark is at this offset; None if there is no mark."""
+    def _was_complete(self, start: int, at: int) -> bool:
+        """Whether an entry from `start` on has its end mark at this offset, and no page is lost."""
+        mark = self._end_mark_at(at)
+        if mark is None or not start <= mark[0] <= at:
+            return False
+        raw = _pread(self._usable(), at - mark[0], mark[0])
+        return _zero_pages(raw, mark[0]) <= mark[1]
+
+    def _end_mark_at(self, at: int) -> tuple[int, int] | None:
+        """Start and zero pages of the entry whose end mark is at this offset, if there is one."""
         raw = _pread(self._usable(), END_BYTES, at)
         if len(raw) < END_BYTES:
             return None
-        start: int = _END.unpack(raw)[1]
-        return start if raw == _end_mark(start, at) else None
+        _, start, zero_pages, _ = _END.unpack(raw)
+        return (start, zero_pages) if raw == _end_mark(start, zero_pages, at) else None
 
     @property
     def size_bytes(self) -> int:
