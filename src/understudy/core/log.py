@@ -166,15 +166,14 @@ class LogFile:
                 f"an entry of {len(payload)} bytes; a log accepts at most {MAX_ENTRY_BYTES}",
             )
         start = at = self.size_bytes
-        raw = bytearray(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)))
-        raw += payload
-        raw += _end_mark(start, _zero_pages(raw, start), start + len(raw))
-        view = memoryview(raw)
+        raw = _HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload
+        mark = _end_mark(start, _zero_pages(raw, start), start + len(raw))
         try:
-            while view:
-                written = _pwrite(self._descriptor, view, at)
-                view = view[written:]
-                at += written
+            for view in map(memoryview, (raw, mark)):
+                while view:
+                    written = _pwrite(self._descriptor, view, at)
+                    view = view[written:]
+                    at += written
             self._sync(self._descriptor)
         except OSError as error:
             failure = storage_error(
@@ -222,12 +221,13 @@ def _end_mark(start: int, zero_pages: int, at: int) -> bytes:
     return _END.pack(_END_MAGIC, start, zero_pages, crc32(_END_PLACE.pack(start, zero_pages, at)))
 
 
-def _zero_pages(raw: bytes | bytearray, start: int) -> int:
+def _zero_pages(raw: bytes, start: int) -> int:
     """How many pages of a file have only zeros in these bytes, without the page of the end mark."""
-    end = (start + len(raw)) // _PAGE_BYTES * _PAGE_BYTES
-    page_starts = range(start // _PAGE_BYTES * _PAGE_BYTES, end, _PAGE_BYTES)
-    pieces = (raw[max(0, at - start) : at - start + _PAGE_BYTES] for at in page_starts)
-    return sum(piece == _ZEROS[: len(piece)] for piece in pieces)
+    first = -start % _PAGE_BYTES  # where the first page begins in these bytes
+    last = len(raw) - (start + len(raw)) % _PAGE_BYTES
+    pages = range(first, last, _PAGE_BYTES)
+    is_first_zero = 0 < first <= last and not any(raw[:first])
+    return sum(raw.startswith(_ZEROS, at) for at in pages) + is_first_zero
 
 
 @dataclass(frozen=True, slots=True)
