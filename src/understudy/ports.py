@@ -77,6 +77,7 @@ class Record:
     """One frame as the stream stores it, not yet validated."""
 
     position: Position
+    """Just after this record: a read from here starts with the next one."""
     time_s: float
     raw: bytes
 
