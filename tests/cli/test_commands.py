@@ -16,6 +16,11 @@ import pytest
 from understudy.cli.root import run as run_command
 from understudy.client.connect import ClientConfig, connect
 from understudy.client.sender import SenderConfig
+from understudy.core.clock import SystemClock
+from understudy.core.log import END_BYTES
+from understudy.core.names import new_session
+from understudy.experience.frame import CloseReport, close_frame
+from understudy.streams.file import FileStream
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +159,35 @@ def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_re
         file.write(json.dumps({**line, "length": 1, "crc": 2}) + "\n")
     assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 1
     assert "missing chunk 3 of session 01a1e664" in capsys.readouterr().out
+
+
+def test_damage_in_the_streams_last_entry_is_reported_by_every_command(
+    folder: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "D"
+    shutil.copytree(folder, data)
+    session = new_session(SystemClock().now())
+    stream = FileStream(data / "stream")
+    close = close_frame(session, 0, CloseReport(0, 0)).stamped(bytes(16), 1)
+    assert stream.append([close])[0].accepted
+    stream.close()
+    log = max((data / "stream").glob("*/*.log"))
+    raw = bytearray(log.read_bytes())
+    raw[-END_BYTES - 1] ^= 1
+    log.write_bytes(bytes(raw))
+
+    def red() -> dict[str, str]:
+        checks = last_object(understudy("doctor", "--data", str(data), "--json"))["checks"]
+        return {check["name"]: check["result"] for check in checks if check["colour"] == "red"}
+
+    assert red()["stream"].startswith(f"1 damaged entries: {log.parent.name}/{log.name}, bytes 0")
+    verified = understudy("data", "verify", "--data", str(data), "--json")
+    assert verified.returncode == 1
+    assert "acknowledged frames of the stream are lost" in last_object(verified)["corrupt"][0]
+    assert "1 entries of the stream were damaged" in red()["lost frames"]
+    status = last_object(understudy("status", "--data", str(data), "--json"))
+    assert status["quarantined"] == {"damaged_stream": 1}
+    assert any("acknowledged frames are lost" in advice for advice in status["next"])
 
 
 @pytest.mark.parametrize(

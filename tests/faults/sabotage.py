@@ -218,6 +218,14 @@ def flip_in_stream_before_it_is_stored(data: DataFolder) -> None:
     flip(path, (middle.start + HEAD_BYTES + middle.end) // 2)
 
 
+def flip_in_the_streams_last_entry(data: DataFolder) -> None:
+    """A bit flips in the entry that was acknowledged last and is not stored yet."""
+    path = max(data.stream.glob("*/*.log"))
+    with LogReader(path) as reader:
+        last = list(reader.entries())[-1]
+    flip(path, (last.start + HEAD_BYTES + last.end) // 2)
+
+
 def flip(path: Path, at: int) -> None:
     """Flip one bit of the byte at an offset (from the end when negative)."""
     with path.open("r+b") as file:

@@ -125,7 +125,7 @@ def remote_stats(data: DataFolder, store: FullStore) -> dict[str, Any]:
     while short < 2:
         tail = store.tail(cursor, max_items=_PAGE, wait_s=0.0)
         cursor = tail.cursor
-        short += len(tail.items) < _PAGE
+        short += len(tail.items) < _PAGE and not tail.is_cut
         for item in tail.items:
             if isinstance(item, Stored) and item.chunk is not None:
                 sessions.add(item.frame.session)

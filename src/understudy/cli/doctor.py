@@ -18,13 +18,14 @@ import click
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder, data_folder
 from understudy.backends.deployment import has_deployment, open_deployment, signing_key
-from understudy.backends.local import open_view
+from understudy.backends.local import open_file_stream, open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
 from understudy.experience.intake import read_key
 from understudy.platform.config import Config, mask_secrets, resolve
+from understudy.ports import DAMAGED_STREAM
 
 Colour = Literal["green", "yellow", "red"]
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
@@ -96,7 +97,7 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
         store = config.store.url
         models = config.models.url
         yield from _key_files(data)
-        yield from _stream(data, stream) if stream else ()
+        yield from _stream(data, stream) if stream else _own_stream(data)
         yield from _store(data, store, models) if store else _folder(data)
         yield from _models(data, models)
 
@@ -155,6 +156,7 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
         with open_view(data.store) as view:
             damage = view.damage()
             arrivals = view.next_arrival - 1
+            lost = view.counts().quarantined.get(DAMAGED_STREAM, 0)
     except StorageFailed as error:
         yield DoctorCheck("store", "red", str(error))  # the message names the next step
         return
@@ -166,6 +168,13 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
     else:
         yield DoctorCheck(
             "store", "green", f"the database is intact; {arrivals} frames and events arrived so far"
+        )
+    if lost:
+        yield DoctorCheck(
+            "lost frames",
+            "red",
+            f"{lost} entries of the stream were damaged before they were stored",
+            f"understudy data verify --data {data.root}",
         )
     yield from _unsent_frames(data)
 
@@ -182,6 +191,28 @@ def _key_files(data: DataFolder) -> Iterator[DoctorCheck]:
         elif path.name == "key" and (data.has_store() or data.stream.exists()):
             advice = "restore it from a backup: recording and erasing need it"
             yield DoctorCheck("key", "red", f"{path} is missing", advice)
+
+
+def _own_stream(data: DataFolder) -> Iterator[DoctorCheck]:
+    if not data.stream.exists():
+        return
+    try:
+        with contextlib.closing(open_file_stream(data.stream)) as stream:
+            damage = stream.damage()
+            partitions = len(stream.partitions())
+    except OSError as error:
+        advice = "let this user read the stream's folder"
+        yield DoctorCheck("stream", "red", f"cannot be read: {error}", advice)
+        return
+    if damage:
+        result = f"{len(damage)} damaged entries: {'; '.join(damage[:3])}"
+        advice = (
+            "acknowledged frames in them are lost; restore the files from a copy of the disk, or "
+            "ingest goes on without them"
+        )
+        yield DoctorCheck("stream", "red", result, advice)
+    else:
+        yield DoctorCheck("stream", "green", f"{partitions} partitions; every entry is intact")
 
 
 def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:

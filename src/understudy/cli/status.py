@@ -17,6 +17,7 @@ from understudy.models.catalogue import Catalogue
 from understudy.models.registry import Registry
 from understudy.platform.config import mask_secrets, resolve
 from understudy.platform.platform import read_roles
+from understudy.ports import DAMAGED_STREAM
 
 _BLOCKED = {
     "gateway": "accepts nothing, clients keep their steps",
@@ -219,6 +220,11 @@ def _next(
     ]
     if not any(role["alive"] for role in roles):
         advice.append(f"nothing is running; next: understudy up --data {data.root}")
+    if lost := counts["quarantined"].get(DAMAGED_STREAM, 0):
+        advice.append(
+            f"{lost} entries of the stream were damaged, so acknowledged frames are lost; next: "
+            f"understudy data verify --data {data.root}"
+        )
     if counts["quarantined"]:
         advice.append(
             f"{sum(counts['quarantined'].values())} frames were rejected; next: understudy data "

@@ -36,7 +36,13 @@ from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
 from understudy.experience.intake import deployment_key
 from understudy.ingest.check import check
-from understudy.ingest.service import IngestService, log_not_drained, log_undrained_on_stop
+from understudy.ingest.service import (
+    BatchMark,
+    IngestConfig,
+    IngestService,
+    log_not_drained,
+    log_undrained_on_stop,
+)
 from understudy.ingest.spark import (
     Opened,
     SparkJob,
@@ -165,8 +171,9 @@ class IngestRole:
             if open_store is not None:
                 self._store = opened.enter_context(contextlib.closing(open_store()))
             owner = f"embedded@{socket.gethostname()}" if self._is_embedded else owner_of(data)
+            mark = opened.enter_context(contextlib.closing(BatchMark(data.root / "ingest.batch")))
             self.service = IngestService(
-                self._stream, self._store, self._specs, owner=owner, spread=spark
+                self._stream, self._store, self._specs, owner=owner, spread=spark, mark=mark
             )
             self._opened = opened.pop_all()
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
@@ -404,10 +411,19 @@ def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, i
                 "'understudy data quarantine list' for the numbers"
             )
     counts = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}
+    passed: list[tuple[int, Candidate]] = []
+    decoded_bytes = 0
     after = 0
+
+    def store_passed() -> None:
+        receipt = store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
+        counts["stored"] += sum(fate == "new" for fate in receipt.fates)
+        counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
+        counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
+        passed.clear()
+
     while page := store.quarantined(after_id=after, limit=256):
         after = page[-1].id
-        passed: list[tuple[int, Candidate]] = []
         for frame in page:
             if ids is not None and frame.id not in ids:
                 continue
@@ -415,12 +431,14 @@ def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, i
             checked = check(frame.raw, specs=specs, received_s=frame.received_s)
             if checked.candidate is None:
                 counts["still_refused"] += 1
-            else:
-                passed.append((frame.id, checked.candidate))
-        receipt = store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
-        counts["stored"] += sum(fate == "new" for fate in receipt.fates)
-        counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
-        counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
+                continue
+            passed.append((frame.id, checked.candidate))
+            if checked.candidate.chunk is not None:
+                decoded_bytes += checked.candidate.chunk.size_bytes
+            if decoded_bytes >= IngestConfig().max_decoded_bytes:
+                store_passed()
+                decoded_bytes = 0
+        store_passed()
     return counts
 
 

@@ -35,7 +35,17 @@ from understudy.experience.session import tombstone_of
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest
 from understudy.platform.requests import send_request
-from understudy.ports import Audit, Cursor, Forgotten, FullStore, Gone, Link, Stored, Tail
+from understudy.ports import (
+    DAMAGED_STREAM,
+    Audit,
+    Cursor,
+    Forgotten,
+    FullStore,
+    Gone,
+    Link,
+    Stored,
+    Tail,
+)
 from understudy.simulation.ledger import LedgerEntry, LedgerLink, read_ledger
 
 if TYPE_CHECKING:
@@ -170,13 +180,17 @@ def verify_remote_store(
             removed |= {(session.bytes, number): item.reason for session, number in item.chunks}
     quarantined: dict[Key, list[int]] = {}
     totals = store.audit()
+    lost: list[str] = []
     after = 0
     while page := store.quarantined(after_id=after):
         after = page[-1].id
         for entry in page:
+            if entry.reason == DAMAGED_STREAM:
+                lost.append(f"acknowledged frames of the stream are lost: {entry.detail}")
             if entry.session is not None and entry.chunk_no is not None:
                 quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
     findings = Findings(frames=stored, quarantined=quarantined, removed=removed)
+    totals = replace(totals, corrupt=(*totals.corrupt, *lost))
     return _compare(findings, promises, 0, live, totals=totals, receipts=receipts)
 
 

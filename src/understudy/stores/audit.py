@@ -12,7 +12,7 @@ from understudy.core.names import session_time_s
 from understudy.experience.chunk import chunk_of
 from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.experience.session import tombstone_of
-from understudy.ports import Audit, Gone
+from understudy.ports import DAMAGED_STREAM, Audit, Gone
 from understudy.stores.database import checked, quarantine_check
 from understudy.stores.view import (
     COLUMNS,
@@ -197,10 +197,12 @@ def _audit_quarantine(view: StoreView, findings: Findings) -> None:
     for *columns, crc, raw in view.rows(
         "SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0
     ):
-        number, _, _, parked, _, _, session, chunk_no, body_crc, _, replayed = columns
+        number, reason, detail, parked, _, _, session, chunk_no, body_crc, _, replayed = columns
         if quarantine_check(columns, raw) != crc:
             findings.corrupt.append(f"frame {number} in quarantine does not match its checksum")
             continue
+        if reason == DAMAGED_STREAM:
+            findings.corrupt.append(f"acknowledged frames of the stream are lost: {detail}")
         if not replayed:
             findings.n_parked += parked
             findings.n_quarantined += not parked

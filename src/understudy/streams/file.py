@@ -39,7 +39,7 @@ from understudy.core.log import (
     sync_folder,
 )
 from understudy.experience.frame import MAX_FRAME_BYTES, Frame, announced_size
-from understudy.ports import Ack, Partition, Position, Read, Record
+from understudy.ports import DAMAGED_ENTRY, Ack, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
 _POLL_S = 0.004
@@ -142,6 +142,18 @@ class FileStream:
             if records or ended or self._closed.is_set() or self._clock.monotonic() >= deadline:
                 return Read(records, following, ended and not records)
             self._clock.wait(self._closed, _POLL_S)
+
+    def damage(self) -> list[str]:
+        """One line per damaged entry; reads every file."""
+        lines: list[str] = []
+        for partition in self.partitions():
+            folder = self._folder / partition.id
+            for number in _file_numbers(folder):
+                path = _file(folder, number)
+                with contextlib.suppress(FileNotFoundError), LogReader(path) as reader:
+                    damaged = [entry for entry in _entries(reader, 0) if not entry.payload]
+                    lines += [_damage(path, entry) for entry in damaged]
+        return lines
 
     def trim(self, stored: Mapping[str, Position | None], *, before_s: float) -> int:
         """Delete stored frames from files last written before `before_s`; return their bytes.
@@ -280,7 +292,7 @@ def _file(folder: Path, number: int) -> Path:
 
 def _file_numbers(folder: Path) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
-        return sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal())
+        return sorted(int(path.stem) for path in folder.glob("[0-9]" * 8 + ".log"))
     return []
 
 
@@ -309,7 +321,7 @@ def _read_from(
         with contextlib.suppress(FileNotFoundError), LogReader(_file(folder, number)) as reader:
             start = place if place is not None and place.file == number else None
             for entry in _entries(reader, start.entry if start is not None else 0):
-                entry_records = _records(number, entry, start)
+                entry_records = _records(reader.path, number, entry, start)
                 records += entry_records
                 size += sum(len(record.raw) for record in entry_records)
                 if size >= max_bytes:
@@ -318,26 +330,31 @@ def _read_from(
 
 
 def _entries(reader: LogReader, at: int) -> Iterator[Entry]:
-    """Yield entries from an offset on; damage before a readable entry becomes one empty entry."""
+    """Yield entries from an offset on; damage becomes one empty entry, a torn end becomes none."""
     while True:
         entry = reader.at(at)
         if entry is None:
-            following = reader.next_readable(at) if at < reader.size_bytes else None
-            if following is None:
+            end = reader.damage_end(at) if at < reader.size_bytes else None
+            if end is None:
                 return
-            # This entry may have been half written at the first read. Another entry follows it now,
-            # so it is either complete or damaged.
-            entry = reader.at(at) or Entry(at, following, b"")
+            # This entry may have been half written at the first read. Its end mark or another entry
+            # follows it now, so it is either complete or damaged.
+            entry = reader.at(at) or Entry(at, end, b"")
         yield entry
         at = entry.end
 
 
-def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
+def _damage(path: Path, entry: Entry) -> str:
+    return f"{path.parent.name}/{path.name}, bytes {entry.start} to {entry.end}"
+
+
+def _records(path: Path, number: int, entry: Entry, start: _Place | None) -> list[Record]:
     """An entry's frames after `start`; a damaged entry becomes one invalid record."""
     skip = start.index if start is not None and entry.start == start.entry else -1
     after_entry = _Place(number, entry.end, -1).text()
     if not entry.payload:
-        return [Record(after_entry, 0.0, b"damaged stream entry")] if skip < 0 else []
+        raw = DAMAGED_ENTRY + f": {_damage(path, entry)}".encode()
+        return [Record(after_entry, path.stat().st_mtime, raw)]
     (time_s,) = _TIME.unpack_from(entry.payload)
     if not time_s:
         return []  # trimmed
