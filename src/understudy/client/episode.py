@@ -155,6 +155,7 @@ class Episode:
     ) -> None:
         self._sessions = sessions
         self._session = session
+        self._use = session.n_uses
         self._tolerance = tolerance
         self._chooser = ActionChooser(bots)
         self._over: str | None = None
@@ -286,7 +287,6 @@ class Episode:
                         truncated=truncated,
                         action_mask=action_mask,
                         result=result,
-                        t_ms=session.t_ms(),
                     )
             except Exception as error:
                 return self._reject(error)
@@ -308,6 +308,11 @@ class Episode:
 
     def __exit__(self, *_: object) -> None:
         self.cut()
+
+    def __del__(self) -> None:
+        # A game may drop its episode without ending it; the sender then cuts the episode.
+        if self._over is None:
+            self._sessions.abandoned.append((self._session, self._use))
 
     def _leave(self, reason: str) -> None:
         self._over = reason
@@ -347,6 +352,7 @@ class Recorder:
     ) -> None:
         self._sessions = sessions
         self._session = session
+        self._use = session.n_uses
         self._tolerance = tolerance
         self._bots = bots
         self._chooser = ActionChooser(bots)
@@ -365,6 +371,7 @@ class Recorder:
             # If the game was closed meanwhile there is no new session, and the old one has ended.
             with contextlib.suppress(Closed):
                 session = self._session = self._sessions.renew(session, is_recorded=is_recorded)
+                self._use = session.n_uses
         self._chooser = ActionChooser(self._bots)
         self._decided = None
         with session.lock:
@@ -376,7 +383,7 @@ class Recorder:
             if block is not None:
                 session.handoff.put(session, block)
             try:
-                session.builder.stage(obs, action_mask=action_mask, t_ms=session.t_ms())
+                session.builder.stage(obs, action_mask=action_mask)
             except Exception as error:
                 self._reject(error)
 
@@ -443,10 +450,9 @@ class Recorder:
                         terminated=bool(terminated),
                         truncated=bool(truncated),
                         action_mask=action_mask,
-                        t_ms=t_ms,
                     )
                 else:
-                    builder.stage(next_obs, action_mask, t_ms)
+                    builder.stage(next_obs, action_mask)
                     is_full = builder.is_full
             except Exception as error:
                 self._reject(error)
@@ -468,6 +474,10 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not self._is_closed:
+            self._sessions.abandoned.append((self._session, self._use))
 
     def _reject(self, error: Exception) -> None:
         # The env has already stepped, so the call cannot be repeated: recording resumes with the
