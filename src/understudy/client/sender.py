@@ -36,8 +36,8 @@ _CHECK_BYTES = 1024 * 1024
 """The spool's cap is checked each time this much, or a 32nd of the cap, was spooled."""
 _WRITE_BYTES = 256 * 1024
 """Encoded frames are written to the spool together, up to this much at once."""
-_HURRY_BYTES = 1024 * 1024
-"""While the handoff has less than this, the sender lets game threads run between two blocks."""
+_CHUNK_S = 0.0005
+"""Each open session adds this to the linger, so that at most 2,000 chunks a second are encoded."""
 
 
 class Backoff:
@@ -159,7 +159,8 @@ class SenderConfig:
     """When recorded steps are sent, and how failed sends are retried."""
 
     linger_s: float = 1.0
-    """How long a recorded step waits, at most, for others to be sent with it."""
+    """How long a recorded step waits, at most, for others to be sent with it; with more than 2,000
+    sessions per second of it, half a millisecond for each session."""
     session_idle_s: float = 60.0
     """A session is closed once its player has had no episode for this long."""
     adopt_every_s: float = 30.0
@@ -269,10 +270,10 @@ class Sender:
             due_s.append(self._backoff.remaining_s)
         if self._recording_rate.unreported_steps:
             due_s.append(max(self._report_at_s - now_s, self._backoff.remaining_s))
-        if self._sessions.has_any:
+        if self._sessions.n_live:
             # A step that closes right after this check is due in `linger_s` at the earliest.
             oldest_s = min(queue[0][1] if queue else now_s for queue in self._queues)
-            due_s.append(oldest_s + self._config.linger_s - now_s)
+            due_s.append(oldest_s + self._linger_s - now_s)
         return max(0.0, min(due_s))
 
     # --- From the game into the spool -------------------------------------------------------------
@@ -303,7 +304,7 @@ class Sender:
 
     def _collect(self) -> None:
         self._sessions.release_abandoned()
-        until_s = self._clock.monotonic() - self._config.linger_s
+        until_s = self._clock.monotonic() - self._linger_s
         for queue in self._queues:
             while queue and (self._hurry or queue[0][1] <= until_s):
                 session, _ = queue.popleft()
@@ -314,6 +315,10 @@ class Sender:
         self._sessions.retire(idle_s=self._config.session_idle_s)
         self._end_sessions()
         self._write()
+
+    @property
+    def _linger_s(self) -> float:
+        return max(self._config.linger_s, self._sessions.n_live * _CHUNK_S)
 
     def _drain(self) -> None:
         while (item := self._sessions.handoff.take()) is not None:
@@ -329,9 +334,6 @@ class Sender:
             self._report_lost()
             if self._fresh_bytes >= _WRITE_BYTES:
                 self._write()
-            if self._sessions.handoff.waiting_bytes < _HURRY_BYTES:
-                # Releases the interpreter lock, for which a game thread would wait longer.
-                time.sleep(0)
 
     def _add_block(self, spool: SessionSpool, block: Block) -> None:
         left_steps = block.n_steps

@@ -280,6 +280,8 @@ class Sessions:
         """Sessions and uses whose episode or recorder was deleted without an end."""
         self.ended: deque[Session] = deque()
         """Ended sessions, all of whose blocks are in the handoff; the sender closes them."""
+        self.n_live = 0
+        """The number of open sessions."""
         self._closed: str | None = None
 
     def acquire(self, player: PlayerName, seat: int, *, is_recorded: bool = True) -> Session:
@@ -289,7 +291,7 @@ class Sessions:
                 raise Closed(self._closed)
             session = self._take_free((player, seat, is_recorded))
             if session is None or session.is_old:
-                if not self._live:
+                if not self.n_live:
                     # Without sessions the sender sleeps for long; from now on it has steps to send.
                     self.handoff.filled.set()
                 session = self._new(player, seat, is_recorded=is_recorded)
@@ -317,6 +319,7 @@ class Sessions:
         handoff = self.handoff if is_recorded else self.recording_rate
         session = Session(builder, player=player, seat=seat, handoff=handoff, clock=self._clock)
         self._live.setdefault(player, {})[session.id] = session
+        self.n_live += 1
         return session
 
     def release(self, session: Session) -> None:
@@ -348,11 +351,6 @@ class Sessions:
     def live(self) -> list[Session]:
         with self._lock:
             return [session for sessions in self._live.values() for session in sessions.values()]
-
-    @property
-    def has_any(self) -> bool:
-        """Whether any session is open."""
-        return bool(self._live)
 
     @property
     def n_open(self) -> int:
@@ -405,6 +403,7 @@ class Sessions:
             self._live.clear()
             self._free.clear()
             self._idle.clear()
+            self.n_live = 0
         return sessions
 
     def end(self, session: Session) -> None:
@@ -415,6 +414,7 @@ class Sessions:
     def _remove(self, session: Session) -> None:
         sessions = self._live[session.player]
         del sessions[session.id]
+        self.n_live -= 1
         if not sessions:
             del self._live[session.player]
         slot = (session.player, session.seat, session.is_recorded)

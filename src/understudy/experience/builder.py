@@ -1,7 +1,7 @@
-"""ChunkBuilder: packs a session's steps into rows, on the game's thread, and cuts blocks.
+"""ChunkBuilder: validates a session's steps and keeps them as rows, on the game's thread.
 
-A block holds closed rows on their way from the game's thread to the sender, which encodes them as
-frames. It grows with its rows, so that a session costs what it has recorded.
+A block holds closed rows on their way from the game's thread to the sender, which packs them into
+columns and encodes them as frames. A session takes the memory of the rows that it has.
 
     begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next) ─► act ... ─► finish(last) | cut
              └────── decide(obs, action) ──────┘        └─ closes the step before
@@ -15,14 +15,16 @@ import math
 import operator
 import struct
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from understudy.core.canonical import canonical_json
 from understudy.core.errors import Refused
+from understudy.core.tensors import Array
 from understudy.experience.chunk import (
     COMPRESS_FROM_BYTES,
     CUT_BYTES,
@@ -54,8 +56,11 @@ EXTRAS = ("logp", "value", "priority", "version")
 """Optional columns with one number per step; a chunk has those that any of its steps used."""
 
 _HEADER_BYTES = 8 * 1024
+_SHORT = 32
+"""Up to this length, Python's sum is faster than a call into NumPy."""
 _BLOCK_BYTES = 1024
-"""What a block takes in memory beside its rows, about."""
+_ROW_BYTES = 256
+"""What a block, and each of its rows, takes in memory beside its values, about."""
 
 MAX_NOTE_BYTES = 32 * 1024
 """A block with more bytes of episode notes is full, so that the notes fit into a chunk's header."""
@@ -69,12 +74,13 @@ _MAX_FRAMES = (1 << 16) - 1
 _MAX_T_MS = (1 << 32) - 1
 
 
+Step = tuple[bytes, bytes, Any, bytes, bool, int, int, int, float, float, float, int]
+"""Observation, action mask, action (a number if discrete, else bytes) and raw action, then
+`is_first`, `by`, `frames`, `t_ms`, `logp`, `value`, `priority` and `version`."""
+Row = tuple[Step, float, bool, bool, int]
+"""A step, its reward, `terminated` and `truncated`, and the kind of the row."""
 _NUMBERS = {
-    "row": "B",
     "is_first": "?",
-    "reward": "f",
-    "terminated": "?",
-    "truncated": "?",
     "by": "B",
     "frames": "H",
     "t_ms": "I",
@@ -82,25 +88,28 @@ _NUMBERS = {
     "value": "f",
     "priority": "f",
     "version": "I",
+    "reward": "f",
+    "terminated": "?",
+    "truncated": "?",
+    "row": "B",
 }
-"""The columns with one number per row, in the order of a packed row, and their format codes."""
+"""The columns with one number per row, in the order of a row, and their format codes."""
 _CODES = dict(zip(("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"), "bhiqBHIQ", strict=True))
 """The format code of each type of whole numbers."""
 
-_PADDING = (False, 0.0, False, False, 0, 0, 0, 0.0, 0.0, 0.0, 0)
-"""The numbers of a final or bootstrap row after its kind."""
-_NO_EXTRAS = (0.0, 0.0, 0.0, 0)
 _NONE_USED: frozenset[str] = frozenset()
+_NOT_GIVEN = object()
 
 
 class RowLayout:
-    """How the rows of one game are packed into bytes; many threads may share it."""
+    """How the rows of one game are validated and packed; many threads may share it."""
 
     def __init__(self, spec: GameSpec, *, max_steps: int = MAX_STEPS) -> None:
         self.spec = spec
         self.max_steps = min(max_steps, MAX_STEPS)
         discrete = spec.discrete
         self.first_action = discrete.start if discrete is not None else 0
+        self.end_action = discrete.start + discrete.n if discrete is not None else 0
         self.mask_bytes = discrete.n if discrete is not None and spec.has_action_mask else 0
         raw = {raw_name(name): raw_space(space) for name, space in spec.action_columns.items()}
         spaces: dict[str, Space] = dict(spec.obs_columns)
@@ -124,13 +133,12 @@ class RowLayout:
             self.no_action = bytes(_size(spec.action_columns))
             self.pack_action = _bytes_of(action_writer(spec), len(spec.action_columns))
         self.no_raw_action = bytes(_size(raw))
-        self.pack_obs = _bytes_of(obs_writer(spec), len(spec.obs_columns))
+        self.pack_obs = _obs_packer(spec)
         self.pack_raw_action = _bytes_of(raw_action_writer(spec), len(raw))
         codes = "".join(_NUMBERS.values())
-        self.pack = struct.Struct(
+        self._pack = struct.Struct(
             f"<{obs_code}{mask_code}{action_code}{len(self.no_raw_action)}s{codes}"
         ).pack
-        """Packs a row: observation, action mask, action and raw action, then the numbers."""
         # Without compression the rows must fit into one body; with compressed images they must fit
         # into the limit for decoded bytes.
         shrinks = any(
@@ -147,9 +155,20 @@ class RowLayout:
         )
         """The most rows of a block."""
 
-    def padding(self, obs: bytes, mask: bytes, kind: RowKind) -> bytes:
+    def pack(self, rows: Iterable[Row]) -> Array:
+        """The rows as one structured array, with a field for each column."""
+        pack = self._pack
+        packed = [
+            pack(*step, reward, terminated, truncated, kind)
+            for step, reward, terminated, truncated, kind in rows
+        ]
+        return np.frombuffer(b"".join(packed), self.dtype)
+
+    def padding(self, obs: bytes, mask: bytes, kind: RowKind) -> Row:
         """A row of this kind, which has only an observation and an action mask."""
-        return self.pack(obs, mask, self.no_action, self.no_raw_action, kind, *_PADDING)
+        numbers = (False, 0, 0, 0, 0.0, 0.0, 0.0, 0)
+        step = (obs, mask, self.no_action, self.no_raw_action, *numbers)
+        return step, 0.0, False, False, kind
 
 
 def _size(spaces: Mapping[str, Space]) -> int:
@@ -166,6 +185,28 @@ def _number_of(write: Write) -> Callable[[Any], int]:
         return number
 
     return validated
+
+
+def _obs_packer(spec: GameSpec) -> Callable[[Any], bytes]:
+    """Return a function that validates an observation and returns the bytes of its columns."""
+    validated = _bytes_of(obs_writer(spec), len(spec.obs_columns))
+    (space, *others) = spec.obs_columns.values()
+    dtype = space.dtype
+    shape = space.shape
+    if others or dtype != np.float32 or len(shape) != 1 or shape[0] > _SHORT:
+        return validated
+    unpack = struct.Struct(f"<{shape[0]}f").unpack
+    array_type = np.ndarray
+
+    def packed(obs: Any) -> bytes:
+        # A few floats, as most games have them: a sum is finite only if every element is.
+        if type(obs) is array_type and obs.dtype is dtype and obs.shape == shape:
+            raw: bytes = obs.tobytes()
+            if isfinite(sum(unpack(raw))):
+                return raw
+        return validated(obs)
+
+    return packed
 
 
 def _bytes_of(write: Write, n_columns: int) -> Callable[[Any], bytes]:
@@ -189,7 +230,7 @@ def _bytes_of(write: Write, n_columns: int) -> Callable[[Any], bytes]:
 class Block:
     """Closed rows; chunk_no and first_step of `meta` are set when the block is encoded."""
 
-    rows: bytearray
+    rows: list[Row]
     layout: RowLayout
     meta: ChunkMeta
     used: frozenset[str]
@@ -202,11 +243,11 @@ class Block:
     @property
     def size_bytes(self) -> int:
         """About what the block takes in memory."""
-        return len(self.rows) + _BLOCK_BYTES
+        return len(self.rows) * (self.layout.row_bytes + _ROW_BYTES) + _BLOCK_BYTES
 
     def chunk(self, *, chunk_no: int, first_step: int) -> Chunk:
         """The chunk, as views into the rows."""
-        rows = np.frombuffer(self.rows, self.layout.dtype)
+        rows = self.layout.pack(self.rows)
         views = {
             name: rows[name]
             for name in self.layout.dtype.fields or ()
@@ -264,27 +305,21 @@ class ChunkBuilder:
     """Builds the rows of one session; once a block is full, call `take` before recording more."""
 
     __slots__ = (
-        "_action",
-        "_by",
         "_episode_row",
-        "_extras",
-        "_frames",
         "_is_first",
         "_last_row",
         "_mask",
         "_max_steps",
         "_meta",
-        "_n_rows",
         "_note",
         "_note_bytes",
         "_notes",
         "_obs",
         "_open_used",
-        "_raw_action",
         "_reward",
         "_rows",
         "_state",
-        "_t_ms",
+        "_step",
         "_used",
         "closed_steps",
         "consent",
@@ -325,25 +360,18 @@ class ChunkBuilder:
         """Closed steps that were not taken yet."""
         self.on_waiting: Callable[[], object] | None = None
         """Called when a first closed step waits to be taken."""
-        self._rows = bytearray()
-        self._n_rows = 0
+        self._rows: list[Row] = []
         self._used = _NONE_USED
         self._notes: list[EpisodeNote] = []
         self._note_bytes = 0
         self._note: EpisodeNote | None = None
         self._is_first = False
         self._episode_row = 0
-        # The staged or open step.
         self._state = _EMPTY
         self._obs = b""
         self._mask = b""
-        self._action = self.layout.no_action
-        self._raw_action = self.layout.no_raw_action
+        self._step: Step | None = None
         self._reward = 0.0
-        self._by = 0
-        self._frames = 0
-        self._t_ms = 0
-        self._extras: tuple[float, float, float, int] = _NO_EXTRAS
         self._open_used: tuple[str, ...] = ()
 
     @property
@@ -367,7 +395,7 @@ class ChunkBuilder:
         self.consent = consent
         self._note = note
         self._is_first = True
-        self._episode_row = self._n_rows
+        self._episode_row = len(self._rows)
         return block
 
     def name_model(self, model: str) -> None:
@@ -381,7 +409,6 @@ class ChunkBuilder:
         self,
         obs: Any,
         action: Any,
-        *,
         action_mask: Any = None,
         by: int = By.UNKNOWN,
         frames: int = 1,
@@ -389,39 +416,30 @@ class ChunkBuilder:
         extras: Extras | None = None,
     ) -> bool:
         """Close the open step and open the next one; returns whether the block is full."""
-        self.stage(obs, action_mask)
-        return self.act(action, by, frames, t_ms, extras)
-
-    def stage(self, obs: Any, action_mask: Any = None) -> None:
-        """Keep the next observation, which closes the open step; then check `is_full`."""
-        if self._note is None:
-            raise Refused("bad_order", "no episode is running; begin one first")
-        packed = self.layout.pack_obs(obs)
-        mask = b""
-        if self.layout.mask_bytes or action_mask is not None:
-            mask = self._pack_mask(action_mask)
-        if self._state == _OPEN:
-            self._close()
-        self._obs = packed
-        self._mask = mask
-        self._state = _STAGED
-
-    def act(
-        self,
-        action: Any,
-        by: int = By.UNKNOWN,
-        frames: int = 1,
-        t_ms: int = 0,
-        extras: Extras | None = None,
-    ) -> bool:
-        """Keep the decision for the staged observation; returns whether a block is full."""
-        if self._state != _STAGED:
+        # In one function: when a game comes back from a pause, its calls have left the caches.
+        layout = self.layout
+        if obs is not _NOT_GIVEN:
+            if self._note is None:
+                raise Refused("bad_order", "no episode is running; begin one first")
+            packed = layout.pack_obs(obs)
+            mask = b""
+            if layout.mask_bytes or action_mask is not None:
+                mask = self._pack_mask(action_mask)
+            if self._state == _OPEN:
+                self._close()
+            self._obs = packed
+            self._mask = mask
+            self._state = _STAGED
+            if action is _NOT_GIVEN:
+                return self.is_full
+        elif self._state != _STAGED:
             raise Refused(
                 "bad_order", "a decision needs an observation before it; record one first"
             )
-        layout = self.layout
-        packed = layout.pack_action(action)
-        if self._mask and not self._mask[packed - layout.first_action]:
+        chosen = action
+        if type(action) is not int or not layout.first_action <= action < layout.end_action:
+            chosen = layout.pack_action(action)
+        if self._mask and not self._mask[chosen - layout.first_action]:
             raise Refused(
                 "invalid_action",
                 f"action {action!r} is excluded by its action mask; give one that the mask allows",
@@ -435,23 +453,40 @@ class ChunkBuilder:
                     f"frames is {frames!r}; give the decision's number of game frames, from 0",
                 )
             frames = _MAX_FRAMES
-        if extras is not None:
-            self._keep_extras(extras)
-        elif self._open_used:
-            self._extras = _NO_EXTRAS
-            self._raw_action = layout.no_raw_action
+        if t_ms > _MAX_T_MS:
+            t_ms = _MAX_T_MS
+        raw = layout.no_raw_action
+        is_first = self._is_first
+        if extras is None:
+            numbers = (is_first, by, frames, t_ms, 0.0, 0.0, 0.0, 0)
             self._open_used = ()
-        self._action = packed
-        self._by = by
-        self._frames = frames
-        self._t_ms = t_ms if t_ms <= _MAX_T_MS else _MAX_T_MS
-        if self._is_first:
+        else:
+            used, raw, values = self._check_extras(extras)
+            numbers = (is_first, by, frames, t_ms, *values)
+            self._open_used = used
+        self._step = (self._obs, self._mask, chosen, raw, *numbers)
+        if is_first:
             assert self._note is not None
-            self._note = replace(self._note, row=self._n_rows)
+            self._note = replace(self._note, row=len(self._rows))
             self._notes.append(self._note)
         self._reward = 0.0
         self._state = _OPEN
-        return self._n_rows >= self._last_row or self.closed_steps >= self._max_steps
+        return len(self._rows) >= self._last_row or self.closed_steps >= self._max_steps
+
+    def stage(self, obs: Any, action_mask: Any = None) -> bool:
+        """Keep the next observation, which closes the open step; returns whether it is full."""
+        return self.decide(obs, _NOT_GIVEN, action_mask)
+
+    def act(
+        self,
+        action: Any,
+        by: int = By.UNKNOWN,
+        frames: int = 1,
+        t_ms: int = 0,
+        extras: Extras | None = None,
+    ) -> bool:
+        """Keep the decision for the staged observation; returns whether a block is full."""
+        return self.decide(_NOT_GIVEN, action, None, by, frames, t_ms, extras)
 
     def add_reward(self, reward: float) -> None:
         """Add to the reward of the open step."""
@@ -503,8 +538,8 @@ class ChunkBuilder:
 
     def cut(self, *, result: str | float | None = None) -> bool:
         """End the episode early: drops an open step, keeps a staged observation."""
-        if self._note is None or self._state == _EMPTY or self._n_rows == self._episode_row:
-            if self._state != _EMPTY and self._notes and self._notes[-1].row == self._n_rows:
+        if self._note is None or self._state == _EMPTY or len(self._rows) == self._episode_row:
+            if self._state != _EMPTY and self._notes and self._notes[-1].row == len(self._rows):
                 self._notes.pop()
             self._state = _EMPTY
             self._note = None
@@ -527,13 +562,13 @@ class ChunkBuilder:
         carried = []
         if self._state != _EMPTY:
             assert self._note is not None
-            if self._n_rows == self._episode_row:
+            if len(self._rows) == self._episode_row:
                 # No step of this episode is closed yet: the whole episode moves to the next block.
                 if self._state == _OPEN:
                     carried = [replace(notes[-1], row=0)]
                     notes = notes[:-1]
             else:
-                rows += self.layout.padding(self._obs, self._mask, RowKind.BOOTSTRAP)
+                rows.append(self.layout.padding(self._obs, self._mask, RowKind.BOOTSTRAP))
                 carried = [replace(self._note, row=0)]
                 self._note = carried[0]
         block = Block(
@@ -544,8 +579,8 @@ class ChunkBuilder:
             ),
             self._used,
         )
-        self._rows = bytearray()
-        self._n_rows = self._episode_row = 0
+        self._rows = []
+        self._episode_row = 0
         self._notes = carried
         self._used = _NONE_USED
         self._note_bytes = 0
@@ -556,28 +591,14 @@ class ChunkBuilder:
     def is_full(self) -> bool:
         """Whether a block must be taken."""
         return (
-            self._n_rows >= self._last_row
+            len(self._rows) >= self._last_row
             or self.closed_steps >= self._max_steps
             or self._note_bytes > MAX_NOTE_BYTES
         )
 
     def _close(self, *, terminated: bool = False, truncated: bool = False) -> None:
-        self._rows += self.layout.pack(
-            self._obs,
-            self._mask,
-            self._action,
-            self._raw_action,
-            _STEP,
-            self._is_first,
-            self._reward,
-            terminated,
-            truncated,
-            self._by,
-            self._frames,
-            self._t_ms,
-            *self._extras,
-        )
-        self._n_rows += 1
+        assert self._step is not None
+        self._rows.append((self._step, self._reward, terminated, truncated, _STEP))
         self._is_first = False
         if self._open_used and not self._used.issuperset(self._open_used):
             self._used = self._used.union(self._open_used)
@@ -585,9 +606,8 @@ class ChunkBuilder:
         if self.closed_steps == 1 and self.on_waiting is not None:
             self.on_waiting()
 
-    def _leave(self, last_row: bytes, note: EpisodeNote) -> None:
-        self._rows += last_row
-        self._n_rows += 1
+    def _leave(self, last_row: Row, note: EpisodeNote) -> None:
+        self._rows.append(last_row)
         self._notes[-1] = replace(note, row=self._notes[-1].row)
         self._note_bytes += 2 * len(canonical_json(note.to_json()))
         self._state = _EMPTY
@@ -604,7 +624,10 @@ class ChunkBuilder:
             return b"\1" * n_actions
         return check_mask(action_mask, n_actions).tobytes()
 
-    def _keep_extras(self, extras: Extras) -> None:
+    def _check_extras(
+        self, extras: Extras
+    ) -> tuple[tuple[str, ...], bytes, tuple[float, float, float, int]]:
+        """The names of the columns that are used, the raw action, and the numbers."""
         used = []
         numbers: list[Any] = []
         for name in EXTRAS:
@@ -633,9 +656,7 @@ class ChunkBuilder:
         if extras.raw_action is not None:
             raw_action = self.layout.pack_raw_action(extras.raw_action)
             used += [raw_name(name) for name in self.spec.action_columns]
-        self._extras = (numbers[0], numbers[1], numbers[2], numbers[3])
-        self._raw_action = raw_action
-        self._open_used = tuple(used)
+        return tuple(used), raw_action, (numbers[0], numbers[1], numbers[2], numbers[3])
 
 
 def _check_note(meta: ChunkMeta) -> None:
