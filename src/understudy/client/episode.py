@@ -143,6 +143,8 @@ class Episode:
     `with` block without `end` cuts the episode: the last, incomplete step is dropped.
     """
 
+    __slots__ = ("__weakref__", "_chooser", "_over", "_session", "_sessions", "_tolerance", "_use")
+
     def __init__(
         self,
         sessions: Sessions,
@@ -235,14 +237,10 @@ class Episode:
             if self._over is not None or session.ended:
                 return self._late("acted")
             try:
+                # by_code only raises: calls are slow, and so are keywords.
+                code = BY[by] if by in BY else by_code(by)
                 is_full = session.builder.decide(
-                    obs,
-                    action,
-                    action_mask=action_mask,
-                    by=BY[by] if by in BY else by_code(by),  # by_code only raises: calls are slow
-                    frames=frames,
-                    t_ms=session.t_ms(),
-                    extras=extras,
+                    obs, action, action_mask, code, frames, session.t_ms(), extras
                 )
             except Exception as error:
                 return self._reject(error)
