@@ -32,6 +32,7 @@ import numpy as np  # noqa: E402
 from bench.figures import Figure, Findings, Gate, Ratio, all_of, in_turn, percentiles  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
 from understudy.client.connect import ClientConfig, Game, connect  # noqa: E402
+from understudy.client.episode import Episode  # noqa: E402
 
 _SEATS = 16
 _RATE_HZ = 60.0
@@ -199,7 +200,7 @@ def _crowd(folder: Path, n_players: int, seconds: float) -> dict[str, Any]:
     ticks_s = round(1 / _TICK_S)
     n_ticks = round(seconds / _TICK_S)
     joins = np.linspace(0, n_ticks // 2, n_players, endpoint=False).astype(int).tolist()
-    episodes = []
+    episodes: list[Episode] = []
     episode_ns = []
     acted_ns = []
     late_s = []

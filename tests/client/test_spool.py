@@ -159,7 +159,7 @@ def test_a_session_that_is_never_acknowledged_does_not_keep_the_frames_of_others
     crash(spool)
     again = Spool(tmp_path)
     found = {spool.player: numbers(entries) for spool, entries in again.adopt(FakeClock().now())}
-    assert found["anna"] == [0]
+    assert found[ANNA] == [0]
     assert all(spool.lost_numbers == [] for spool in again._adopted[0].sessions.values())
     ((entry,),) = [spool._order for spool in again._adopted[0].sessions.values() if spool._order]
     assert again._adopted[0].read(entry) == frame

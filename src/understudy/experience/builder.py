@@ -11,6 +11,7 @@ decision) or open (a decision waits for the next observation), in the builder's 
 thread-safe: the lock of its session guards it.
 """
 
+import itertools
 import math
 import operator
 import struct
@@ -73,20 +74,14 @@ _MAX_FRAMES = (1 << 16) - 1
 _MAX_T_MS = (1 << 32) - 1
 
 
-Step = tuple[bytes, bytes, Any, bytes, bool, int, int, int, float, float, float, int]
-"""Observation, action mask, action (a number if discrete, else bytes) and raw action, then
-`is_first`, `by`, `frames`, `t_ms`, `logp`, `value`, `priority` and `version`."""
-Row = tuple[Step, float, bool, bool, int]
-"""A step, its reward, `terminated` and `truncated`, and the kind of the row."""
+Row = tuple[Any, ...]
+"""Observation, action mask and action (a number if it is discrete, else bytes), then one number for
+each of `_NUMBERS`."""
 _NUMBERS = {
     "is_first": "?",
     "by": "B",
     "frames": "H",
     "t_ms": "I",
-    "logp": "f",
-    "value": "f",
-    "priority": "f",
-    "version": "I",
     "reward": "f",
     "terminated": "?",
     "truncated": "?",
@@ -96,7 +91,6 @@ _NUMBERS = {
 _CODES = dict(zip(("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"), "bhiqBHIQ", strict=True))
 """The format code of each type of whole numbers."""
 
-_NONE_USED: frozenset[str] = frozenset()
 _NOT_GIVEN = object()
 
 
@@ -110,15 +104,21 @@ class RowLayout:
         self.first_action = discrete.start if discrete is not None else 0
         self.end_action = discrete.start + discrete.n if discrete is not None else 0
         self.mask_bytes = discrete.n if discrete is not None and spec.has_action_mask else 0
-        raw = {raw_name(name): raw_space(space) for name, space in spec.action_columns.items()}
         spaces: dict[str, Space] = dict(spec.obs_columns)
         if self.mask_bytes:
             spaces["action_mask"] = Box((self.mask_bytes,), np.dtype(np.bool_))
-        spaces |= spec.action_columns | raw
+        spaces |= spec.action_columns
         columns = [(name, space.dtype, space.shape) for name, space in spaces.items()]
         columns += [(name, (REQUIRED | OPTIONAL)[name], ()) for name in _NUMBERS]
         self.dtype = np.dtype(columns)
+        self.extras: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            name: (OPTIONAL[name], ()) for name in EXTRAS
+        }
+        raw = {raw_name(name): raw_space(space) for name, space in spec.action_columns.items()}
+        self.extras |= {name: (space.dtype, space.shape) for name, space in raw.items()}
+        self.write_raw_action = raw_action_writer(spec)
         self.row_bytes = self.dtype.itemsize
+        """Without extras."""
         obs_code = f"{_size(spec.obs_columns)}s"
         mask_code = f"{self.mask_bytes}s"
         # A discrete action is packed as a number; any other is validated as arrays and packed as
@@ -131,13 +131,9 @@ class RowLayout:
             action_code = f"{_size(spec.action_columns)}s"
             self.no_action = bytes(_size(spec.action_columns))
             self.pack_action = _bytes_of(action_writer(spec), len(spec.action_columns))
-        self.no_raw_action = bytes(_size(raw))
         self.pack_obs = _obs_packer(spec)
-        self.pack_raw_action = _bytes_of(raw_action_writer(spec), len(raw))
         codes = "".join(_NUMBERS.values())
-        self._pack = struct.Struct(
-            f"<{obs_code}{mask_code}{action_code}{len(self.no_raw_action)}s{codes}"
-        ).pack
+        self._pack = struct.Struct(f"<{obs_code}{mask_code}{action_code}{codes}").pack
         # Without compression the rows must fit into one body; with compressed images they must fit
         # into the limit for decoded bytes.
         shrinks = any(
@@ -147,27 +143,21 @@ class RowLayout:
             for space in spec.obs.values()
         )
         max_bytes = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
+        most_bytes = self.row_bytes + sum(
+            dtype.itemsize * math.prod(shape) for dtype, shape in self.extras.values()
+        )
         # Each episode adds a final row; an extra eighth is enough for episodes of at least eight
         # steps.
-        self.n_rows = max(
-            2, min(max_bytes // self.row_bytes, self.max_steps + self.max_steps // 8 + 2)
-        )
+        self.n_rows = max(2, min(max_bytes // most_bytes, self.max_steps + self.max_steps // 8 + 2))
         """The most rows of a block."""
 
     def pack(self, rows: Iterable[Row]) -> Array:
         """The rows as one structured array, with a field for each column."""
-        pack = self._pack
-        packed = [
-            pack(*step, reward, terminated, truncated, kind)
-            for step, reward, terminated, truncated, kind in rows
-        ]
-        return np.frombuffer(b"".join(packed), self.dtype)
+        return np.frombuffer(b"".join(itertools.starmap(self._pack, rows)), self.dtype)
 
     def padding(self, obs: bytes, mask: bytes, kind: RowKind) -> Row:
         """A row of this kind, which has only an observation and an action mask."""
-        numbers = (False, 0, 0, 0, 0.0, 0.0, 0.0, 0)
-        step = (obs, mask, self.no_action, self.no_raw_action, *numbers)
-        return step, 0.0, False, False, kind
+        return (obs, mask, self.no_action, *[0] * (len(_NUMBERS) - 1), kind)
 
 
 def _size(spaces: Mapping[str, Space]) -> int:
@@ -236,10 +226,10 @@ class Block:
     """Closed rows; chunk_no and first_step of `meta` are set when the block is encoded."""
 
     rows: list[Row]
+    extras: list[tuple[int, dict[str, Any]]]
+    """Numbers of rows, and the values of their optional columns."""
     layout: RowLayout
     meta: ChunkMeta
-    used: frozenset[str]
-    """Optional columns that at least one step used."""
 
     @property
     def n_steps(self) -> int:
@@ -248,17 +238,20 @@ class Block:
     @property
     def size_bytes(self) -> int:
         """About what the block takes in memory."""
-        return len(self.rows) * (self.layout.row_bytes + _ROW_BYTES) + _BLOCK_BYTES
+        each_bytes = self.layout.row_bytes + _ROW_BYTES
+        return (len(self.rows) + len(self.extras)) * each_bytes + _BLOCK_BYTES
 
     def chunk(self, *, chunk_no: int, first_step: int) -> Chunk:
-        """The chunk, as views into the rows."""
+        """The chunk; columns that no step used are left out."""
         rows = self.layout.pack(self.rows)
-        views = {
-            name: rows[name]
-            for name in self.layout.dtype.fields or ()
-            if name in self.used or (name not in EXTRAS and not name.startswith("raw_action"))
-        }
-        return Chunk(replace(self.meta, chunk_no=chunk_no, first_step=first_step), views)
+        columns = {name: rows[name] for name in self.layout.dtype.fields or ()}
+        for row, values in self.extras:
+            for name, value in values.items():
+                if name not in columns:
+                    dtype, shape = self.layout.extras[name]
+                    columns[name] = np.zeros((len(rows), *shape), dtype)
+                columns[name][row] = value
+        return Chunk(replace(self.meta, chunk_no=chunk_no, first_step=first_step), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +305,7 @@ class ChunkBuilder:
     __slots__ = (
         "_end_action",
         "_episode_row",
+        "_extras",
         "_first_action",
         "_is_first",
         "_last_row",
@@ -323,13 +317,12 @@ class ChunkBuilder:
         "_note_bytes",
         "_notes",
         "_obs",
-        "_open_used",
+        "_open_extras",
         "_pack_obs",
         "_reward",
         "_rows",
         "_state",
         "_step",
-        "_used",
         "closed_steps",
         "consent",
         "layout",
@@ -374,7 +367,7 @@ class ChunkBuilder:
         self.on_waiting: Callable[[], object] | None = None
         """Called when a first closed step waits to be taken."""
         self._rows: list[Row] = []
-        self._used = _NONE_USED
+        self._extras: list[tuple[int, dict[str, Any]]] = []
         self._notes: list[EpisodeNote] = []
         self._note_bytes = 0
         self._note: EpisodeNote | None = None
@@ -383,9 +376,10 @@ class ChunkBuilder:
         self._state = _EMPTY
         self._obs = b""
         self._mask = b""
-        self._step: Step | None = None
+        self._step: Row = ()
+        """The open step, without reward, end and kind."""
         self._reward = 0.0
-        self._open_used: tuple[str, ...] = ()
+        self._open_extras: dict[str, Any] | None = None
 
     @property
     def in_episode(self) -> bool:
@@ -456,28 +450,13 @@ class ChunkBuilder:
                 "invalid_action",
                 f"action {action!r} is excluded by its action mask; give one that the mask allows",
             )
-        if type(frames) is not int:
-            frames = operator.index(frames)
-        if not 0 <= frames <= _MAX_FRAMES:
-            if not frames > 0:
-                raise Refused(
-                    "bad_frames",
-                    f"frames is {frames!r}; give the decision's number of game frames, from 0",
-                )
-            frames = _MAX_FRAMES
+        if frames != 1:
+            frames = _check_frames(frames)
         if t_ms > _MAX_T_MS:
             t_ms = _MAX_T_MS
-        obs = self._obs
-        mask = self._mask
-        is_first = self._is_first
-        if extras is None:
-            self._open_used = ()
-            raw = self.layout.no_raw_action
-            self._step = (obs, mask, chosen, raw, is_first, by, frames, t_ms, 0.0, 0.0, 0.0, 0)
-        else:
-            self._open_used, raw, values = self._check_extras(extras)
-            self._step = (obs, mask, chosen, raw, is_first, by, frames, t_ms, *values)
-        if is_first:
+        self._open_extras = None if extras is None else self._check_extras(extras)
+        self._step = (self._obs, self._mask, chosen, self._is_first, by, frames, t_ms)
+        if self._is_first:
             assert self._note is not None
             self._note = replace(self._note, row=len(self._rows))
             self._notes.append(self._note)
@@ -585,16 +564,16 @@ class ChunkBuilder:
                 self._note = carried[0]
         block = Block(
             rows,
+            self._extras,
             self.layout,
             replace(
                 self._meta, n_steps=self.closed_steps, consent=self.consent, episodes=tuple(notes)
             ),
-            self._used,
         )
         self._rows = []
+        self._extras = []
         self._episode_row = 0
         self._notes = carried
-        self._used = _NONE_USED
         self._note_bytes = 0
         self.closed_steps = 0
         return block
@@ -609,11 +588,10 @@ class ChunkBuilder:
         )
 
     def _close(self, *, terminated: bool = False, truncated: bool = False) -> None:
-        assert self._step is not None
-        self._rows.append((self._step, self._reward, terminated, truncated, _STEP))
+        if self._open_extras:
+            self._extras.append((len(self._rows), self._open_extras))
+        self._rows.append((*self._step, self._reward, terminated, truncated, _STEP))
         self._is_first = False
-        if self._open_used and not self._used.issuperset(self._open_used):
-            self._used = self._used.union(self._open_used)
         self.closed_steps += 1
         if self.closed_steps == 1 and self.on_waiting is not None:
             self.on_waiting()
@@ -636,16 +614,11 @@ class ChunkBuilder:
             return b"\1" * n_actions
         return check_mask(action_mask, n_actions).tobytes()
 
-    def _check_extras(
-        self, extras: Extras
-    ) -> tuple[tuple[str, ...], bytes, tuple[float, float, float, int]]:
-        """The names of the columns that are used, the raw action, and the numbers."""
-        used = []
-        numbers: list[Any] = []
+    def _check_extras(self, extras: Extras) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         for name in EXTRAS:
             value = getattr(extras, name)
             if value is None:
-                numbers.append(0)
                 continue
             if name != "version":
                 if not -_MAX_REWARD <= value <= _MAX_REWARD:
@@ -662,13 +635,25 @@ class ChunkBuilder:
                         "not_finite",
                         f"{name} is {value}; give a whole number from 0 to {(1 << 32) - 1}",
                     )
-            numbers.append(value if name == "version" else float(value))
-            used.append(name)
-        raw_action = self.layout.no_raw_action
+            values[name] = value if name == "version" else float(value)
         if extras.raw_action is not None:
-            raw_action = self.layout.pack_raw_action(extras.raw_action)
-            used += [raw_name(name) for name in self.spec.action_columns]
-        return tuple(used), raw_action, (numbers[0], numbers[1], numbers[2], numbers[3])
+            names = [raw_name(name) for name in self.spec.action_columns]
+            columns: list[list[Any]] = [[None] for _ in names]
+            self.layout.write_raw_action(columns, 0, extras.raw_action)
+            # Copies, since the game may change its arrays.
+            values |= {
+                name: np.array(column[0]) for name, column in zip(names, columns, strict=True)
+            }
+        return values
+
+
+def _check_frames(frames: Any) -> int:
+    number = operator.index(frames)
+    if number < 0:
+        raise Refused(
+            "bad_frames", f"frames is {number}; give the decision's number of game frames, from 0"
+        )
+    return min(number, _MAX_FRAMES)
 
 
 def _check_note(meta: ChunkMeta) -> None:
