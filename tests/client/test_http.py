@@ -21,6 +21,7 @@ from tests.serve.test_server import certificate
 from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.client.connect import Address
 from understudy.client.http import HttpLink
+from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import Frame, data_frame
@@ -110,7 +111,11 @@ def test_a_revoked_key_keeps_everything_on_this_machine_and_warns(tmp_path):
         assert "revoked_key" in stats.last_error
         assert (stats.acked_steps, stats.refused_steps, stats.dropped_steps) == (5, 0, 0)
         assert not game.close(timeout_s=0.1)
-        assert len(list((tmp_path / "spool").glob("*/*/session.json"))) == 1
+        assert count_spooled(tmp_path / "spool") == 1
+        again = http_client(gateway.url, gateway.key("play"), tmp_path)
+        until(lambda: again.stats().acked_steps == 5)
+        assert again.close(timeout_s=30)
+        assert count_spooled(tmp_path / "spool") == 0
 
 
 def test_a_gateway_whose_stored_keys_were_cut_accepts_none_and_loses_nothing(tmp_path):

@@ -150,7 +150,7 @@ def test_every_stored_transition_is_the_true_one(spec, plans, seed, cuts, small)
     with TemporaryDirectory() as folder:
         game = client(link, Path(folder), spec=spec)
         if small:
-            game._sessions.pool.n_rows = 4
+            game._sessions.layout.n_rows = 4
         truth = play(game, spec, plans, rng, cuts)
         game.close()
     stored = {

@@ -67,7 +67,7 @@ def main(settings: RecorderSettings) -> None:
     link = FaultyLink(ledger, Faults(**settings.faults), np.random.default_rng(settings.seed + 1))
     sender = SenderConfig(
         linger_s=settings.linger_s,
-        idle_s=0.5,
+        session_idle_s=0.5,
         adopt_every_s=0.5,
         retry_first_s=0.01,
         retry_cap_s=0.05,

@@ -116,7 +116,7 @@ def outcome(data: DataFolder) -> Digests | str:
             # The command names a backup as the next step after every loss.
             return "; ".join(found.corrupt) or f"lost {found.lost_steps}: restore a backup"
         if found.unreadable_spools:
-            return f"restore session.json in {found.unreadable_spools}"
+            return f"restore spool.json in {found.unreadable_spools}"
         return steps_of(data)
     except UnderstudyError as error:
         return str(error)

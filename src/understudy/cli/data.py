@@ -268,7 +268,7 @@ def _print_verification(
     for spool in verification.unreadable_spools[:20]:
         out.print(
             f"[yellow]not sent[/yellow] the frames in {escape(spool)}, which were never "
-            "acknowledged: session.json there is missing or damaged; restore that file, or delete "
+            "acknowledged: spool.json there is missing or damaged; restore that file, or delete "
             "the folder to give the frames up",
             soft_wrap=True,
         )

@@ -21,6 +21,7 @@ from understudy.backends.deployment import has_deployment, open_deployment, sign
 from understudy.backends.local import open_file_stream, open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
+from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
 from understudy.experience.intake import read_key
@@ -237,7 +238,7 @@ def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
 
 
 def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
-    sessions = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
+    sessions = count_spooled(data.spool)
     if sessions:
         yield DoctorCheck(
             "spool",

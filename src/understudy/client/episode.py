@@ -143,6 +143,8 @@ class Episode:
     `with` block without `end` cuts the episode: the last, incomplete step is dropped.
     """
 
+    __slots__ = ("__weakref__", "_chooser", "_over", "_session", "_sessions", "_tolerance", "_use")
+
     def __init__(
         self,
         sessions: Sessions,
@@ -155,6 +157,7 @@ class Episode:
     ) -> None:
         self._sessions = sessions
         self._session = session
+        self._use = session.n_uses
         self._tolerance = tolerance
         self._chooser = ActionChooser(bots)
         self._over: str | None = None
@@ -234,14 +237,10 @@ class Episode:
             if self._over is not None or session.ended:
                 return self._late("acted")
             try:
+                # by_code only raises: calls are slow, and so are keywords.
+                code = BY[by] if by in BY else by_code(by)
                 is_full = session.builder.decide(
-                    obs,
-                    action,
-                    action_mask=action_mask,
-                    by=BY[by] if by in BY else by_code(by),  # by_code only raises: calls are slow
-                    frames=frames,
-                    t_ms=session.t_ms(),
-                    extras=extras,
+                    obs, action, action_mask, code, frames, session.t_ms(), extras
                 )
             except Exception as error:
                 return self._reject(error)
@@ -281,7 +280,6 @@ class Episode:
             if self._over is not None or session.ended:
                 return self._late("end")
             builder = session.builder
-            t_ms = session.t_ms()
             problems: list[tuple[Refused, str]] = []
             try:
                 builder.check_result(result)
@@ -300,7 +298,6 @@ class Episode:
                         truncated=is_truncated,
                         action_mask=action_mask,
                         result=result,
-                        t_ms=t_ms,
                     )
             except Exception as error:
                 refused = self._tolerance.judge(error)
@@ -310,7 +307,7 @@ class Episode:
                 else:
                     # The observation after a terminated step is never used.
                     problems.append((refused, "an episode's last observation was ignored"))
-                    is_full = builder.finish(terminated=True, result=result, t_ms=t_ms)
+                    is_full = builder.finish(terminated=True, result=result)
             if is_full:
                 session.submit()
             self._leave("has ended")
@@ -331,6 +328,11 @@ class Episode:
 
     def __exit__(self, *_: object) -> None:
         self.cut()
+
+    def __del__(self) -> None:
+        # A game may drop its episode without ending it; the sender then cuts the episode.
+        if self._over is None:
+            self._sessions.abandoned.append((self._session, self._use))
 
     def _leave(self, reason: str) -> None:
         self._over = reason
@@ -373,6 +375,7 @@ class Recorder:
     ) -> None:
         self._sessions = sessions
         self._session = session
+        self._use = session.n_uses
         self._tolerance = tolerance
         self._bots = bots
         self._chooser = ActionChooser(bots)
@@ -391,6 +394,7 @@ class Recorder:
             # If the game was closed meanwhile there is no new session, and the old one has ended.
             with contextlib.suppress(Closed):
                 session = self._session = self._sessions.renew(session, is_recorded=is_recorded)
+                self._use = session.n_uses
         self._chooser = ActionChooser(self._bots)
         self._decided = None
         with session.lock:
@@ -402,7 +406,7 @@ class Recorder:
                 block = session.builder.begin(replace(self._note, seed=seed), consent=self._consent)
                 if block is not None:
                     session.handoff.put(session, block)
-                session.builder.stage(obs, action_mask=action_mask, t_ms=session.t_ms())
+                session.builder.stage(obs, action_mask=action_mask)
             except Exception as error:
                 self._reject(error)
 
@@ -471,10 +475,9 @@ class Recorder:
                         terminated=terminated,
                         truncated=truncated,
                         action_mask=action_mask,
-                        t_ms=t_ms,
                     )
                 else:
-                    builder.stage(next_obs, action_mask, t_ms)
+                    builder.stage(next_obs, action_mask)
                     is_full = builder.is_full
             except Exception as error:
                 self._reject(error)
@@ -496,6 +499,10 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not self._is_closed:
+            self._sessions.abandoned.append((self._session, self._use))
 
     def _reject(self, error: Exception) -> None:
         # The env has already stepped, so the call cannot be repeated: recording resumes with the

@@ -518,6 +518,12 @@ class FileLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child; the parent still holds the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
     def __enter__(self) -> "FileLock":
         return self
 

@@ -24,7 +24,7 @@ from understudy.backends.local import (
 )
 from understudy.client.receipts import AckedFrame
 from understudy.client.sender import send_unsent_frames
-from understudy.client.spool import unreadable_sessions
+from understudy.client.spool import unreadable_spools
 from understudy.core.canonical import canonical_json
 from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused
@@ -103,7 +103,7 @@ class Verification:
     live_writer: bool
     receipts: tuple[CheckedReceipt, ...] = ()
     unreadable_spools: tuple[str, ...] = ()
-    """Folders of frames that cannot be sent, and were never acknowledged: a damaged session.json,
+    """Folders of frames that cannot be sent, and were never acknowledged: a damaged spool.json,
     as after a power cut."""
 
     @property
@@ -160,7 +160,7 @@ def verify(
         live = False
         findings = Findings(corrupt=[f"the store cannot be opened: {error}"])
     found = _compare(findings, promises, recovered, live, receipts=receipts)
-    return replace(found, unreadable_spools=tuple(map(str, unreadable_sessions(data.spool))))
+    return replace(found, unreadable_spools=tuple(map(str, unreadable_spools(data.spool))))
 
 
 def verify_remote_store(
