@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +93,24 @@ def read_safetensors(raw: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return facts, weights
 
 
-def through(x: np.ndarray, layers: list[dict[str, Any]], weight: Callable[[str], Any]) -> Any:
+def through(
+    x: np.ndarray, layers: list[dict[str, Any]], weights: dict[str, np.ndarray], place: str
+) -> Any:
     """The layers of the page for one row, in float64."""
     for index, layer in enumerate(layers):
-        x = run_layer(layer, x, lambda name, index=index: weight(f"{index}.{name}"))
+        prefix = f"{place}.{index}."
+        own = {
+            name.removeprefix(prefix): array
+            for name, array in weights.items()
+            if name.startswith(prefix)
+        }
+        x = run_layer(layer, x, own)
     return x
 
 
-def run_layer(layer: dict[str, Any], x: np.ndarray, weight: Callable[[str], Any]) -> Any:
+def run_layer(layer: dict[str, Any], x: np.ndarray, own: dict[str, np.ndarray]) -> Any:
     def linear(name: str, x: np.ndarray) -> Any:
-        return x @ weight(f"{name}kernel") + weight(f"{name}bias")
+        return x @ own[f"{name}kernel"] + own[f"{name}bias"]
 
     match layer["layer"]:
         case "dense":
@@ -114,15 +121,13 @@ def run_layer(layer: dict[str, Any], x: np.ndarray, weight: Callable[[str], Any]
             lines = range(0, x.shape[0] - side + 1, step)
             columns = range(0, x.shape[1] - side + 1, step)
             patches = [[x[i : i + side, j : j + side] for j in columns] for i in lines]
-            return np.einsum("ijabc,abcd->ijd", np.array(patches), weight("kernel")) + weight(
-                "bias"
-            )
+            return np.einsum("ijabc,abcd->ijd", np.array(patches), own["kernel"]) + own["bias"]
         case "layer_norm":
             centred = x - x.mean(-1, keepdims=True)
             scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-            return scaled * weight("scale") + weight("bias")
+            return scaled * own["scale"] + own["bias"]
         case "observation_norm":
-            return np.clip((x - weight("mean")) / np.sqrt(weight("var") + 1e-8), -10, 10)
+            return np.clip((x - own["mean"]) / np.sqrt(own["var"] + 1e-8), -10, 10)
         case "flatten":
             return x.reshape(-1)
         case "activation":
@@ -151,7 +156,7 @@ def run_layer(layer: dict[str, Any], x: np.ndarray, weight: Callable[[str], Any]
         case "one_hot":
             return (x[..., None] == layer["start"] + np.arange(layer["n"])).astype(float)
         case "constant":
-            return weight("constant")
+            return own["constant"]
 
 
 def golden_outputs(raw: bytes) -> dict[str, np.ndarray]:
@@ -171,22 +176,14 @@ def golden_outputs(raw: bytes) -> dict[str, np.ndarray]:
     outputs: dict[str, list[Any]] = {name: [] for name in spec["heads"]}
     for row in range(2):
         parts = [
-            through(
-                observations[name][row],
-                column["layers"],
-                lambda part, name=name: weights[f"inputs.{name}.{part}"],
+            np.atleast_1d(
+                through(observations[name][row], column["layers"], weights, f"inputs.{name}")
             )
             for name, column in inputs.items()
         ]
-        features = through(
-            np.concatenate([np.atleast_1d(part) for part in parts]),
-            spec["trunk"],
-            lambda part: weights[f"trunk.{part}"],
-        )
+        features = through(np.concatenate(parts), spec["trunk"], weights, "trunk")
         for head, layers in spec["heads"].items():
-            outputs[head].append(
-                through(features, layers, lambda part, head=head: weights[f"heads.{head}.{part}"])
-            )
+            outputs[head].append(through(features, layers, weights, f"heads.{head}"))
     return {name: np.array(rows) for name, rows in outputs.items()}
 
 

@@ -367,11 +367,9 @@ def erase_before(path: Path, end: int) -> int:
         length = end - HEAD_BYTES - END_BYTES
         if len(head) < HEAD_BYTES or length <= 0:
             return 0
-        _, erased, crc = _HEAD.unpack(head)
-        if erased <= MAX_ENTRY_BYTES and crc == _checksum(bytes(erased), 0):
-            erased += HEAD_BYTES + END_BYTES
-        else:
-            erased = 0
+        _, zeros, crc = _HEAD.unpack(head)
+        is_erased = zeros <= MAX_ENTRY_BYTES and crc == _checksum(bytes(zeros), 0)
+        erased: int = HEAD_BYTES + zeros + END_BYTES if is_erased else 0
         if erased >= end:
             return 0
         payload = bytes(length)
