@@ -14,7 +14,14 @@ import pytest
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import ClientConfig, connect
 from understudy.client.sender import send_unsent_frames
-from understudy.client.spool import SessionSpool, Spool, SpooledFrame, forget_spooled, read_session
+from understudy.client.spool import (
+    SessionSpool,
+    Spool,
+    SpooledFrame,
+    forget_spooled,
+    read_session,
+    unreadable_sessions,
+)
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
@@ -179,6 +186,27 @@ def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
     assert list(spool.adopt(clock.now() + SPOOL_S + 1)) == []
     assert spool.expired_sessions == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_of_a_session_without_a_readable_session_json_are_set_aside(tmp_path):
+    clock = FakeClock()
+    _, one = spool_of(tmp_path / "tag", clock)
+    fill(one, 2)
+    one.close()
+    folder = tmp_path / "tag" / str(one.session)
+    about = (folder / "session.json").read_bytes()
+    (folder / "session.json").write_bytes(about[: len(about) // 2])
+    (folder / "old.log").write_bytes(b"not ours")
+    spool = Spool(tmp_path / "tag")
+    assert list(spool.adopt(clock.now())) == []
+    assert spool.expired_sessions == 1
+    aside = folder.with_name(f"{folder.name}.unreadable")
+    assert unreadable_sessions(tmp_path) == [aside]
+    (aside / "session.json").write_bytes(about)
+    aside.rename(folder)
+    again, found = adopted(tmp_path / "tag")
+    assert [entry.chunk_no for entry in found] == [0, 1]
+    again.close()
 
 
 def test_a_session_folder_names_its_player_and_game(tmp_path):
