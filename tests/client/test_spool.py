@@ -23,6 +23,7 @@ from understudy.client.spool import (
     count_spooled,
     forget_spooled,
     read_game,
+    unreadable_spools,
 )
 from understudy.core.errors import Corrupt, Locked, SpecError, StorageFailed
 from understudy.core.log import FileLock, LogFile
@@ -345,7 +346,18 @@ def test_a_folder_without_its_game_stays_as_it_is(tmp_path, raw):
     for later_s in (7200, SPOOL_S + 1):
         assert list(spool.adopt(clock.now() + later_s)) == []
     assert list(spool.unreadable) == [folder]
+    assert unreadable_spools(tmp_path) == [folder]
     assert logs(tmp_path)[0].read_bytes() == before
+
+
+def test_files_of_other_programs_in_a_folder_stop_nothing(tmp_path):
+    spool, one = spool_of(tmp_path)
+    fill(one, 1)
+    spool.close()
+    (tmp_path / str(one.session) / "old.log").write_bytes(b"not ours")
+    (tmp_path / ".DS_Store").write_bytes(b"not ours")
+    _, _, entries = adopt(tmp_path)
+    assert numbers(entries) == [0]
 
 
 def test_steps_of_a_spec_that_this_version_cannot_read_are_never_deleted(tmp_path):

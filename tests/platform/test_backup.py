@@ -206,9 +206,11 @@ def test_damaged_journals_are_named_and_everything_else_is_backed_up(
 def test_files_of_a_killed_backup_are_removed_and_are_not_a_backup(
     deployed: DataFolder, tmp_path: Path
 ):
-    (deployed.root / "snapshots" / "old" / "store").mkdir(parents=True)
+    snapshots = deployed.root / "snapshots"
+    for name in ("0123456789abcdef", "mine"):
+        (snapshots / name / "store").mkdir(parents=True)
     back_up(deployed, tmp_path / "B")
-    assert not (deployed.root / "snapshots" / "old").exists()
+    assert [path.name for path in snapshots.iterdir() if path.is_dir()] == ["mine"]
     (tmp_path / "B" / "backup.json").unlink()
     with pytest.raises(ConfigError, match="is not a backup"):
         verify_backup(tmp_path / "B")

@@ -321,8 +321,10 @@ def test_a_training_with_damaged_checkpoints_restarts(made: Recording):
         status = until_idle(role)
     assert (status["champion"], status["canary"], status["error"]) == (1, 2, "")
     assert status["updates"] > 64
-    (folder,) = made.data.root.glob("learner/cart/dqn-*")
+    (aside,) = made.data.root.glob("learner/cart/dqn-*.unusable-*")
+    (folder,) = set(made.data.root.glob("learner/cart/dqn-*")) - {aside}
     assert all(path.stat().st_size for path in folder.iterdir())
+    assert [path.stat().st_size for path in aside.iterdir()] == [0, 0]
 
 
 def test_a_training_with_checkpoints_of_another_build_restarts(made: Recording):
