@@ -28,7 +28,7 @@ def flip(path: Path) -> None:
     path.write_bytes(raw)
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "flipped": flip,
     "empty": lambda path: path.write_bytes(b""),
     "missing": Path.unlink,

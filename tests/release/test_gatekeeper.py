@@ -143,7 +143,9 @@ def replayed(harness: GateHarness, rng: np.random.Generator) -> int:
     harness.release(CHAMPION)
     journal = Journal(harness.objects, f"registry/{GAME.game}")
     entries = dict(journal.read())
-    assert journal.append(max(entries) + 1, entries[max(entries) - 1])
+    older = entries[max(entries) - 1]
+    assert older is not None
+    assert journal.append(max(entries) + 1, older)
     return old
 
 
