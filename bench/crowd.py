@@ -131,6 +131,7 @@ def _crowd_figures(name: str, size: Size, rounds: list[dict[str, Any]]) -> list[
         ("dropped", "dropped steps", "count"),
         ("acted_us", "acted(): p99", "µs"),
         ("late_ms", "a frame of the game is late: p99", "ms"),
+        ("cores", "processor time", "cores"),
         ("close_s", "close()", "s"),
     )
     return [
@@ -204,8 +205,10 @@ def _crowd(folder: Path, n_players: int, seconds: float) -> dict[str, Any]:
     episode_ns = []
     acted_ns = []
     late_s = []
+    decisions = np.zeros(n_players, np.int64)
     descriptors = 0
     clock = time.perf_counter_ns
+    began_cpu_s = time.process_time()
     began_s = time.perf_counter()
     for tick in range(n_ticks):
         while len(episodes) < n_players and joins[len(episodes)] <= tick:
@@ -216,13 +219,15 @@ def _crowd(folder: Path, n_players: int, seconds: float) -> dict[str, Any]:
             began = clock()
             episode.acted(_OBS[tick & 63], tick & 3)
             acted_ns.append(clock() - began)
+        decisions[tick % ticks_s : len(episodes) : ticks_s] += 1
         if tick % ticks_s == 0:
             descriptors = max(descriptors, _descriptors())
         due_s = began_s + (tick + 1) * _TICK_S
         time.sleep(max(0.0, due_s - time.perf_counter()))
         late_s.append(max(0.0, time.perf_counter() - due_s))
+    cores = (time.process_time() - began_cpu_s) / (time.perf_counter() - began_s)
     # The last decision of each player has no next observation, and is cut.
-    expected = len(acted_ns) - n_players
+    expected = int(np.maximum(decisions - 1, 0).sum())
     descriptors = max(descriptors, _descriptors())
     began_s = time.perf_counter()
     game.close()
@@ -234,6 +239,7 @@ def _crowd(folder: Path, n_players: int, seconds: float) -> dict[str, Any]:
         "episode_ms": percentiles(np.array(episode_ns) / 1e6).p99,
         "acted_us": percentiles(np.array(acted_ns) / 1e3).p99,
         "late_ms": percentiles(np.array(late_s) * 1e3).p99,
+        "cores": cores,
         "close_s": close_s,
         "dropped": stats.dropped_steps,
         "recorded": stats.recorded_steps,
