@@ -66,6 +66,7 @@ def return_memory() -> None:
 def main(folder: Path) -> None:
     """Serve games with small and large observations until the parent closes our input."""
     from tests.serve.gateways import running
+    from understudy.core.tensors import DTYPES
     from understudy.experience.game import game_spec
     from understudy.experience.spaces import Box
     from understudy.serve.state import GatewayConfig
@@ -78,7 +79,7 @@ def main(folder: Path) -> None:
         gateway.release(gateway.register())
         gateway.register(game_spec("large", obs=50_000, actions=3))
         gateway.register(game_spec("grid", obs=(64, 64), actions=3, has_action_mask=True))
-        parts = {f"part{at}.x": Box((8,), "f4") for at in range(20)}
+        parts = {f"part{at}.x": Box((8,), DTYPES["F32"]) for at in range(20)}
         gateway.register(game_spec("parts", obs=parts, actions=3))
         wide = gateway.register(game_spec("wide", obs=60_000, actions=2))
         for _ in range(2):

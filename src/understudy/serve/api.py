@@ -154,11 +154,16 @@ class ApiRoute(Route):
         answer = await self._answer(call)
         if self.waits:
             key_of(call.head, call.gateway_state.keys)  # the key may have been revoked meanwhile
-        with call.gateway_state.memory_budget.hold(call.key, call.address) as held:
-            if answer.own_bytes:
-                held.take(answer.own_bytes)
-                held.evict = scope["connection"].abort
+        if answer.own_bytes:
+            await self._send_own(call, answer, send)
+        else:
             await answer(scope, receive, send)
+
+    async def _send_own(self, call: Call, answer: Answer, send: Send) -> None:
+        with call.gateway_state.memory_budget.hold(call.key, call.address) as held:
+            held.take(answer.own_bytes)
+            held.evict = call.scope["connection"].abort
+            await answer(call.scope, call.receive, send)
 
     def _check(self, call: Call) -> None:
         if self.scope is not None:

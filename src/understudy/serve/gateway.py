@@ -18,7 +18,7 @@ from understudy.serve.api import Answer, ApiRoute, error_answer, key_of, not_fou
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 from understudy.serve.state import GatewayState
-from understudy.serve.wire import MAX_HEAD_BYTES
+from understudy.serve.wire import HEAD_TOO_LARGE, MAX_HEAD_BYTES, MAX_HEADERS
 
 _log = structlog.get_logger("understudy.gateway")
 _MAX_PATH = 512
@@ -185,12 +185,9 @@ def read_head(scope: Scope) -> dict[str, str]:
             # A proxy in front of the gateway might use the other value.
             raise Refused("bad_headers", f"the header {name} is repeated; send it once")
         head[name] = raw_value.decode("latin-1")
-    if size_bytes > MAX_HEAD_BYTES:
+    if size_bytes > MAX_HEAD_BYTES or len(scope["headers"]) > MAX_HEADERS:
         # Checked here too, since `server.py` does not count a head that arrives in one piece.
-        raise Refused(
-            "head_too_large",
-            f"the head of a request has more than {MAX_HEAD_BYTES} bytes; send smaller headers",
-        )
+        raise Refused("head_too_large", HEAD_TOO_LARGE)
     return head
 
 

@@ -20,7 +20,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from understudy.core.errors import ConfigError
 from understudy.core.location import is_loopback
 from understudy.serve.gateway import Gateway
-from understudy.serve.wire import MAX_HEAD_BYTES, MAX_HEADERS, Failed, Failure
+from understudy.serve.wire import (
+    HEAD_TOO_LARGE,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    Failed,
+    Failure,
+)
 
 _BACKLOG = 2048
 _OTHER_FILES = 256
@@ -137,11 +143,12 @@ class _Uvicorn(uvicorn.Server):
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = Connections(listen)
         facts = {"listen": listen, "others": self.connections}
+        self._protocol: Any = type("Connection", (Connection,), facts)
         # uvicorn's warnings about invalid requests would flood the log.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         config = uvicorn.Config(
             gateway,
-            http=type("Connection", (Connection,), facts),
+            http=self._protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -198,7 +205,7 @@ class _Uvicorn(uvicorn.Server):
         self.connections.use(handshake, "" if is_proxy else client_address(peer))
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self.config.http_protocol_class(
+                lambda: self._protocol(
                     config=self.config,
                     server_state=self.server_state,
                     app_state=self.lifespan.state,
@@ -228,10 +235,8 @@ class Handshake:
     def __init__(self) -> None:
         self.address = ""
         self.has_key = False
+        self.is_gone = False
         self._task = asyncio.current_task()
-
-    def is_closing(self) -> bool:
-        return False
 
     def abort(self) -> None:
         assert self._task is not None
@@ -283,7 +288,7 @@ class Connections:
 
         The address is empty for a connection of a proxy that has not sent a request yet.
         """
-        if connection.is_closing():
+        if connection.is_gone:
             return
         if address != connection.address:
             self.discard(connection)
@@ -314,6 +319,7 @@ class Connections:
 
     def _close(self, connection: "Connection | Handshake") -> None:
         self.discard(connection)
+        connection.is_gone = True
         connection.abort()
 
 
@@ -377,9 +383,7 @@ class Connection(HttpToolsProtocol):
         """The client's address; behind a proxy, of the client that sent the last request."""
         self.has_key = False
         """Whether a request with a valid key has been received."""
-
-    def is_closing(self) -> bool:
-        return self.transport.is_closing()
+        self.is_gone = False
 
     def abort(self) -> None:
         self.transport.abort()
@@ -432,6 +436,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.others.discard(self)
+        self.is_gone = True
         for timer in (self._timer, self._stalled):
             if timer is not None:
                 timer.cancel()
@@ -440,8 +445,11 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse_head(f"more than {MAX_HEAD_BYTES} bytes; send smaller headers")
+        is_too_large = self._head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS
+        if self._is_in_head and is_too_large and not self.transport.is_closing():
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", HEAD_TOO_LARGE
+            )
         self._pipelined_bytes = self._pipelined_bytes + len(data) if self.pipeline else 0
         if self._pipelined_bytes > _MAX_PIPELINED_BYTES:
             self.transport.abort()
@@ -467,22 +475,14 @@ class Connection(HttpToolsProtocol):
         self._within(self.listen.head_timeout_s)
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        if len(self.headers) > MAX_HEADERS:
-            self._refuse_head(f"more than {MAX_HEADERS} headers; send fewer")
-            raise ConnectionAbortedError
-
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._unanswered += 1
-        self.others.use(
-            self,
-            self.others.forwarded(self._peer, self.headers)
-            if self._is_from_proxy
-            else self.address,
-        )
-        self.scope.update(address=self.address, connection=self)  # type: ignore[call-arg, typeddict-item]
+        address = self.address
+        if self._is_from_proxy:
+            address = self.others.forwarded(self._peer, self.headers)
+        self.others.use(self, address)
+        self.scope.update(address=address, connection=self)  # type: ignore[call-arg]
         self._within(self.listen.body_timeout_s)
         super().on_headers_complete()
 
@@ -499,7 +499,6 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._unanswered -= 1
-        self.others.use(self, self.address)
         if self._is_last:
             self._end_soon()
         elif not self._is_arriving and not self._unanswered:
@@ -517,13 +516,6 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():  # the parser was stopped by a limit
             return
         self._refuse(HTTPStatus.BAD_REQUEST, "bad_http", "this is not a valid HTTP/1.1 request")
-
-    def _refuse_head(self, excess: str) -> None:
-        self._refuse(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            "head_too_large",
-            f"the head of a request has {excess}",
-        )
 
     def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
         body = msgspec.json.encode(Failed(error=Failure(code=code, detail=detail)))

@@ -8,9 +8,8 @@ number of steps played is known exactly, whatever share is recorded.
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -311,6 +310,14 @@ class HeldMemory:
         self.budget.left_bytes += self.size_bytes
         self.size_bytes = 0
 
+    def __enter__(self) -> "HeldMemory":
+        self.budget.held.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.budget.held.discard(self)
+        self.release()
+
 
 class MemoryBudget:
     """Limits the memory for the bodies of all requests together; for the event loop only.
@@ -323,31 +330,25 @@ class MemoryBudget:
     def __init__(self, most_bytes: int, clock: Clock) -> None:
         self.left_bytes = most_bytes
         self._clock = clock
-        self._held: set[HeldMemory] = set()
+        self.held: set[HeldMemory] = set()
 
-    @contextmanager
-    def hold(self, key: Key | None, address: str) -> Iterator[HeldMemory]:
-        """Yield an empty reservation, which is released when the block ends."""
-        held = HeldMemory(self, (key.id if key is not None else "", address))
-        self._held.add(held)
-        try:
-            yield held
-        finally:
-            self._held.discard(held)
-            held.release()
+    def hold(self, key: Key | None, address: str) -> HeldMemory:
+        """Return an empty reservation, a context manager that releases it."""
+        return HeldMemory(self, (key.id if key is not None else "", address))
 
     def make_room(self, asker: HeldMemory, size_bytes: int) -> None:
         """Evict other requests until this many bytes are left; Refused if none should give way."""
-        now_s = asker.at_s = self._clock.monotonic()
+        now_s = self._clock.monotonic()
+        asker.at_s = now_s
         while size_bytes > self.left_bytes:
             by_key = defaultdict[str, int](int, {asker.owner[0]: size_bytes})
             by_owner = defaultdict[tuple[str, str], int](int, {asker.owner: size_bytes})
-            for held in self._held:
+            for held in self.held:
                 by_key[held.owner[0]] += held.size_bytes
                 by_owner[held.owner] += held.size_bytes
             others = [
                 held
-                for held in self._held
+                for held in self.held
                 if held.evict is not None and held.size_bytes and held is not asker
             ]
             victim = min(others, key=lambda held: held.at_s, default=None)

@@ -21,6 +21,10 @@ Schema = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum size of a request's head: its request line and headers."""
 MAX_HEADERS = 100
+HEAD_TOO_LARGE = (
+    f"the head of a request has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers; send "
+    "fewer and smaller headers"
+)
 MAX_TEXTS = 65_536
 """Maximum number of objects, keys and texts in a JSON body."""
 
