@@ -14,7 +14,7 @@ from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.location import parse_location
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import Arrival, SessionState, admit
-from understudy.ports import Cursor
+from understudy.ports import Cursor, Forgotten, Stored
 from understudy.stores.cassandra import open_cassandra, tailing
 from understudy.stores.cassandra.commits import (
     ADMIN,
@@ -397,7 +397,7 @@ def test_a_page_of_large_chunks_ends_early_and_the_next_one_continues(
     whole = reader.tail(None, max_items=100, wait_s=0.0)
     assert ([item.arrival_no for item in whole.items], whole.is_cut) == ([*range(1, 13)], False)
     monkeypatch.setattr(tailing, bound, 1200)
-    items = []
+    items: list[Stored | Forgotten] = []
     cursor = None
     while (page := reader.tail(cursor, max_items=100, wait_s=0.0)).items:
         cursor = page.cursor

@@ -169,7 +169,7 @@ class LogFile:
         raw = _HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload
         mark = _end_mark(start, _zero_pages(raw, start), start + len(raw))
         try:
-            for view in map(memoryview, (raw, mark)):
+            for view in (memoryview(raw), memoryview(mark)):
                 while view:
                     written = _pwrite(self._descriptor, view, at)
                     view = view[written:]

@@ -197,9 +197,9 @@ class SparkTasks:
             try:
                 reports += self._run_job(job)
                 self._crashes.subtract({turn.partition: turn.crashes for turn in job})
-            except TaskCrashed as error:
+            except TaskCrashed as crash:
                 self._crashes.update(turn.partition for turn in job)
-                reports.append((IngestProgress(job[0].partition, job[0].claim), error))
+                reports.append((IngestProgress(job[0].partition, job[0].claim), crash))
         rows = sum(progress.records for progress, _ in reports)
         if rows:
             self._batches += 1
