@@ -232,7 +232,9 @@ def listen(one: Watched, clock: ManualClock, condition: Callable[[], bool]) -> N
 
 
 def stop_process(one: Watched, name: str) -> int:
-    pid = one.it.statuses[name].child.pid
+    child = one.it.statuses[name].child
+    assert child is not None
+    pid = child.pid
     os.kill(pid, signal.SIGSTOP)
     one.until(lambda: os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None)
     return pid

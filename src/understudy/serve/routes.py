@@ -270,8 +270,9 @@ async def ready(call: Call) -> Answer:
     if not state.is_ready:
         return Answer(wire.Readiness(status="stopping"), 503)
     is_well = not set(state.roles.values()) & {"silent", "waiting", "ended", "unknown"}
-    status = "ready" if is_well else "degraded"
-    return Answer(wire.Readiness(status=status, roles=dict(state.roles)))
+    return Answer(
+        wire.Readiness(status="ready" if is_well else "degraded", roles=dict(state.roles))
+    )
 
 
 async def metrics(call: Call) -> Answer:
