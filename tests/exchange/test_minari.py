@@ -273,7 +273,7 @@ def collected(path: Path, **make: Any) -> Path:
     buffers = []
     for seed in range(3):
         observations = [env.reset(seed=seed)[0]]
-        steps = []
+        steps: list[tuple[Any, ...]] = []
         while not steps or not any(steps[-1][2:]):
             action = env.action_space.sample()
             obs, *outcome, _ = env.step(action)
