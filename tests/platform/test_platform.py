@@ -33,7 +33,7 @@ CRASHING = (
 )
 WRONG = "import sys; sys.stderr.write('pass another port\\n'); sys.exit(2)"
 WAITING = "import sys; sys.stderr.write('no broker\\n'); sys.exit(3)"
-DEAF = f"{BEATING}beats('{{}}'); print('{{\"a\": 1}}', flush=True); time.sleep(600)"
+DEAF = f"{BEATING}print('{{\"a\": 1}}', flush=True); beats('{{}}'); time.sleep(600)"
 BUSY = (
     "from understudy.platform.children import report, reporting\n"
     "with reporting(dict, every_s=0.02):\n"
