@@ -122,6 +122,7 @@ def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: 
     assert lineage.steps > 1_000
     assert int(lineage.cursor_to) > 10
     assert "widths = [16]" in lineage.config["settings"]
+    assert "horizon = 256" in lineage.config["settings"], "its schedules are as long as the clone's"
     assert lineage.metrics["updates"] == 256.0
     assert returns_of(made.registry().policy("cart", 1), 50).mean() > 100
 
