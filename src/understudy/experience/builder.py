@@ -184,11 +184,11 @@ def _obs_packer(spec: GameSpec) -> Callable[[Any], bytes]:
     shape = space.shape
     if others or dtype != np.float32 or len(shape) != 1 or shape[0] > _SHORT:
         return validated
-    # An element is not finite if all bits of its exponent are set; adding the lowest of them then
-    # carries into its sign.
+    # An element from 2^66, a little less than MAX_NUMBER, is left to the validation, and so are
+    # infinities and NaN: adding 63 to the biased exponent of these carries into the sign.
     n_bytes = 4 * shape[0]
     exponents = int.from_bytes(b"\x00\x00\x80\x7f" * shape[0], "little")
-    lowest = int.from_bytes(b"\x00\x00\x80\x00" * shape[0], "little")
+    carry = int.from_bytes(b"\x00\x00\x80\x1f" * shape[0], "little")
     signs = int.from_bytes(b"\x00\x00\x00\x80" * shape[0], "little")
     array_type = np.ndarray
     number_of = int.from_bytes
@@ -197,7 +197,7 @@ def _obs_packer(spec: GameSpec) -> Callable[[Any], bytes]:
         # A few floats, as most games have them, with as few calls as possible.
         if type(obs) is array_type and obs.dtype is dtype and obs.ndim == 1:
             raw: bytes = obs.tobytes()
-            if len(raw) == n_bytes and not (number_of(raw, "little") & exponents) + lowest & signs:
+            if len(raw) == n_bytes and not (number_of(raw, "little") & exponents) + carry & signs:
                 return raw
         return validated(obs)
 
