@@ -123,5 +123,8 @@ def test_the_largest_number_passes_every_door_and_the_next_one_none(
     for number in (LARGEST, -LARGEST):
         door(column, number, tmp_path)
     for number in (TOO_LARGE, -TOO_LARGE, 1e30, np.inf, np.nan):
-        with pytest.raises((Refused, ConfigError), match=r"not_finite|bad_action"):
+        # JSON has neither infinity nor NaN: they arrive as null.
+        is_null = door is by_gateway and not np.isfinite(number)
+        code = "bad_columns" if is_null else "not_finite|bad_action"
+        with pytest.raises((Refused, ConfigError), match=code):
             door(column, number, tmp_path)
