@@ -13,6 +13,7 @@ from understudy.ports import ExperienceStore, FullStore, Position, Specs, Stream
 from understudy.stores.audit import AuditedFrame as AuditedFrame
 from understudy.stores.audit import Findings as Findings
 from understudy.stores.audit import audit
+from understudy.stores.audit import lost_in_stream as lost_in_stream
 from understudy.stores.audit import summary as summary
 from understudy.stores.database import has_store as has_store
 from understudy.stores.local import LocalStore

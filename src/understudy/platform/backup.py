@@ -255,9 +255,7 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
     folder = data.root / "snapshots"
     make_folder(folder)
     with FileLock(folder / ".lock", what=f"a backup of {data.root}"):
-        for old in folder.iterdir():
-            if old.is_dir() and _SNAPSHOT.fullmatch(old.name):
-                shutil.rmtree(old)  # left by a killed backup
+        delete_snapshots(folder)
         target = folder / secrets.token_hex(8)
         make_folder(target)
         try:
@@ -273,6 +271,13 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
             yield target
         finally:
             shutil.rmtree(target, ignore_errors=True)
+
+
+def delete_snapshots(folder: Path) -> None:
+    """Delete what killed backups left; the caller holds the folder's lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and _SNAPSHOT.fullmatch(path.name):
+            shutil.rmtree(path)
 
 
 def _copy_tree(source: Path, target: Path) -> None:

@@ -1,6 +1,5 @@
 """Commands that change a store: run by the process that has it open for writing, else here."""
 
-import shutil
 from typing import Any
 
 from understudy.backends.data import DataFolder
@@ -13,6 +12,7 @@ from understudy.core.errors import ConfigError, Locked
 from understudy.core.log import FileLock
 from understudy.core.names import game_name, player_name
 from understudy.experience.intake import deployment_key, pseudonym
+from understudy.platform.backup import delete_snapshots
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest, open_own_store, replay
 from understudy.platform.requests import send_request
@@ -140,9 +140,7 @@ def _forget_copies(
     try:
         if snapshots.is_dir():
             with FileLock(snapshots / ".lock", what="a backup"):
-                for old in snapshots.iterdir():
-                    if old.is_dir():
-                        shutil.rmtree(old)  # left by a killed backup
+                delete_snapshots(snapshots)
     except Locked:
         left["snapshots"] = "a backup is being made that may contain the player; make another one"
     hexes = [player_id.hex().encode() for player_id in players]

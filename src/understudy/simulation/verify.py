@@ -20,6 +20,7 @@ from understudy.backends.local import (
     AuditedFrame,
     Findings,
     audit_store,
+    lost_in_stream,
     summary,
 )
 from understudy.client.receipts import AckedFrame
@@ -186,7 +187,7 @@ def verify_remote_store(
         after = page[-1].id
         for entry in page:
             if entry.reason == DAMAGED_STREAM:
-                lost.append(f"acknowledged frames of the stream are lost: {entry.detail}")
+                lost.append(lost_in_stream(entry.detail))
             if entry.session is not None and entry.chunk_no is not None:
                 quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
     findings = Findings(frames=stored, quarantined=quarantined, removed=removed)

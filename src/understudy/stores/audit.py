@@ -193,6 +193,14 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
             findings.corrupt.append(f"{_name(session, number)}: {error}")
 
 
+def lost_in_stream(detail: str) -> str:
+    """What a quarantined note about a damaged stream means, and the next step."""
+    return (
+        f"acknowledged frames of the stream are lost: {detail}; restore the file from a copy of "
+        "the disk"
+    )
+
+
 def _audit_quarantine(view: StoreView, findings: Findings) -> None:
     for *columns, crc, raw in view.rows(
         "SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0
@@ -202,7 +210,7 @@ def _audit_quarantine(view: StoreView, findings: Findings) -> None:
             findings.corrupt.append(f"frame {number} in quarantine does not match its checksum")
             continue
         if reason == DAMAGED_STREAM:
-            findings.corrupt.append(f"acknowledged frames of the stream are lost: {detail}")
+            findings.corrupt.append(lost_in_stream(detail))
         if not replayed:
             findings.n_parked += parked
             findings.n_quarantined += not parked
