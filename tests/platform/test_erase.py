@@ -88,7 +88,7 @@ def test_the_copy_of_a_killed_backup_is_deleted_and_a_running_backup_is_named(
     data: DataFolder,
 ) -> None:
     record(data, "ada")
-    copy = data.root / "snapshots" / "killed"
+    copy = data.root / "snapshots" / "0123456789abcdef"
     with LocalStore(data.store) as store:
         store.back_up(copy)
     with FileLock(data.root / "snapshots" / ".lock", what="a backup"):
