@@ -321,8 +321,9 @@ class PartitionIngest:
             self._max_read_bytes[claim.partition] = min(2 * size, self._config.max_read_bytes)
         stats = progress.stats
         _count(batch, receipt, stats)
-        # The stream's clock may be ahead of ours.
-        stats.lag_s = max(0.0, self._clock.now() - part.records[-1].time_s)
+        # The stream's clock may be ahead of ours, and a damaged record may have no time.
+        newest_s = max(record.time_s for record in part.records) or self._clock.now()
+        stats.lag_s = max(0.0, self._clock.now() - newest_s)
         for reason, count in stats.refusals.items():
             refusal = {"partition": claim.partition, "reason": reason, "count": count}
             progress.events.append(("frames_refused", refusal))
