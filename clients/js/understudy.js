@@ -3346,7 +3346,7 @@ class Tolerance {
   }
 
   /**
-   * Warns once for each code; called after what the input costs was done.
+   * Warns once for each code; called last, when the input's effect is complete.
    * @param {unknown} error
    * @param {string} cost
    */
@@ -3355,8 +3355,8 @@ class Tolerance {
     if (this._warned.has(code)) return;
     this._warned.add(code);
     console.warn(
-      `understudy: ${cost} because of invalid input: ${error}. game.stats() counts further ones as badInputs, without ` +
-        "a warning, and shows the last one as lastBadInput; connect with strict: true to throw each",
+      `understudy: ${cost} because of invalid input: ${error}. Further input of this kind is only counted, in ` +
+        "game.stats().badInputs, and the last one is lastBadInput; connect with strict: true to throw every error",
     );
   }
 }

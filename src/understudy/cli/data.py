@@ -149,8 +149,8 @@ def sessions(
         games = remote.games if remote else registered_games(data_text)
         if game not in games:
             raise ConfigError(
-                f"the game {game[:80]!r} is not registered; registered are "
-                f"{', '.join(games) or 'none'}; pass one of them to --game"
+                f"the game {game[:80]!r} is not registered; pass one of the registered games to "
+                f"--game: {', '.join(games) or 'there are none yet'}"
             )
     table = Table("session", "game", "player", "chunks", "steps", "missing", "dropped", "closed")
     for row in rows:
@@ -269,7 +269,7 @@ def _print_verification(
         out.print(
             f"[yellow]not sent[/yellow] the frames in {escape(spool)}, which were never "
             "acknowledged: spool.json there is missing or damaged; restore that file, or delete "
-            "the folder to give the frames up",
+            "the folder to discard the frames",
             soft_wrap=True,
         )
     missing = [receipt for receipt in verification.receipts if receipt.fate == "missing"]

@@ -95,8 +95,8 @@ def _find(
         )
     if game is not None and str(game_name(game)) not in registered:
         raise ConfigError(
-            f"the game {game!r} is not registered in {data.root}; registered are "
-            f"{', '.join(registered)}; pass one of them"
+            f"the game {game!r} is not registered in {data.root}; pass one of the registered "
+            f"games: {', '.join(registered)}"
         )
     if not (data.root / "key").exists():
         raise ConfigError(
@@ -123,7 +123,7 @@ def _forget_copies(
     spooled, still_spooled = forget_spooled(data.spool, player_name(player), games)
     if still_spooled:
         left["spool"] = (
-            f"{len(still_spooled)} sessions are damaged or in use by a running game, such as "
+            f"{len(still_spooled)} spool folders are damaged or in use by a running game, such as "
             f"{still_spooled[0]}; the platform rejects their frames; end the game, then run this "
             "command again"
         )
@@ -136,13 +136,15 @@ def _forget_copies(
                 for player_id in players:
                     copy.forget(player_id)
     except Locked:
-        left["window"] = "the learner that runs erases its copy of the store as soon as it reads on"
+        left["window"] = "a running learner erases its copy of the store at its next read"
     try:
         if snapshots.is_dir():
             with FileLock(snapshots / ".lock", what="a backup"):
                 delete_snapshots(snapshots)
     except Locked:
-        left["snapshots"] = "a backup is being made that may contain the player; make another one"
+        left["snapshots"] = (
+            "a backup in progress may contain the player; replace it by a new one afterwards"
+        )
     hexes = [player_id.hex().encode() for player_id in players]
     checkpoints = [
         path

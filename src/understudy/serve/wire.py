@@ -59,7 +59,7 @@ def read_numbers(raw: msgspec.Raw, shapes: Iterable[tuple[int, ...]], *, what: s
     max_lists = 0
     for shape in shapes:
         max_values += math.prod(shape)
-        # Lists within lists, and the objects or lists that lead to this part.
+        # Lists within lists, and the objects or lists around this part.
         max_lists += len(shape) * math.prod(shape[:-1]) + _MAX_PATH
     if n_values > max_values + _MAX_PATH or n_lists > max_lists:
         raise Refused(
