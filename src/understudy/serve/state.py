@@ -337,20 +337,20 @@ class MemoryBudget:
         """Return an empty reservation, a context manager that releases it."""
         return HeldMemory(self, (key.id if key is not None else "", address))
 
-    def make_room(self, asker: HeldMemory, size_bytes: int) -> None:
+    def make_room(self, requester: HeldMemory, size_bytes: int) -> None:
         """Evict other requests until this many bytes are left; Refused if none may be evicted."""
         now_s = self._clock.monotonic()
-        asker.at_s = now_s
+        requester.at_s = now_s
         while size_bytes > self.left_bytes:
-            by_key = defaultdict[str, int](int, {asker.owner[0]: size_bytes})
-            by_owner = defaultdict[tuple[str, str], int](int, {asker.owner: size_bytes})
+            by_key = defaultdict[str, int](int, {requester.owner[0]: size_bytes})
+            by_owner = defaultdict[tuple[str, str], int](int, {requester.owner: size_bytes})
             for held in self.held:
                 by_key[held.owner[0]] += held.size_bytes
                 by_owner[held.owner] += held.size_bytes
             others = [
                 held
                 for held in self.held
-                if held.evict is not None and held.size_bytes and held is not asker
+                if held.evict is not None and held.size_bytes and held is not requester
             ]
             victim = min(others, key=lambda held: held.at_s, default=None)
             if victim is not None and now_s - victim.at_s < _STALLED_S:
@@ -359,8 +359,8 @@ class MemoryBudget:
                     key=lambda held: (by_key[held.owner[0]], by_owner[held.owner], -held.at_s),
                 )
                 if (by_key[victim.owner[0]], by_owner[victim.owner]) <= (
-                    by_key[asker.owner[0]],
-                    by_owner[asker.owner],
+                    by_key[requester.owner[0]],
+                    by_owner[requester.owner],
                 ):
                     victim = None
             if victim is None:
