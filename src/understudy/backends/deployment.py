@@ -77,6 +77,13 @@ def has_deployment(data: DataFolder, *, models: str = "") -> bool:
     return bool(objects.get(_FINGERPRINTS) or objects.list("keys") or objects.list("registry"))
 
 
+def registered_games(data: DataFolder, *, models: str = "") -> list[str]:
+    """Return the names of all registered games, in the folder or at the models URL."""
+    if not models:
+        return data.game_names()
+    return open_deployment(data, models=models).registry.games()
+
+
 def models_folder(data: DataFolder) -> Path:
     """Return the folder of models, specs and keys, for deployments without a models URL."""
     return data.root / "models"

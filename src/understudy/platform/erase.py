@@ -3,7 +3,7 @@
 from typing import Any
 
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import open_deployment
+from understudy.backends.deployment import registered_games
 from understudy.backends.local import has_store, open_local_store
 from understudy.backends.specs import registered_specs
 from understudy.backends.unfinished_imports import UnfinishedImports
@@ -32,10 +32,7 @@ def forget_player(
     The result's `left` names each place that may still hold something of the player, and why.
     """
     config = config or Config()
-    models = config.models.url
-    registered = (
-        list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
-    )
+    registered = registered_games(data, models=config.models.url)
     games, players = _find(data, player, registered, game)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
