@@ -581,7 +581,7 @@ class Sender:
     def release(self) -> int:
         """Release the spool, so that another process can adopt it; returns how many steps are lost.
 
-        Lost are steps that were neither acknowledged nor saved, because the disk is full.
+        A step is lost if it was neither acknowledged nor saved, such as on a full disk.
         """
         with self._work:
             self._write()

@@ -71,7 +71,7 @@ class Item(Generic[Owner]):
 class Handoff(Generic[Owner]):
     """A queue of blocks from game threads to the sender, bounded in bytes.
 
-    A `put` never waits. When the queue is full, because the sender does not get to run or its disk
+    A `put` never waits. When the queue is full, because the sender's thread is starved or its disk
     hangs, the oldest blocks are dropped; the sender reports the loss.
     """
 
@@ -117,11 +117,11 @@ class Handoff(Generic[Owner]):
 
 
 class RecordingWarning(UserWarning):
-    """A game is not recorded as expected; warned once a kind, then counted in `game.stats()`."""
+    """A game is not recorded as expected; warned once per kind, then counted in `game.stats()`."""
 
 
 class Tolerance:
-    """Handles invalid input: raises on the first decision, later counts it, warns once a kind."""
+    """Handles invalid input: raises on the first decision, later counts it, warns once per kind."""
 
     __slots__ = ("bad_inputs", "decided", "ignored_calls", "last_bad_input", "strict", "warned")
 
@@ -129,7 +129,7 @@ class Tolerance:
         self.strict = strict
         self.decided = False
         self.warned: set[str] = set()
-        """The reason codes that were warned of."""
+        """The reason codes that a warning was issued for."""
         self.bad_inputs = 0
         self.last_bad_input = ""
         self.ignored_calls = 0

@@ -249,7 +249,7 @@ class Shared(Generic[S]):
     def _lost(self) -> str:
         last = self._mark.number + self._state.unread
         what = (
-            f"has another entry {self._seen.number} than the one that this machine read before"
+            f"has an entry {self._seen.number} that differs from the one this machine has read"
             if last >= self._seen.number
             else f"ends at entry {last}, but this machine has read entry {self._seen.number}"
         )

@@ -47,7 +47,7 @@ class Call(Request):
         """Headers by name; a lookup costs a tenth of Starlette's."""
         self.key: Key | None = scope["key"]
         self.address: str = scope.get("address", "")
-        """The client's address, as connections are counted by it."""
+        """The client's address, by which connections and memory are counted."""
         self.game = ""
         self.content = b""
         """The complete body, decompressed."""

@@ -39,7 +39,7 @@ def read_json(content: bytes, kind: Any) -> Any:
     if n_texts > MAX_TEXTS:
         raise Refused(
             "bad_body",
-            f"the body has {n_texts} objects, keys and texts; at most {MAX_TEXTS} are allowed",
+            f"the body has {n_texts} objects, keys and texts; send at most {MAX_TEXTS}",
         )
     try:
         return msgspec.json.decode(content, type=kind)
