@@ -84,7 +84,7 @@ def test_the_signing_key_of_a_deployment_that_has_only_models_is_not_replaced(tm
     open_deployment(data).registry.takeover("pong", owner="a")
     (tmp_path / "models" / "deployment.json").unlink()
     signing_key(data).unlink()
-    with pytest.raises(ConfigError, match="its keys, models and players would be lost"):
+    with pytest.raises(ConfigError, match="would invalidate its keys, models and players"):
         open_deployment(data)
 
 
