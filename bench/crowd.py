@@ -2,8 +2,8 @@
 
     python bench/crowd.py                   about four minutes on two cores; writes
                                             bench/results/crowd.json
-    python bench/crowd.py --before SRC      the same beside another checkout, whose src folder this
-                                            is, measured in turn
+    python bench/crowd.py --before SRC      also measures another checkout, in turn with this one;
+                                            SRC is its src folder
     python bench/crowd.py --quick           fewer players; writes nothing unless --out is given
 
 Each measurement is a process of its own that records into a data folder, through the public client.
@@ -13,6 +13,7 @@ on. At 60 Hz, 16 players take one decision a frame.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -41,7 +42,7 @@ _OBS = np.zeros((64, 6), np.float32)
 _DEADLINE_S = 600.0
 _BEFORE = "the checkout before"
 _GOALS = {"descriptors": 64.0, "memory_mb": 150.0, "episode_ms": 1.0, "dropped": 0.0}
-_BOUND = "one interpreter, which encodes a chunk for each player and send"
+_BOUND = "one interpreter, which encodes a chunk per player and send"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,19 +106,7 @@ def _in_turn(
         fields: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
         return fields
 
-    # A lambda would see only the last name.
-    contestants = {name: _Call(run, name) for name in sources}
-    return in_turn(size.rounds, contestants)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    run: Any
-    name: str
-
-    def __call__(self) -> dict[str, Any]:
-        fields: dict[str, Any] = self.run(self.name)
-        return fields
+    return in_turn(size.rounds, {name: functools.partial(run, name) for name in sources})
 
 
 def _crowd_figures(name: str, size: Size, rounds: list[dict[str, Any]]) -> list[Figure]:

@@ -338,7 +338,7 @@ function checkedSpec(raw) {
     if (names.length && (names.length !== size || new Set(names).size !== size)) {
       throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not fit; name every element of a single part once`);
     }
-    if (names.some((name) => !name.trim())) throw new Refused("bad_spec", "a name is empty; give each element a text");
+    if (names.some((name) => !name.trim())) throw new Refused("bad_spec", "a name is empty; name each element");
     const odd = names.find((name) => /[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/.test(name));
     if (odd !== undefined)
       throw new Refused("bad_spec", `name ${JSON.stringify(odd)} contains control characters; use printable text`);
@@ -3323,7 +3323,7 @@ export class Episode {
   }
 }
 
-/** Handles input that cannot be recorded: throws at the first decision, later counts it and warns once a kind. */
+/** Handles input that cannot be recorded: throws at the first decision, later counts it and warns once per kind. */
 class Tolerance {
   /** @param {boolean} isStrict */
   constructor(isStrict) {
@@ -3346,7 +3346,7 @@ class Tolerance {
   }
 
   /**
-   * Warns once for each code; called after what the input costs was done.
+   * Warns once for each code; called last, when the input's effect is complete.
    * @param {unknown} error
    * @param {string} cost
    */
@@ -3355,8 +3355,8 @@ class Tolerance {
     if (this._warned.has(code)) return;
     this._warned.add(code);
     console.warn(
-      `understudy: ${cost} because of invalid input: ${error}. game.stats() counts further ones as badInputs, without ` +
-        "a warning, and shows the last one as lastBadInput; connect with strict: true to throw each",
+      `understudy: ${cost} because of invalid input: ${error}. Further input of this kind is only counted, in ` +
+        "game.stats().badInputs, and the last one is lastBadInput; connect with strict: true to throw every error",
     );
   }
 }

@@ -127,7 +127,7 @@ def test_a_game_or_a_quarantined_frame_that_does_not_exist_is_named(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["data", "sessions", "--game", "nosuch", "--data", folder]) == 2
-    assert "'nosuch' is not registered; registered are CartPole-v1" in capsys.readouterr().err
+    assert "registered games to --game: CartPole-v1" in capsys.readouterr().err
     assert run_command(["data", "quarantine", "replay", "999", "--data", folder]) == 2
     assert "there is no frame 999 in quarantine, so nothing" in capsys.readouterr().err
     assert run_command(["data", "quarantine", "replay", "--data", folder]) == 0

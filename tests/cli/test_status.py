@@ -101,7 +101,7 @@ def test_a_role_that_stopped_reporting_is_unhealthy_and_its_lag_grows(
     (role,) = found["roles"]
     assert (role["state"], role["alive"], role["report_age_s"]) == ("silent", False, 8.0)
     assert found["next"][0] == (
-        "ingest silent: it has reported nothing for 8 s, and is restarted if that lasts"
+        "ingest silent: it has reported nothing for 8 s, and will be restarted if it stays silent"
     )
 
 

@@ -286,7 +286,7 @@ def test_a_folder_that_does_not_fit_together_is_rejected_and_left_as_it_is(
         head = read_head(db)
         sabotage.put(db, "head", 1, *head._replace(next_arrival=2))
     before = (copy.store / FILE_NAME).read_bytes()
-    with pytest.raises(Corrupt, match="do not fit together"):
+    with pytest.raises(Corrupt, match="are inconsistent"):
         LocalStore(copy.store)
     assert (copy.store / FILE_NAME).read_bytes() == before
 

@@ -345,7 +345,7 @@ def test_entries_that_another_machine_wrote_after_a_cut_are_not_taken_for_the_ol
     new.follow()
     new.check(admin)
     for keys in (running, made.machine("a").keys()):
-        with pytest.raises(Corrupt, match="has another entry 2 than the one that this machine"):
+        with pytest.raises(Corrupt, match="has an entry 2 that differs from the one this machine"):
             keys.follow()
         assert reason(keys, admin) == "keys_damaged"
     assert made.machine("a").keys().repair(revoke=True)

@@ -125,7 +125,7 @@ def test_erasing_a_player_keeps_the_others_and_passes_verification(data: DataFol
     assert found["chunks"] >= 2
     verification = verify(data)
     assert (verification.exit_code, verification.steps, verification.lost_steps) == (0, 300, 0)
-    with pytest.raises(ConfigError, match="registered are tag"):
+    with pytest.raises(ConfigError, match="registered games: tag"):
         forget_player(data, "ada", game="nope", timeout_s=60)
 
 

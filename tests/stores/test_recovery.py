@@ -105,7 +105,7 @@ def test_a_log_of_another_time_is_rejected_before_it_can_change_the_database(tmp
     for opening in (LocalStore, StoreView):
         with pytest.raises(Corrupt):
             opening(tmp_path)
-    with pytest.raises(Corrupt, match="of another time, move it away"):
+    with pytest.raises(Corrupt, match="belongs to another copy, move it away"):
         LocalStore(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == whole
     (tmp_path / WAL).unlink()

@@ -25,7 +25,7 @@ CARTPOLE = "CartPole-v1"
 
 
 class RawReward(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sums the rewards that pass it, so that wrappers around it do not change the measure."""
+    """Sums the rewards of the env inside it, so that wrappers around it do not change returns."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -28,10 +28,10 @@ from understudy.models.registry import Registry
 from understudy.ports import Objects
 
 _FINGERPRINTS = "deployment.json"
-"""Object with fingerprints of the keys: it tells a lost key from a new deployment, and the keys
-must match it on all machines that share models."""
+"""Object with fingerprints of the keys: it distinguishes a lost key from a new deployment, and the
+keys of all machines that share models must match it."""
 _SEEN = "seen"
-"""Folder that remembers the newest journal entries which this machine has read."""
+"""Folder that records the newest journal entries that this machine has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,13 @@ def has_deployment(data: DataFolder, *, models: str = "") -> bool:
     return bool(objects.get(_FINGERPRINTS) or objects.list("keys") or objects.list("registry"))
 
 
+def registered_games(data: DataFolder, *, models: str = "") -> list[str]:
+    """Return the names of all registered games, in the folder or at the models URL."""
+    if not models:
+        return data.game_names()
+    return open_deployment(data, models=models).registry.games()
+
+
 def models_folder(data: DataFolder) -> Path:
     """Return the folder of models, specs and keys, for deployments without a models URL."""
     return data.root / "models"
@@ -90,9 +97,9 @@ def signing_key(data: DataFolder) -> Path:
 def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     """Return the folder's signer, created on first use; concurrent processes share it.
 
-    Raises ConfigError if a key is damaged, lost or another one than the fingerprints tell. With two
-    keys a player would have two pseudonyms and could not be erased, and each machine would reject
-    the other's models.
+    Raises ConfigError if a key is damaged or lost, or does not match its fingerprint. With two keys
+    a player would have two pseudonyms and could not be erased, and each machine would reject the
+    other's models.
     """
     path = signing_key(data)
     files = {"signatures": path} | ({"pseudonyms": data.root / "key"} if is_remote else {})
@@ -101,13 +108,13 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     def missing() -> list[str]:
         return [str(file) for file in files.values() if not file.exists()]
 
-    # Looked for twice: a process that starts at the same time creates the keys before all else.
+    # Checked twice: a process that starts at the same time creates the keys before anything else.
     is_used = missing() and (shared or objects.list("keys") or objects.list("registry"))
     if is_used and (names := missing()):
         raise ConfigError(
-            f"missing {' and '.join(names)}: this deployment has used it, and with a new one its "
-            "keys, models and players would be lost; copy it from one of its machines, or restore "
-            "it from a backup"
+            f"missing {' and '.join(names)}, which this deployment was created with; a new key "
+            "would invalidate its keys, models and players; copy the file from another machine of "
+            "the deployment, or restore it from a backup"
         )
     if not path.exists():
         make_folder(data.root)

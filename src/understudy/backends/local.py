@@ -78,13 +78,13 @@ def audit_store(folder: Path, *, is_alone: bool) -> Findings:
 def trim_file_stream(
     stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float
 ) -> int:
-    """Delete parts of a file stream older than `retention_s`, or all for 0; return their bytes.
+    """Delete parts of a file stream older than `retention_s` (0: all); return how many bytes.
 
     Only frames up to `positions`, which are in the store, are deleted. Remote streams have a
     retention of their own, so nothing happens for them.
     """
     if not isinstance(stream, FileStream):
         return 0
-    # A file that is being written now has a newer time than any that was taken before.
+    # A file that is still being written may be newer than any time read before.
     before_s = time.time() - retention_s if retention_s else math.inf
     return stream.trim(positions, before_s=before_s)

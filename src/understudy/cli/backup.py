@@ -70,25 +70,25 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
 @click.argument("source", type=PATH, metavar="DIR")
 @click.option(
     "--keys",
-    "fate",
+    "keys_action",
     type=click.Choice(["keep", "revoke"]),
     required=True,
     help="keep: the backup's keys are valid, also those that were revoked after the backup; "
     "revoke: none is.",
 )
 @common_options
-def restore(data_text: str | None, as_json: bool, source: Path, fate: str) -> int:
+def restore(data_text: str | None, as_json: bool, source: Path, keys_action: str) -> int:
     """Create a data folder from the backup in DIR, which is verified first."""
     config = resolve({"data": data_text}).config
     proof = restore_backup(
-        source, config.folder, models=config.models.url, revoke_keys=fate == "revoke"
+        source, config.folder, models=config.models.url, revoke_keys=keys_action == "revoke"
     )
     out = results(as_json=as_json)
     backed_up_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(proof.at_s))
     out.print(f"restored {_summary(proof)}, as of {backed_up_at}", soft_wrap=True)
     out.print(
         "every key was revoked; create new ones with 'understudy keys create'"
-        if fate == "revoke"
+        if keys_action == "revoke"
         else "[yellow]![/] keys that were revoked after the backup are valid again; see "
         "'understudy keys list'",
         soft_wrap=True,

@@ -12,13 +12,9 @@ from rich.table import Table
 
 from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
+from understudy.backends.deployment import registered_games
 from understudy.backends.local import open_view
-from understudy.cli.deployed import (
-    config_of,
-    registered_games,
-    released_models,
-    remote_store,
-)
+from understudy.cli.deployed import config_of, released_models, remote_store
 from understudy.cli.exchange import export_data, import_data
 from understudy.cli.options import (
     common_options,
@@ -146,11 +142,15 @@ def sessions(
                 }
             )
     if game is not None and not rows:
-        games = remote.games if remote else registered_games(data_text)
+        if remote:
+            games = remote.games
+        else:
+            config = config_of(data_text)
+            games = registered_games(config.folder, models=config.models.url)
         if game not in games:
             raise ConfigError(
-                f"the game {game[:80]!r} is not registered; registered are "
-                f"{', '.join(games) or 'none'}; pass one of them to --game"
+                f"the game {game[:80]!r} is not registered; pass one of the registered games to "
+                f"--game: {', '.join(games) or 'there are none yet'}"
             )
     table = Table("session", "game", "player", "chunks", "steps", "missing", "dropped", "closed")
     for row in rows:
@@ -269,7 +269,7 @@ def _print_verification(
         out.print(
             f"[yellow]not sent[/yellow] the frames in {escape(spool)}, which were never "
             "acknowledged: spool.json there is missing or damaged; restore that file, or delete "
-            "the folder to give the frames up",
+            "the folder to discard the frames",
             soft_wrap=True,
         )
     missing = [receipt for receipt in verification.receipts if receipt.fate == "missing"]
@@ -279,6 +279,11 @@ def _print_verification(
         out.print(f"receipts {format_count(len(verification.receipts))}: {counts}")
     for receipt in missing[:20]:
         out.print(f"[red]missing[/red] chunk {receipt.chunk_no} of session {receipt.session}")
+    _print_verdict(out, verification, is_remote=is_remote)
+
+
+def _print_verdict(out: Console, verification: Verification, *, is_remote: bool) -> None:
+    is_missing = verification.lost_steps or verification.receipt_fates["missing"]
     is_sound = not (verification.duplicate_steps or verification.corrupt)
     if verification.exit_code == 2:
         out.print(
@@ -288,7 +293,7 @@ def _print_verification(
             "--receipts receipts.jsonl",
             soft_wrap=True,
         )
-    elif is_remote and (verification.lost_steps or missing) and is_sound:
+    elif is_remote and is_missing and is_sound:
         out.print(
             "[red]FAILED[/red], unless these steps are still in the stream: store them with "
             "'understudy ingest --until-empty', then verify again"

@@ -35,14 +35,6 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
     return open_deployment(folder, models=config.models.url)
 
 
-def registered_games(text: str | None) -> list[str]:
-    """The names of all registered games."""
-    config = config_of(text)
-    if not config.models.url:
-        return config.folder.game_names()
-    return open_deployment(config.folder, models=config.models.url).registry.games()
-
-
 def released_models(text: str | None, games: list[str]) -> list[str]:
     """The names of these games' models, such as `rally/3`; empty if there is no deployment."""
     config = config_of(text)

@@ -208,8 +208,8 @@ def _own_stream(data: DataFolder) -> Iterator[DoctorCheck]:
     if damage:
         result = f"{len(damage)} damaged entries: {'; '.join(damage[:3])}"
         advice = (
-            "acknowledged frames in them are lost; restore the files from a copy of the disk, or "
-            "ingest goes on without them"
+            "acknowledged frames in them are lost unless the files are restored from a copy of the "
+            "disk; without them, ingest skips the damaged entries"
         )
         yield DoctorCheck("stream", "red", result, advice)
     else:
@@ -274,5 +274,5 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
             "models",
             "green",
             f"{len(games)} games, {len(deployment.keys.all())} keys; journals and models are "
-            "intact, and end where this machine has read them before",
+            "intact, and contain every entry that this machine has read",
         )

@@ -164,26 +164,26 @@ def revoke(data_text: str | None, as_json: bool, key_id: str) -> int:
 )
 @click.option(
     "--keys",
-    "fate",
+    "keys_action",
     type=click.Choice(["keep", "revoke"]),
     required=True,
     help="keep: every key of 'keys list' is valid, also one whose revocation was lost; revoke: "
     "none is.",
 )
 @common_options
-def repair(data_text: str | None, as_json: bool, fate: str) -> int:
+def repair(data_text: str | None, as_json: bool, keys_action: str) -> int:
     """Accept keys again after the last entries of their journal were damaged or lost.
 
     Until then no key is accepted, since a revocation may be among those entries. If there is a
     backup of models/keys with the entries, restore them instead: nothing is lost then.
     """
     stored = deployment(data_text, must_exist=True).keys
-    is_repaired = stored.repair(revoke=fate == "revoke")
+    is_repaired = stored.repair(revoke=keys_action == "revoke")
     active = stored.all()
     out = results(as_json=as_json)
     if not is_repaired:
         out.print("the journal of keys needs no repair; nothing was changed")
-    elif fate == "revoke":
+    elif keys_action == "revoke":
         out.print(
             "every key was revoked; next: understudy keys create, or understudy up for new "
             "development keys"

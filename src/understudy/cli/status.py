@@ -164,7 +164,7 @@ def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> 
     try:
         catalogue = registry.catalogue(name)
     except Corrupt:
-        catalogue = Catalogue(name)  # `damage` tells why
+        catalogue = Catalogue(name)  # `damage` has the reason
     champion = catalogue.aliases.get("champion")
     return {
         "game": name,

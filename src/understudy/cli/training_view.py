@@ -192,7 +192,7 @@ def init_from_line(source: InitFrom) -> str:
 
 
 def cut_schedules_line(run: Started, unit: str) -> str:
-    """A line that tells which schedules a run cuts, and how to fit them to the run."""
+    """A line with the schedules that a run cuts, and how to fit them to the run."""
     ends = ", ".join(
         f"{name} ends at {last:.3g}, not {end:.3g}"
         for name, (last, end) in run.cut_schedules.items()

@@ -377,7 +377,7 @@ def connect(
             link,
             spool=spool,
             tag=spool_tag(address, spec.game),
-            # A deployment that was set up anew has other keys, and its bots are met anew.
+            # A new deployment at this address has other keys; its bots are trusted on first use.
             bots_tag=spool_tag(address, spec.game, bots_key),
             consent=consent,
             config=config,

@@ -237,7 +237,7 @@ class Episode:
             if self._over is not None or session.ended:
                 return self._late("acted")
             try:
-                # by_code only raises: calls are slow, and so are keywords.
+                # by_code is called only to raise: calls are slow, and so are keywords.
                 code = BY[by] if by in BY else by_code(by)
                 is_full = session.builder.decide(
                     obs, action, action_mask, code, frames, session.t_ms(), extras
@@ -345,6 +345,7 @@ class Episode:
         self._tolerance.warn(refused)
 
     def _warn(self, refused: Refused, cost: str) -> None:
+        # A call level of its own, as in `_reject` and `_late`: the warning names the game's line.
         self._tolerance.warn(refused, cost)
 
     def _late(self, call: str) -> None:

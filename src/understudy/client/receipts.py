@@ -47,7 +47,7 @@ class Receipts:
         return os.open(self._path, flags, 0o600)
 
     def add(self, frames: Iterable[Frame]) -> None:
-        """Add a line for each frame; a failure is warned of, and recording continues."""
+        """Add a line for each frame; if that fails, a warning is issued and recording continues."""
         lines = "".join(
             json.dumps(
                 {
@@ -69,7 +69,10 @@ class Receipts:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self._warn("receipts", f"acknowledgements cannot be added to {self._path}: {error}")
+            self._warn(
+                "receipts",
+                f"acknowledgements cannot be added to {self._path}: {error}; make it writable",
+            )
 
 
 def read_receipts(path: Path) -> Iterator[AckedFrame]:

@@ -165,8 +165,8 @@ class SenderConfig:
     """When recorded steps are sent, and how failed sends are retried."""
 
     linger_s: float = 1.0
-    """How long a recorded step waits, at most, for others to be sent with it; with more than 2,000
-    sessions per second of it, half a millisecond for each session."""
+    """How long a recorded step waits, at most, for others to be sent with it. The wait is longer,
+    half a millisecond per session, if that is more."""
     session_idle_s: float = 60.0
     """A session is closed once its player has had no episode for this long."""
     adopt_every_s: float = 30.0
@@ -572,7 +572,7 @@ class Sender:
         return not self._ending
 
     def abandon(self) -> None:
-        """Close the parent's files in a forked child, with new locks: old ones may stay held."""
+        """Close the parent's files in a forked child; replaces locks, since they may be held."""
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self._spool.abandon()
@@ -581,7 +581,7 @@ class Sender:
     def release(self) -> int:
         """Release the spool, so that another process can adopt it; returns how many steps are lost.
 
-        Lost are steps that were neither acknowledged nor saved, because the disk is full.
+        A step is lost if it was neither acknowledged nor saved, such as on a full disk.
         """
         with self._work:
             self._write()

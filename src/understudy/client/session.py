@@ -71,7 +71,7 @@ class Item(Generic[Owner]):
 class Handoff(Generic[Owner]):
     """A queue of blocks from game threads to the sender, bounded in bytes.
 
-    A `put` never waits. When the queue is full, because the sender does not get to run or its disk
+    A `put` never waits. When the queue is full, because the sender's thread is starved or its disk
     hangs, the oldest blocks are dropped; the sender reports the loss.
     """
 
@@ -117,11 +117,11 @@ class Handoff(Generic[Owner]):
 
 
 class RecordingWarning(UserWarning):
-    """A game is not recorded as expected; warned once a kind, then counted in `game.stats()`."""
+    """A game is not recorded as expected; warned once per kind, then counted in `game.stats()`."""
 
 
 class Tolerance:
-    """Handles invalid input: raises on the first decision, later counts it, warns once a kind."""
+    """Handles invalid input: raises on the first decision, later counts it, warns once per kind."""
 
     __slots__ = ("bad_inputs", "decided", "ignored_calls", "last_bad_input", "strict", "warned")
 
@@ -129,7 +129,7 @@ class Tolerance:
         self.strict = strict
         self.decided = False
         self.warned: set[str] = set()
-        """The reason codes that were warned of."""
+        """The reason codes that a warning was issued for."""
         self.bad_inputs = 0
         self.last_bad_input = ""
         self.ignored_calls = 0
@@ -151,13 +151,13 @@ class Tolerance:
         return refused
 
     def warn(self, error: Refused, cost: str = "recording of this episode stopped") -> None:
-        """Warn once for each reason code; called after what the input costs was done."""
+        """Warn once for each reason code; call it last, since warnings may be raised as errors."""
         if error.reason not in self.warned:
             self.warned.add(error.reason)
             warnings.warn(
-                f"{cost} because of invalid input: {error}. game.stats() counts further ones as "
-                "bad_inputs, without a warning, and shows the last one as last_bad_input; connect "
-                "with config=ClientConfig(strict=True) to raise each",
+                f"{cost} because of invalid input: {error}. Further input of this kind is only "
+                "counted, in game.stats().bad_inputs, and the last one is last_bad_input; connect "
+                "with config=ClientConfig(strict=True) to raise every error",
                 RecordingWarning,
                 stacklevel=4,
             )
@@ -206,10 +206,10 @@ class Session:
         self.is_held = False
         """Whether an episode or recorder uses the session now."""
         self.n_uses = 0
-        """Counts these, so that a late notice from an earlier one is recognized."""
+        """How often the session was acquired, so that late notices of earlier uses are ignored."""
         self._monotonic = clock.monotonic
         self._started_s = self.idle_since_s = clock.monotonic()
-        builder.on_waiting = self._wait
+        builder.on_waiting = self._queue
 
     @property
     def is_recorded(self) -> bool:
@@ -227,7 +227,7 @@ class Session:
         # set.
         return abs(self.clock.now() - session_time_s(self.id)) > MAX_AGE_S
 
-    def _wait(self) -> None:
+    def _queue(self) -> None:
         if not self.is_due:
             self.is_due = True
             self.handoff.due.append((self, self._monotonic()))
@@ -410,7 +410,7 @@ class Sessions:
         return sessions
 
     def end(self, session: Session) -> None:
-        """End a session that is in use no more; the sender closes it."""
+        """End a session that was removed from `live`; the sender closes it."""
         session.end()
         self.ended.append(session)
 

@@ -7,9 +7,9 @@
                     00000001.log    entries: groups of frames of any of the sessions
 
 All sessions of a process share the log. A file is deleted once every frame in it is done; if less
-than half of it is left, that half moves to the end of the log, so that a session which is never
-acknowledged does not keep the frames of others on disk. Slots are written in place. Nothing is
-synced: spooled frames survive a killed game, but maybe not a power failure.
+than half of it is left, the rest moves to the end of the log, so that a session which is never
+acknowledged does not keep the frames of other sessions on disk. Slots are written in place.
+Nothing is synced: spooled frames survive a killed game, but maybe not a power failure.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def read_game(folder: Path) -> SpooledGame:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a folder's file `sessions` tells of one session."""
+    """One session in a folder's file `sessions`."""
 
     session: uuid.UUID
     player: PlayerName
@@ -312,7 +312,7 @@ class SessionSpool:
                 first.file.release(first)
 
     def slot(self) -> Slot:
-        """What the next start must know of this session."""
+        """Return the session's slot, as the next start reads it."""
         done_below = self.next_no
         done_steps = self.n_steps
         if self._order:
@@ -400,9 +400,9 @@ class SpoolFolder:
         self._free_slots: list[int] = []
         self._n_slots_on_disk = 0
         self.changed: set[int] = set()
-        """Slots that are not on disk as they are."""
+        """Slots whose contents on disk are outdated."""
         self._unsaved: set[int] = set()
-        """Slots of sessions that are not on disk at all; before them, no frame may be."""
+        """Slots of sessions that are not on disk yet; they are written before any frame is."""
         self.pending: list[tuple[SpooledFrame, Frame]] = []
         """Frames to write: new ones, and those that move to the end of the log."""
         self._files: list[SpoolFile] = []
@@ -581,7 +581,7 @@ class SpoolFolder:
     # --- Freeing space ----------------------------------------------------------------------------
 
     def tidy(self) -> int:
-        """Delete files without frames that must stay, and empty those that are less than half.
+        """Delete files whose frames are all done, and move the rest out of files that mostly are.
 
         Returns how many steps are newly on disk.
         """
@@ -711,7 +711,8 @@ class SpoolFolder:
             if self.error:
                 raise StorageFailed(
                     f"{player!r} is not erased from {self.path}, because the frames of other "
-                    f"players could not be moved: {self.error}"
+                    f"players could not be moved: {self.error}; free some disk space, then run the "
+                    "command again"
                 )
         for spool in spools:
             self.remove_session(spool)
@@ -772,7 +773,7 @@ class Spool:
         self._own: SpoolFolder | None = None
         self._adopted: list[SpoolFolder] = []
         self.may_have_more = False
-        """Whether `adopt` left folders for later, because it has enough open."""
+        """Whether `adopt` left folders for later, because MAX_ADOPTED are open."""
         self.foreign_bytes = 0
         """Bytes of other processes' folders, as of the last `adopt`."""
         self.expired_sessions = 0
@@ -949,7 +950,7 @@ def unreadable_spools(folder: Path) -> list[Path]:
 
 
 def count_spooled(folder: Path) -> int:
-    """Return how many sessions of any platform have unsent frames, played now or not."""
+    """Return how many sessions of any platform have unsent frames, also of running games."""
     return sum(
         slot is not None
         for path in folder.glob("*/*/sessions")

@@ -56,7 +56,7 @@ class MissingExtra(ConfigError):
 class Refused(UnderstudyError):
     """A frame or chunk was rejected; `reason` is a stable code and `detail` explains it.
 
-    It is rejected for good, unless `retry_after_s` tells when to send it again.
+    It is rejected for good, unless `retry_after_s` is set: then send it again after that time.
     """
 
     blame: Blame = "sender"

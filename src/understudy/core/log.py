@@ -11,7 +11,7 @@ either a torn write that was never acknowledged, or damage. A torn write lacks i
 pages, which then read as zeros. The end mark, synced together with its entry, counts the pages that
 have only zeros: an entry with its end mark and no more zero pages than that was complete. An
 unreadable entry before a readable one is always damage. Checksums cover offsets, so that payload
-bytes which look like an entry or a mark do not pass as one.
+bytes that look like an entry or a mark are not mistaken for one.
 """
 
 import contextlib

@@ -57,10 +57,10 @@ EXTRAS = ("logp", "value", "priority", "version")
 
 _HEADER_BYTES = 8 * 1024
 _SHORT = 32
-"""Up to this length, Python's whole numbers are faster than a call into NumPy."""
+"""Up to this length, arithmetic with Python's integers is faster than a call into NumPy."""
 _BLOCK_BYTES = 1024
 _ROW_BYTES = 256
-"""What a block, and each of its rows, takes in memory beside its values, about."""
+"""Approximate memory of a block and of each of its rows, besides the values."""
 
 MAX_NOTE_BYTES = 32 * 1024
 """A block with more bytes of episode notes is full, so that the notes fit into a chunk's header."""
@@ -423,7 +423,7 @@ class ChunkBuilder:
         extras: Extras | None = None,
     ) -> bool:
         """Close the open step and open the next one; returns whether the block is full."""
-        # In one function: when a game comes back from a pause, its calls have left the caches.
+        # In one function, since each call costs more after a pause, when the caches are cold.
         if obs is not _NOT_GIVEN:
             if self._note is None:
                 raise Refused("bad_order", "no episode is running; begin one first")
@@ -679,5 +679,6 @@ def _check_note(meta: ChunkMeta) -> None:
     except (TypeError, ValueError) as error:
         raise Refused(
             "bad_metadata",
-            f"a fact about the episode is not a text or a finite number: {str(error)[:120]}",
+            f"the episode's result or note is not a text or a finite number: {str(error)[:120]}; "
+            "pass one of these",
         ) from None

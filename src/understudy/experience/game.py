@@ -82,7 +82,7 @@ class GameSpec:
                     f"name {bad[0][:40]!a} contains control characters; give printable text"
                 )
             if bad := [name for name in names if not name.strip()]:
-                raise SpecError(f"name {bad[0][:40]!r} is empty; give a text for each")
+                raise SpecError(f"name {bad[0][:40]!r} is empty; give each element a name")
         if self.obs_names and (
             set(self.obs) != {""} or len(self.obs_names) != math.prod(self.obs[""].shape)
         ):

@@ -20,7 +20,7 @@ KEY_BYTES = 32
 _CHECKSUM_BYTES = 8
 
 _RECENT_SESSIONS = 64
-"""How many sessions are asked whether this machine's clock is right."""
+"""How many of the last sessions this machine's clock is compared with."""
 _CLOCK_RETRY_S = 30.0
 
 
@@ -48,7 +48,7 @@ def deployment_key(data_folder: Path) -> bytes:
 
 
 def key_file(key: bytes) -> bytes:
-    """The contents of a key's file: the key and a checksum, which tells a damaged key."""
+    """The contents of a key's file: the key, and a checksum to detect damage."""
     return key + hashlib.sha256(b"understudy key\0" + key).digest()[:_CHECKSUM_BYTES]
 
 
@@ -93,10 +93,10 @@ def create_once(path: Path, raw: bytes) -> None:
 class Intake:
     """Stamps admitted frames with their player's pseudonym and the time.
 
-    A frame whose session began at an impossible time is rejected for good only if the clock of this
-    machine is right, by the times of the last 64 sessions: if most of them are impossible too, the
-    frame must be sent again later. Frames of other sessions are admitted in both cases, so that
-    sessions with false times cannot keep them out.
+    A frame whose session began at an impossible time is rejected. The rejection is final if most of
+    the last 64 sessions have possible times; otherwise the clock of this machine may be wrong, and
+    the frame must be sent again later. Frames of sessions with possible times are admitted either
+    way, so that false times cannot block them.
     """
 
     def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:

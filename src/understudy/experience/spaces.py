@@ -175,7 +175,7 @@ class MultiBinary:
 
 def check_recordable(name: str, floats: Array) -> None:
     """Raise Refused unless all floats are finite and at most MAX_NUMBER, of either sign."""
-    # Rounded to the type, as the numbers are; float16 ends below it.
+    # MAX_NUMBER, rounded to the dtype as the numbers are; the largest float16 is smaller.
     most = floats.dtype.type(min(MAX_NUMBER, float(np.finfo(floats.dtype).max)))
     # With a NaN, the extremes are NaN too, and the comparisons are False.
     if floats.size and not (floats.max() <= most and floats.min() >= -most):

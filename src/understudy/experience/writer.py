@@ -19,7 +19,7 @@ from understudy.experience.spaces import MAX_NUMBER, Box, Space, check_recordabl
 _SHORT = 32
 """Up to this length, Python's hypot is faster than a call into NumPy."""
 _NUMBERS = frozenset({bool, int, float, np.bool_, np.float32, np.float64, np.int32, np.int64})
-"""The usual types of a list's elements; a list that has only these needs no closer look."""
+"""The usual types of a list's elements; a list that has only these needs no further check."""
 _MAX_DEPTH = 32
 
 Columns = Sequence[Array] | Sequence[list[Any]]
@@ -232,7 +232,9 @@ def _refuse_text(what: str, values: Sequence[Any], depth: int = 1) -> None:
             raise Refused("bad_dtype", f"{what} contains the text {value[:40]!r}; give numbers")
         if isinstance(value, list | tuple):
             if depth == _MAX_DEPTH:
-                raise Refused("bad_shape", f"{what} is nested more than {depth} levels deep")
+                raise Refused(
+                    "bad_shape", f"{what} has over {depth} levels of lists; give its space's shape"
+                )
             _refuse_text(what, value, depth + 1)
 
 

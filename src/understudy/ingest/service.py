@@ -45,11 +45,11 @@ from understudy.ports import (
 _log = structlog.get_logger("understudy.ingest")
 _IDLE_S = 0.004
 _RECORD_BYTES = 2048
-"""Memory of a record besides its columns, roughly: many small frames must not fill it either."""
+"""Approximate memory of a record besides its columns, so that many small frames are bounded too."""
 _SHRINK = 16
 """After a crash or a lack of memory, a batch has this fraction of its records."""
 MAX_CRASHES = 3
-"""A frame is quarantined unchecked after so many crashes while it was checked alone."""
+"""A frame is quarantined unchecked after this many crashes while it was checked alone."""
 CRASHED_INGEST = "crashed_ingest"
 """The reason code of such a frame."""
 
@@ -151,8 +151,8 @@ class _Attempt(msgspec.Struct):
     crashes: int = 0
     """Earlier crashes while the only record of this batch was checked."""
     is_suspect: bool = True
-    """Whether a crash now would be due to a record: while records are checked, and after an
-    unexpected error, but not during the commit, which takes long enough to be hit by chance."""
+    """Whether a record would be the likely cause of a crash: while records are checked, and after
+    an unexpected error, but not during the commit, which is long enough for unrelated kills."""
 
 
 class BatchMark:
@@ -174,7 +174,7 @@ class BatchMark:
 
     def write(self, attempt: _Attempt | None) -> None:
         raw = b"" if attempt is None else msgspec.json.encode(attempt)
-        with contextlib.suppress(OSError):  # only a help; a full disk is reported by the commit
+        with contextlib.suppress(OSError):  # optional; the commit reports a full disk
             os.pwrite(self._descriptor, raw.ljust(self._BYTES), 0)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class PartitionIngest:
         clock: Clock,
         mark: BatchMark | None = None,
     ) -> None:
-        """`mark` tells what the last process was storing if it crashed."""
+        """`mark` has the batch that the last process was storing, if it crashed."""
         self._stream = stream
         self._store = store
         self._specs = specs
@@ -330,7 +330,7 @@ class PartitionIngest:
         return part
 
     def _caution(self, claim: Claim, progress: IngestProgress) -> _Caution | None:
-        """How to go on where the last process crashed; None everywhere else."""
+        """The smaller batches for a partition where the last process crashed; None for others."""
         crashed = self._interrupted
         if crashed is not None and crashed.partition == claim.partition:
             self._interrupted = None

@@ -266,8 +266,8 @@ def _explained(spark: Spark) -> Iterator[None]:
             raise SparkEnded(f"Spark was stopped; {_NEXT}{where}") from None
         if _CRASHED.search(text):
             raise TaskCrashed(
-                f"a worker process of {spark.context.master} died: {reason}; smaller batches are "
-                f"tried, to find a frame that causes it{where}"
+                f"a worker process of {spark.context.master} died: {reason}; retrying with "
+                f"smaller batches, to isolate a frame that may cause it{where}"
             ) from None
         if "Traceback (most recent call last)" in text:
             raise StorageFailed(f"a Spark task failed: {reason}{where}") from None

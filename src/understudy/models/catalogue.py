@@ -26,7 +26,7 @@ class Alias:
 
 @dataclass(slots=True)
 class Catalogue:
-    """The state of one game's journal up to `number`; invalid entries are passed over and counted.
+    """The state of one game's journal up to `number`; invalid entries are skipped and counted.
 
     An entry that cannot be read may have started an epoch or released a model. So epochs and model
     numbers are part of the entries instead of being counted, and those that such an entry may have
@@ -110,7 +110,8 @@ class Catalogue:
     def _takeover(self, epoch: Any, owner: str) -> int:
         if type(epoch) is not int or epoch <= self.epoch:
             raise Refused(
-                "bad_entry", f"{owner} took over in epoch {epoch!r}; expected one > {self.epoch}"
+                "bad_entry",
+                f"{owner} took over in epoch {epoch!r}; expected an epoch above {self.epoch}",
             )
         self.epoch = epoch
         self.owner = owner
@@ -132,7 +133,7 @@ class Catalogue:
                 f"{model_name(self.game, newest)} in epoch {self.epoch}",
             )
         if epoch > self.epoch:
-            self._takeover(epoch, "another learner")  # whose entry cannot be read
+            self._takeover(epoch, "another learner")  # the takeover's own entry cannot be read
         self.models[manifest.model_no] = manifest
         self.signed[manifest.name] = raw
         return manifest.model_no

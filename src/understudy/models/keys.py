@@ -33,7 +33,7 @@ _REPEATED = 32
 """Each entry repeats this many of the last revocations, in case their own entries are damaged."""
 _CLOSED = (
     "a key may have been revoked there, so no key is accepted until the entry is restored from a "
-    "backup, or 'understudy keys repair' keeps or revokes the keys"
+    "backup, or 'understudy keys repair --keys keep|revoke' decides what happens to the keys"
 )
 _TEXT = re.compile(r"uk_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
@@ -108,7 +108,7 @@ class KeyRing:
     last_revocations: list[tuple[int, str]] = field(default_factory=list)
     """The last entries that revoked a key, each with its number and the id of the key, or `*`."""
     is_unsure: bool = False
-    """Whether a revocation may be lost, since very many consecutive entries were."""
+    """Whether a revocation may be lost, because many consecutive entries are missing."""
     _created: dict[str, int] = field(default_factory=dict)
     """The number of the entry that created each key."""
 
@@ -126,7 +126,7 @@ class KeyRing:
         elif kind == "revoke":
             revocations.append((number, str(entry["id"])))
         elif kind == "restart":
-            # An operator decided what becomes of the keys whose revocation may be lost.
+            # An operator decided whether keys whose revocation may be lost are valid.
             self.is_unsure = False
             lost = 0
         else:

@@ -280,7 +280,7 @@ class Registry:
         return canary
 
     def repair(self, game: str) -> bool:
-        """Accept a game's journal although entries are gone; False if none that was read is."""
+        """Accept a game's journal although entries are missing; False if it needs no repair."""
         shared = self._shared(game)
         try:
             shared.now()
@@ -290,7 +290,7 @@ class Registry:
         return False
 
     def restart(self, game: str) -> None:
-        """Make every machine accept a game's journal as it is, even if it has read a newer one."""
+        """Make all machines accept a game's journal, even those that have read newer entries."""
         self._shared(game).restart(lambda _: {"kind": "restart"})
 
     def _store_blob(self, raw: bytes) -> None:
@@ -332,7 +332,7 @@ class Registry:
             return
         stored = self._objects.get(f"{name}.json") or b""
         if hashlib.sha256(stored).hexdigest() != spec.schema:
-            # The name is the hash of the contents, so these bytes are damaged; they are kept aside.
+            # The name is the hash of the contents, so these bytes are damaged; a copy is kept.
             self._objects.create(f"{name}.damaged-{zlib.crc32(stored):08x}", stored)
             self._objects.delete(f"{name}.json")
             self._objects.create(f"{name}.json", spec.to_json())

@@ -7,13 +7,13 @@ If another process was faster, the number exists already, and the writer reads t
 decides again. So a journal provides compare-and-swap with the one conditional write that every
 backend has (create if absent), and following a journal takes two requests, and one per new entry.
 
-Each entry names the SHA-256 of the one before it, so the newest entry vouches for all others. A
+Each entry names the SHA-256 of the one before it, so the newest entry's hash covers all others. A
 process keeps the newest entry that it has read, and a machine remembers it for later processes. If
 the journal ends before that entry, or has another one in its place, it was cut or replaced by an
-old copy, and reading it raises Corrupt. An operator who accepts that writes a restart, which begins
-a new *line*; a later line is accepted by all.
+old copy, and reading it raises Corrupt. To accept that, an operator writes a restart entry, which
+begins a new *line*; all machines accept a later line.
 
-An entry that is damaged or missing costs that entry only: it is counted and passed over.
+A damaged or missing entry is skipped and counted; all others stay valid.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ _MAX_ERROR = 300
 _LIST_EVERY_S = 30.0
 """How often a process that follows a journal looks for entries after a missing one."""
 _MAX_MISSING = 1000
-"""More consecutive entries than this are not passed over, so a stray file cannot cause a search."""
+"""More consecutive missing entries than this are not skipped, so that one misplaced file cannot
+cause a long search."""
 _REMEMBERED = re.compile(r"(\d{16})-(\d{10})-([0-9a-f]{64})")
 
 Entry = dict[str, Any]
@@ -103,7 +104,7 @@ class JournalState(Protocol):
     unread: int
     """How many entries follow it that cannot be read."""
     bad_entries: int
-    """How many entries were passed over, or are unread."""
+    """How many entries were skipped, or are unread."""
     last_bad_entry: str
     """The number of the last one, and what is wrong with it; empty: none."""
 
@@ -116,7 +117,7 @@ S = TypeVar("S", bound=JournalState)
 
 
 class Shared(Generic[S]):
-    """A state and its journal; thread-safe. Invalid entries are passed over and counted."""
+    """A state and its journal; thread-safe. Invalid entries are skipped and counted."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class Shared(Generic[S]):
     def _reset(self) -> None:
         self._state = self._make_state()
         self._mark = Mark()
-        self._passed_over = 0
+        self._skipped = 0
         self._is_replaced = False
         self._refreshed_s = -math.inf
         self._listed_s = -math.inf
@@ -198,7 +199,7 @@ class Shared(Generic[S]):
             if not unread and before not in ("", self._mark.sha256):
                 unread = [f"entry {number - 1}: it is not the one that entry {number} follows"]
             if unread:
-                self._passed_over += len(unread)
+                self._skipped += len(unread)
                 state.last_bad_entry = unread[-1]
                 unread = []
             self._mark = Mark(line, number, _sha256(raw or b""))
@@ -206,7 +207,7 @@ class Shared(Generic[S]):
             if number == self._seen.number and self._mark.sha256 != self._seen.sha256:
                 self._is_replaced = True
         state.unread = len(unread)
-        state.bad_entries = self._passed_over + len(unread)
+        state.bad_entries = self._skipped + len(unread)
         if unread:
             state.last_bad_entry = unread[-1]
         self._refreshed_s = began_s
@@ -248,7 +249,7 @@ class Shared(Generic[S]):
     def _lost(self) -> str:
         last = self._mark.number + self._state.unread
         what = (
-            f"has another entry {self._seen.number} than the one that this machine read before"
+            f"has an entry {self._seen.number} that differs from the one this machine has read"
             if last >= self._seen.number
             else f"ends at entry {last}, but this machine has read entry {self._seen.number}"
         )
@@ -260,15 +261,16 @@ class Shared(Generic[S]):
 
     @property
     def repair_command(self) -> str:
-        kind, _, game = self._journal.name.partition("/")
-        return f"understudy models repair {game}" if game else f"understudy {kind} repair"
+        game = self._journal.name.partition("/")[2]
+        if game:
+            return f"understudy models repair {game}"
+        return "understudy keys repair --keys keep|revoke"
 
     def _remembered(self) -> Mark:
         names = () if self._memory is None else self._memory.list(self._journal.name)
-        found = (_REMEMBERED.fullmatch(name.rpartition("/")[2]) for name in names)
-        return max(
-            (Mark(int(mark[1]), int(mark[2]), mark[3]) for mark in found if mark), default=Mark()
-        )
+        matches = (_REMEMBERED.fullmatch(name.rpartition("/")[2]) for name in names)
+        marks = (Mark(int(match[1]), int(match[2]), match[3]) for match in matches if match)
+        return max(marks, default=Mark())
 
     def _remember(self) -> None:
         if self._memory is None:
@@ -276,7 +278,7 @@ class Shared(Generic[S]):
         # A file per entry, created once: processes of this machine never replace a newer one.
         line, number, sha256 = self._seen
         name = f"{self._journal.name}/{line:016d}-{number:010d}-{sha256}"
-        # A machine that cannot write now, as its disk is full, still reads.
+        # A machine that cannot write now, such as on a full disk, can still read.
         with contextlib.suppress(StorageFailed, StorageFull, OSError):
             self._memory.create(name, b"")
             for older in self._memory.list(self._journal.name):

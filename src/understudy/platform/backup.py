@@ -162,7 +162,7 @@ def restore(
 
 
 def _restart_journals(data: DataFolder, models: str, *, revoke_keys: bool) -> None:
-    """Make machines that have read newer entries than those of the backup accept the restored."""
+    """Make machines that have read newer entries accept those of the backup."""
     opened = open_deployment(data, models=models)
     opened.keys.restart(revoke=revoke_keys)
     for game in {name.split("/")[1] for name in opened.objects.list("registry")}:

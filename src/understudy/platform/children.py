@@ -200,7 +200,8 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
     """In a child with the command line `DATA [CONFIG]`: run a role and return its exit code.
 
     CONFIG is the file that `up` wrote. An expected error is printed as one line. A thread reports
-    that the process is alive, so that the supervisor can tell a busy role from a stopped one.
+    that the process is alive, so that the supervisor can distinguish a busy role from one that is
+    stopped.
     """
     # Imported late: simulated players use this module too, and need neither of these.
     from understudy.backends.data import DataFolder

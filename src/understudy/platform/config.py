@@ -67,7 +67,7 @@ class GatewaySection:
     trusted_proxies: tuple[str, ...] = setting(
         (),
         description="Addresses or networks of proxies in front, such as 10.0.0.0/8; only their "
-        "X-Forwarded-For header is believed.",
+        "X-Forwarded-For header is used.",
     )
     max_keyless_connections: int = setting(
         1024,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import open_deployment
+from understudy.backends.deployment import registered_games
 from understudy.backends.local import has_store, open_local_store
 from understudy.backends.specs import registered_specs
 from understudy.backends.unfinished_imports import UnfinishedImports
@@ -32,10 +32,7 @@ def forget_player(
     The result's `left` names each place that may still hold something of the player, and why.
     """
     config = config or Config()
-    models = config.models.url
-    registered = (
-        list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
-    )
+    registered = registered_games(data, models=config.models.url)
     games, players = _find(data, player, registered, game)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
@@ -95,8 +92,8 @@ def _find(
         )
     if game is not None and str(game_name(game)) not in registered:
         raise ConfigError(
-            f"the game {game!r} is not registered in {data.root}; registered are "
-            f"{', '.join(registered)}; pass one of them"
+            f"the game {game!r} is not registered in {data.root}; pass one of the registered "
+            f"games: {', '.join(registered)}"
         )
     if not (data.root / "key").exists():
         raise ConfigError(
@@ -123,7 +120,7 @@ def _forget_copies(
     spooled, still_spooled = forget_spooled(data.spool, player_name(player), games)
     if still_spooled:
         left["spool"] = (
-            f"{len(still_spooled)} sessions are damaged or in use by a running game, such as "
+            f"{len(still_spooled)} spool folders are damaged or in use by a running game, such as "
             f"{still_spooled[0]}; the platform rejects their frames; end the game, then run this "
             "command again"
         )
@@ -136,13 +133,15 @@ def _forget_copies(
                 for player_id in players:
                     copy.forget(player_id)
     except Locked:
-        left["window"] = "the learner that runs erases its copy of the store as soon as it reads on"
+        left["window"] = "a running learner erases its copy of the store at its next read"
     try:
         if snapshots.is_dir():
             with FileLock(snapshots / ".lock", what="a backup"):
                 delete_snapshots(snapshots)
     except Locked:
-        left["snapshots"] = "a backup is being made that may contain the player; make another one"
+        left["snapshots"] = (
+            "a backup in progress may contain the player; replace it by a new one afterwards"
+        )
     hexes = [player_id.hex().encode() for player_id in players]
     checkpoints = [
         path

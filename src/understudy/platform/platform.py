@@ -59,8 +59,8 @@ their own, so a busy one, such as a learner that compiles, is not silent."""
 _HUNG_START_S = 120.0
 """The same for a role that has never reported: it may still be importing its modules."""
 _LONGEST_TICK_S = 1.0
-"""Most time between two steps that counts as silence: a supervisor that was suspended, or waited
-for a busy machine, could not hear its roles meanwhile."""
+"""The most time between two steps that counts as silence: while a supervisor is suspended, or waits
+for a busy machine, it cannot receive reports."""
 _RATED = ("requests", "frames", "stored", "updates")
 
 Command = Callable[[Mapping[str, Any]], Sequence[str]]
@@ -212,7 +212,7 @@ class Supervisor:
             self._clock.wait(stop, _TICK_S)
 
     def _passed_s(self) -> float:
-        """Return the seconds since the last call in which this process could hear its roles."""
+        """Return the seconds since the last call, without those of a suspended supervisor."""
         before_s = self._stepped_s
         self._stepped_s = self._clock.monotonic()
         return min(self._stepped_s - before_s, _LONGEST_TICK_S)
@@ -445,7 +445,9 @@ def _read_role(path: Path, now_s: float) -> dict[str, Any]:
         state = "silent"
         last_error = f"its supervisor has written no status for {written_s:.0f} s"
     elif state == "silent":
-        last_error = f"it has reported nothing for {age_s:.0f} s, and is restarted if that lasts"
+        last_error = (
+            f"it has reported nothing for {age_s:.0f} s, and will be restarted if it stays silent"
+        )
     alive = state in ("starting", "running", "stopping")
     lag_s = None
     if state in ("running", "stopping") or (state == "silent" and not is_stale):

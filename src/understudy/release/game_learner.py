@@ -158,7 +158,7 @@ class GameTraining:
         self.saved_s = context.clock.monotonic()
 
     def _set_aside(self, error: Exception) -> None:
-        """Rename the folder of unusable checkpoints; the store has every step, so time is lost."""
+        """Rename the folder of unusable checkpoints; only time is lost, the store has the steps."""
         aside = self._folder.with_name(f"{self._folder.name}.unusable-{secrets.token_hex(4)}")
         self._folder.rename(aside)
         what = f"{error}; the training restarts, the old checkpoints are in {aside}"

@@ -47,7 +47,7 @@ class Call(Request):
         """Headers by name; a lookup costs a tenth of Starlette's."""
         self.key: Key | None = scope["key"]
         self.address: str = scope.get("address", "")
-        """The client's address, as connections are counted by it."""
+        """The client's address, by which connections and memory are counted."""
         self.game = ""
         self.content = b""
         """The complete body, decompressed."""
@@ -263,7 +263,8 @@ async def read_body(call: Call, *, max_bytes: int, timeout_s: float, held: HeldM
     except TimeoutError:
         if held.is_evicted:
             raise Refused(
-                "busy", "this body arrived too slowly while many large ones did; send it again"
+                "busy",
+                "the memory for bodies is full, and this one was still arriving; send it again",
             ) from None
         raise Refused("too_slow", f"the body did not arrive within {timeout_s:.3g} s") from None
     finally:

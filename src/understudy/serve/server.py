@@ -214,7 +214,7 @@ class _Uvicorn(uvicorn.Server):
                 ssl=self.config.ssl,
                 ssl_handshake_timeout=self._listen.head_timeout_s,
             )
-        except OSError:  # which includes those of TLS
+        except OSError:  # includes TLS errors
             accepted.close()
         finally:
             self.connections.discard(handshake)
@@ -328,7 +328,7 @@ _ABSENT = object()
 
 @lru_cache(4096)
 def client_address(text: str) -> str:
-    """An address as clients are counted by it: IPv6 by its /64, since one client has all of it."""
+    """The address that a client is counted by: of IPv6 the /64, since one client has all of it."""
     address = _ip(text)
     if address is None:
         return text[:64]
@@ -338,7 +338,7 @@ def client_address(text: str) -> str:
 
 
 def _ip(text: str) -> IPv4Address | IPv6Address | None:
-    """Parse an address, which may have a port or a zone; None if it is none."""
+    """Parse an address, which may have a port or a zone; None if it is not an address."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

@@ -44,7 +44,7 @@ BURST_S = 2.0
 """A key may use the allowance of this many seconds at once, so that a short burst passes."""
 _MAX_BUCKETS = 100_000
 _STALLED_S = 1.0
-"""A request that has received nothing for this long gives way first when memory is full."""
+"""When memory is full, a request that has received nothing for this long is evicted first."""
 _WINDOW_S = 20.0
 """Time constant of the estimated rate of played steps: steps this old count about a third."""
 
@@ -151,7 +151,7 @@ class SpecCache:
                 return
         except Corrupt:
             if not may_add:
-                raise  # to register the spec again repairs a damaged one
+                raise  # only a caller that may add specs repairs a damaged one
         if not may_add:
             raise Refused(
                 "not_registered", f"{spec.game} is not registered with this schema; {_HOW}"
@@ -288,7 +288,7 @@ class Quota:
 
 @dataclass(slots=True, eq=False)
 class HeldMemory:
-    """Memory of one request; `evict` is set while another request may take it away."""
+    """Memory of one request; `evict` is set while it may be freed for another request."""
 
     budget: "MemoryBudget"
     owner: tuple[str, str]
@@ -306,7 +306,7 @@ class HeldMemory:
         self.size_bytes += size_bytes
 
     def release(self) -> None:
-        """Give everything back."""
+        """Release all reserved bytes."""
         self.budget.left_bytes += self.size_bytes
         self.size_bytes = 0
 
@@ -322,9 +322,10 @@ class HeldMemory:
 class MemoryBudget:
     """Limits the memory for the bodies of all requests together; for the event loop only.
 
-    When it is full, a request that waits for its client gives way to one that does not: first the
-    one that has been silent longest, then one of the key, and of its addresses the one, that holds
-    most. So neither a game nor one of its players, who share a key, can lock out the others.
+    When it is full, requests that are still waiting for data from their client are evicted: first
+    those that have stalled, then those of the key that holds most, and within that key, of the
+    address that holds most. So neither a game nor a player can lock out the others, although all
+    players of a game share its key.
     """
 
     def __init__(self, most_bytes: int, clock: Clock) -> None:
@@ -336,20 +337,20 @@ class MemoryBudget:
         """Return an empty reservation, a context manager that releases it."""
         return HeldMemory(self, (key.id if key is not None else "", address))
 
-    def make_room(self, asker: HeldMemory, size_bytes: int) -> None:
-        """Evict other requests until this many bytes are left; Refused if none should give way."""
+    def make_room(self, requester: HeldMemory, size_bytes: int) -> None:
+        """Evict other requests until this many bytes are left; Refused if none may be evicted."""
         now_s = self._clock.monotonic()
-        asker.at_s = now_s
+        requester.at_s = now_s
         while size_bytes > self.left_bytes:
-            by_key = defaultdict[str, int](int, {asker.owner[0]: size_bytes})
-            by_owner = defaultdict[tuple[str, str], int](int, {asker.owner: size_bytes})
+            by_key = defaultdict[str, int](int, {requester.owner[0]: size_bytes})
+            by_owner = defaultdict[tuple[str, str], int](int, {requester.owner: size_bytes})
             for held in self.held:
                 by_key[held.owner[0]] += held.size_bytes
                 by_owner[held.owner] += held.size_bytes
             others = [
                 held
                 for held in self.held
-                if held.evict is not None and held.size_bytes and held is not asker
+                if held.evict is not None and held.size_bytes and held is not requester
             ]
             victim = min(others, key=lambda held: held.at_s, default=None)
             if victim is not None and now_s - victim.at_s < _STALLED_S:
@@ -358,8 +359,8 @@ class MemoryBudget:
                     key=lambda held: (by_key[held.owner[0]], by_owner[held.owner], -held.at_s),
                 )
                 if (by_key[victim.owner[0]], by_owner[victim.owner]) <= (
-                    by_key[asker.owner[0]],
-                    by_owner[asker.owner],
+                    by_key[requester.owner[0]],
+                    by_owner[requester.owner],
                 ):
                     victim = None
             if victim is None:

@@ -39,7 +39,7 @@ def read_json(content: bytes, kind: Any) -> Any:
     if n_texts > MAX_TEXTS:
         raise Refused(
             "bad_body",
-            f"the body has {n_texts} objects, keys and texts; at most {MAX_TEXTS} are allowed",
+            f"the body has {n_texts} objects, keys and texts; send at most {MAX_TEXTS}",
         )
     try:
         return msgspec.json.decode(content, type=kind)
@@ -59,7 +59,7 @@ def read_numbers(raw: msgspec.Raw, shapes: Iterable[tuple[int, ...]], *, what: s
     max_lists = 0
     for shape in shapes:
         max_values += math.prod(shape)
-        # Lists within lists, and the objects or lists that lead to this part.
+        # Lists within lists, and the objects or lists around this part.
         max_lists += len(shape) * math.prod(shape[:-1]) + _MAX_PATH
     if n_values > max_values + _MAX_PATH or n_lists > max_lists:
         raise Refused(

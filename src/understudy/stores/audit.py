@@ -196,7 +196,7 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
 def lost_in_stream(detail: str) -> str:
     """What a quarantined note about a damaged stream means, and the next step."""
     return (
-        f"acknowledged frames of the stream are lost: {detail}; restore the file from a copy of "
+        f"acknowledged frames of the stream are lost: {detail}; restore that file from a copy of "
         "the disk"
     )
 

@@ -385,10 +385,10 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _check_unopened(folder: Path, known: "_StoreFacts | None") -> None:
-    """Raise Corrupt if the files of a store do not fit together; changes none of them.
+    """Raise Corrupt if the files of a store are inconsistent; changes none of them.
 
-    A connection that may write merges the log into the database when it closes, and a log of
-    another time would destroy the database.
+    A connection that may write merges the log into the database when it closes, and the log of
+    another copy would destroy the database.
     """
     path = folder / FILE_NAME
     log = folder / f"{FILE_NAME}-wal"
@@ -400,11 +400,11 @@ def _check_unopened(folder: Path, known: "_StoreFacts | None") -> None:
     except Corrupt as error:
         if not log.exists():
             raise
-        raise Corrupt(f"{error}; if {log.name} there is of another time, move it away") from error
+        raise Corrupt(f"{error}; if {log.name} belongs to another copy, move it away") from error
 
 
 def _created(db: sqlite3.Connection, folder: Path, known: "_StoreFacts | None") -> uuid.UUID:
-    """Create the tables of a new database; return its id; Corrupt if it does not fit together."""
+    """Create the tables of a new database; return its id; Corrupt if it is inconsistent."""
     if not _tables(db, folder / FILE_NAME):
         if known is not None:
             raise _lost(folder)
@@ -420,7 +420,7 @@ def _created(db: sqlite3.Connection, folder: Path, known: "_StoreFacts | None") 
 
 
 def _fit(db: sqlite3.Connection, folder: Path, known: "_StoreFacts | None") -> uuid.UUID:
-    """Return the id of a database; Corrupt if its tables and store.json do not fit together."""
+    """Return the id of a database; Corrupt if its tables and store.json are inconsistent."""
     if (row := db.execute("SELECT * FROM head").fetchone()) is None:
         raise _lost(folder)
     _, store, next_arrival, next_quarantine, next_session, *_ = checked("head", row)
@@ -434,8 +434,8 @@ def _fit(db: sqlite3.Connection, folder: Path, known: "_StoreFacts | None") -> u
     numbers = db.execute(query).fetchone()
     if any(top is not None and top >= limit for top, limit in zip(numbers, limits, strict=True)):
         raise Corrupt(
-            f"the tables of {folder / FILE_NAME} do not fit together, as if a file of another time "
-            f"had been put beside it; {_WAY_OUT}"
+            f"the tables of {folder / FILE_NAME} are inconsistent, as if one of its files had been "
+            f"replaced by another copy's; {_WAY_OUT}"
         )
     return identity
 
@@ -460,7 +460,7 @@ _WAY_OUT = (
 def _compare(
     folder: Path, known: "_StoreFacts | None", identity: uuid.UUID, next_arrival: int
 ) -> None:
-    """Raise Corrupt if the database is another one than store.json describes, or an older copy."""
+    """Raise Corrupt if the database is not the one that store.json describes, or an older copy."""
     if known is None:
         return
     if known.id != identity:

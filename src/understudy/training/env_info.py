@@ -184,12 +184,12 @@ def different_spaces(env: GameSpec, other: GameSpec) -> str:
         }
 
     for what, here, there in (
-        ("observations", layout(env), layout(other)),
-        ("actions", dict(env.action), dict(other.action)),
-        ("has_action_mask", env.has_action_mask, other.has_action_mask),
+        ("observations are", layout(env), layout(other)),
+        ("actions are", dict(env.action), dict(other.action)),
+        ("has_action_mask is", env.has_action_mask, other.has_action_mask),
     ):
         if here != there:
-            return f"{what} are {here}, not {there}"
+            return f"{what} {here}, not {there}"
     return ""
 
 

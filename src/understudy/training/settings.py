@@ -569,5 +569,6 @@ def with_network_of(
         for network in (own, start.network)
     )
     network = NetworkSpec(start.network.inputs, start.network.trunk, own.heads)
-    is_same = columns != start_columns or network == own or not hasattr(settings.config, "network")
-    return settings if is_same else with_network(settings, network)
+    if columns != start_columns or network == own or not hasattr(settings.config, "network"):
+        return settings
+    return with_network(settings, network)

@@ -122,9 +122,8 @@ class Training:
         if counts.updates == counts.skipped_updates and n_rejected and not self._must_stop:
             raise LearningFailed(
                 f"nothing was learned: {self.guarded_chunks} chunks were rejected and "
-                f"{counts.skipped_updates} updates skipped, and no update is left; correct the "
-                f"game's rewards and observations ({self.folder.guarded} has the reasons), then "
-                "train again"
+                f"{counts.skipped_updates} updates skipped; correct the game's rewards and "
+                f"observations ({self.folder.guarded} has the reasons), then train again"
             )
 
     def step(self) -> None:
