@@ -309,6 +309,11 @@ def _print_verdict(out: Console, verification: Verification, *, is_remote: bool)
             f"{format_count(verification.set_aside_steps)} of them are quarantined, parked, "
             "forgotten or expired[/]; next: understudy data quarantine list"
         )
+    elif len(verification.receipts) != verification.receipt_fates["stored"]:
+        out.print(
+            "[yellow]every receipt is accounted for, but not all of their frames are stored[/]; "
+            "next: understudy data quarantine list"
+        )
     else:
         out.print("[green]every acknowledged step is stored exactly once[/green]")
 

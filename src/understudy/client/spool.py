@@ -919,21 +919,21 @@ def forget_spooled(folder: Path, player: str, games: Collection[str]) -> tuple[i
     """
     n_deleted = 0
     left: list[Path] = []
-    for path in sorted(folder.glob("*/*/spool.json")):
+    for path in sorted(path for path in folder.glob("*/*") if path.is_dir()):
         try:
-            if read_game(path.parent).game not in games:
+            if read_game(path).game not in games:
                 continue
-            with FileLock(path.parent / ".lock", what="a spool folder") as lock:
-                n_deleted += SpoolFolder(path.parent, None, lock=lock).forget(player)
+            with FileLock(path / ".lock", what="a spool folder") as lock:
+                n_deleted += SpoolFolder(path, None, lock=lock).forget(player)
         except Locked:
             # The platform rejects the player's frames, since their sessions started before the
             # player was forgotten.
-            slots, _ = read_slots(path.parent)
+            slots, _ = read_slots(path)
             if any(slot is not None and slot.player == player for slot in slots):
-                left.append(path.parent)
+                left.append(path)
         except (Corrupt, OSError):
-            if path.exists():
-                left.append(path.parent)
+            if any(path.glob("*.log")):
+                left.append(path)
     return n_deleted, left
 
 
