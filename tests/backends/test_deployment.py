@@ -69,7 +69,7 @@ def test_a_lost_or_replaced_signing_key_is_noticed_before_any_entry_was_signed(t
     key_id = open_deployment(data).signer.key_id
     raw = signing_key(data).read_bytes()
     signing_key(data).unlink()
-    with pytest.raises(ConfigError, match=r"missing .*signing.key: .*restore it from a backup"):
+    with pytest.raises(ConfigError, match=r"missing .*signing.key, .*restore it from a backup"):
         open_deployment(data)
     assert not signing_key(data).exists()
     signing_key(data).write_bytes(key_file(b"another key of thirty-two bytes."))
