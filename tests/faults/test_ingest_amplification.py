@@ -62,18 +62,25 @@ def test_batches_and_pages_are_bounded_however_well_frames_are_packed(
     stream = fill(tmp_path, sent)
     sent_bytes = sum(frame.size_bytes for frame in sent)
     specs = KnownSpecs(*SPECS.values())
+    batch_cpu_s: list[float] = []
+    # Timed in a pass of its own: tracing allocations takes several times as long as ingest.
+    with LocalStore(tmp_path / "timed", synchronous="OFF") as store:
+        service = IngestService(stream, store, specs, owner="test")
+        moved = 1
+        while moved:
+            began_s = time.process_time()
+            moved = service.step()
+            batch_cpu_s.append(time.process_time() - began_s)
+        assert service.stats.frames == len(sent)
     tracemalloc.start()
     try:
         with LocalStore(tmp_path / "store", synchronous="OFF") as store:
             service = IngestService(stream, store, specs, owner="test")
             batch_bytes: list[int] = []
-            batch_cpu_s: list[float] = []
             moved = 1
             while moved:
                 peak_bytes()
-                began_s = time.process_time()
                 moved = service.step()
-                batch_cpu_s.append(time.process_time() - began_s)
                 batch_bytes.append(peak_bytes())
             assert service.stats.frames == len(sent)
             page_bytes = read_tail(tmp_path / "store", sent[-1])
@@ -86,7 +93,7 @@ def test_batches_and_pages_are_bounded_however_well_frames_are_packed(
         stream.close()
     assert max(batch_bytes) < BATCH_BYTES, f"{max(batch_bytes) / MIB:.0f} MiB in one batch"
     assert max(page_bytes) < PAGE_BYTES, f"{max(page_bytes) / MIB:.0f} MiB in one page"
-    assert max(batch_cpu_s) < BATCH_CPU_S
+    assert max(batch_cpu_s) < BATCH_CPU_S, f"{max(batch_cpu_s):.2f} s of CPU in one batch"
     card.line(
         f"amplification at ingest and learner, {kind}",
         tried=len(sent),
