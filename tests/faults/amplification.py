@@ -86,17 +86,21 @@ def main(folder: Path) -> None:
             gateway.release(wide)
         facts = {"port": gateway.server.port, "key": gateway.key("play")}
         n_trims = 0
+        n_requests = 1
 
-        def trim(*_: object) -> None:
-            nonlocal n_trims
-            return_memory()
-            n_trims += 1
-            report({**facts, "n_trims": n_trims})
+        def request(*_: object) -> None:
+            # A handler may interrupt a report, which holds a lock: the loop below does the work.
+            nonlocal n_requests
+            n_requests += 1
 
-        signal.signal(signal.SIGUSR1, trim)
-        trim()
-        while not stop.wait(60):
-            pass
+        signal.signal(signal.SIGUSR1, request)
+        while True:
+            if n_trims < n_requests:
+                n_trims = n_requests
+                return_memory()
+                report({**facts, "n_trims": n_trims})
+            if stop.wait(0.02):
+                break
 
 
 if __name__ == "__main__":
