@@ -166,14 +166,16 @@ class LogFile:
                 f"an entry of {len(payload)} bytes; a log accepts at most {MAX_ENTRY_BYTES}",
             )
         start = at = self.size_bytes
-        raw = _HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload
-        mark = _end_mark(start, _zero_pages(raw, start), start + len(raw))
+        raw = bytearray(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)))
+        raw += payload
+        # Written together, so that no page has the end mark but not the bytes before it.
+        raw += _end_mark(start, _zero_pages(raw, start), start + len(raw))
+        view = memoryview(raw)
         try:
-            for view in (memoryview(raw), memoryview(mark)):
-                while view:
-                    written = _pwrite(self._descriptor, view, at)
-                    view = view[written:]
-                    at += written
+            while view:
+                written = _pwrite(self._descriptor, view, at)
+                view = view[written:]
+                at += written
             self._sync(self._descriptor)
         except OSError as error:
             failure = storage_error(
@@ -221,7 +223,7 @@ def _end_mark(start: int, zero_pages: int, at: int) -> bytes:
     return _END.pack(_END_MAGIC, start, zero_pages, crc32(_END_PLACE.pack(start, zero_pages, at)))
 
 
-def _zero_pages(raw: bytes, start: int) -> int:
+def _zero_pages(raw: bytes | bytearray, start: int) -> int:
     """How many pages of a file have only zeros in these bytes, without the page of the end mark."""
     first = -start % _PAGE_BYTES  # where the first page begins in these bytes
     last = len(raw) - (start + len(raw)) % _PAGE_BYTES
