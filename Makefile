@@ -49,6 +49,7 @@ bench:  ## measure every figure of docs/figures.md, ours and those of peers
 	@$(SETUP) $(TESTED) bench servers spark
 	$(BIN)/python bench/experience.py
 	$(BIN)/python bench/gateway.py
+	$(BIN)/python bench/crowd.py
 	$(BIN)/python bench/backends.py
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/run.py all

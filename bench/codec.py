@@ -47,7 +47,8 @@ def _spool(folder: Path, *, steps: int, n_blocks: int) -> tuple[float, bool]:
     """Steps encoded and spooled per CPU second, and whether all of them can be read back."""
     session = new_session(time.time())
     builder = ChunkBuilder(CART, session=session, max_steps=steps, client="bench")
-    spool = Spool(folder).create(session, player=player_name("bench"), spec=CART)
+    spools = Spool(folder)
+    spool = spools.create(session, player=player_name("bench"), spec=CART)
     entries: list[SpooledFrame] = []
     bodies: list[bytes] = []
     cpu_s = 0.0
@@ -59,7 +60,7 @@ def _spool(folder: Path, *, steps: int, n_blocks: int) -> tuple[float, bool]:
         for encoded in encode_block(block, chunk_no=spool.next_no, first_step=spool.n_steps):
             assert encoded.frame is not None
             entries.append(spool.add(encoded.frame, encoded.n_steps))
-        builder.pool.give(block.columns)
+        spools.write()
         cpu_s += clock() - began
         frame = entries[-1].frame
         assert frame is not None
@@ -74,7 +75,7 @@ def _spool(folder: Path, *, steps: int, n_blocks: int) -> tuple[float, bool]:
             and decode_chunk(body).meta.n_steps == entry.n_steps
         )
     n_steps = spool.n_steps
-    spool.remove()
+    spools.remove(spool)
     return n_steps / cpu_s, is_same
 
 

@@ -85,7 +85,7 @@ def record(builder: ChunkBuilder, observations: Array, *, by: int = 3) -> Iterat
     builder.begin(EpisodeNote(row=0), consent="granted")
     for at, obs in enumerate(observations):
         if at and at % EPISODE_STEPS == 0:
-            if builder.finish(obs, terminated=True, t_ms=at * 16):
+            if builder.finish(obs, terminated=True):
                 yield
             builder.begin(EpisodeNote(row=0), consent="granted")
             continue
@@ -117,7 +117,6 @@ def client_frames(
                 yield encoded.frame
                 chunk_no += 1
                 first_step += encoded.n_steps
-            builder.pool.give(block.columns)
 
 
 def session_frames(spec: GameSpec, observations: Array, *, max_steps: int = 512) -> list[Frame]:

@@ -29,6 +29,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
     import jax  # noqa: F401  compilation is timed separately, also before the first step
 
     import understudy
+    from understudy.act.evaluate import Evaluated
     from understudy.training import evaluation
 
     train = understudy.train  # imported now, before the clock starts
@@ -37,7 +38,7 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
     steps = 0
     judged: tuple[Policy | None, dict[str, Any]] = (None, {})
 
-    def evaluate(policy: Policy, *_: Any, episodes: int, **__: Any) -> Array:
+    def evaluate(policy: Policy, *_: Any, episodes: int, **__: Any) -> Evaluated:
         nonlocal judged
         # A second call with the same policy asks for the second hundred episodes.
         is_second = judged[0] is policy
@@ -46,7 +47,8 @@ def solve(link: Link, request: dict[str, Any]) -> Round:
                 policy,
                 clock.look(steps, lambda: {"policy": base64.b64encode(policy.encode()).decode()}),
             )
-        return np.full(episodes, judged[1]["held_out" if is_second else "mean"])
+        returns = np.full(episodes, judged[1]["held_out" if is_second else "mean"])
+        return Evaluated(returns, n_cut=0)
 
     def on_event(event: Any) -> None:
         nonlocal steps

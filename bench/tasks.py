@@ -91,6 +91,7 @@ def pixels(stack: int) -> Task:
         settings={
             "stack": stack,
             "steps": 5_120,
+            "horizon": 5_120,
             "eval_every": 1_280,
             "eval_episodes": 50,
             "min_inserts": 256,

@@ -147,6 +147,8 @@ def figures() -> str:
         _measured_with(result, "gateway", f"The gateway (`bench/gateway.py`, {{about}}; {shared}):")
         for result in _results("gateway.json")
     ]
+    title = "Very many players in one process (`bench/crowd.py`, {about}):"
+    parts += [_measured_with(result, "crowd", title) for result in _results("crowd.json")]
     shared = "one local server each, on the same two cores"
     parts += [
         _measured_with(result, "backends", f"Backends (`bench/backends.py`, {{about}}; {shared}):")

@@ -233,6 +233,14 @@ const DTYPES = {
   F64: { make: (size) => new Float64Array(size), bytes: 8, ends: null },
 };
 
+/**
+ * The largest float that is recorded, of either sign; the platform stores no larger ones. A bound of at least this size
+ * counts as no bound.
+ */
+const MAX_NUMBER = 1e20;
+/** The largest count of actions: a network has an output for each. */
+const MAX_CHOICES = 65536;
+
 /** @param {readonly number[]} shape */
 const product = (shape) => shape.reduce((size, side) => size * side, 1);
 
@@ -283,7 +291,9 @@ export function specOf(game, { obs, actions, hasActionMask = false, maxEpisodeSt
 function spacesOf(what, shape, make) {
   if (typeof shape === "number") shape = [shape];
   if (Array.isArray(shape)) {
-    const isShape = shape.every((side) => Number.isInteger(side) && side > 0) && (what === "obs" || shape.length === 1);
+    const isShape =
+      shape.every((side) => Number.isInteger(side) && side > 0) &&
+      (what === "obs" || (shape.length === 1 && Number(shape[0]) <= MAX_CHOICES));
     if (shape.length && shape.every((name) => typeof name === "string"))
       return [{ "": make([shape.length]) }, [...shape]];
     if (shape.length && isShape) return [{ "": make([...shape]) }, []];
@@ -292,7 +302,10 @@ function spacesOf(what, shape, make) {
       ? [{ "": /** @type {Space} */ (shape) }, []]
       : [/** @type {Record<string, Space>} */ ({ ...shape }), []];
   }
-  const expected = what === "obs" ? "a length (6), a shape ([84, 84]), names" : 'a count (3), names (["up", "down"])';
+  const expected =
+    what === "obs"
+      ? "a length (6), a shape ([84, 84]), names"
+      : `a count (3) of at most ${MAX_CHOICES}, names (["up", "down"])`;
   throw new Refused("bad_spec", `${what} is ${JSON.stringify(shape)}; pass ${expected}, a space, or spaces by name`);
 }
 
@@ -325,10 +338,13 @@ function checkedSpec(raw) {
     if (names.length && (names.length !== size || new Set(names).size !== size)) {
       throw new Refused("bad_spec", `names ${names.slice(0, 8)} do not fit; name every element of a single part once`);
     }
+    if (names.some((name) => !name.trim())) throw new Refused("bad_spec", "a name is empty; name each element");
     const odd = names.find((name) => /[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/.test(name));
     if (odd !== undefined)
       throw new Refused("bad_spec", `name ${JSON.stringify(odd)} contains control characters; use printable text`);
   }
+  if (typeof spec.has_action_mask !== "boolean")
+    throw new Refused("bad_spec", `hasActionMask is ${String(spec.has_action_mask)}; pass true or false`);
   if (spec.has_action_mask && !discrete)
     throw new Refused("bad_spec", "action masks need a single discrete action; omit hasActionMask");
   return spec;
@@ -662,14 +678,16 @@ function writeValue(part, value, { bounds, as = DTYPES[part.dtype].make(part.siz
     );
   }
   const isReal = isFloat(part.dtype);
+  const largest = part.dtype === "F32" ? Math.fround(MAX_NUMBER) : MAX_NUMBER;
   const isBig = as instanceof BigInt64Array || as instanceof BigUint64Array;
   for (let index = 0; index < part.size; index++) {
     const element = flat[index];
     const number = typeof element === "boolean" || typeof element === "bigint" ? Number(element) : element;
     if (typeof number !== "number")
       throw new Refused("bad_dtype", `${part.name} contains ${String(element).slice(0, 40)}; pass numbers`);
-    if (isReal ? !Number.isFinite(part.dtype === "F32" ? Math.fround(number) : number) : Number.isNaN(number)) {
-      throw new Refused("not_finite", `${part.name} contains ${number}; pass finite numbers`);
+    const size = Math.abs(part.dtype === "F32" ? Math.fround(number) : number);
+    if (isReal ? !(size <= largest) : Number.isNaN(number)) {
+      throw new Refused("not_finite", `${part.name} contains ${number}; pass finite numbers up to ${MAX_NUMBER}`);
     }
     if (!isReal && !Number.isInteger(number))
       throw new Refused("bad_dtype", `${part.name} contains ${number}; pass integers`);
@@ -861,7 +879,7 @@ class Rows {
     if (discrete && mask && !mask.data[at * discrete.n + numbered - discrete.start]) {
       throw new Refused("invalid_action", `action ${action} is not valid: the actionMask passed with it excludes it`);
     }
-    if (!(frames >= 0))
+    if (!Number.isInteger(frames) || frames < 0)
       throw new Refused("bad_frames", `frames is ${frames}; pass how many frames the decision lasts, 0 or more`);
     this._put(at, { by, frames: Math.min(frames, 65535), t_ms: Math.min(tMs, 2 ** 32 - 1) });
     this._openUsed = [];
@@ -883,24 +901,41 @@ class Rows {
 
   /** @param {number} reward */
   addReward(reward) {
-    const total = this._reward + Number(reward);
     if (this._state !== OPEN)
-      throw new Refused("bad_order", "a reward needs a decision before it; call act or acted first");
-    if (!Number.isFinite(Math.fround(total)))
-      throw new Refused("not_finite", `reward ${reward} is not a finite float32 number`);
-    this._reward = total;
+      throw new Refused("early_reward", "a reward needs a decision before it; call act or acted first");
+    if (!["number", "boolean", "bigint"].includes(typeof reward))
+      throw new Refused("bad_dtype", `reward ${String(reward).slice(0, 40)} is not a number; pass a finite number`);
+    const sum = this._reward + Number(reward);
+    if (!(Math.abs(sum) <= Math.fround(MAX_NUMBER))) {
+      throw new Refused(
+        "not_finite",
+        `reward ${reward} makes the step's reward NaN, or larger than ${MAX_NUMBER}; pass a finite, smaller number`,
+      );
+    }
+    this._reward = sum;
+  }
+
+  /** Throws Refused when an episode cannot have this result. @param {string | number | undefined} result */
+  checkResult(result) {
+    checkNote({ row: 0, seat: 0, result });
   }
 
   /**
-   * Ends the episode after its open step; a truncated episode without a last observation is cut.
+   * Ends the episode after its open step; a truncated episode needs its last observation.
    * @param {any} obs
    * @param {{truncated: boolean, actionMask: any, result: string | number | undefined, tMs: number}} options
    */
   finish(obs, { truncated, actionMask, result, tMs }) {
     if (!this._note) throw new Refused("bad_order", "no episode is running; start one with game.episode");
-    checkNote({ ...this._note, result });
     const hasObs = obs !== undefined && obs !== null;
-    if (this._state !== OPEN || (truncated && !hasObs)) return this.cut(result);
+    if (this._state !== OPEN) return this.cut(result);
+    if (truncated && !hasObs) {
+      throw new Refused(
+        "no_last_obs",
+        "a truncated episode ends without its last observation, so the outcome of its last decision is unknown; pass " +
+          "that observation, as in end(obs, { truncated: true })",
+      );
+    }
     const at = this._at + 1;
     if (hasObs) this._writeObs(at, obs, actionMask);
     else {
@@ -1075,7 +1110,6 @@ function checkNote(note) {
 const fround = Math.fround;
 const MASKED = -1e30;
 const LOWEST = -1e20;
-const OPEN_END = 1e30;
 const LOG_STD = [-20, 4];
 
 /** @type {Record<string, (x: number) => number>} */
@@ -1459,7 +1493,7 @@ export class Policy {
     raw.forEach((value, at) => {
       const low = this.head.low[at] ?? -Infinity;
       const high = this.head.high[at] ?? Infinity;
-      const isClosed = Math.abs(low) < OPEN_END && Math.abs(high) < OPEN_END;
+      const isClosed = Math.abs(low) < MAX_NUMBER && Math.abs(high) < MAX_NUMBER;
       const [by, middle] = isClosed ? [fround((high - low) / 2), fround((high + low) / 2)] : [1, 0];
       const scaled = (this.head.kind === "gaussian_tanh" ? Math.tanh(value) : value) * by + middle;
       numbers[at] = Math.min(Math.max(scaled, low), high);
@@ -1580,98 +1614,19 @@ function openBot(manifest, raw) {
   return { name, policy, manifest };
 }
 
-/**
- * NumPy's PCG64 generator after a fixed seed: the platform draws its golden observations with it.
- */
-class Golden {
-  constructor() {
-    this._state = 0xd419f767f579b2a66512b355dcc079c0n;
-    /** @type {number | null} */
-    this._half = null;
-  }
-
-  /** 64 fresh bits. */
-  bits() {
-    const all = (1n << 128n) - 1n;
-    this._state = (this._state * 0x2360ed051fc65da44385df649fccf645n + 0x8aea2dee8ffd65a31d8755612f9dea65n) & all;
-    const folded = (this._state >> 64n) ^ (this._state & (all >> 64n));
-    const turn = this._state >> 122n;
-    return BigInt.asUintN(64, (folded >> turn) | (folded << (64n - turn)));
-  }
-
-  /** A uniform number from 0 to 1. */
-  uniform() {
-    return Number(this.bits() >> 11n) / 2 ** 53;
-  }
-
-  /** 0 or 1. */
-  bit() {
-    if (this._half !== null) {
-      const half = this._half;
-      this._half = null;
-      return half >>> 31;
-    }
-    const bits = this.bits();
-    this._half = Number(bits >> 32n);
-    return Number(bits & 0xffffffffn) >>> 31;
-  }
-
-  /** A normally distributed number, by a ziggurat of 256 layers. */
-  normal() {
-    for (;;) {
-      const bits = this.bits();
-      const layer = Number(bits & 255n);
-      const whole = Number((bits >> 9n) & 0xfffffffffffffn);
-      const x = whole * ZIGGURAT.width[layer] * (bits & 256n ? -1 : 1);
-      if (whole < ZIGGURAT.inside[layer]) return x;
-      if (layer === 0) {
-        for (;;) {
-          const far = -Math.log1p(-this.uniform()) / ZIGGURAT.end;
-          const high = -Math.log1p(-this.uniform());
-          if (2 * high > far * far) return (whole >>> 8) & 1 ? -(ZIGGURAT.end + far) : ZIGGURAT.end + far;
-        }
-      }
-      const { height } = ZIGGURAT;
-      if ((height[layer - 1] - height[layer]) * this.uniform() + height[layer] < Math.exp((-x * x) / 2)) return x;
-    }
-  }
-}
-
-const ZIGGURAT = (() => {
-  const end = 3.6541528853610088;
-  const area = 0.00492867323397465;
-  const layers = 256;
-  const width = new Float64Array(layers);
-  const inside = new Float64Array(layers);
-  const height = new Float64Array(layers);
-  const density = (/** @type {number} */ x) => Math.exp((-x * x) / 2);
-  let x = end;
-  width[0] = area / density(end) / 2 ** 52;
-  inside[0] = ((end * density(end)) / area) * 2 ** 52;
-  height[0] = 1;
-  [width[layers - 1], height[layers - 1]] = [end / 2 ** 52, density(end)];
-  for (let layer = layers - 2; layer > 0; layer--) {
-    const next = Math.sqrt(-2 * Math.log(area / x + density(x)));
-    inside[layer + 1] = (next / x) * 2 ** 52;
-    width[layer] = next / 2 ** 52;
-    height[layer] = density(next);
-    x = next;
-  }
-  return { end, width, inside, height };
-})();
-
 /** @param {Policy} policy @param {any} outputs each head's outputs for two observations, from the signed manifest */
 function checkGolden(policy, outputs) {
-  const golden = new Golden();
   const rows = 2;
+  let drawn = 0;
   /** @type {Record<string, Numbers>[]} */
   const inputs = Array.from({ length: rows }, () => ({}));
   for (const { name, dtype, size, isExact } of policy.inputs) {
     for (const row of inputs) {
-      const draw = () =>
-        isFloat(dtype) ? golden.normal() : dtype === "BOOL" ? Number(golden.uniform() < 0.5) : golden.bit();
-      const drawn = Array.from({ length: size }, draw);
-      row[name] = isExact ? Float64Array.from(drawn) : Float32Array.from(drawn);
+      const numbers = Array.from({ length: size }, () => {
+        const hash = Math.imul(++drawn, 2654435761) >>> 0;
+        return isFloat(dtype) ? hash / 2 ** 31 - 1 : hash >>> 31;
+      });
+      row[name] = isExact ? Float64Array.from(numbers) : Float32Array.from(numbers);
     }
   }
   inputs.forEach((columns, row) => {
@@ -3136,9 +3091,9 @@ function randomAction(columns, random, mask) {
     if (space.space === "multi_discrete") return space.counts.map(below);
     if (space.space === "multi_binary") return Array.from({ length: size }, () => below(2));
     const numbers = Array.from({ length: size }, (_, at) => {
-      const [low, high] = [space.low, space.high].map(
-        (bound, end) => (Array.isArray(bound) ? bound[at] : bound) ?? DTYPES[dtype].ends?.[end] ?? null,
-      );
+      const [low, high] = [space.low, space.high]
+        .map((bound, end) => (Array.isArray(bound) ? bound[at] : bound) ?? DTYPES[dtype].ends?.[end] ?? null)
+        .map((bound) => (bound !== null && isFloat(dtype) && Math.abs(bound) >= MAX_NUMBER ? null : bound));
       if (low !== null && high !== null)
         return isFloat(dtype) ? low + random() * (high - low) : low + below(high - low + 1);
       const normal = Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
@@ -3285,23 +3240,52 @@ export class Episode {
     try {
       this._rows.addReward(x);
     } catch (error) {
-      this._spoil(error);
+      if (this._rows.hasDecision) this._spoil(error);
+      else {
+        this._game._tolerance.judge(error);
+        this._game._tolerance.warn(error, "a reward was ignored");
+      }
     }
   }
 
   /**
    * Ends the episode: the game ended it or, with `truncated`, only the recording stops.
-   * @param {any} [obs] the last observation; optional when the game ended the episode
+   * @param {any} [obs] the last observation; optional when the game ended the episode, otherwise the last decision is
+   *   dropped without it
    * @param {{truncated?: boolean, result?: string | number, actionMask?: ActionMask}} [options]
    */
   end(obs, { truncated = false, result, actionMask = null } = {}) {
     if (this._isLate("end")) return;
+    const { _tolerance: tolerance, _clock: clock } = this._game;
+    const tMs = this._session.tMs(clock.monotonic());
+    /** @type {[unknown, string][]} */
+    const problems = [];
     try {
-      this._rows.finish(obs, { truncated, result, actionMask, tMs: this._session.tMs(this._game._clock.monotonic()) });
-      this._leave("it has ended");
+      this._rows.checkResult(result);
     } catch (error) {
-      this._spoil(error);
+      tolerance.judge(error);
+      problems.push([error, "an episode's result was ignored"]);
+      result = undefined;
     }
+    let isTruncated = true;
+    try {
+      if (typeof truncated !== "boolean")
+        throw new Refused("bad_dtype", `truncated is ${String(truncated).slice(0, 40)}; pass true or false`);
+      isTruncated = truncated;
+      this._rows.finish(obs, { truncated, result, actionMask, tMs });
+    } catch (error) {
+      tolerance.judge(error);
+      if (isTruncated) {
+        problems.push([error, "an episode's last decision was dropped"]);
+        this._rows.cut(result);
+      } else {
+        // The observation after a terminated step is never used.
+        problems.push([error, "an episode's last observation was ignored"]);
+        this._rows.finish(undefined, { truncated: false, result, actionMask: null, tMs });
+      }
+    }
+    this._leave("it has ended");
+    for (const [error, cost] of problems) tolerance.warn(error, cost);
   }
 
   /** Stops recording without an end: the last decision is dropped. Does nothing after `end`. */
@@ -3322,6 +3306,7 @@ export class Episode {
     if (this._rows.inEpisode) this._rows.cut();
     this._leave("");
     this._game._tolerance.judge(error);
+    this._game._tolerance.warn(error, "recording of this episode stopped");
   }
 
   /** @param {string} call */
@@ -3330,31 +3315,48 @@ export class Episode {
     const { _tolerance: tolerance } = this._game;
     // An episode with bad input and a closed game ignore calls: the game continues, the recording does not.
     if (this._over && !this._session.hasEnded) {
-      tolerance.judge(new Refused("bad_order", `${call} was called on an episode, but ${this._over}; start a new one`));
+      const late = new Refused("bad_order", `${call} was called on an episode, but ${this._over}; start a new one`);
+      tolerance.judge(late);
+      tolerance.warn(late, "a call was ignored");
     } else tolerance.ignoredCalls += 1;
     return true;
   }
 }
 
-/** Handles input that cannot be recorded: throws at the first decision, later only counts it and warns once. */
+/** Handles input that cannot be recorded: throws at the first decision, later counts it and warns once per kind. */
 class Tolerance {
   /** @param {boolean} isStrict */
   constructor(isStrict) {
     this._isStrict = isStrict;
     this.hasDecided = false;
     this.badInputs = this.ignoredCalls = 0;
+    /** The last invalid input, as `code: detail`. */
+    this.lastBadInput = "";
+    /** @type {Set<string>} the codes that were warned of */
+    this._warned = new Set();
   }
 
-  /** @param {unknown} error */
+  /** Counts an error; throws it at the first decision or if strict. @param {unknown} error */
   judge(error) {
     this.badInputs += 1;
+    this.lastBadInput = error instanceof Refused ? error.message : `bad_input: ${error}`;
     const isTolerated = this.hasDecided && !this._isStrict;
     this.hasDecided = true;
     if (!isTolerated) throw error;
-    warn(
-      "bad_input",
-      `an episode is no longer recorded: ${error}. Further errors are only counted in game.stats().badInputs; ` +
-        "connect with strict: true to throw each one",
+  }
+
+  /**
+   * Warns once for each code; called last, when the input's effect is complete.
+   * @param {unknown} error
+   * @param {string} cost
+   */
+  warn(error, cost) {
+    const code = error instanceof Refused ? error.code : "bad_input";
+    if (this._warned.has(code)) return;
+    this._warned.add(code);
+    console.warn(
+      `understudy: ${cost} because of invalid input: ${error}. Further input of this kind is only counted, in ` +
+        "game.stats().badInputs, and the last one is lastBadInput; connect with strict: true to throw every error",
     );
   }
 }
@@ -3381,6 +3383,7 @@ class Tolerance {
  * @property {string} lastFollowError why the last poll for new bots failed; empty while the platform responds, which a
  *   page that sends nothing can show as "connected"
  * @property {number} badInputs
+ * @property {string} lastBadInput the last invalid input of the game, as `code: detail`; empty while there was none
  * @property {number} ignoredCalls
  * @property {number} openEpisodes
  */
@@ -3585,6 +3588,7 @@ export class Game {
       lastBotError: bots.refusal || bots.linkError,
       lastFollowError: bots.linkError,
       badInputs: this._tolerance.badInputs,
+      lastBadInput: this._tolerance.lastBadInput,
       ignoredCalls: this._tolerance.ignoredCalls,
       openEpisodes: [...sender.sessions].filter((session) => session.holder !== null).length,
     };

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
+from understudy.core.errors import Refused
 from understudy.core.names import PlayerName
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import Frame
@@ -57,6 +58,13 @@ class Ack:
     """Why the frame must be sent again, as text for people."""
 
 
+def refused_ack(refused: Refused) -> Ack:
+    """The ack of a frame that was rejected, for good or until it is sent again."""
+    if refused.retry_after_s is None:
+        return Ack(False, refused=str(refused))
+    return Ack(False, retry_after_s=refused.retry_after_s, error=str(refused))
+
+
 @dataclass(frozen=True, slots=True)
 class Partition:
     """One partition of a stream; it is read only after its parents have ended."""
@@ -65,11 +73,19 @@ class Partition:
     parents: tuple[str, ...] = ()
 
 
+DAMAGED_ENTRY = b"damaged stream entry"
+"""The start of `Record.raw` where a stream can no longer read what it acknowledged."""
+
+DAMAGED_STREAM = "damaged_stream"
+"""The reason code of such a record in quarantine: every frame that it held is lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One frame as the stream stores it, not yet validated."""
 
     position: Position
+    """Just after this record: a read from here starts with the next one."""
     time_s: float
     raw: bytes
 
@@ -209,6 +225,10 @@ class Forgotten:
     """When the event happened, if the store records it."""
 
 
+TAIL_BYTES = 64 * 1024 * 1024
+"""A page of a tail ends with the chunk that brings it to this many decoded bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
     """One page of a tail: every arrival number once, in order, and the cursor after it.
@@ -218,6 +238,8 @@ class Tail:
 
     items: Sequence[Stored | Forgotten]
     cursor: Cursor
+    is_cut: bool = False
+    """The page ended early, at TAIL_BYTES; more items may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +304,10 @@ class ExperienceStore(Protocol):
     def tail(self, cursor: Cursor | None, *, max_items: int, wait_s: float) -> Tail:
         """Return the items after a cursor (None: from the start), waiting up to `wait_s` for one.
 
-        A commit ends the wait. The cursor of an empty store stays valid. Raises ConfigError if the
-        text is not a cursor, and Corrupt if the store notices that the cursor is ahead of it.
+        A commit ends the wait. The cursor of an empty store stays valid. A page also ends at
+        TAIL_BYTES, so that memory does not depend on how well frames are compressed. Raises
+        ConfigError if the text is not a cursor, and Corrupt if the store notices that the cursor is
+        ahead of it.
         """
         ...
 

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import NormalizeReward
 
 from tests.act.envs import MaskedEnv, MixedEnv, PlainEnv
 from tests.act.policies import random_policy
@@ -42,20 +45,24 @@ def test_returns_are_those_of_episodes_played_alone(
 ):
     policy = random_policy(game_of(make_envs(make, 1)), kind, stack=stack)
     got = evaluate(policy, make_envs(make, num_envs), seeds=SEEDS, episodes=7)
-    assert got.dtype == np.float64
+    assert got.returns.dtype == np.float64
+    assert got.n_cut == 0
     # The rounding of a row's float32 sums may depend on the batch size; discrete games hide that, a
     # reward that depends on a continuous action shows it.
     rtol = 1e-5 if kind == "gaussian_tanh" else 1e-9
-    np.testing.assert_allclose(got, [by_hand(policy, make(), seed) for seed in SEEDS], rtol=rtol)
+    expected = [by_hand(policy, make(), seed) for seed in SEEDS]
+    np.testing.assert_allclose(got.returns, expected, rtol=rtol)
 
 
 def test_noise_is_a_function_of_the_seeds():
     policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
     first, second = (
-        evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS, deterministic=False) for _ in range(2)
+        evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS, deterministic=False).returns
+        for _ in range(2)
     )
     assert first.tobytes() == second.tobytes()
-    assert first.tobytes() != evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS).tobytes()
+    greedy = evaluate(policy, make_envs(PlainEnv, 4), seeds=SEEDS).returns
+    assert first.tobytes() != greedy.tobytes()
 
 
 @pytest.mark.parametrize(("seeds", "episodes"), [([], None), ([1, 2], 3)])
@@ -73,7 +80,86 @@ class EndlessEnv(PlainEnv):
         return obs, 1.0, False, False, info
 
 
-def test_an_endless_episode_is_cut(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("understudy.act.evaluate.MAX_STEPS", 25)
+def test_an_endless_episode_is_cut_and_counted():
     policy = random_policy(game_of(make_envs(EndlessEnv, 1)), "categorical")
-    assert evaluate(policy, make_envs(EndlessEnv, 2), seeds=[1, 2, 3]).tolist() == [25.0] * 3
+    got = evaluate(policy, make_envs(EndlessEnv, 2), seeds=[1, 2, 3], max_steps=25)
+    assert got.returns.tolist() == [25.0] * 3
+    assert got.n_cut == 3
+
+
+def test_only_episodes_that_had_not_ended_count_as_cut():
+    policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
+    lengths = []
+    for seed in SEEDS:
+        env = PlainEnv()
+        by_hand(policy, env, seed)
+        lengths.append(env.n_steps)
+    limit = sorted(lengths)[3]
+    got = evaluate(policy, make_envs(PlainEnv, 2), seeds=SEEDS, max_steps=limit)
+    assert got.n_cut == sum(length > limit for length in lengths) > 0
+
+
+class LimitedEnv(EndlessEnv):
+    """Never ends, but has a step limit."""
+
+    spec = EnvSpec("Limited-v0", max_episode_steps=7)
+
+
+def test_an_episode_that_ends_at_the_limit_of_its_game_is_not_cut():
+    policy = random_policy(game_of(make_envs(LimitedEnv, 1)), "categorical")
+    got = evaluate(policy, make_envs(LimitedEnv, 2), seeds=[1, 2, 3], max_steps=5)
+    assert got.returns.tolist() == [7.0] * 3
+    assert got.n_cut == 0
+
+
+# --- Wrappers -------------------------------------------------------------------------------------
+
+
+class Twice(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Repeats each action, and returns a reward of its own."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        for _ in range(2):
+            obs, _, terminated, truncated, info = super().step(action)
+            if terminated or truncated:
+                break
+        return obs, -1000.0, terminated, truncated, info
+
+
+class Clipped(gymnasium.RewardWrapper[Any, Any]):
+    """Returns only the sign of a reward."""
+
+    def reward(self, reward: Any) -> float:
+        return float(np.sign(reward))
+
+
+def normalized() -> Any:
+    return NormalizeReward(PlainEnv())
+
+
+@pytest.mark.parametrize(
+    ("make", "wrappers"),
+    [
+        (PlainEnv, [NormalizeReward]),
+        (PlainEnv, ["gymnasium.wrappers:NormalizeReward", Clipped]),
+        (normalized, []),
+        (normalized, [Clipped]),
+    ],
+)
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_returns_are_those_of_the_game_whatever_its_wrappers_make_of_rewards(
+    make: Any, wrappers: list[Any], num_envs: int
+):
+    policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
+    expected = [by_hand(policy, PlainEnv(), seed) for seed in SEEDS]
+    envs = make_envs(make, num_envs, wrappers=wrappers)
+    for _ in range(2):  # the statistics of the wrappers move on
+        got = evaluate(policy, envs, seeds=SEEDS)
+        np.testing.assert_allclose(got.returns, expected, rtol=1e-9)
+
+
+def test_rewards_of_steps_inside_a_wrapper_are_counted():
+    policy = random_policy(game_of(make_envs(PlainEnv, 1)), "categorical")
+    expected = evaluate(policy, make_envs(PlainEnv, 2, frame_skip=2), seeds=SEEDS).returns
+    got = evaluate(policy, make_envs(PlainEnv, 2, wrappers=[Twice]), seeds=SEEDS).returns
+    np.testing.assert_allclose(got, expected, rtol=1e-9)

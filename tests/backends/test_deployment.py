@@ -12,8 +12,9 @@ import pytest
 from tests.act.policies import random_policy
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment, signing_key
-from understudy.core.errors import ConfigError, Refused
+from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.experience.game import game_spec
+from understudy.experience.intake import key_file
 from understudy.release.gatekeeper import release_run
 from understudy.training.folder import RunFolder
 
@@ -37,7 +38,8 @@ def test_concurrent_processes_create_one_signing_key_readable_by_its_owner_only(
         opened = list(pool.map(lambda _: open_deployment(data), range(8)))
     assert len({one.signer.key_id for one in opened}) == 1
     assert stat.S_IMODE(signing_key(data).stat().st_mode) == 0o600
-    assert [path.name for path in data.root.iterdir()] == ["signing.key"]
+    assert sorted(path.name for path in data.root.iterdir()) == ["models", "signing.key"]
+    assert [path.name for path in (data.root / "models").iterdir()] == ["deployment.json"]
 
 
 def test_a_lost_signing_key_is_an_error_and_not_replaced(tmp_path: Path):
@@ -47,8 +49,69 @@ def test_a_lost_signing_key_is_an_error_and_not_replaced(tmp_path: Path):
     with pytest.raises(ConfigError, match="restore it from a backup"):
         open_deployment(data)
     signing_key(data).write_bytes(b"short")
-    with pytest.raises(ConfigError, match="5 bytes, expected 32"):
+    with pytest.raises(ConfigError, match="5 bytes, expected 40"):
         open_deployment(data)
+
+
+@pytest.mark.parametrize("at", [0, 31, 32, 39])
+def test_a_flipped_signing_key_is_an_error_and_not_a_new_deployment(tmp_path: Path, at: int):
+    data = DataFolder(tmp_path)
+    open_deployment(data).keys.create(["play"])
+    raw = bytearray(signing_key(data).read_bytes())
+    raw[at] ^= 1
+    signing_key(data).write_bytes(raw)
+    with pytest.raises(ConfigError, match=r"signing.key is damaged: .* restore it from a backup"):
+        open_deployment(data)
+
+
+def test_a_lost_or_replaced_signing_key_is_noticed_before_any_entry_was_signed(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    key_id = open_deployment(data).signer.key_id
+    raw = signing_key(data).read_bytes()
+    signing_key(data).unlink()
+    with pytest.raises(ConfigError, match=r"missing .*signing.key, .*restore it from a backup"):
+        open_deployment(data)
+    assert not signing_key(data).exists()
+    signing_key(data).write_bytes(key_file(b"another key of thirty-two bytes."))
+    with pytest.raises(ConfigError, match="key differs from the key that this deployment"):
+        open_deployment(data)
+    signing_key(data).write_bytes(raw)
+    assert open_deployment(data).signer.key_id == key_id
+
+
+def test_the_signing_key_of_a_deployment_that_has_only_models_is_not_replaced(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    open_deployment(data).registry.takeover("pong", owner="a")
+    (tmp_path / "models" / "deployment.json").unlink()
+    signing_key(data).unlink()
+    with pytest.raises(ConfigError, match="would invalidate its keys, models and players"):
+        open_deployment(data)
+
+
+@pytest.mark.parametrize("raw", [b"", b"[1]", b"{"])
+def test_damaged_fingerprints_are_named(tmp_path: Path, raw: bytes):
+    data = DataFolder(tmp_path)
+    open_deployment(data)
+    (tmp_path / "models" / "deployment.json").write_bytes(raw)
+    with pytest.raises(ConfigError, match=r"deployment.json beside the models is damaged"):
+        open_deployment(data)
+
+
+def test_entries_that_this_machine_has_read_are_remembered_per_location_of_the_models(
+    tmp_path: Path,
+):
+    data = DataFolder(tmp_path / "D")
+    url = f"file://{tmp_path / 'elsewhere'}"
+    open_deployment(data).keys.create(["play"])
+    (tmp_path / "D" / "key").write_bytes(key_file(bytes(32)))
+    moved = open_deployment(data, models=url).keys
+    moved.follow()
+    assert moved.all() == []
+    moved.create(["play"])
+    (tmp_path / "elsewhere" / "keys" / "0000000001.json").unlink()
+    with pytest.raises(Corrupt, match="this machine has read entry 1"):
+        open_deployment(data, models=url).keys.follow()
+    open_deployment(data).keys.follow()
 
 
 def test_models_may_be_at_a_url(tmp_path: Path):
@@ -70,11 +133,11 @@ def test_a_machine_whose_keys_differ_from_the_deployments_does_not_start(tmp_pat
         shutil.copy(first.root / one, second.root / one)
     open_deployment(second, models=url)
     (second.root / name).unlink()
-    with pytest.raises(ConfigError, match=f"missing .*{name}, which .*copy it from one of them"):
+    with pytest.raises(ConfigError, match=f"missing .*{name}, .*from another machine"):
         open_deployment(second, models=url)
     assert not (second.root / name).exists()
-    (second.root / name).write_bytes(b"another key of thirty-two bytes.")
-    with pytest.raises(ConfigError, match=f"{name} differs from the key .* copy their key here"):
+    (second.root / name).write_bytes(key_file(b"another key of thirty-two bytes."))
+    with pytest.raises(ConfigError, match=f"{name} differs from the key .* machines here"):
         open_deployment(second, models=url)
     shutil.copy(first.root / name, second.root / name)
     open_deployment(second, models=url)

@@ -45,7 +45,7 @@ def test_two_browsers_keep_playing_when_the_gateway_is_killed_and_no_acked_step_
         for tab in tabs:
             tab.page.wait_for_function(ALL_ACKED)
             # A page that gets acknowledgements is not offline, even while its poll for bots waits.
-            tab.page.wait_for_selector("#state[data-state=connected]", timeout=10_000)
+            tab.page.wait_for_selector("#state[data-state=connected]", timeout=60_000)
         acked = [tab.count("acked") for tab in tabs]
         chunks = rally.chunks(steps=sum(acked))
         episodes = episodes_of(chunks)

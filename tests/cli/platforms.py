@@ -87,7 +87,7 @@ class Sender:
     """Sends sessions, each chunk until it is acknowledged, like a client with a spool."""
 
     def __init__(self, url: str, key: str, *, seed: int = 0) -> None:
-        self._http = urllib3.PoolManager(retries=False, timeout=10.0)
+        self._http = urllib3.PoolManager(retries=False, timeout=60.0)
         self._url = f"{url}/v1/games/{SPEC.game}"
         self._headers = {"authorization": f"Bearer {key}"}
         self._rng = np.random.default_rng(seed)

@@ -14,6 +14,13 @@ from typing import Any
 import pytest
 
 from understudy.cli.root import run as run_command
+from understudy.client.connect import ClientConfig, connect
+from understudy.client.sender import SenderConfig
+from understudy.core.clock import SystemClock
+from understudy.core.log import END_BYTES
+from understudy.core.names import new_session
+from understudy.experience.frame import CloseReport, close_frame
+from understudy.streams.file import FileStream
 
 
 @pytest.fixture(autouse=True)
@@ -84,12 +91,7 @@ def test_sessions_are_listed(folder: str) -> None:
     rows = last_object(understudy("data", "sessions", "--data", folder, "--json"))["sessions"]
     assert len(rows) == 3
     assert all(row["closed"] and not row["missing"] for row in rows)
-    assert (
-        last_object(understudy("data", "sessions", "--data", folder, "--game", "other", "--json"))[
-            "sessions"
-        ]
-        == []
-    )
+    assert understudy("data", "sessions", "--data", folder, "--game", "other").returncode == 2
 
 
 def test_doctor_and_version_report_the_installation(folder: str) -> None:
@@ -121,12 +123,90 @@ def test_a_lost_key_is_named_in_one_line_and_by_the_doctor(folder: str, tmp_path
     }
 
 
+def test_a_game_or_a_quarantined_frame_that_does_not_exist_is_named(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["data", "sessions", "--game", "nosuch", "--data", folder]) == 2
+    assert "registered games to --game: CartPole-v1" in capsys.readouterr().err
+    assert run_command(["data", "quarantine", "replay", "999", "--data", folder]) == 2
+    assert "there is no frame 999 in quarantine, so nothing" in capsys.readouterr().err
+    assert run_command(["data", "quarantine", "replay", "--data", folder]) == 0
+
+
+def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_receipts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(tmp_path / "D")
+    receipts = str(tmp_path / "receipts.jsonl")
+    config = ClientConfig(background=False, sender=SenderConfig(receipts=receipts))
+    with connect("tag", obs=3, actions=2, data=data, config=config) as game:
+        episode = game.episode(player="ada")
+        for _ in range(20):
+            episode.acted([0.0, 0.0, 0.0], 1)
+        episode.end()
+    assert run_command(["data", "stats", "--data", data]) == 0
+    hint = "recorded steps wait in the stream; store them with: understudy ingest --until-empty"
+    assert hint in capsys.readouterr().out
+    assert run_command(["data", "verify", "--data", data]) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no damage, gap or duplicate was found, but there are no acknowledgements" in shown
+    assert "then run this command with --receipts receipts.jsonl" in shown
+    assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 0
+    shown = capsys.readouterr().out
+    assert "receipts 2: stored 2, quarantined 0, expired 0, forgotten 0, missing 0" in shown
+    with open(receipts, "a") as file:
+        line = {"session": "01a1e664-43f5-7270-b29c-763765e678e2", "chunk_no": 3}
+        file.write(json.dumps({**line, "length": 1, "crc": 2}) + "\n")
+    assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 1
+    assert "missing chunk 3 of session 01a1e664" in capsys.readouterr().out
+
+
+def test_damage_in_the_streams_last_entry_is_reported_by_every_command(
+    folder: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "D"
+    shutil.copytree(folder, data)
+    session = new_session(SystemClock().now())
+    stream = FileStream(data / "stream")
+    close = close_frame(session, 0, CloseReport(0, 0)).stamped(bytes(16), 1)
+    assert stream.append([close])[0].accepted
+    stream.close()
+    log = max((data / "stream").glob("*/*.log"))
+    raw = bytearray(log.read_bytes())
+    raw[-END_BYTES - 1] ^= 1
+    log.write_bytes(bytes(raw))
+
+    def red() -> dict[str, str]:
+        checks = last_object(understudy("doctor", "--data", str(data), "--json"))["checks"]
+        return {check["name"]: check["result"] for check in checks if check["colour"] == "red"}
+
+    assert red()["stream"].startswith(f"1 damaged entries: {log.parent.name}/{log.name}, bytes 0")
+    verified = understudy("data", "verify", "--data", str(data), "--json")
+    assert verified.returncode == 1
+    assert "acknowledged frames of the stream are lost" in last_object(verified)["corrupt"][0]
+    assert "1 entries of the stream were damaged" in red()["lost frames"]
+    status = last_object(understudy("status", "--data", str(data), "--json"))
+    assert status["quarantined"] == {"damaged_stream": 1}
+    assert any("acknowledged frames are lost" in advice for advice in status["next"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["dats"], "did you mean 'data'"),
         (["data", "stats"], "UNDERSTUDY_DATA"),
         (["data", "verify", "--data", "nowhere-at-all"], "holds no recorded data"),
+        (["data", "verify", "--receipts", "nowhere", "--data", "unused"], "does not exist"),
+        (["data", "compact", "--timeout", "-1", "--data", "unused"], "-1.0 is not in the range"),
+        (
+            ["data", "forget", "ada", "--timeout", "0", "--data", "unused"],
+            "0.0 is not in the range",
+        ),
+        (
+            ["data", "quarantine", "replay", "--timeout", "-1", "--data", "unused"],
+            "not in the range",
+        ),
+        (["backup", "B", "--timeout", "-1", "--data", "unused"], "-1.0 is not in the range"),
         (["simulate", "Nope-v1", "--data", "unused"], "did you mean"),
         (["simulate", "CartPole-v1", "--players", "0", "--data", "unused"], "--players is 0"),
         (["simulate", "CartPole-v1", "--seconds", "-1", "--data", "unused"], "--seconds is -1"),
@@ -170,6 +250,7 @@ def test_wrong_use_is_rejected_in_one_message_and_leaves_nothing(
         "data quarantine",
         "data quarantine list",
         "data quarantine replay",
+        "data compact",
     ],
 )
 def test_every_command_has_help_with_two_examples(
@@ -198,7 +279,7 @@ def test_ctrl_c_leaves_no_process_and_nothing_half_done(tmp_path: Path) -> None:
     )
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("ledger/*.jsonl")))
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     wait_for(lambda: not processes_of(tmp_path))
     assert understudy("data", "verify", "--data", str(tmp_path), "--json").returncode == 0
@@ -224,7 +305,7 @@ def test_ingest_drains_and_exits_on_sigterm(tmp_path: Path) -> None:
     )
     wait_for(lambda: (tmp_path / "store" / "store.json").exists())
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1])["steps"] > 0
     again = understudy("ingest", "--until-empty", "--data", str(tmp_path), "--json")

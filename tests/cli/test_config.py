@@ -68,6 +68,40 @@ def test_config_init_writes_to_the_path_in_the_environment(
     assert "secret" not in said
 
 
+def test_config_init_creates_no_folder_for_a_mistyped_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(["config", "init", "--config", str(tmp_path / "nosuch" / "x.toml")]) == 2
+    assert f"the folder {tmp_path / 'nosuch'} does not exist" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rejected_url_is_not_announced_as_a_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = {"stream.url": "", "store.url": "", "models.url": "", "ingest.engine": "native"}
+    (tmp_path / "backends.json").write_text(json.dumps(before))
+    assert run(["up", "--data", str(tmp_path), "--stream", "nothing://x"]) == 2
+    said = capsys.readouterr()
+    assert "nothing://, which is not a supported stream" in said.err
+    assert "at the last start" not in said.out + said.err
+
+
+@pytest.mark.parametrize("url", ["foo", "s3:/bucket", "~/models"])
+def test_models_at_something_that_is_neither_a_url_nor_a_path_create_no_folder(
+    url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNDERSTUDY_MODELS_URL", url)
+    for command in (["config", "check"], ["keys", "create"], ["keys", "list"], ["up"]):
+        assert run([*command, "--data", "D"]) == 2
+        assert "is neither a URL nor a path; use s3://" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", ["config", "config init", "config show", "config check"])
 def test_every_command_has_help_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]):
     assert run([*command.split(), "--help"]) == 0

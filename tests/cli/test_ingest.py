@@ -11,6 +11,7 @@ import pytest
 from tests.models.small_s3 import SmallS3, small_s3
 from understudy.backends.data import DataFolder
 from understudy.cli.root import run
+from understudy.experience.intake import deployment_key
 from understudy.models.cloud import CloudObjects
 from understudy.models.registry import Registry
 from understudy.stores.local import LocalStore
@@ -25,6 +26,7 @@ SPEC = cart_spec()
 def data(tmp_path: Path) -> DataFolder:
     """A folder whose stream contains three chunks that were received long ago."""
     data = DataFolder(tmp_path)
+    deployment_key(data.root)  # whoever records creates it first
     clock = ManualClock()
     stream = FileStream(data.stream, clock=clock)
     stream.append(
@@ -106,7 +108,7 @@ def test_a_second_interrupt_exits_immediately_while_draining(tmp_path: Path):
         command.send_signal(signal.SIGINT)
         assert command.stdout.readline() == "draining\n"
         command.send_signal(signal.SIGINT)
-        _, errors = command.communicate(timeout=10.0)
+        _, errors = command.communicate(timeout=60.0)
     assert command.returncode == 130
     assert (
         errors

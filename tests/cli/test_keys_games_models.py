@@ -15,7 +15,7 @@ import pytest
 
 from tests.backends.test_deployment import GAME, a_run
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import open_deployment
+from understudy.backends.deployment import open_deployment, signing_key
 from understudy.cli.root import run as run_command
 from understudy.core.errors import StorageFailed
 from understudy.experience.game import game_spec
@@ -256,9 +256,80 @@ def test_damaged_keys_and_specs_are_reported(ask: Asked, tmp_path: Path):
     assert "the journal of keys is damaged" in ask("keys list")[0]
     checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
     assert "keys: 1 of its entries are invalid" in checks["models"]["result"]
+    assert "understudy keys repair" in checks["models"]["result"]
+    assert "understudy keys repair" in ask("keys create", code=1)[1]
     (spec,) = (models / "games" / "pong").iterdir()
     spec.write_bytes(b"x")
     assert f"{spec.name} cannot be read" in ask("games list", code=2)[1]
+
+
+@pytest.mark.parametrize("fate", ["keep", "revoke"])
+def test_lost_revocations_are_noticed_and_an_operator_decides_about_the_keys(
+    ask: Asked, tmp_path: Path, fate: str
+):
+    play = ask.json("keys create")["id"]
+    admin = ask.json("keys create --scopes admin")["id"]
+    assert ask.json(f"keys repair --keys {fate}") == {"repaired": False, "keys": [play, admin]}
+    assert "needs no repair" in ask(f"keys repair --keys {fate}")[0]
+    ask(f"keys revoke {admin}")
+    assert "keep" in ask("keys repair", code=2)[1]
+    (tmp_path / "D" / "models" / "keys" / "0000000003.json").unlink()
+    checks = {one["name"]: one for one in ask.json("doctor", code=1)["checks"]}
+    assert "keys: the journal keys ends at entry 2" in checks["models"]["result"]
+    assert "understudy keys repair" in ask(f"keys revoke {admin}", code=1)[1]
+    assert [row["id"] for row in ask.json("keys list")["keys"]] == [play, admin]
+    left = [play, admin] if fate == "keep" else []
+    assert ask.json(f"keys repair --keys {fate}") == {"repaired": True, "keys": left}
+    assert ask.json("keys list") == {"keys": ask.json("keys list")["keys"], "damage": ""}
+    ask("doctor")
+
+
+def test_the_doctor_names_damaged_and_lost_key_files(ask: Asked, tmp_path: Path):
+    ask("keys create")
+    deployment_key(tmp_path / "D")
+
+    def red() -> dict[str, str]:
+        checks = ask.json("doctor", code=1)["checks"]
+        return {one["name"]: one["result"] for one in checks if one["colour"] == "red"}
+
+    for name in ("key", "signing.key"):
+        path = tmp_path / "D" / name
+        raw = path.read_bytes()
+        path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+        assert f"{name} is damaged" in red()[name]
+        path.write_bytes(raw)
+        ask("doctor")
+    signing_key(DataFolder(tmp_path / "D")).unlink()
+    assert "signing.key" in red()["models"]
+    assert "restore it from a backup" in ask("keys list", code=2)[1]
+    assert not signing_key(DataFolder(tmp_path / "D")).exists()
+
+
+def test_a_flipped_key_is_an_error_of_forget_instead_of_nothing_found(ask: Asked, tmp_path: Path):
+    ask("games add pong --obs 2 --actions 2")
+    ask("ingest --until-empty")
+    path = tmp_path / "D" / "key"
+    raw = path.read_bytes()
+    path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    assert "key is damaged" in ask("data forget ada", code=2)[1]
+
+
+def test_a_canary_is_withdrawn_and_a_cut_journal_of_models_is_accepted(ask: Asked, tmp_path: Path):
+    ask(f"models add {a_run(tmp_path / 'one')}")
+    ask(f"models add {a_run(tmp_path / 'two', seed=1)}")
+    assert "has no canary to withdraw" in ask("models withdraw pong", code=2)[1]
+    registry = open_deployment(DataFolder(tmp_path / "D")).registry
+    registry.set_alias("pong", "canary", 2, why="test")
+    assert ask.json("models withdraw pong --why test") == {"game": "pong", "withdrawn": 2}
+    assert registry.catalogue("pong").model_of("canary") == 0
+    assert not ask.json("models repair pong")["repaired"]
+    max((tmp_path / "D" / "models" / "registry" / "pong").iterdir()).unlink()
+    assert "understudy models repair pong" in ask("models list", code=1)[1]
+    assert "understudy models repair pong" in ask("status", code=1)[0] + ask("status", code=1)[1]
+    repaired = ask.json("models repair pong")
+    assert repaired == {"game": "pong", "repaired": True, "models": 2, "champion": 1}
+    ask("models list")
+    ask("doctor")
 
 
 def test_models_are_exported_with_a_checksum_that_other_tools_check(ask: Asked, tmp_path: Path):
@@ -352,6 +423,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(ask: Asked, tmp_path: Path):
         "keys create",
         "keys list",
         "keys revoke",
+        "keys repair",
         "games",
         "games add",
         "games list",
@@ -362,6 +434,8 @@ def test_an_export_to_a_full_disk_leaves_nothing(ask: Asked, tmp_path: Path):
         "models add",
         "models promote",
         "models rollback",
+        "models withdraw",
+        "models repair",
         "models export",
         "arena",
         "arena duel",

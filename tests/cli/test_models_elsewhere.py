@@ -101,7 +101,7 @@ def test_a_restored_deployment_uses_its_old_stream_and_store_and_the_restored_mo
     shutil.rmtree(data.root / "stream")
     said(capsys, "backup", str(tmp_path / "B"), data=data)
     restored = DataFolder(tmp_path / "E")
-    said(capsys, "restore", str(tmp_path / "B"), data=restored)
+    said(capsys, "restore", str(tmp_path / "B"), "--keys", "keep", data=restored)
     assert read_last_start(restored.root) == {**before, "models.url": ""}
     assert restored.game_names() == ["pong"]
 
@@ -110,7 +110,8 @@ def test_restore_reports_other_models_in_the_restored_config(
     data: DataFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     said(capsys, "backup", str(tmp_path / "B"), data=data)
-    assert run_command(["restore", str(tmp_path / "B"), "--data", str(tmp_path / "E")]) == 0
+    restore = ["restore", str(tmp_path / "B"), "--keys", "keep"]
+    assert run_command([*restore, "--data", str(tmp_path / "E")]) == 0
     assert (
         f"names other models (file://{tmp_path / 'elsewhere'}), which 'understudy up' will use"
         in capsys.readouterr().out

@@ -55,7 +55,7 @@ def command(data: Path, *more: str, game: str = "rally") -> list[str]:
 
 def asked(url: str, path: str, key: str | None = None) -> Any:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return urllib3.request("GET", url + path, headers=headers, retries=False, timeout=10.0)
+    return urllib3.request("GET", url + path, headers=headers, retries=False, timeout=60.0)
 
 
 def released(data: Path) -> Deployment:

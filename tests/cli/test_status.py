@@ -92,6 +92,26 @@ def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitS
     assert (silent["state"], silent["alive"], silent["rates"]) == ("silent", False, {})
 
 
+def test_a_role_that_stopped_reporting_is_unhealthy_and_its_lag_grows(
+    tmp_path: Path, held: ExitStack
+):
+    leave(tmp_path, "ingest", held, state="silent", report={"lag_s": 0.25}, report_age_s=7.0)
+    found = look(tmp_path, later_s=1.0)
+    assert (found["ok"], found["lag_s"]) == (False, 8.25)
+    (role,) = found["roles"]
+    assert (role["state"], role["alive"], role["report_age_s"]) == ("silent", False, 8.0)
+    assert found["next"][0] == (
+        "ingest silent: it has reported nothing for 8 s, and will be restarted if it stays silent"
+    )
+
+
+def test_a_supervisor_that_stopped_is_named(tmp_path: Path, held: ExitStack):
+    leave(tmp_path, "ingest", held, report={"lag_s": 0.25})
+    found = look(tmp_path, later_s=60.0)
+    assert found["lag_s"] is None
+    assert found["next"][0] == "ingest silent: its supervisor has written no status for 60 s"
+
+
 def test_a_learner_with_an_unreachable_store_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(
         tmp_path,

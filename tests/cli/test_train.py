@@ -118,7 +118,11 @@ def test_the_text_output_has_progress_a_summary_and_the_next_commands(
     run_folder = "runs/tests.platform.switches-Switches-v0-ppo-1"
     lines = out.splitlines()
     assert lines[0] == f"{GAME}, ppo, seed 0: run {run_folder}"
-    assert lines[1] == "compiling ..."
+    assert lines[1] == (
+        "schedules span 100 000 steps, this run 512: learning_rate ends at 0.000995, not 0, clip "
+        "ends at 0.199, not 0; fit them to the run with --set horizon=512"
+    )
+    assert lines[2] == "compiling ..."
     assert f"policy  {run_folder}/best.safetensors" in lines
     assert f"next: understudy evaluate {run_folder} --episodes 100 --seeds 10" in lines
     assert err == ""
@@ -358,6 +362,47 @@ def test_modules_in_the_current_folder_can_be_imported(
     assert seen.high == 2.0  # the wrapper's own, twice the game's
 
 
+def test_a_run_on_rewards_that_are_no_numbers_ends_with_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    words = ["--wrapper", "tests.platform.switches:Unpaid", "--steps", "512"]
+    _, err = said(capsys, "train", GAME, *words, "--out", str(tmp_path / "R"), *SETS, code=3)
+    assert "nothing was learned: 16 chunks were rejected and 0 updates skipped" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "R" / "result.json").exists()
+
+
+def test_cut_episodes_are_told_by_train_and_by_evaluate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    run_folder = str(tmp_path / "R")
+    out, _ = said(
+        capsys,
+        "train",
+        GAME,
+        "--env-kwargs",
+        '{"presses": 1000000000}',
+        "--set",
+        "eval_max_steps=20",
+        "--steps",
+        "256",
+        "--out",
+        run_folder,
+        *SETS,
+    )
+    assert ", 5 of 5 episodes cut" in out
+    assert (
+        "100 of 100 episodes had not ended and were cut after 20 steps; change that with --set "
+        "eval_max_steps=N" in out
+    )
+    words = ["--episodes", "3", "--seeds", "2"]
+    out, _ = said(capsys, "evaluate", run_folder, *words)
+    assert "6 episodes had not ended and were cut after 20 steps" in out
+    out, _ = said(capsys, "evaluate", run_folder, *words, "--max-steps", "9", "--json")
+    fields = json.loads(out)
+    assert (fields["cut"], fields["max_steps"]) == (6, 9)
+
+
 def test_one_update_is_called_one(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     text, _ = said(
         capsys,
@@ -407,7 +452,7 @@ def test_ctrl_c_prints_the_resume_command_and_leaves_nothing_half_done(number: i
         time.sleep(0.02)
     assert is_locked(out / ".lock")
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"resume with: understudy train --resume --out {out}" in err
     assert "Traceback" not in err
@@ -634,6 +679,11 @@ def test_weights_from_another_run_are_summarised_in_one_line():
     assert some == "from S: 7 of 9 weights fit; new: trunk.7.kernel, trunk.8.kernel"
     assert init_from_line(InitFrom(run="S", fit=[], new=names)).endswith(
         "trunk.5.kernel and 3 more"
+    )
+    unused = init_from_line(InitFrom(run="S", fit=names[:6], new=[], unused=names[6:]))
+    assert unused == (
+        "from S: all 6 weights fit; without a place here: trunk.6.kernel, trunk.7.kernel, "
+        "trunk.8.kernel"
     )
 
 

@@ -377,6 +377,31 @@ def test_a_config_or_a_folder_of_another_type_is_rejected_at_once():
         player_name(number)
 
 
+@pytest.mark.parametrize("has_action_mask", ["x", 1, []])
+def test_a_mask_flag_of_another_type_is_rejected_at_once(tmp_path, has_action_mask):
+    with pytest.raises(SpecError, match=r"has_action_mask is .*; give True or False"):
+        connect("x", obs=2, actions=2, has_action_mask=has_action_mask, data=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "D"
+    with pytest.raises(ConfigError, match=r"cannot write to .*file.*Not a directory"):
+        connect("x", obs=2, actions=2, data=below)
+    link = MemoryLink()
+    with pytest.raises(ConfigError, match="ClientConfig"):
+        connect("x", obs=2, actions=2, config=ClientConfig(link=link, spool=below))
+    with pytest.raises(ConfigError, match="cannot write to"):
+        default_player(below)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write")
+def test_a_read_only_folder_is_named(tmp_path):
+    (tmp_path / "D").mkdir(mode=0o500)
+    with pytest.raises(ConfigError, match=r"cannot write to .*Permission denied"):
+        connect("x", obs=2, actions=2, data=tmp_path / "D")
+
+
 def test_times_of_the_sender_must_be_above_0():
     with pytest.raises(ConfigError, match="above 0"):
         SenderConfig(linger_s=-1.0)

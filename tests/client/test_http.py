@@ -21,7 +21,8 @@ from tests.serve.test_server import certificate
 from understudy.client import ClientConfig, RecordingWarning, SenderConfig, connect
 from understudy.client.connect import Address
 from understudy.client.http import HttpLink
-from understudy.core.errors import ConfigError, LinkFailed
+from understudy.client.spool import count_spooled
+from understudy.core.errors import ConfigError, Corrupt, LinkFailed
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import Frame, data_frame
 from understudy.experience.game import game_spec
@@ -41,7 +42,7 @@ def play(game, n_steps=5, player="ada"):
     ep.end(OBS)
 
 
-def until(condition, timeout_s=30.0):
+def until(condition, timeout_s=60.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -110,7 +111,32 @@ def test_a_revoked_key_keeps_everything_on_this_machine_and_warns(tmp_path):
         assert "revoked_key" in stats.last_error
         assert (stats.acked_steps, stats.refused_steps, stats.dropped_steps) == (5, 0, 0)
         assert not game.close(timeout_s=0.1)
-        assert len(list((tmp_path / "spool").glob("*/*/session.json"))) == 1
+        assert count_spooled(tmp_path / "spool") == 1
+        again = http_client(gateway.url, gateway.key("play"), tmp_path)
+        until(lambda: again.stats().acked_steps == 5)
+        assert again.close(timeout_s=30)
+        assert count_spooled(tmp_path / "spool") == 0
+
+
+def test_a_gateway_whose_stored_keys_were_cut_accepts_none_and_loses_nothing(tmp_path):
+    with running(tmp_path / "D", GatewayConfig(keys_every_s=0.05)) as gateway:
+        key = gateway.key("play", registers=True)
+        gateway.key("read")
+        game = http_client(gateway.url, key, tmp_path)
+        play(game)
+        assert game.flush()
+        last = max((tmp_path / "D" / "models" / "keys").iterdir())
+        last.rename(tmp_path / "kept")
+        with pytest.raises(Corrupt, match="understudy keys repair"):
+            gateway.keys.follow()
+        play(game)
+        until(lambda: "keys_damaged" in game.stats().last_error)
+        assert (game.stats().acked_steps, game.stats().dropped_steps) == (5, 0)
+        (tmp_path / "kept").rename(last)
+        gateway.keys.follow()
+        assert game.flush()
+        assert game.stats().acked_steps == 10
+        assert game.close()
 
 
 def test_a_game_that_is_not_registered_waits_until_it_is(tmp_path):
@@ -458,6 +484,31 @@ def test_a_sender_counts_each_failed_request_and_warns_of_each_kind_once(tmp_pat
 def test_addresses_that_are_invalid_or_would_expose_the_key_are_rejected(tmp_path, url):
     with pytest.raises(ConfigError):
         connect(spec=SPEC, url=url, key=KEY, config=ClientConfig(spool=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://anna:secret@play.example.org",
+        "https://anna:s@secret@play.example.org",
+        "http://anna:secret@127.0.0.1:8080",
+        "https://anna:secret@a:99999",
+        "https://anna:secret@[a",
+        "anna:secret@play.example.org",
+        "ftp://anna:secret@a",
+        "https://a?key=secret",
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"key": None}, {"data": "D"}])
+def test_no_error_shows_the_user_or_the_password_of_an_address(tmp_path, monkeypatch, url, more):
+    monkeypatch.delenv("UNDERSTUDY_KEY", raising=False)
+    given = {"url": url, "key": KEY, **more}
+    with pytest.raises(ConfigError) as raised:
+        connect(spec=SPEC, config=ClientConfig(spool=tmp_path), **given)
+    told = str(raised.value)
+    assert "secret" not in told
+    assert "anna" not in told
+    assert raised.value.__cause__ is None
 
 
 @pytest.mark.parametrize(

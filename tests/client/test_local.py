@@ -138,3 +138,26 @@ def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path):
     ]
     frames = {one.chunk_no: one for one in (decode_frame(record.raw) for record in records)}
     assert sum(chunk.meta.n_steps for chunk in chunks(frames)) == 1500
+
+
+@pytest.mark.parametrize("days", [-2, 9])
+def test_a_client_drops_nothing_while_the_platforms_clock_is_wrong(tmp_path, days):
+    clock = FakeClock()
+    platform = FakeClock(clock.now_s + days * 86_400)
+    stream = MemoryStream()
+    game = client(link_over(stream, tmp_path, platform), tmp_path, clock=clock)
+    for name in ("anna", "ben", "carl"):
+        ep = game.episode(player=name)
+        ep.acted([0, 0], 0)
+        ep.end([1, 0])
+    for _ in range(20):
+        clock.advance(31)
+        game.pump()
+    stats = game.stats()
+    assert (stats.acked_steps, stats.refused_steps, stats.dropped_steps) == (0, 0, 0)
+    assert "clocks_differ" in stats.last_error
+    platform.now_s = clock.now_s
+    clock.advance(31)
+    assert game.flush(1.0)
+    assert game.stats().acked_steps == 3
+    game.close()

@@ -5,7 +5,7 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client
 from understudy.client import RecordingWarning
-from understudy.client.spool import SessionSpool, Spool
+from understudy.client.spool import Spool
 from understudy.core.log import FileLock
 from understudy.core.names import new_session, player_name
 from understudy.core.tensors import DTYPES
@@ -38,7 +38,6 @@ def test_a_block_that_cannot_be_encoded_is_counted_and_reported(tmp_path, monkey
     ep = game.episode(player="anna")
     play(ep, 1500)
     ep.end()
-    n_free = len(game._sessions.pool._free)
     with pytest.warns(RecordingWarning) as caught:
         assert game.close()
     assert any("cannot encode" in str(one.message) for one in caught)
@@ -49,21 +48,15 @@ def test_a_block_that_cannot_be_encoded_is_counted_and_reported(tmp_path, monkey
     assert read_close(frames[max(frames)]).n_steps == 1500
     assert game.stats().dropped_steps == 512
     assert "cannot encode" in game.stats().last_error
-    assert len(game._sessions.pool._free) == n_free + 3, "every set of columns came back"
+    assert game._sessions.handoff.waiting_bytes == 0
 
 
 def test_a_block_that_fails_half_way_loses_only_its_rest(tmp_path, monkeypatch):
-    true_write = SessionSpool._write
-    n_calls = 0
+    def encode(block, **settings):
+        yield next(encode_block(block, **settings))
+        raise RuntimeError("unforeseen")
 
-    def write(*arguments):
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == 2:
-            raise RuntimeError("unforeseen")
-        true_write(*arguments)
-
-    monkeypatch.setattr(SessionSpool, "_write", write)
+    monkeypatch.setattr("understudy.client.sender.encode_block", encode)
     link = MemoryLink()
     rng = np.random.default_rng(0)
     game = client(link, tmp_path, obs=Box((64, 64), DTYPES["U8"]))
@@ -110,12 +103,17 @@ def test_an_interrupt_while_encoding_is_reported(tmp_path, monkeypatch):
     assert (game.stats().dropped_steps, game.stats().acked_steps) == (9, 1)
 
 
-def test_a_spool_folder_locked_by_another_process_loses_nothing(tmp_path):
+def test_a_spool_folder_that_cannot_be_locked_loses_nothing(tmp_path):
     session = new_session(FakeClock().now())
     spool = Spool(tmp_path)
-    with FileLock(tmp_path / str(session) / ".lock", what="a look"):
-        one = spool.create(session, player=player_name("anna"), spec=SPEC)
+    one = spool.create(session, player=player_name("anna"), spec=SPEC)
     entry = one.add(data_frame(session, 0, b"body"), 3)
-    assert one.read(entry) is not None
-    assert list(Spool(tmp_path).adopt(FakeClock().now())) == [], "it is in use, though not locked"
-    one.remove()
+    with FileLock(tmp_path / str(session) / ".lock", what="a look"):
+        assert spool.write() == 0
+        assert "in use" in spool.error
+        assert one.read(entry) is not None
+    assert spool.memory_bytes == entry.size_bytes
+    assert spool.write() == 3, "the next write tries again"
+    assert (spool.memory_bytes, spool.error) == (0, "")
+    spool.remove(one)
+    assert list(tmp_path.iterdir()) == []

@@ -199,19 +199,25 @@ def test_the_oldest_block_is_dropped_when_the_handoff_is_full(tmp_path):
     link = MemoryLink()
     game = client(link, tmp_path)
     eps = [game.episode(player=f"p{n}") for n in range(2)]
-    for at in range(40):
+    for ep in eps:
+        play(ep, 0, 513)
+    game._sessions.handoff._max_bytes = 79 * game._sessions.handoff.waiting_bytes // 2
+    for at in range(1, 40):
         for ep in eps:
-            play(ep, at * 512, 512)
+            play(ep, at * 512 + 1, 512)
     for ep in eps:
         ep.end(obs(1))
     with pytest.warns(RecordingWarning, match="dropped"):
         game.close()
+    lost = 0
     for frames in link.by_session().values():
-        (report,) = [read_drop(frame) for frame in frames.values() if frame.kind is FrameKind.DROP]
-        assert report.ranges == ((0, 0),)
-        assert sum(chunk.meta.n_steps for chunk in chunks(frames)) + report.n_steps == 40 * 512
-        assert chunks(frames)[0].meta.first_step == report.n_steps
-        assert read_close(frames[max(frames)]).n_steps == 40 * 512
+        reports = [read_drop(frame) for frame in frames.values() if frame.kind is FrameKind.DROP]
+        lost += sum(report.n_steps for report in reports)
+        assert all(report.ranges == ((0, 0),) for report in reports)
+        assert chunks(frames)[0].meta.first_step == sum(report.n_steps for report in reports)
+        assert read_close(frames[max(frames)]).n_steps == 40 * 512 + 1
+    assert lost == game.stats().dropped_steps > 0
+    assert lost + game.stats().acked_steps == game.stats().recorded_steps == 2 * (40 * 512 + 1)
 
 
 def test_a_session_without_an_episode_is_closed_and_its_folder_deleted(tmp_path):

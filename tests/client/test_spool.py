@@ -13,9 +13,19 @@ import pytest
 
 from tests.client.fakes import FakeClock, MemoryLink, chunks, client, episodes
 from understudy.client import ClientConfig, connect
+from understudy.client.connect import spool_tag
 from understudy.client.sender import send_unsent_frames
-from understudy.client.spool import SessionSpool, Spool, SpooledFrame, forget_spooled, read_session
-from understudy.core.errors import Corrupt, Locked, SpecError
+from understudy.client.spool import (
+    MAX_ADOPTED,
+    SessionSpool,
+    Spool,
+    SpooledFrame,
+    count_spooled,
+    forget_spooled,
+    read_game,
+    unreadable_spools,
+)
+from understudy.core.errors import Corrupt, Locked, SpecError, StorageFailed
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import (
@@ -42,25 +52,36 @@ def spool_of(folder: Path, clock: FakeClock | None = None) -> tuple[Spool, Sessi
 
 
 def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[SpooledFrame]:
-    return [
+    """Spool frames of 10 steps each, in one write."""
+    entries = [
         one.add(data_frame(one.session, one.next_no, bytes([at]) * size), 10) for at in range(n)
     ]
+    one.folder.write()
+    return entries
 
 
-def adopted(folder: Path) -> tuple[SessionSpool, list[SpooledFrame]]:
-    ((one, entries),) = Spool(folder).adopt(FakeClock().now())
-    return one, entries
+def adopt(folder: Path) -> tuple[Spool, SessionSpool, list[SpooledFrame]]:
+    spool = Spool(folder)
+    ((one, entries),) = spool.adopt(FakeClock().now())
+    return spool, one, entries
+
+
+def numbers(entries: list[SpooledFrame]) -> list[int]:
+    return [entry.chunk_no for entry in entries]
+
+
+def logs(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.log"))
 
 
 def test_unfinished_frames_are_found_again_in_order(tmp_path):
-    _, one = spool_of(tmp_path)
+    spool, one = spool_of(tmp_path)
     entries = fill(one, 5)
     for entry in entries[:2]:
         one.done(entry, arrived=True)
-    one.tidy()
-    one.close()
-    other, found = adopted(tmp_path)
-    assert [entry.chunk_no for entry in found] == [2, 3, 4]
+    assert spool.close() == 0
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [2, 3, 4]
     assert (other.next_no, other.n_steps, other.player, other.spec.schema) == (
         5,
         50,
@@ -71,167 +92,366 @@ def test_unfinished_frames_are_found_again_in_order(tmp_path):
     assert frame is not None
     assert frame.body == bytes([2]) * 100
     assert other.lost_numbers == []
-    other.remove()
+    spool.remove(other)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_live_session_is_left_alone(tmp_path):
-    _, one = spool_of(tmp_path)
+def test_what_was_acknowledged_since_the_slots_were_saved_is_sent_again_and_not_lost(tmp_path):
+    spool, one = spool_of(tmp_path)
+    for entry in fill(one, 5)[:2]:
+        one.done(entry, arrived=True)
+    crash(spool)
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1, 2, 3, 4]
+    assert other.lost_numbers == []
+    spool.close()
+
+
+def crash(spool: Spool) -> None:
+    """Release the locks as the system does for a killed process."""
+    for folder in spool._folders:
+        assert folder._lock is not None
+        folder._lock.close()
+
+
+def test_a_live_folder_is_left_alone(tmp_path):
+    spool, one = spool_of(tmp_path)
     fill(one, 1)
     other = Spool(tmp_path)
     assert list(other.adopt(FakeClock().now())) == []
     assert other.foreign_bytes > 100
     with pytest.raises(Locked):
         FileLock(tmp_path / str(one.session) / ".lock", what="it")
-    one.close()
+    spool.close()
+
+
+def test_all_sessions_share_one_folder_and_one_log(tmp_path):
+    spool = Spool(tmp_path / "tag")
+    ones = [
+        spool.create(new_session(FakeClock().now()), player=player_name(f"p{n}"), spec=SPEC)
+        for n in range(200)
+    ]
+    for one in ones:
+        one.add(data_frame(one.session, 0, b"x" * 100), 10)
+    assert spool.write() == 2000
+    assert len(list((tmp_path / "tag").iterdir())) == len(logs(tmp_path)) == 1
+    for one in ones[::2]:
+        spool.remove(one)
+    spool.close()
+    assert count_spooled(tmp_path) == 100
+    again = Spool(tmp_path / "tag")
+    assert {one.player for one, _ in again.adopt(FakeClock().now())} == {
+        f"p{n}" for n in range(1, 200, 2)
+    }
+    again.close()
+
+
+def test_a_session_that_is_never_acknowledged_does_not_keep_the_frames_of_others(tmp_path):
+    spool = Spool(tmp_path, cap_bytes=128 * 1024)
+    stuck = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
+    one = spool.create(new_session(FakeClock().now()), player=player_name("ben"), spec=SPEC)
+    (kept,) = fill(stuck, 1)
+    for _ in range(100):
+        for entry in fill(one, 10):
+            one.done(entry, arrived=True)
+        spool.tidy()
+        assert spool.size_bytes < 3 * 4096
+    frame = stuck.read(kept)
+    crash(spool)
+    again = Spool(tmp_path)
+    found = {spool.player: numbers(entries) for spool, entries in again.adopt(FakeClock().now())}
+    assert found[ANNA] == [0]
+    assert all(spool.lost_numbers == [] for spool in again._adopted[0].sessions.values())
+    ((entry,),) = [spool._order for spool in again._adopted[0].sessions.values() if spool._order]
+    assert again._adopted[0].read(entry) == frame
+    again.close()
 
 
 def test_a_torn_end_is_skipped(tmp_path):
-    _, one = spool_of(tmp_path)
-    fill(one, 3)
-    one.close()
-    (log,) = (tmp_path / str(one.session)).glob("*.log")
+    spool, one = spool_of(tmp_path)
+    for _ in range(3):
+        fill(one, 1)
+    crash(spool)
+    (log,) = logs(tmp_path)
     log.write_bytes(log.read_bytes()[:-7])
-    other, found = adopted(tmp_path)
-    assert [entry.chunk_no for entry in found] == [0, 1]
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1]
     assert other.next_no == 2
-    other.close()
+    spool.close()
+
+
+def test_a_flipped_byte_costs_its_group_alone(tmp_path):
+    spool, one = spool_of(tmp_path)
+    for _ in range(3):
+        fill(one, 1)
+    spool.close()
+    (log,) = logs(tmp_path)
+    raw = bytearray(log.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    log.write_bytes(raw)
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [0, 2]
+    assert (other.lost_numbers, other.lost_steps) == ([1], 10)
+    spool.close()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_sessions_without_a_readable_slot_are_found_by_their_frames(tmp_path, damage):
+    spool, one = spool_of(tmp_path)
+    entries = fill(one, 4)
+    one.done(entries[0], arrived=True)
+    spool.close()
+    path = tmp_path / str(one.session) / "sessions"
+    raw = bytearray(path.read_bytes())
+    raw[20] ^= 1
+    path.write_bytes(raw)
+    if damage == "missing":
+        path.unlink()
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1, 2, 3]
+    assert (other.player, other.next_no, other.n_steps, other.lost_numbers) == ("anna", 4, 40, [])
+    spool.close()
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1, 2, 3]
+    spool.close()
 
 
 def test_dropped_frames_whose_report_was_spooled_are_not_sent(tmp_path):
-    _, one = spool_of(tmp_path)
+    spool, one = spool_of(tmp_path)
     fill(one, 3)
     one.add(drop_frame(one.session, one.next_no, DropReport(((0, 1),), 20)), 0)
-    one.close()
-    other, found = adopted(tmp_path)
-    assert [entry.chunk_no for entry in found] == [3, 2], "the report goes first"
+    spool.close()
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [3, 2], "the report goes first"
     assert other.lost_numbers == []
-    other.close()
+    spool.close()
 
 
 def test_frames_that_could_not_be_written_are_known_to_be_lost(tmp_path, monkeypatch):
-    _, one = spool_of(tmp_path)
+    spool, one = spool_of(tmp_path)
     fill(one, 2)
     with monkeypatch.context() as patch:
         patch.setattr("understudy.core.log._pwrite", no_room)
         entries = fill(one, 3)
-    assert all(one.read(entry) is not None for entry in entries)
-    assert one.memory_bytes == sum(entry.size_bytes for entry in entries)
-    one.close()
-    other, found = adopted(tmp_path)
-    assert [entry.chunk_no for entry in found] == [0, 1]
+        assert all(one.read(entry) is not None for entry in entries)
+        assert spool.memory_bytes == sum(entry.size_bytes for entry in entries)
+        assert "no room" in spool.error
+        assert len(logs(tmp_path)) == 1
+        assert spool.close() == 30, "these steps are lost"
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1]
     assert (other.next_no, other.lost_numbers, other.lost_steps) == (5, [2, 3, 4], 30)
-    other.close()
+    spool.close()
 
 
 def no_room(*_):
     raise OSError(28, "No space left on device")
 
 
+def test_frames_in_memory_are_written_once_there_is_room(tmp_path, monkeypatch):
+    spool, one = spool_of(tmp_path)
+    fill(one, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.core.log._pwrite", no_room)
+        fill(one, 2)
+    assert spool.write() == 20
+    crash(spool)
+    spool, other, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1, 2]
+    assert other.lost_numbers == []
+    spool.close()
+
+
 def test_frames_acknowledged_out_of_order_are_not_considered_lost(tmp_path):
     spool = Spool(tmp_path, cap_bytes=64 * 1024)
     one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
-    entries = fill(one, 8, size=3000)
+    entries = [entry for _ in range(8) for entry in fill(one, 1, size=3000)]
     for entry in entries[1:]:
         one.done(entry, arrived=True)
-    one.tidy(and_current=True)
-    one.close()
-    other, found = adopted(tmp_path)
+    spool.tidy()
+    crash(spool)
+    spool, other, found = adopt(tmp_path)
     assert found[0].chunk_no == 0
     assert other.lost_numbers == []
-    other.close()
+    spool.close()
 
 
-def test_files_are_deleted_as_soon_as_all_before_them_are_done(tmp_path):
+def test_files_are_deleted_as_soon_as_all_in_them_is_done(tmp_path):
     spool = Spool(tmp_path, cap_bytes=64 * 1024)
     one = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
-    entries = fill(one, 12, size=3000)
-    files = len(list(tmp_path.rglob("*.log")))
-    assert files > 4
+    entries = [entry for _ in range(12) for entry in fill(one, 1, size=3000)]
+    assert len(logs(tmp_path)) > 4
     for entry in entries:
         one.done(entry, arrived=True)
-        one.tidy()
-    assert len(list(tmp_path.rglob("*.log"))) == 1
-    one.tidy(and_current=True)
-    assert one.size_bytes == 0
-    one.close()
+        spool.tidy()
+    assert len(logs(tmp_path)) == 1
+    spool.remove(one)
+    assert list(tmp_path.iterdir()) == []
+    spool.close()
 
 
 def test_a_spooled_close_frame_is_not_created_twice(tmp_path):
-    _, one = spool_of(tmp_path)
+    spool, one = spool_of(tmp_path)
     (entry,) = fill(one, 1)
     one.done(entry, arrived=True)
-    one.tidy()
     one.add(close_frame(one.session, 1, CloseReport(1, 10)), 0)
-    one.close()
-    other, found = adopted(tmp_path)
+    spool.close()
+    spool, other, found = adopt(tmp_path)
     assert other.is_closing
-    assert [entry.chunk_no for entry in found] == [1]
-    other.close()
+    assert numbers(found) == [1]
+    spool.close()
 
 
 def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
     clock = FakeClock()
-    _, one = spool_of(tmp_path, clock)
+    spool, one = spool_of(tmp_path, clock)
     fill(one, 1)
-    one.close()
+    later = spool.create(new_session(clock.now() + 60), player=ANNA, spec=SPEC)
+    fill(later, 1)
+    spool.close()
     spool = Spool(tmp_path)
-    assert list(spool.adopt(clock.now() + SPOOL_S + 1)) == []
-    assert spool.expired_sessions == 1
+    ((found, entries),) = spool.adopt(clock.now() + SPOOL_S + 1)
+    assert (found.session, numbers(entries), spool.expired_sessions) == (later.session, [0], 1)
+    spool.close()
+    assert list(spool.adopt(clock.now() + SPOOL_S + 61)) == []
+    assert spool.expired_sessions == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_session_folder_names_its_player_and_game(tmp_path):
-    _, one = spool_of(tmp_path)
-    about = read_session(tmp_path / str(one.session))
-    assert (about.player, about.game, about.spec()) == ("anna", "my-game", SPEC)
-    one.close()
+def test_a_folder_names_its_game(tmp_path):
+    spool, one = spool_of(tmp_path)
+    fill(one, 1)
+    about = read_game(tmp_path / str(one.session))
+    assert (about.game, about.spec()) == ("my-game", SPEC)
+    spool.close()
 
 
-@pytest.mark.parametrize("raw", [None, b"", b"[]", b'{"player":""}', b'{"player":"anna"}', b"\xff"])
-def test_a_session_folder_without_them_is_corrupt_and_skipped(tmp_path, raw):
-    folder = tmp_path / "tag" / str(new_session(FakeClock().now()))
-    folder.mkdir(parents=True)
+@pytest.mark.parametrize("raw", [None, b"", b"[]", b'{"game":""}', b'{"spec":"{}"}', b"\xff"])
+def test_a_folder_without_its_game_stays_as_it_is(tmp_path, raw):
+    clock = FakeClock()
+    spool, one = spool_of(tmp_path / "tag")
+    fill(one, 1)
+    spool.close()
+    folder = tmp_path / "tag" / str(one.session)
+    (folder / "spool.json").unlink()
     if raw is not None:
-        (folder / "session.json").write_bytes(raw)
+        (folder / "spool.json").write_bytes(raw)
+    before = logs(tmp_path)[0].read_bytes()
     with pytest.raises(Corrupt, match="missing or damaged"):
-        read_session(folder)
-    assert forget_spooled(tmp_path, "anna", ["my-game"]) == 0
+        read_game(folder)
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (0, [folder])
     assert send_unsent_frames(tmp_path / "tag", lambda spec: MemoryLink()) == 0
-    assert folder.exists()
+    spool = Spool(tmp_path / "tag")
+    for later_s in (7200, SPOOL_S + 1):
+        assert list(spool.adopt(clock.now() + later_s)) == []
+    assert list(spool.unreadable) == [folder]
+    assert unreadable_spools(tmp_path) == [folder]
+    assert logs(tmp_path)[0].read_bytes() == before
 
 
-def test_forgetting_deletes_a_players_unlocked_sessions_and_no_others(tmp_path):
+def test_files_of_other_programs_in_a_folder_stop_nothing(tmp_path):
+    spool, one = spool_of(tmp_path)
+    fill(one, 1)
+    spool.close()
+    (tmp_path / str(one.session) / "old.log").write_bytes(b"not ours")
+    (tmp_path / ".DS_Store").write_bytes(b"not ours")
+    _, _, entries = adopt(tmp_path)
+    assert numbers(entries) == [0]
+
+
+def test_steps_of_a_spec_that_this_version_cannot_read_are_never_deleted(tmp_path):
+    folder = left_by(tmp_path / "spool" / spool_tag("memory", "my-game"), "anna")
+    path = folder / "spool.json"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"obs_names", b"of a later build"))
+    with pytest.raises(SpecError):
+        read_game(folder).spec()
+    link = MemoryLink()
+    game = client(link, tmp_path)
+    with pytest.warns(UserWarning, match="stay in .*cannot read them"):
+        game.pump()
+    game.close()
+    assert (link.frames, game.stats().expired_sessions) == ([], 0)
+    path.write_bytes(good)
+    with client(link, tmp_path) as game:
+        game.pump()
+    assert [frame.kind for frame in link.frames] == [FrameKind.DATA, FrameKind.CLOSE]
+
+
+def test_forgetting_deletes_a_players_sessions_in_unlocked_folders_and_no_others(tmp_path):
     left = [
-        left_by(tmp_path / tag, name) for tag, name in (("a", "anna"), ("b", "anna"), ("a", "ben"))
+        left_by(tmp_path / tag, *names)
+        for tag, names in (("a", ["anna"]), ("b", ["anna", "ben"]), ("a", ["ben"]))
     ]
-    unreadable = tmp_path / "a" / left[0].name / "session.json"
+    unreadable = left[0] / "spool.json"
     unreadable.write_bytes(unreadable.read_bytes().replace(b"obs_names", b"of a later build"))
     with pytest.raises(SpecError):
-        read_session(left[0]).spec()
-    _, played = spool_of(tmp_path / "a")
-    assert forget_spooled(tmp_path, "anna", ["other-game"]) == 0
-    assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == 2
-    assert [folder.exists() for folder in left] == [False, False, True]
-    assert (tmp_path / "a" / str(played.session) / "session.json").exists()
-    played.close()
+        read_game(left[0]).spec()
+    spool, played = spool_of(tmp_path / "a")
+    fill(played, 1)
+    assert forget_spooled(tmp_path, "anna", ["other-game"]) == (0, [])
+    in_use = tmp_path / "a" / str(played.session)
+    assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == (2, [in_use])
+    assert [folder.exists() for folder in left] == [False, True, True]
+    for folder in left[1:]:
+        assert not any(b"anna" in path.read_bytes() for path in folder.iterdir())
+    assert logs(in_use) != []
+    spool.close()
+    _, one, entries = adopt(tmp_path / "b")
+    assert (one.player, numbers(entries), one.lost_numbers) == ("ben", [0], [])
+    frame = one.read(entries[0])
+    assert frame is not None
+    assert b"ben" in frame.body
 
 
-def left_by(folder: Path, name: str) -> Path:
-    """Create and return the folder of a killed game's session."""
-    one = Spool(folder).create(new_session(FakeClock().now()), player=player_name(name), spec=SPEC)
-    fill(one, 1)
-    one.close()
-    return folder / str(one.session)
+def left_by(folder: Path, *names: str) -> Path:
+    """Create and return the folder of a killed game with a session of each of these players."""
+    spool = Spool(folder)
+    for name in names:
+        session = new_session(FakeClock().now())
+        one = spool.create(session, player=player_name(name), spec=SPEC)
+        one.add(data_frame(session, 0, f"a body of {name}".encode()), 10)
+        path = one.folder.path
+    spool.close()
+    return path
+
+
+def test_acknowledged_frames_of_a_forgotten_player_are_deleted_too(tmp_path):
+    spool = Spool(tmp_path / "tag")
+    ones = [
+        spool.create(new_session(FakeClock().now()), player=player_name(name), spec=SPEC)
+        for name in ("anna", "anna", "ben")
+    ]
+    for one in ones:
+        one.add(data_frame(one.session, 0, f"a body of {one.player}".encode()), 10)
+    spool.write()
+    spool.remove(ones[0])
+    spool.close()
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (1, [])
+    assert not any(b"anna" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert count_spooled(tmp_path) == 1
+
+
+def test_forgetting_on_a_full_disk_says_that_it_did_not(tmp_path, monkeypatch):
+    left_by(tmp_path / "tag", "anna", "ben")
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.core.log._pwrite", no_room)
+        with pytest.raises(StorageFailed, match=r"'anna' is not erased .*no room"):
+            forget_spooled(tmp_path, "anna", ["my-game"])
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (1, [])
+    assert count_spooled(tmp_path) == 1
 
 
 def test_unsent_frames_of_killed_games_are_sent_without_a_game(tmp_path):
     clock = FakeClock()
     link = MemoryLink()
-    left_by(tmp_path, "anna")
-    assert send_unsent_frames(tmp_path, lambda spec: link, clock=clock) == 2
-    assert [frame.kind for frame in link.frames] == [FrameKind.DATA, FrameKind.CLOSE]
-    assert link.specs == [SPEC]
+    for _ in range(MAX_ADOPTED + 3):
+        left_by(tmp_path, "anna")
+    n_frames = 2 * (MAX_ADOPTED + 3)
+    assert send_unsent_frames(tmp_path, lambda spec: link, clock=clock) == n_frames
+    assert {frame.kind for frame in link.frames} == {FrameKind.DATA, FrameKind.CLOSE}
+    assert link.specs[0] == SPEC
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_being_created_is_not_adopted(tmp_path):
@@ -277,10 +497,11 @@ def test_numbers_lost_with_a_killed_game_are_reported_by_the_next(tmp_path, monk
     clock = FakeClock()
     link = MemoryLink()
     game = client(link, tmp_path, clock=clock)
-    one = game._sender._spool.create(new_session(clock.now()), player=ANNA, spec=game.spec)
+    folder = tmp_path / "spool" / spool_tag("memory", "my-game")
+    spool, one = spool_of(folder, clock)
     monkeypatch.setattr("understudy.core.log._pwrite", no_room)
     fill(one, 2)
-    one.close()
+    crash(spool)
     monkeypatch.undo()
     clock.advance(31)
     with pytest.warns(UserWarning, match="dropped"):
@@ -335,7 +556,7 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
     link = MemoryLink()
     config = ClientConfig(link=link, spool=tmp_path / "spool")
     game = connect("my-game", obs=2, actions=3, config=config)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (
         not any(frame.kind is FrameKind.CLOSE for frame in link.frames)
         and time.monotonic() < deadline
@@ -354,20 +575,22 @@ def test_a_killed_game_loses_only_what_was_not_yet_spooled(tmp_path):
 
 
 def test_a_loss_whose_report_could_not_be_written_is_found_by_the_next_start(tmp_path, monkeypatch):
-    _, one = spool_of(tmp_path)
+    spool, one = spool_of(tmp_path)
     fill(one, 1)
+    entry = one.add(data_frame(one.session, 1, b"x"), 10)
     monkeypatch.setattr(LogFile, "append", no_room)
-    fill(one, 1)  # number 1 is in memory alone
+    spool.write()
+    one.done(entry, arrived=False)  # number 1 was in memory alone, and is dropped
     monkeypatch.undo()
     fill(one, 2)
-    one.close()
-    other, found = adopted(tmp_path)
+    crash(spool)
+    spool, other, found = adopt(tmp_path)
     assert other.lost_numbers == [1]
     other.done(found[0], arrived=True)
     monkeypatch.setattr(LogFile, "append", no_room)
     other.add(drop_frame(other.session, other.next_no, DropReport(((1, 1),), 10)), 0)
-    other.tidy()
-    other.close()
+    spool.tidy()
+    crash(spool)
     monkeypatch.undo()
-    again, _ = adopted(tmp_path)
+    _, again, _ = adopt(tmp_path)
     assert 1 in again.lost_numbers

@@ -450,6 +450,37 @@ const scenarios = {
     tried(() => game.rank([0, 0, 0]));
     return done(game, log, { codes });
   },
+  async onlyItself() {
+    const log = fakeGateway();
+    const game = await opened(log);
+    const warned = [];
+    const { warn } = console;
+    console.warn = (text) => warned.push(text);
+    const lasts = [];
+    const one = (play) => {
+      const episode = game.episode();
+      play(episode);
+      lasts.push(game.stats().lastBadInput.split(":")[0]);
+    };
+    const decided = (episode) => episode.acted([0, 0, 0], 1);
+    try {
+      played(game, 1);
+      for (const _ of [1, 2]) {
+        one((episode) => (episode.reward(1), decided(episode), episode.reward(2), episode.end()));
+        one((episode) => (decided(episode), decided(episode), episode.end(undefined, { truncated: true })));
+        one((episode) => (decided(episode), episode.end([1, 1, 1], { result: "x".repeat(65) })));
+        one((episode) => (decided(episode), episode.end([NaN, 0, 0])));
+        one((episode) => (decided(episode), decided(episode), episode.end([1, 1, 1], { truncated: "x" })));
+        one((episode) => (decided(episode), decided(episode), episode.reward(1e30), episode.end()));
+        one((episode) => (decided(episode), decided(episode), episode.reward(null), episode.end()));
+        one((episode) => (decided(episode), decided(episode), episode.acted([1e30, 0, 0], 1), episode.end()));
+      }
+      one((episode) => (decided(episode), episode.reward(1e20), episode.end([Math.fround(1e20), -1e20, 0])));
+    } finally {
+      console.warn = warn;
+    }
+    return done(game, log, { warned, lasts });
+  },
   async edges() {
     const log = fakeGateway();
     const whole = (dtype) => ({ space: "box", dtype, shape: [], low: null, high: null });

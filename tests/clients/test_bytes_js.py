@@ -104,8 +104,12 @@ def test_an_invalid_spec_is_rejected_before_it_is_sent():
         {"game": "g", "obs": 2, "actions": [1, 2]},
         {"game": "g", "obs": ["a\n"], "actions": 2},
         {"game": "g", "obs": 2, "actions": ["up", "\u202edown"]},
+        {"game": "g", "obs": 2, "actions": [""]},
+        {"game": "g", "obs": ["a", " "], "actions": 2},
+        {"game": "g", "obs": 2, "actions": 10**9},
+        {"game": "g", "obs": 2, "actions": 2, "has_action_mask": "x"},
     ]
-    assert run_script("bytes.mjs", {"refused": bad})["refused"] == ["bad_name", *["bad_spec"] * 7]
+    assert run_script("bytes.mjs", {"refused": bad})["refused"] == ["bad_name", *["bad_spec"] * 11]
 
 
 def test_canonical_json_equals_that_of_python():

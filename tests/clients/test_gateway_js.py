@@ -70,7 +70,7 @@ class Page:
             assert time.monotonic() < deadline_s, f"timed out; last report: {self.report}"
         return self.report
 
-    def stop(self, timeout_s: float = 20.0) -> dict[str, Any]:
+    def stop(self, timeout_s: float = 60.0) -> dict[str, Any]:
         self.send(stop=timeout_s)
         return self.until(lambda report: report.get("over"))
 

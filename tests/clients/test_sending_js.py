@@ -377,6 +377,33 @@ def test_the_first_bad_input_throws_and_later_ones_only_end_their_episodes(scena
     assert scenario["isAll"]
 
 
+def test_invalid_input_costs_only_itself_and_each_kind_is_warned_of_once(scenarios):
+    scenario = scenarios["onlyItself"]
+    kinds = [
+        "early_reward",
+        "no_last_obs",
+        "bad_metadata",
+        "not_finite",
+        "bad_dtype",
+        "not_finite",
+        "bad_dtype",
+        "not_finite",
+    ]
+    assert scenario["lasts"] == [*kinds, *kinds, "not_finite"]
+    warned = list(dict.fromkeys(kinds))
+    assert [text.split("Refused: ")[1].split(":")[0] for text in scenario["warned"]] == warned
+    assert [text.split(" because")[0] for text in scenario["warned"][:4]] == [
+        "understudy: a reward was ignored",
+        "understudy: an episode's last decision was dropped",
+        "understudy: an episode's result was ignored",
+        "understudy: an episode's last observation was ignored",
+    ]
+    assert scenario["stats"]["badInputs"] == 2 * len(kinds)
+    # Each episode but the first has its last step or all but it; 1 of `played`, 1 of the last.
+    assert steps(scenario) == scenario["stats"]["acked"] == 1 + 2 * len(kinds) + 1
+    assert scenario["isAll"]
+
+
 def test_an_episode_that_the_game_discarded_is_cut(scenarios):
     scenario = scenarios["forgotten"]
     assert (scenario["openEpisodes"], steps(scenario), scenario["isAll"]) == (0, 3, True)

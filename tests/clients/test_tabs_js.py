@@ -104,7 +104,7 @@ def test_many_tabs_send_at_once_and_get_a_new_bot_through_one_long_poll(
             (watching,) = polls.open.values()
             gateway.release(spec, "categorical")
             for tab in tabs:
-                tab.wait_for_function("() => game.bot === 'cart/1'", timeout=30_000)
+                tab.wait_for_function("() => game.bot === 'cart/1'", timeout=60_000)
             # When the polling page is closed, another one polls.
             tabs[watching].close()
             rest = [tab for at, tab in enumerate(tabs) if at != watching]

@@ -11,9 +11,11 @@ from understudy.core.location import (
     Credentials,
     Location,
     aws_session,
+    check_endpoint,
     parse_location,
     read_credentials,
     source_of_keys,
+    without_secrets,
 )
 
 
@@ -281,3 +283,27 @@ def test_the_source_of_keys_is_named_as_they_are_found():
     assert source_of_keys(credentials="F", profile="") == "[default] of credentials file F"
     assert source_of_keys(credentials="", profile="games") == "profile [games]"
     assert "AWS_ACCESS_KEY_ID" in source_of_keys(credentials="", profile="")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host:1/path", "https://host:1/path"),
+        ("https://name:hush@host/path?token=hush", "https://host/path"),
+        ("https://name:hu@sh@host", "https://host"),
+        ("name:hush@host", "host"),
+        ("", ""),
+        ("https://" + "a" * 200, "https://" + "a" * 72),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str):
+    assert without_secrets(url) == shown
+
+
+@pytest.mark.parametrize("text", ["name:hush@host", "name:hush@host?token=hush"])
+def test_no_error_about_an_address_shows_a_password(text: str):
+    with pytest.raises(ConfigError) as parsed:
+        parse_location(text)
+    with pytest.raises(ConfigError) as checked:
+        check_endpoint(text, insecure=True)
+    assert "hush" not in f"{parsed.value} {checked.value}"

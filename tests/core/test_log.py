@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from understudy.core import log
 from understudy.core.errors import Closed, Corrupt, Refused, StorageFailed, StorageFull
 from understudy.core.log import (
+    END_BYTES,
     HEAD_BYTES,
     LogFile,
     LogReader,
@@ -26,6 +27,9 @@ from understudy.core.log import (
     sync_data,
     write_file,
 )
+
+AROUND = HEAD_BYTES + END_BYTES
+"""Bytes of an entry besides its payload."""
 
 PAYLOADS = [b"first", b"", b"ulog in the middle", bytes(range(256)), b"last"]
 
@@ -48,9 +52,9 @@ def payloads_of(path: Path) -> list[bytes]:
 
 
 def readable_end(reader: LogReader) -> int:
-    """The end of a file's readable entries; Corrupt if more follow, since that is damage."""
+    """The end of a file's readable entries; Corrupt if what follows is damage."""
     end = max((entry.end for entry in reader.entries()), default=0)
-    if reader.next_readable(end) is not None:
+    if reader.damage_end(end) is not None:
         raise Corrupt(f"damaged at byte {end}")
     return end
 
@@ -58,7 +62,7 @@ def readable_end(reader: LogReader) -> int:
 def test_entries_are_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.log"
     ends = write(path, PAYLOADS)
-    assert path.stat().st_size == ends[-1] == sum(HEAD_BYTES + len(payload) for payload in PAYLOADS)
+    assert path.stat().st_size == ends[-1] == sum(AROUND + len(payload) for payload in PAYLOADS)
     assert path.stat().st_mode & 0o077 == 0
     with LogReader(path) as reader:
         assert [(e.start, e.end, e.payload) for e in reader.entries()] == list(
@@ -110,20 +114,102 @@ def test_a_flipped_byte_in_the_middle_is_damage_not_a_torn_end(tmp_path: Path) -
         broken[position] ^= 0x20
         (tmp_path / "b.log").write_bytes(bytes(broken))
         entry = sum(end <= position for end in ends[1:])
+        if position >= ends[entry + 1] - END_BYTES:
+            assert payloads_of(tmp_path / "b.log") == PAYLOADS, "only its end mark is damaged"
+            continue
         assert payloads_of(tmp_path / "b.log") == PAYLOADS[:entry]
         with LogReader(tmp_path / "b.log") as reader:
             with pytest.raises(Corrupt, match=f"damaged at byte {ends[entry]}"):
                 readable_end(reader)
-            assert reader.next_readable(ends[entry]) == ends[entry + 1]
+            assert reader.damage_end(ends[entry]) == ends[entry + 1]
 
 
-def test_a_flipped_byte_in_the_last_entry_leaves_those_before(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_the_last_entry_is_damage_or_harms_nothing(tmp_path: Path) -> None:
+    ends = write(tmp_path / "a.log", PAYLOADS)
+    raw = (tmp_path / "a.log").read_bytes()
+    for bit in range(ends[-2] * 8, ends[-1] * 8):
+        broken = bytearray(raw)
+        broken[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "b.log").write_bytes(bytes(broken))
+        with LogReader(tmp_path / "b.log") as reader:
+            if bit // 8 >= ends[-1] - END_BYTES:
+                assert readable_end(reader) == ends[-1]
+            else:
+                assert reader.at(ends[-2]) is None
+                assert reader.damage_end(ends[-2]) == ends[-1]
+
+
+def test_damage_in_the_last_two_entries_is_one_damage(tmp_path: Path) -> None:
     ends = write(tmp_path / "a.log", PAYLOADS)
     raw = bytearray((tmp_path / "a.log").read_bytes())
-    raw[-1] ^= 1
+    for start in ends[-3:-1]:
+        raw[start + HEAD_BYTES] ^= 1
     (tmp_path / "a.log").write_bytes(bytes(raw))
     with LogReader(tmp_path / "a.log") as reader:
-        assert readable_end(reader) == ends[-2]
+        assert reader.damage_end(ends[-3]) == ends[-2]
+        assert reader.damage_end(ends[-2]) == ends[-1]
+
+
+def test_a_damaged_entry_before_a_torn_one_is_damage(tmp_path: Path) -> None:
+    ends = write(tmp_path / "a.log", PAYLOADS)
+    raw = bytearray((tmp_path / "a.log").read_bytes()[:-1])
+    raw[ends[-3]] ^= 1
+    (tmp_path / "a.log").write_bytes(bytes(raw))
+    with LogReader(tmp_path / "a.log") as reader:
+        assert reader.damage_end(ends[-3]) == ends[-2]
+        assert reader.damage_end(ends[-2]) is None
+
+
+@pytest.mark.parametrize("payload", [b"x" * 20_000, bytes(20_000), b"y" * 5000 + bytes(9000)])
+@pytest.mark.parametrize("first", [b"", b"f" * (4096 - AROUND - 3), b"f" * 4000, b"f" * 5000])
+def test_a_write_of_which_any_pages_are_lost_is_torn_and_a_flipped_bit_is_not(
+    tmp_path: Path, first: bytes, payload: bytes
+) -> None:
+    """A power cut may leave any pages of a write that was not synced; lost ones read as zeros."""
+    ends = write(tmp_path / "a.log", [first, payload])
+    raw = (tmp_path / "a.log").read_bytes()
+    mark_page = (ends[2] - END_BYTES) // 4096
+    torn = tmp_path / "torn.log"
+    for page in range(ends[1] // 4096, mark_page):
+        start = max(ends[1], page * 4096)
+        end = min(ends[2], (page + 1) * 4096)
+        if not any(raw[start:end]):
+            continue  # as lost as it is there
+        torn.write_bytes(raw[:start] + bytes(end - start) + raw[end:])
+        with LogReader(torn) as reader:
+            assert reader.at(ends[1]) is None
+            assert reader.damage_end(ends[1]) is None
+    for position in range(ends[1], ends[2] - END_BYTES, 61):
+        broken = bytearray(raw)
+        broken[position] ^= 1 << position % 8
+        torn.write_bytes(bytes(broken))
+        with LogReader(torn) as reader:
+            assert reader.at(ends[1]) is None
+            assert reader.damage_end(ends[1]) == ends[2]
+
+
+@pytest.mark.parametrize("decoy", [b"ulog", b"uend", b"ulog\x00\x00\x04\x00crc."])
+def test_a_torn_payload_full_of_decoys_is_read_only_a_few_times(
+    tmp_path: Path, decoy: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Players control the bytes of an observation, and must not make a torn write slow to read."""
+    payload = decoy * (300_000 // len(decoy))
+    ends = write(tmp_path / "a.log", [b"first", payload])
+    raw = (tmp_path / "a.log").read_bytes()
+    (tmp_path / "a.log").write_bytes(raw[:-1])
+    n_read = 0
+    real = log._pread
+
+    def counted(descriptor: int, length: int, at: int) -> bytes:
+        nonlocal n_read
+        part = real(descriptor, length, at)
+        n_read += len(part)
+        return part
+
+    monkeypatch.setattr(log, "_pread", counted)
+    with LogReader(tmp_path / "a.log") as reader:
+        assert reader.damage_end(ends[1]) is None
+    assert n_read < 10 * len(payload)
 
 
 def test_a_torn_entry_that_contains_a_log_is_still_a_torn_end(tmp_path: Path) -> None:
@@ -145,7 +231,7 @@ def test_damage_far_from_the_next_entry_is_found(tmp_path: Path) -> None:
         file.seek(ends[1] + HEAD_BYTES)
         file.write(b"X")
     with LogReader(tmp_path / "a.log") as reader:
-        assert reader.next_readable(ends[1]) == ends[2]
+        assert reader.damage_end(ends[1]) == ends[2]
 
 
 def test_a_file_is_never_appended_to_by_a_second_writer(tmp_path: Path) -> None:
@@ -159,11 +245,7 @@ def test_each_entry_is_synced_before_it_is_acknowledged(tmp_path: Path) -> None:
     file = LogFile(
         tmp_path / "a.log", sync=lambda descriptor: synced.append(os.fstat(descriptor).st_size)
     )
-    assert (
-        [file.append([b"x" * n]).end for n in (3, 5)]
-        == synced
-        == [HEAD_BYTES + 3, 2 * HEAD_BYTES + 8]
-    )
+    assert [file.append([b"x" * n]).end for n in (3, 5)] == synced == [AROUND + 3, 2 * AROUND + 8]
     file.close()
     file.close()
     with pytest.raises(Closed):

@@ -1,5 +1,6 @@
 """Names: which become a path component, and a corpus of hostile ones that are refused."""
 
+import unicodedata
 import uuid
 from typing import Any
 
@@ -157,3 +158,19 @@ def test_sessions_differ_and_sort_by_time() -> None:
     assert new_session(1.0) < new_session(1.001) < new_session(2.0)
     assert new_session(1.0, bytes(10)) == new_session(1.0, bytes(10))
     assert session_time_s(new_session()) > 1_700_000_000
+
+
+def test_the_forms_of_a_players_name_are_one_name():
+    composed = unicodedata.normalize("NFC", "Zoë Åström 각")
+    decomposed = unicodedata.normalize("NFD", composed)
+    assert composed != decomposed
+    assert player_name(decomposed) == player_name(composed) == composed
+    assert player_name("\N{ANGSTROM SIGN}") == "\N{LATIN CAPITAL LETTER A WITH RING ABOVE}"
+
+
+def test_the_limit_of_a_players_name_is_that_of_its_composed_form():
+    assert len(player_name(unicodedata.normalize("NFD", "é" * 128)).encode()) == 256
+    with pytest.raises(InvalidName):
+        player_name("é" * 129)
+    with pytest.raises(InvalidName):
+        player_name("e" + "\N{COMBINING ACUTE ACCENT}" * 100_000)

@@ -164,7 +164,7 @@ def test_a_tool_ends_when_its_fetch_is_interrupted(monkeypatch, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         cache.fetch("kafka", on_part=interrupted)
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while (alive := identify(int((tmp_path / "pid").read_text()))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert alive is None

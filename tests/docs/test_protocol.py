@@ -47,8 +47,11 @@ NOT_ON_THE_WIRE = {
     "bad_golden",
     "unknown_key",
     "gone",
+    "early_reward",
+    "no_last_obs",
 }
-"""Codes of models, which only their readers raise; `gone` is never sent."""
+"""Codes of models, which only their readers raise; `gone` is never sent. The last two are of calls
+in a game, before there is anything to send."""
 SESSION = uuid.UUID("019a86a0-1000-7000-8000-0123456789ab")
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from minari.data_collector.episode_buffer import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
+import understudy
 from tests.exchange.exports import (
     from_parquet,
     is_untouched,
@@ -37,10 +38,11 @@ from understudy.exchange.incoming import ImportedEpisode, content_session_id
 from understudy.exchange.incoming import chunks_of as episode_chunks
 from understudy.exchange.minari import MinariDataset, dataset_name, flattened
 from understudy.experience.chunk import Chunk, EpisodeNote, RowKind
-from understudy.experience.game import game_spec
+from understudy.experience.game import game_spec, spec_from_gymnasium
 from understudy.experience.intake import deployment_key
 from understudy.experience.spaces import Box
 from understudy.testing.clock import START_S
+from understudy.training.evaluation import evaluate_run
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:gymnasium", "ignore::UserWarning:minari"
@@ -261,6 +263,105 @@ def test_datasets_of_other_programs_are_imported(tmp_path: Path) -> None:
     )
     assert one.columns["obs.pos"].dtype == np.float32
     assert one.columns["obs.room"].dtype == np.int64
+
+
+def collected(path: Path, **make: Any) -> Path:
+    """A dataset of CartPole-v1 that names its env, as those of Minari's collector do."""
+    env = gymnasium.make("CartPole-v1", **make)
+    path.mkdir()
+    storage = MinariStorage.new(path / "data", env_spec=env.spec)
+    buffers = []
+    for seed in range(3):
+        observations = [env.reset(seed=seed)[0]]
+        steps: list[tuple[Any, ...]] = []
+        while not steps or not any(steps[-1][2:]):
+            action = env.action_space.sample()
+            obs, *outcome, _ = env.step(action)
+            observations.append(obs)
+            steps.append((action, *outcome))
+        actions, rewards, terminations, truncations = map(np.array, zip(*steps, strict=True))
+        buffers.append(
+            EpisodeBuffer(
+                id=None,
+                seed=seed,
+                options=None,
+                infos=None,
+                observations=np.array(observations),
+                actions=actions,
+                rewards=rewards,
+                terminations=terminations,
+                truncations=truncations,
+            )
+        )
+    storage.update_episodes(buffers)
+    storage.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
+    return path
+
+
+def test_a_collected_dataset_keeps_the_name_and_step_limit_of_its_env(tmp_path: Path) -> None:
+    path = collected(tmp_path / "cart-v0")
+    data = DataFolder(tmp_path / "D")
+    result = from_minari(data, path)
+    spec = spec_from_gymnasium(gymnasium.make("CartPole-v1"))
+    assert (result.game, result.schema) == ("CartPole-v1", spec.schema)
+    limited = MinariDataset(
+        collected(tmp_path / "short-v0", max_episode_steps=9), game=None, consent="granted"
+    )
+    assert limited.spec.max_episode_steps == 9
+    renamed = MinariDataset(path, game=game_name("pole"), consent="granted")
+    assert (renamed.spec.game, renamed.spec.max_episode_steps) == ("pole", 500)
+
+
+def test_a_run_on_a_collected_dataset_is_evaluated_or_tells_why_not(tmp_path: Path) -> None:
+    path = collected(tmp_path / "cart-v0")
+    data = DataFolder(tmp_path / "D")
+    from_minari(data, path)
+    asked: dict[str, Any] = {
+        "algorithm": "bc",
+        "steps": 128,
+        "settings": {"eval_episodes": 5},
+        "options": understudy.TrainOptions(from_store=data.root),
+    }
+    run = understudy.train("CartPole-v1", out=tmp_path / "R", **asked)
+    assert run.result["return_mean"] > 0
+    assert evaluate_run(run.folder, episodes=2, seeds=1).played == 2
+    from_minari(data, path, game="pole")
+    unknown = understudy.train("pole", out=tmp_path / "S", **asked)
+    assert unknown.result["return_mean"] is None
+    assert "game 'pole' is unknown" in unknown.result["why_no_return"]
+
+
+@pytest.mark.parametrize(
+    "env_spec",
+    [
+        None,
+        7,
+        "",
+        "{",
+        "[]",
+        "[" * 20_000,
+        "{}",
+        '{"id": null}',
+        '{"id": ""}',
+        '{"id": "../up"}',
+        '{"max_episode_steps": 9}',
+    ],
+)
+def test_a_dataset_whose_env_has_no_name_needs_one(env_spec: Any, tmp_path: Path) -> None:
+    path = foreign(tmp_path / "walk-v0", lengths=[3])
+    say(path / "data" / "metadata.json", env_spec=env_spec)
+    with pytest.raises(ConfigError, match="does not name its game; pass --game NAME"):
+        MinariDataset(path, game=None, consent="granted")
+    assert MinariDataset(path, game=game_name("walk"), consent="granted").spec.game == "walk"
+
+
+@pytest.mark.parametrize("limit", ["null", "0", "-1", "true", "1.5", '"9"'])
+def test_a_step_limit_that_is_none_is_left_out(limit: str, tmp_path: Path) -> None:
+    path = foreign(tmp_path / "walk-v0", lengths=[3])
+    env_spec = f'{{"id": "maze/Walk-v0", "max_episode_steps": {limit}}}'
+    say(path / "data" / "metadata.json", env_spec=env_spec)
+    spec = MinariDataset(path, game=None, consent="granted").spec
+    assert (spec.game, spec.max_episode_steps) == ("maze-Walk-v0", None)
 
 
 def test_equal_episodes_are_all_stored(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from understudy.core.names import new_session
 from understudy.core.tensors import DTYPES
 from understudy.experience.builder import (
     MAX_NOTE_BYTES,
-    BlockPool,
     ChunkBuilder,
     Extras,
+    RowLayout,
     encode_block,
 )
 from understudy.experience.chunk import (
@@ -28,7 +28,7 @@ from understudy.experience.chunk import (
     chunk_of,
 )
 from understudy.experience.game import GameSpec, game_spec
-from understudy.experience.spaces import Box, Discrete
+from understudy.experience.spaces import MAX_NUMBER, Box, Discrete
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 NOTE = EpisodeNote(row=0)
@@ -49,9 +49,7 @@ def taken(builder: ChunkBuilder, chunk_no: int = 0, first_step: int = 0) -> Chun
     assert block is not None
     ((encoded),) = encode_block(block, chunk_no=chunk_no, first_step=first_step)
     assert encoded.frame is not None
-    chunk = chunk_of(encoded.frame)
-    builder.pool.give(block.columns)
-    return chunk
+    return chunk_of(encoded.frame)
 
 
 def test_an_episode_becomes_steps_and_a_final_row():
@@ -61,7 +59,7 @@ def test_an_episode_becomes_steps_and_a_final_row():
     builder.add_reward(0.5)
     builder.add_reward(0.25)
     builder.decide(obs(1), 2, by=By.BOT, t_ms=20)
-    builder.finish(obs(2), terminated=True, result="won", t_ms=30)
+    builder.finish(obs(2), terminated=True, result="won")
     chunk = taken(builder)
     columns = {name: column.tolist() for name, column in chunk.columns.items()}
     assert columns == {
@@ -279,7 +277,7 @@ def test_a_block_is_full_by_steps_rows_or_notes():
         short.decide(obs(0), 0)
         if short.finish(obs(1), terminated=True):
             break
-    assert taken(short).n_rows <= short.pool.n_rows
+    assert taken(short).n_rows <= short.layout.n_rows
     wordy = new_builder()
     n = 0
     is_full = False
@@ -296,7 +294,7 @@ def test_a_block_is_full_by_steps_rows_or_notes():
     ("calls", "reason"),
     [
         (lambda builder: builder.decide(obs(0), 0), "bad_order"),
-        (lambda builder: builder.add_reward(1.0), "bad_order"),
+        (lambda builder: builder.add_reward(1.0), "early_reward"),
         (lambda builder: (builder.begin(NOTE), builder.act(0)), "bad_order"),
         (lambda builder: (builder.begin(NOTE), builder.begin(NOTE)), "bad_order"),
         (
@@ -398,25 +396,33 @@ def test_images_are_split_until_every_body_is_small_enough():
     ],
 )
 def test_capacity_follows_the_size_of_a_row(obs_space, rows):
-    pool = BlockPool(game_spec("x", obs=obs_space, actions=2))
-    assert 0 <= rows - pool.n_rows <= 1
-    assert pool.take() is not pool.take()
+    layout = RowLayout(game_spec("x", obs=obs_space, actions=2))
+    assert 0 <= rows - layout.n_rows <= 1
 
 
-def test_columns_are_reused_and_clean():
+def test_a_block_is_as_large_as_its_rows():
     builder = new_builder()
-    seen = set()
-    for _ in range(20):
-        builder.begin(NOTE)
-        for at in range(3):
+    builder.begin(NOTE)
+    for n_steps in (1, 2, 40):
+        for at in range(n_steps + 1):
             builder.decide(obs(at), 2, by=3, frames=9, t_ms=77, extras=Extras(value=1.0))
-        builder.finish(obs(1), terminated=True)
         block = builder.take()
         assert block is not None
-        seen.add(block.columns)
-        builder.pool.give(block.columns)
-        assert not any(column.any() for column in block.columns.padded)
-    assert len(seen) == 2
+        n_steps += n_steps > 1  # the decision that was open before
+        assert len(block.rows) == n_steps + 1
+        assert block.size_bytes < 2000 + 700 * n_steps
+
+
+@pytest.mark.parametrize("frames", [1.5, "4", None])
+def test_frames_that_are_no_whole_number_change_nothing(frames):
+    builder = new_builder()
+    builder.begin(NOTE)
+    with pytest.raises(TypeError):
+        builder.decide(obs(0), 0, frames=frames)
+    frames = np.int64(4)
+    builder.act(1, frames=frames)
+    builder.finish(obs(1), terminated=True)
+    assert taken(builder).columns["frames"].tolist() == [4, 0]
 
 
 class Calls(RuleBasedStateMachine):
@@ -458,7 +464,6 @@ class Calls(RuleBasedStateMachine):
                 )
             self.chunk_no = self.chunk_no + 1
             self.first_step = self.first_step + part.n_steps
-        self.builder.pool.give(block.columns)
 
     @precondition(lambda self: self.state == "idle")
     @rule(consent=st.sampled_from(["granted", "denied"]))
@@ -491,7 +496,9 @@ class Calls(RuleBasedStateMachine):
             )
             self.closed.append((*self.open, now))
         elif how == "lost":
-            is_full = self.builder.finish(None, terminated=False, truncated=True)
+            with pytest.raises(Refused, match="no_last_obs"):
+                self.builder.finish(None, terminated=False, truncated=True)
+            is_full = self.builder.cut()
         else:
             is_full = self.builder.cut()
         self.open = None
@@ -523,7 +530,7 @@ def test_a_reward_is_stored_as_float32_or_refused(reward):
     try:
         builder.add_reward(reward)
     except Refused:
-        assert not abs(reward) <= float(np.finfo(np.float32).max)
+        assert not abs(reward) <= float(np.float32(MAX_NUMBER))
         return
     builder.decide(obs(1), 0)
     assert taken(builder).columns["reward"][0] == np.float32(reward)

@@ -231,14 +231,17 @@ def test_a_game_is_described_without_gymnasium(
 
 
 @pytest.mark.parametrize(
-    "obs", [0, -1, True, 1.5, "six", [], [0], [1.5], ["x", 1], None, {}, ["x", "x"]]
+    "obs", [0, -1, True, 1.5, "six", [], [0], [1.5], ["x", 1], None, {}, ["x", "x"], ["x", ""]]
 )
 def test_an_invalid_observation_space_is_refused(obs: Any) -> None:
     with pytest.raises(SpecError):
         game_spec("rally", obs=obs, actions=2)
 
 
-@pytest.mark.parametrize("actions", [0, -1, True, 1.5, "up", [], [1, 2], ["up", "up"], None, {}])
+@pytest.mark.parametrize(
+    "actions",
+    [0, -1, True, 1.5, "up", [], [1, 2], ["up", "up"], None, {}, [""], ["up", " "], 10**9],
+)
 def test_an_invalid_action_space_is_refused(actions: Any) -> None:
     with pytest.raises(SpecError):
         game_spec("rally", obs=4, actions=actions)
@@ -248,6 +251,9 @@ def test_an_invalid_action_space_is_refused(actions: Any) -> None:
     "more",
     [
         {"has_action_mask": True, "actions": Box((2,), F32)},
+        {"has_action_mask": "x"},
+        {"has_action_mask": 1},
+        {"has_action_mask": None},
         {"max_episode_steps": 0},
         {"max_episode_steps": 2.5},
         {"max_episode_steps": True},

@@ -32,8 +32,10 @@ KEY = bytes(range(32))
 
 
 class Still:
+    now_s = NOW_S
+
     def now(self):
-        return NOW_S
+        return self.now_s
 
     def monotonic(self):
         return 0.0
@@ -51,7 +53,11 @@ def frame(session=None, body=b"body"):
 
 
 def only(frames, players):
-    (result,) = new_intake().admit(frames, players)
+    """The result of an intake whose clock agrees with an earlier session."""
+    intake = new_intake()
+    earlier = frame()
+    intake.admit([earlier], {earlier.session: ANNA})
+    (result,) = intake.admit(frames, players)
     return result
 
 
@@ -128,6 +134,74 @@ def test_a_session_has_its_age_when_a_frame_enters():
         assert "expected -1 to 8" in refused.detail
 
 
+# --- Whose clock is wrong -------------------------------------------------------------------------
+
+
+def sent(intake, *sessions):
+    """The reason of each session's frame, empty if it was admitted, in one batch."""
+    results = intake.admit([frame(one) for one in sessions], dict.fromkeys(sessions, ANNA))
+    return [result.reason if isinstance(result, Refused) else "" for result in results]
+
+
+@pytest.mark.parametrize("days", [-2, 9])
+@pytest.mark.parametrize("n_players", [1, 2, 200])
+def test_a_platform_whose_clock_is_wrong_rejects_nothing_for_good(days, n_players):
+    clock = Still()
+    intake = Intake(KEY, GAME, clock)
+    sessions = [new_session(NOW_S - at) for at in range(n_players)]
+    assert sent(intake, *sessions) == [""] * n_players
+    clock.now_s = NOW_S + days * DAY_S
+    assert sent(intake, *sessions) == ["clocks_differ"] * n_players
+    assert [sent(intake, one) for one in sessions] == [["clocks_differ"]] * n_players
+    clock.now_s = NOW_S + 60
+    assert sent(intake, *sessions) == [""] * n_players
+
+
+@pytest.mark.parametrize("days", [-2, 9])
+def test_a_platform_that_starts_with_a_wrong_clock_asks_to_send_again_later(days):
+    clock = Still()
+    clock.now_s = NOW_S + days * DAY_S
+    session = new_session(NOW_S)
+    (refused,) = Intake(KEY, GAME, clock).admit([frame(session)], {session: ANNA})
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.retry_after_s) == ("clocks_differ", 30.0)
+    assert "check its clock" in refused.detail
+
+
+def test_a_player_whose_clock_is_wrong_is_rejected_for_good_among_others():
+    intake = new_intake()
+    wrong = new_session(NOW_S + 2 * DAY_S)
+    assert sent(intake, new_session(NOW_S), new_session(NOW_S), wrong) == [
+        "",
+        "",
+        "bad_session_time",
+    ]
+    (refused,) = intake.admit([frame(wrong)], {wrong: ANNA})
+    assert refused.retry_after_s is None
+
+
+def test_sessions_of_false_times_keep_no_other_session_out():
+    intake = new_intake()
+    for at in range(1000):
+        assert sent(intake, new_session(NOW_S - 400 * DAY_S)) == ["clocks_differ"]
+        assert at % 100 or sent(intake, new_session(NOW_S)) == [""]
+    assert len(intake._recent) <= 128
+    # Once others play, they are rejected for good again: 64 sessions tell.
+    assert sent(intake, *[new_session(NOW_S) for _ in range(64)]) == [""] * 64
+    assert sent(intake, new_session(NOW_S - 400 * DAY_S)) == ["bad_session_time"]
+
+
+def test_only_sessions_with_a_time_and_a_player_are_asked_about_the_clock():
+    intake = new_intake()
+    assert sent(intake, new_session(NOW_S), new_session(NOW_S + 2 * DAY_S))[1] == "bad_session_time"
+    for _ in range(300):
+        assert sent(intake, uuid.uuid4()) == ["bad_session"]
+        nameless = new_session(0.0)
+        assert intake.admit([frame(nameless)], {})[0].reason == "no_player"
+    assert sent(intake, new_session(NOW_S + 2 * DAY_S))[0] == "clocks_differ"  # 2 of 3 by now
+    assert len(intake._recent) == 3
+
+
 def test_many_players_do_not_make_the_intake_grow():
     intake = new_intake()
     for n in range(5000):
@@ -173,3 +247,12 @@ def test_a_damaged_key_is_reported_and_not_used(tmp_path):
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(ConfigError, match="5 bytes"):
         deployment_key(tmp_path)
+    (tmp_path / "key").unlink()
+    deployment_key(tmp_path)
+    whole = (tmp_path / "key").read_bytes()
+    for at in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1
+        (tmp_path / "key").write_bytes(flipped)
+        with pytest.raises(ConfigError, match=r"key is damaged: .* restore it from a backup"):
+            deployment_key(tmp_path)

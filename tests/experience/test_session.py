@@ -1,5 +1,6 @@
 """Which frames of a session count, compared with a model that keeps plain sets."""
 
+import time
 from unittest import mock
 
 import pytest
@@ -213,6 +214,37 @@ def test_dropped_steps_do_not_grow_without_bound():
 def test_a_huge_drop_costs_one_range():
     state = after(data(0), drop(1 << 40, (1, (1 << 40) - 1), n_steps=3))
     assert (state.high, len(state.ranges)) == ((1 << 40) + 1, 1)
+
+
+@given(st.sets(st.integers(0, 60)), st.lists(st.integers(0, 60), unique=True))
+def test_one_pass_over_all_ranges_equals_one_pass_for_each(seen: set[int], bounds: list[int]):
+    state = after(data(200), *(refused(number) for number in sorted(seen)), data(100))
+    cuts = sorted(bounds)
+    spans = list(zip(cuts[::2], cuts[1::2], strict=False))
+    one_by_one = state.ranges
+    for span in spans:
+        one_by_one = session._cover(one_by_one, [span])
+    covered = session._cover(state.ranges, spans)
+    assert covered == one_by_one
+    numbers = seen | {n for first, last in spans for n in range(first, last + 1)}
+    result = SessionState(player=ME, ranges=covered)
+    assert {n for n in range(100) if result.has_seen(n)} == numbers
+
+
+def test_the_cost_of_a_drop_report_grows_with_its_ranges_not_with_their_square():
+    def cost_s(count: int) -> float:
+        even = tuple((2 * n, 2 * n) for n in range(count))
+        odd = tuple((2 * n + 1, 2 * n + 1) for n in range(count))
+        state = after(drop(2 * count + 1, *even))
+        times_s = []
+        for _ in range(7):
+            began_s = time.process_time()
+            assert admit(state, drop(2 * count + 2, *odd))[1] == ""
+            times_s.append(time.process_time() - began_s)
+        return min(times_s)
+
+    # Eight times as many ranges: the square would be 64 times the cost.
+    assert cost_s(1020) < 24 * cost_s(127)
 
 
 @pytest.mark.parametrize(

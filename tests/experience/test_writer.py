@@ -1,5 +1,6 @@
 """Values are converted only without loss; everything else is refused with its reason."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ I16 = DTYPES["I16"]
         (Box((2,), F32), np.array([1, 2], np.int64), [1, 2]),
         (Box((2,), F32), np.array([0.1, 0.2]), np.array([0.1, 0.2], np.float32)),
         (Box((2,), F32), np.array([1, 2], ">f4"), [1, 2]),
-        (Box((2,), F32), np.array([3e38, 3e38], np.float32), np.array([3e38, 3e38], np.float32)),
+        (Box((2,), F32), np.array([1e20, -1e20], np.float32), np.array([1e20, -1e20], np.float32)),
         (Box((40,), F32), np.arange(40, dtype=np.float32), np.arange(40)),
         (Box((2, 2), F32), [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
         (
@@ -69,6 +70,9 @@ def test_values_that_fit_are_written(space, value, expected):
         (Box((2,), F32), ["a", "b"], "bad_dtype"),
         (Box((2,), F32), None, "bad_dtype"),
         (Box((2,), F32), [1e39, 0], "not_finite"),
+        (Box((2,), F32), np.array([3e38, -3e38], np.float32), "not_finite"),
+        (Box((40,), F32), np.full(40, 1e30, np.float32), "not_finite"),
+        (Box((1,), DTYPES["F64"]), [1.1e20], "not_finite"),
         (Box((2,), F32), np.array([np.inf, -np.inf], np.float32), "not_finite"),
         (Box((40,), F32), np.full(40, np.nan, np.float32), "not_finite"),
         (Box((2,), F32), np.array([2**24 + 1, 0]), "bad_dtype"),
@@ -84,6 +88,38 @@ def test_values_that_do_not_fit_are_refused(space, value, reason):
     with pytest.raises(Refused) as raised:
         written(space, value)
     assert raised.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["A" * 20_000] + [0] * 2_000,
+        [0] * 2_000 + [b"A" * 20_000],
+        [[0.5, 1, np.float32(2), "A" * 20_000]] * 2_000,
+        tuple([[0]] * 2_000 + [["A" * 20_000]]),
+    ],
+    ids=["first", "last", "rows", "tuple"],
+)
+def test_a_text_in_a_list_is_refused_before_an_array_of_texts_is_allocated(value):
+    """NumPy makes every element as wide as the longest text: 160 MB here."""
+    tracemalloc.start()
+    try:
+        for space in (Box((2,), F32), Box((2_001,), F32), Box((2_000, 4), F32)):
+            with pytest.raises(Refused, match="contains the text") as raised:
+                written(space, value)
+            assert raised.value.reason == "bad_dtype"
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_list_that_is_nested_too_deeply_is_refused():
+    value: Any = [1]
+    for _ in range(2_000):
+        value = [value]
+    with pytest.raises(Refused) as raised:
+        written(Box((2,), F32), value)
+    assert raised.value.reason == "bad_shape"
 
 
 @pytest.mark.parametrize("action", [1, np.int64(1), np.uint8(1), np.array(1), True])

@@ -1,19 +1,22 @@
 """A process of players on a bad network: simulated players, spool, stream, and a ledger of acks.
 
-Run as `python -m tests.faults.recorder SETTINGS`, with settings as JSON. It reports lines of JSON
-until it is killed or its standard input closes.
+Run as `python -m tests.faults.recorder SETTINGS`, with settings as JSON; without an argument they
+are the first line of its standard input. It reports lines of JSON until it is killed or its
+standard input closes.
 """
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from tests.faults.history import HistoryLink
 from tests.faults.recording import Cart, cart
 from understudy.backends.data import DataFolder
-from understudy.client.connect import ClientConfig, connect, local_link
+from understudy.client.connect import Address, ClientConfig, connect, local_link
+from understudy.client.http import HttpLink
 from understudy.client.sender import SenderConfig
 from understudy.core.clock import SystemClock
 from understudy.simulation.ledger import LedgerLink
@@ -34,6 +37,15 @@ class RecorderSettings:
     linger_s: float = 0.02
     rate: float = 3000.0
     """Steps a second and player."""
+    url: str = ""
+    """A gateway to send to; empty: the stream of the data folder."""
+    key: str = ""
+    folder: str = ""
+    """With `url`: where spool, history and receipts are, all called `name`."""
+    name: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 def main(settings: RecorderSettings) -> None:
@@ -42,17 +54,30 @@ def main(settings: RecorderSettings) -> None:
     data = DataFolder(Path(settings.data))
     # Inside the faults: whatever the stream called durable is promised, whether the client heard of
     # it or not.
-    ledger = LedgerLink(local_link(data.root, cart(), SystemClock()), data.ledger)
+    own = Path(settings.folder) / settings.name
+    ledger = LedgerLink(
+        HistoryLink(
+            HttpLink(Address(settings.url, settings.key), cart().game),
+            own.with_suffix(".history"),
+        )
+        if settings.url
+        else local_link(data.root, cart(), SystemClock()),
+        data.ledger,
+    )
     link = FaultyLink(ledger, Faults(**settings.faults), np.random.default_rng(settings.seed + 1))
     sender = SenderConfig(
         linger_s=settings.linger_s,
-        idle_s=0.5,
+        session_idle_s=0.5,
         adopt_every_s=0.5,
         retry_first_s=0.01,
         retry_cap_s=0.05,
+        receipts=own.with_suffix(".receipts") if settings.url else None,
     )
     config = ClientConfig(
-        link=link, spool=data.spool, spool_cap_bytes=settings.spool_cap_bytes, sender=sender
+        link=link,
+        spool=own if settings.url else data.spool,
+        spool_cap_bytes=settings.spool_cap_bytes,
+        sender=sender,
     )
     game = connect(spec=cart(), consent="granted", config=config)
     people = [
@@ -63,4 +88,4 @@ def main(settings: RecorderSettings) -> None:
 
 
 if __name__ == "__main__":
-    main(RecorderSettings(**json.loads(sys.argv[1])))
+    main(RecorderSettings(**json.loads(sys.argv[1] if sys.argv[1:] else sys.stdin.readline())))

@@ -19,7 +19,7 @@ from understudy.stores.view import read_head
 
 
 @contextmanager
-def _database(data: DataFolder) -> Iterator[sqlite3.Connection]:
+def database(data: DataFolder) -> Iterator[sqlite3.Connection]:
     """The store's database for a moment of vandalism."""
     db = sqlite3.connect(data.store / FILE_NAME, isolation_level=None)
     db.execute("BEGIN")
@@ -29,7 +29,7 @@ def _database(data: DataFolder) -> Iterator[sqlite3.Connection]:
     db.close()
 
 
-def _put(db: sqlite3.Connection, table: str, *values: object) -> None:
+def put(db: sqlite3.Connection, table: str, *values: object) -> None:
     """Write a row with the checksum it needs, in place of the one with its key."""
     marks = ", ".join("?" * (len(values) + 1))
     db.execute(f"REPLACE INTO {table} VALUES ({marks})", (*values, check_of(*values)))
@@ -55,17 +55,17 @@ def _delete(db: sqlite3.Connection, arrival: int) -> None:
     if kind != FrameKind.DATA:
         return
     *row, state, _ = db.execute("SELECT * FROM sessions WHERE id = ?", (session,)).fetchone()
-    _put(db, "sessions", *row, withdraw(unpack_state(state), n_steps).pack())
+    put(db, "sessions", *row, withdraw(unpack_state(state), n_steps).pack())
 
 
 def delete_a_chunk(data: DataFolder) -> None:
-    with _database(data) as db:
+    with database(data) as db:
         _delete(db, _middle(db))
 
 
 def delete_a_chunk_and_close_up(data: DataFolder) -> None:
     """A chunk vanishes, and the arrival numbers behind it close up."""
-    with _database(data) as db:
+    with database(data) as db:
         gone = _middle(db)
         _delete(db, gone)
         rows = db.execute(
@@ -73,44 +73,44 @@ def delete_a_chunk_and_close_up(data: DataFolder) -> None:
         ).fetchall()
         for number, *row, _ in rows:
             db.execute("DELETE FROM frames WHERE arrival = ?", (number,))
-            _put(db, "frames", number - 1, *row)
+            put(db, "frames", number - 1, *row)
             db.execute("UPDATE bodies SET arrival = ? WHERE arrival = ?", (number - 1, number))
         head = read_head(db)
-        _put(db, "head", 1, *head._replace(next_arrival=head.next_arrival - 1))
+        put(db, "head", 1, *head._replace(next_arrival=head.next_arrival - 1))
 
 
 def delete_the_end(data: DataFolder) -> None:
     """The newest frames vanish with the numbers they had, and the stream no longer has them."""
-    with _database(data) as db:
+    with database(data) as db:
         head = read_head(db)
         half = head.next_arrival // 2
         for (arrival,) in db.execute(
             "SELECT arrival FROM frames WHERE arrival >= ?", (half,)
         ).fetchall():
             _delete(db, arrival)
-        _put(db, "head", 1, *head._replace(next_arrival=half))
+        put(db, "head", 1, *head._replace(next_arrival=half))
     for path in data.stream.glob("*/*.log"):
         path.unlink()
 
 
 def store_a_chunk_twice(data: DataFolder) -> None:
     """A chunk is stored again under another arrival number."""
-    with _database(data) as db:
+    with database(data) as db:
         db.execute("DROP INDEX frames_by_key")
         arrival = _middle(db)
         head = read_head(db)
         _, *row, _ = db.execute("SELECT * FROM frames WHERE arrival = ?", (arrival,)).fetchone()
-        _put(db, "frames", head.next_arrival, *row)
+        put(db, "frames", head.next_arrival, *row)
         db.execute(
             "INSERT INTO bodies SELECT ?, raw FROM bodies WHERE arrival = ?",
             (head.next_arrival, arrival),
         )
-        _put(db, "head", 1, *head._replace(next_arrival=head.next_arrival + 1))
+        put(db, "head", 1, *head._replace(next_arrival=head.next_arrival + 1))
 
 
 def take_a_chunk_for_another(data: DataFolder) -> None:
     """Two frames of equal length change places."""
-    with _database(data) as db:
+    with database(data) as db:
         arrival = _middle(db)
         other = db.execute(
             "SELECT max(arrival) FROM frames WHERE kind = 0 AND arrival < ?", (arrival,)
@@ -120,17 +120,17 @@ def take_a_chunk_for_another(data: DataFolder) -> None:
 
 
 def drop_the_bytes_of_a_chunk(data: DataFolder) -> None:
-    with _database(data) as db:
+    with database(data) as db:
         db.execute("DELETE FROM bodies WHERE arrival = ?", (_middle(db),))
 
 
 def change_a_session(data: DataFolder) -> None:
-    with _database(data) as db:
+    with database(data) as db:
         db.execute("UPDATE sessions SET player = x'00112233445566778899aabbccddeeff' WHERE id = 1")
 
 
 def change_a_position(data: DataFolder) -> None:
-    with _database(data) as db:
+    with database(data) as db:
         db.execute("UPDATE positions SET position = position || '0'")
 
 
@@ -149,13 +149,13 @@ def cut_the_database(data: DataFolder) -> None:
 
 
 def flip_in_a_body(data: DataFolder) -> None:
-    with _database(data) as db:
+    with database(data) as db:
         (raw,) = db.execute("SELECT raw FROM bodies WHERE arrival = ?", (_middle(db),)).fetchone()
     flip_bytes(data.store / FILE_NAME, raw[HEADER_BYTES + 80 : HEADER_BYTES + 120])
 
 
 def flip_in_a_session_id(data: DataFolder) -> None:
-    with _database(data) as db:
+    with database(data) as db:
         (session,) = db.execute("SELECT session FROM sessions WHERE id = 1").fetchone()
     flip_bytes(data.store / FILE_NAME, session)
 
@@ -216,6 +216,14 @@ def flip_in_stream_before_it_is_stored(data: DataFolder) -> None:
         entries = list(reader.entries())
     middle = entries[len(entries) // 2]
     flip(path, (middle.start + HEAD_BYTES + middle.end) // 2)
+
+
+def flip_in_the_streams_last_entry(data: DataFolder) -> None:
+    """A bit flips in the entry that was acknowledged last and is not stored yet."""
+    path = max(data.stream.glob("*/*.log"))
+    with LogReader(path) as reader:
+        last = list(reader.entries())[-1]
+    flip(path, (last.start + HEAD_BYTES + last.end) // 2)
 
 
 def flip(path: Path, at: int) -> None:

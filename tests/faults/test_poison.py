@@ -130,9 +130,9 @@ def stored_keys(store: LocalStore) -> Iterator[tuple[uuid.UUID, int, int]]:
 class EndlessSessions:
     """A Stream that makes a new session of one tiny chunk and a close whenever it is read."""
 
-    def __init__(self, count: int, rng: random.Random) -> None:
+    def __init__(self, count: int, seed: int) -> None:
         self._count = count
-        self._rng = rng
+        self._seed = seed
         self._now_s = SystemClock().now()
         self._template = random_chunk(
             SPEC, np.random.default_rng(0), session=new_session(self._now_s), n_steps=1
@@ -149,19 +149,20 @@ class EndlessSessions:
         self, partition: str, after: Position | None, *, max_bytes: int, wait_s: float
     ) -> Read:
         start = int(after) + 1 if after is not None else 0
-        numbers = range(start, min(start + 500, self._count))
+        numbers = range(start // 2, min(start // 2 + 500, self._count))
         records = [record for number in numbers for record in self._session(number)]
-        following = Position(str(numbers[-1])) if numbers else after
-        return Read(records, following, not numbers)
+        records = records[start % 2 :]
+        return Read(records, records[-1].position if records else after, not records)
 
     def _session(self, number: int) -> Iterator[Record]:
-        session = new_session(self._now_s, self._rng.randbytes(10))
-        player = self._rng.randbytes(16)
+        rng = random.Random(f"{self._seed} {number}")
+        session = new_session(self._now_s, rng.randbytes(10))
+        player = rng.randbytes(16)
         body = self._body.replace(str(self._template.meta.session).encode(), str(session).encode())
         frames = [data_frame(session, 0, body), close_frame(session, 1, CloseReport(1, 1))]
-        for frame in frames:
+        for place, frame in enumerate(frames, 2 * number):
             yield Record(
-                Position(str(number)), self._now_s, frame.stamped(player, int(self._now_s)).encode()
+                Position(str(place)), self._now_s, frame.stamped(player, int(self._now_s)).encode()
             )
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class EndlessSessions:
 def test_memory_stays_flat_over_many_sessions(
     tmp_path: Path, specs: SpecFolder, sessions: int, seed: int, card: Card
 ) -> None:
-    stream = EndlessSessions(sessions, random.Random(seed))
+    stream = EndlessSessions(sessions, seed)
     memory: list[int] = []
     with LocalStore(tmp_path / "store", specs=specs, synchronous="OFF") as store:
         service = IngestService(stream, store, specs, owner="test")

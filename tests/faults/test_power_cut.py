@@ -170,7 +170,7 @@ class Machine:
         try:
             wait_until(
                 lambda: os.path.ismount(self.mount) or server.poll() is not None,
-                timeout_s=30,
+                timeout_s=60,
                 what="mounting",
             )
             assert server.poll() is None, server.communicate()[1]

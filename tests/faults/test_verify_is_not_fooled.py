@@ -37,6 +37,7 @@ SABOTAGES: list[Callable[[DataFolder], None]] = [
     sabotage.remove_store_and_stream,
     sabotage.cut_stream_before_it_is_stored,
     sabotage.flip_in_stream_before_it_is_stored,
+    sabotage.flip_in_the_streams_last_entry,
 ]
 
 

@@ -18,7 +18,7 @@ from understudy.client.connect import ClientConfig, connect
 from understudy.client.local import LocalLink
 from understudy.core.clock import SystemClock
 from understudy.core.log import no_sync, sync_data
-from understudy.experience.intake import Intake, deployment_key, pseudonym
+from understudy.experience.intake import Intake, deployment_key, key_file, pseudonym
 from understudy.ingest.service import IngestService
 from understudy.ingest.specs import SpecFolder
 from understudy.simulation.ledger import LedgerLink
@@ -58,7 +58,7 @@ def main(settings: WriterSettings) -> None:
         service = IngestService(stream, store, specs, owner="writer")
         threading.Thread(target=_follow, args=(service,), daemon=True).start()
         with connect(spec=cart(), consent="granted", config=config) as game:
-            (outside / "key").write_bytes(key)
+            (outside / "key").write_bytes(key_file(key))
             table = Table(game, [f"player-{settings.seed}-{n}" for n in range(3)], rng)
             for turn in range(1_000_000):
                 table.play(steps=int(rng.integers(1, 20)))

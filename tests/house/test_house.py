@@ -238,13 +238,10 @@ def test_the_base_install_is_four_packages_and_their_dependencies(base_venv):
     assert names - PULLED_BY_SOME_PYTHONS == BASE_INSTALL
 
 
-def test_the_base_install_can_record(base_venv, tmp_path):
-    must(
-        base_venv / "python",
-        "-c",
-        "import understudy, understudy.client; understudy.connect",
-        cwd=tmp_path,
-    )
+def test_the_base_install_runs_the_code_of_the_game_developers_page(base_venv, tmp_path):
+    page = (ROOT / "docs" / "game-developer.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+    assert must(base_venv / "python", "-c", code, cwd=tmp_path).strip() == "60"
 
 
 def test_the_base_command_names_the_next_install_line(base_venv, tmp_path):

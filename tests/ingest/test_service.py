@@ -99,6 +99,40 @@ def test_frames_of_the_stream_are_stored(bench: Bench):
     assert stats.steps == sum(chunk.meta.n_steps for chunk in chunks)
 
 
+def test_the_lag_is_the_age_of_what_may_not_be_stored(bench: Bench, monkeypatch):
+    service = bench.service
+    bench.clock.advance(3.0)
+    assert service.lag_s == 3.0, "nothing was read yet"
+    bench.send(bench.session())
+    bench.clock.advance(2.0)
+    service.step()
+    assert service.lag_s == 2.0, "so old is the newest of the stored frames"
+    service.step()
+    assert service.lag_s == 0.0
+    bench.clock.advance(45.0)
+    assert service.lag_s == 45.0, "a role that is stuck cannot know what has arrived"
+
+    def away() -> None:
+        raise Unreachable("nobody answers")
+
+    monkeypatch.setattr(bench.stream, "partitions", away)
+    with pytest.raises(Unreachable):
+        service.step()
+    assert service.lag_s == 45.0
+    monkeypatch.undo()
+    service.step()
+    assert service.lag_s == 0.0
+
+
+def test_a_damaged_record_without_a_time_does_not_change_the_lag(bench: Bench, monkeypatch):
+    bench.service.step()
+    record = Record(Position("0"), 0.0, b"damaged stream entry")
+    read = Read([record], Position("0"), ended=False)
+    monkeypatch.setattr(bench.stream, "read", lambda *_, **__: read)
+    bench.service.step()
+    assert bench.service.lag_s == 0.0
+
+
 def test_one_bad_frame_never_stops_a_partition(bench: Bench):
     good = bench.session(8)
     frames = list(stamped(good))

@@ -4,25 +4,35 @@ import contextlib
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from tests.ingest.specs import KnownSpecs
 from tests.streams.memory import MemoryStream
 from understudy.backends.data import DataFolder
 from understudy.cli.root import run
 from understudy.core.errors import ConfigError, MissingExtra, Unreachable
+from understudy.experience.game import GameSpec
+from understudy.ingest import spark
+from understudy.ingest.service import CRASHED_INGEST, IngestService, Turn
 from understudy.ingest.spark import (
+    Opened,
+    Report,
     Spark,
     SparkJob,
     SparkTasks,
+    TaskCrashed,
     _reason_in,
     check_master,
     require_spark,
+    take_turn,
 )
 from understudy.models.objects import open_objects
 from understudy.models.registry import Registry
@@ -35,6 +45,9 @@ from understudy.platform.config import (
 )
 from understudy.platform.ingest import IngestRole, open_in_task, open_ingest
 from understudy.stores.local import LocalStore
+from understudy.testing.clock import ManualClock
+from understudy.testing.faults import Crash
+from understudy.testing.samples import cart_spec, random_session, stamped
 from understudy.testing.store_harness import SPEC
 
 STORE = "cassandra://nowhere:9042/play"
@@ -292,3 +305,63 @@ def test_the_line_of_a_log_that_explains_the_exit_is_found(tmp_path: Path):
     assert _reason_in(log) == "SparkException: no master 'here'"
     log.write_text("")
     assert _reason_in(log) == "its log is empty"
+
+
+class DeadlySpecs(KnownSpecs):
+    """Kills the worker that checks a frame of the game "poison"."""
+
+    def spec(self, game: str, schema: str) -> GameSpec | None:
+        if game == "poison":
+            raise Crash
+        return super().spec(game, schema)
+
+
+class DyingTasks(SparkTasks):
+    """Runs tasks here, each job in a worker of its own that may die."""
+
+    def _run_job(self, turns: Sequence[Turn]) -> list[Report]:
+        spark._connections.clear()
+        try:
+            return [take_turn(self._job, turn) for turn in turns]
+        except Crash:
+            raise TaskCrashed("a worker died") from None
+
+
+opened: list[Opened] = []
+
+
+def open_in_worker(address: str) -> Opened:
+    return opened[-1]
+
+
+def test_a_frame_that_kills_every_worker_is_isolated_and_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyspark = ModuleType("pyspark")
+    pyspark.TaskContext = SimpleNamespace(get=lambda: None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pyspark", pyspark)
+    clock = ManualClock()
+    rng = np.random.default_rng(1)
+    stream = MemoryStream(3, clock=clock)
+    games = [cart_spec()] * 40 + [cart_spec("poison")] + [cart_spec()] * 40
+    for spec in games:
+        stream.append(list(stamped(random_session(spec, rng, n_chunks=1))))
+    with LocalStore(tmp_path, clock=clock) as store:
+        specs = DeadlySpecs(cart_spec())
+        opened.append((stream, store, specs))
+        job = SparkJob(opener=f"{__name__}:open_in_worker", address="", owner="test")
+        tasks = DyingTasks(job, lambda stop: contextlib.nullcontext())  # type: ignore[arg-type,return-value]
+        service = IngestService(stream, store, specs, owner="test", clock=clock, spread=tasks)
+        crashes = 0
+        moved = 1
+        while moved:
+            try:
+                moved = service.step()
+            except TaskCrashed:
+                crashes += 1
+        assert crashes == 6, "batches of all, 256, 16 and 1 records, then that record twice more"
+        assert store.audit().chunks == 80
+        assert [entry.reason for entry in store.quarantined()] == [CRASHED_INGEST]
+        stream.append(list(stamped(random_session(cart_spec(), rng, n_chunks=3))))
+        assert service.step() == 3, "the partition is stored at full speed again"
+    spark._connections.clear()

@@ -29,6 +29,7 @@ from tests.integration.spark import (
     wait_until,
 )
 from understudy.backends.data import DataFolder
+from understudy.experience.intake import deployment_key
 from understudy.platform.children import FAILED
 from understudy.platform.config import Config, GatewaySection, IngestSection, StoreSection
 from understudy.platform.platform import Platform
@@ -332,6 +333,7 @@ def figures(url: str, key: str) -> str:
 
 @pytest.mark.timeout(600)
 def test_progress_is_among_the_metrics_of_the_gateway(process: Process, keyspace: Keyspace):
+    deployment_key(process.data.root)
     append(process.stream, some_frames(np.random.default_rng(10)))
     config = Config(
         data=str(process.data.root),

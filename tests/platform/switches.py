@@ -70,6 +70,20 @@ class Brighter(gymnasium.ObservationWrapper[Any, Any, Any]):
         return observation * np.float32(2)
 
 
+class Unpaid(gymnasium.RewardWrapper[Any, Any]):
+    """Every reward is NaN."""
+
+    def reward(self, reward: Any) -> float:
+        return float("nan")
+
+
+class Short(gymnasium.wrappers.TimeLimit[Any, Any]):
+    """Three presses an episode."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env, max_episode_steps=3)
+
+
 if "Switches-v0" not in gymnasium.registry:
     gymnasium.register(
         "Switches-v0", entry_point="tests.platform.switches:Switches", reward_threshold=9.0

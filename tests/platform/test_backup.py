@@ -14,7 +14,7 @@ from understudy.backends.data import DataFolder, stats
 from understudy.backends.deployment import open_deployment
 from understudy.cli.root import run as run_command
 from understudy.client.connect import connect
-from understudy.core.errors import ConfigError, Corrupt
+from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.platform.backup import back_up, restore, verify_backup
 from understudy.platform.config import Config, ModelsSection
 from understudy.platform.ingest import IngestRole
@@ -132,12 +132,85 @@ def test_a_journal_with_a_lost_entry_leaves_no_backup_behind(deployed: DataFolde
     assert not (tmp_path / "B").exists()
 
 
+def test_keys_that_were_revoked_after_the_backup_stay_revoked_if_the_restore_revokes_all(
+    deployed: DataFolder, tmp_path: Path
+):
+    keys = open_deployment(deployed).keys
+    admin, key = keys.create(["admin"])
+    back_up(deployed, tmp_path / "B")
+    keys.revoke(key.id)
+    for revokes in (False, True):
+        new = DataFolder(tmp_path / f"E{revokes}")
+        assert restore(tmp_path / "B", new, revoke_keys=revokes).keys == (0 if revokes else 2)
+        opened = open_deployment(new).keys
+        opened.follow()
+        if revokes:
+            with pytest.raises(Refused, match="was revoked"):
+                opened.check(admin)
+            text, _ = opened.create(["play"])
+            opened.follow()
+            opened.check(text)
+        else:
+            opened.check(admin)
+        assert opened.damage() == ""
+        assert open_deployment(new).registry.damage("pong") == {}
+    assert verify_backup(tmp_path / "B").keys == 2, "a backup that was read is unchanged"
+
+
+def test_machines_that_have_read_newer_entries_accept_models_restored_to_the_same_place(
+    tmp_path: Path,
+):
+    place = tmp_path / "elsewhere"
+    url = f"file://{place}"
+    data = DataFolder(tmp_path / "D")
+    opened = open_deployment(data, models=url)
+    opened.keys.create(["play"])
+    release_run(opened, a_run(tmp_path / "run"))
+    back_up(data, tmp_path / "B", config=Config(models=ModelsSection(url=url)))
+    opened.keys.create(["read"])
+    opened.registry.takeover("pong", owner="a")
+    place.rename(tmp_path / "lost")
+    with pytest.raises(Corrupt, match="this machine has read entry 2"):
+        open_deployment(data, models=url).keys.follow()
+    restore(tmp_path / "B", DataFolder(tmp_path / "E"), models=url)
+    for keys in (opened.keys, open_deployment(data, models=url).keys):
+        keys.follow()
+        assert (len(keys.all()), keys.damage()) == (1, "")
+    for registry in (opened.registry, open_deployment(data, models=url).registry):
+        assert sorted(registry.catalogue("pong").models) == [1]
+
+
+@pytest.mark.parametrize("name", ["key", "signing.key"])
+def test_a_damaged_secret_is_not_backed_up_as_if_it_were_good(
+    deployed: DataFolder, tmp_path: Path, name: str
+):
+    raw = (deployed.root / name).read_bytes()
+    (deployed.root / name).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(ConfigError, match=f"{name} is damaged"):
+        back_up(deployed, tmp_path / "B")
+    assert not (tmp_path / "B").exists()
+
+
+def test_damaged_journals_are_named_and_everything_else_is_backed_up(
+    deployed: DataFolder, tmp_path: Path
+):
+    for journal, number in (("keys", 1), ("registry/pong", 1)):
+        (deployed.root / "models" / journal / f"{number:010d}.json").write_bytes(b"")
+    proof = back_up(deployed, tmp_path / "B")
+    assert (proof.damaged, proof.models, proof.keys) == (("keys", "the journal of pong"), 1, 0)
+    new = DataFolder(tmp_path / "E")
+    restore(tmp_path / "B", new, revoke_keys=True)
+    open_deployment(new).keys.follow()
+
+
 def test_files_of_a_killed_backup_are_removed_and_are_not_a_backup(
     deployed: DataFolder, tmp_path: Path
 ):
-    (deployed.root / "snapshots" / "old" / "store").mkdir(parents=True)
+    snapshots = deployed.root / "snapshots"
+    for name in ("0123456789abcdef", "mine"):
+        (snapshots / name / "store").mkdir(parents=True)
     back_up(deployed, tmp_path / "B")
-    assert not (deployed.root / "snapshots" / "old").exists()
+    assert [path.name for path in snapshots.iterdir() if path.is_dir()] == ["mine"]
     (tmp_path / "B" / "backup.json").unlink()
     with pytest.raises(ConfigError, match="is not a backup"):
         verify_backup(tmp_path / "B")
@@ -198,12 +271,17 @@ def test_the_commands_report_what_they_copied(
     assert run_command(["backup", backup, "--data", data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 40
     assert run_command(["backup", backup, "--data", data]) == 2
-    assert run_command(["restore", backup, "--data", str(tmp_path / "E")]) == 0
-    assert "restored 40 steps, 1 models and 1 keys" in capsys.readouterr().out
-    assert (
-        run_command(["restore", str(tmp_path / "none"), "--data", str(tmp_path / "F"), "--json"])
-        == 2
-    )
+    assert run_command(["restore", backup, "--data", str(tmp_path / "E")]) == 2
+    assert "--keys" in capsys.readouterr().err
+    assert not (tmp_path / "E").exists()
+    assert run_command(["restore", backup, "--keys", "keep", "--data", str(tmp_path / "E")]) == 0
+    said = capsys.readouterr().out
+    assert "restored 40 steps, 1 models and 1 keys" in said
+    assert "keys that were revoked after the backup are valid again" in said
+    assert run_command(["restore", backup, "--keys", "revoke", "--data", str(tmp_path / "G")]) == 0
+    assert "restored 40 steps, 1 models and 0 keys" in capsys.readouterr().out
+    none = [str(tmp_path / "none"), "--keys", "keep", "--data", str(tmp_path / "F"), "--json"]
+    assert run_command(["restore", *none]) == 2
     assert "is not a backup" in capsys.readouterr().err
     for command in ("backup", "restore"):
         assert run_command([command, "--help"]) == 0

@@ -97,6 +97,8 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
         ("[gateway]\nport = 70000", "65535"),
         ("[gateway]\nport = true", "gateway.port is True"),
         ("[gateway]\ncanary_share = 0.9", "0.5"),
+        ("[gateway]\nmax_keyless_connections = 0", "1"),
+        ('[gateway]\ntrusted_proxies = ["proxy"]', "10.0.0.0/8"),
         ("[gateway", "is not TOML"),
         ("roles = 'gateway, nothing'", "gateway,ingest,learner"),
         ("roles = []", "gateway,ingest,learner"),
@@ -124,6 +126,14 @@ def test_invalid_files_are_rejected_with_a_suggestion(tmp_path: Path, text: str,
     with pytest.raises(ConfigError) as told:
         resolve({"data": str(tmp_path)}, environ={}).config.check()
     assert said in str(told.value)
+
+
+def test_an_empty_variable_is_named_with_the_default(tmp_path: Path):
+    for text in ("", " "):
+        with pytest.raises(ConfigError) as told:
+            resolve({}, environ={VARIABLE: text})
+        assert "gateway.port is empty (UNDERSTUDY_GATEWAY_PORT)" in str(told.value)
+        assert "remove it for the default, 8600" in str(told.value)
 
 
 def test_invalid_variables_are_rejected_and_those_of_games_ignored(tmp_path: Path):
@@ -173,6 +183,7 @@ def test_passwords_in_a_url_are_stars():
         "origin": "UNDERSTUDY_MODELS_URL",
     }
     assert mask_secrets(5) == 5
+    assert mask_secrets("https://name:s@cre/t@host/path") == "https://***@host/path"
 
 
 def test_the_example_lists_every_setting_and_changes_none(tmp_path: Path):

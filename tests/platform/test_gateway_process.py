@@ -1,4 +1,4 @@
-"""Ingest figures in the gateway's metrics."""
+"""The roles of a data folder in the gateway's metrics."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from understudy.platform.gateway_process import IngestMetrics
+from understudy.backends.data import DataFolder
+from understudy.core.log import FileLock
+from understudy.platform.gateway_process import RoleMetrics
 from understudy.platform.platform import Role, RoleStatus
 from understudy.testing.clock import START_S, ManualClock
 
@@ -33,16 +35,22 @@ def clock() -> ManualClock:
 
 
 def metrics(
-    tmp_path: Path, clock: ManualClock, report: dict[str, Any], *, state: str = "running"
+    tmp_path: Path,
+    clock: ManualClock,
+    report: dict[str, Any],
+    *,
+    state: str = "running",
+    silent_s: float = 0.0,
 ) -> str:
     """The gateway's metrics for a role with this status."""
     role = Role(name="ingest", command=lambda _: (), drain_s=1.0)
-    status = RoleStatus(role, state=state, restarts=2, last_report=report)
-    path = tmp_path / "ingest.json"
-    path.write_text(json.dumps(status.to_json(START_S)))
-    registry = CollectorRegistry()
-    registry.register(IngestMetrics(path, clock))
-    return generate_latest(registry).decode()
+    status = RoleStatus(role, state=state, restarts=2, last_report=report, silent_s=silent_s)
+    folder = tmp_path / "roles"
+    with FileLock(folder / "ingest.lock", what="ingest"):
+        (folder / "ingest.json").write_text(json.dumps(status.to_json(START_S)))
+        registry = CollectorRegistry()
+        registry.register(RoleMetrics(DataFolder(tmp_path), clock))
+        return generate_latest(registry).decode()
 
 
 def test_native_and_spark_have_the_same_metrics(tmp_path: Path, clock: ManualClock):
@@ -82,6 +90,19 @@ def test_a_stopped_role_reports_no_outdated_lag(
     assert 'understudy_ingest_steps_total{engine="spark"} 512.0' in told
 
 
+def test_a_silent_role_is_not_running_and_its_lag_grows(tmp_path: Path, clock: ManualClock):
+    clock.advance(1.0)
+    told = metrics(tmp_path, clock, NATIVE, state="silent", silent_s=6.0).splitlines()
+    for line in (
+        'understudy_role_running{role="ingest"} 0.0',
+        'understudy_role_report_age_seconds{role="ingest"} 7.0',
+        'understudy_role_restarts_total{role="ingest"} 2.0',
+        'understudy_ingest_running{engine="native"} 0.0',
+        'understudy_ingest_lag_seconds{engine="native"} 7.25',
+    ):
+        assert line in told
+
+
 def test_a_role_that_has_reported_nothing_yet_has_no_counts(tmp_path: Path, clock: ManualClock):
     told = metrics(tmp_path, clock, {}, state="starting")
     assert 'understudy_ingest_running{engine="native"} 0.0' in told
@@ -93,7 +114,8 @@ def test_without_an_ingest_role_there_are_no_ingest_metrics(
     text: str | None, tmp_path: Path, clock: ManualClock
 ):
     if text is not None:
-        (tmp_path / "ingest.json").write_text(text)
+        (tmp_path / "roles").mkdir()
+        (tmp_path / "roles" / "ingest.json").write_text(text)
     registry = CollectorRegistry()
-    registry.register(IngestMetrics(tmp_path / "ingest.json", clock))
+    registry.register(RoleMetrics(DataFolder(tmp_path), clock))
     assert generate_latest(registry) == b""

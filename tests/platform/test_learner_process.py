@@ -45,7 +45,7 @@ class Remote:
 
 
 def until(stop: threading.Event, is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while not is_so() and not stop.is_set() and time.monotonic() < deadline_s:
         time.sleep(0.005)
 

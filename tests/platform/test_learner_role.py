@@ -30,6 +30,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.errors import ConfigError, Corrupt, Fenced, Unreachable
 from understudy.core.names import new_session
 from understudy.experience.game import GameSpec
+from understudy.experience.intake import key_file
 from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
 from understudy.models.objects import FolderObjects
@@ -121,6 +122,7 @@ def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: 
     assert lineage.steps > 1_000
     assert int(lineage.cursor_to) > 10
     assert "widths = [16]" in lineage.config["settings"]
+    assert "horizon = 256" in lineage.config["settings"], "its schedules are as long as the clone's"
     assert lineage.metrics["updates"] == 256.0
     assert returns_of(made.registry().policy("cart", 1), 50).mean() > 100
 
@@ -306,7 +308,7 @@ def test_unreachable_models_are_reported_and_retried(made: Recording):
 
 
 def until(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 30
+    give_up_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < give_up_s
         time.sleep(0.02)
@@ -320,8 +322,10 @@ def test_a_training_with_damaged_checkpoints_restarts(made: Recording):
         status = until_idle(role)
     assert (status["champion"], status["canary"], status["error"]) == (1, 2, "")
     assert status["updates"] > 64
-    (folder,) = made.data.root.glob("learner/cart/dqn-*")
+    (aside,) = made.data.root.glob("learner/cart/dqn-*.unusable-*")
+    (folder,) = set(made.data.root.glob("learner/cart/dqn-*")) - {aside}
     assert all(path.stat().st_size for path in folder.iterdir())
+    assert [path.stat().st_size for path in aside.iterdir()] == [0, 0]
 
 
 def test_a_training_with_checkpoints_of_another_build_restarts(made: Recording):
@@ -378,7 +382,7 @@ raise SystemExit(
 
 
 def learner_of(made: Recording, config: LearnerServiceConfig) -> Child:
-    (made.data.root / "signing.key").write_bytes(SIGNER._private)
+    (made.data.root / "signing.key").write_bytes(key_file(SIGNER._private))
     return Child(
         "learner", [sys.executable, "-c", CHILD, str(made.data.root), json.dumps(asdict(config))]
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,17 +13,35 @@ from typing import Any
 
 import pytest
 
-from understudy.core.clock import SystemClock
+from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Locked
 from understudy.platform.platform import Role, RoleStatus, Supervisor
+from understudy.testing.clock import ManualClock
 
-GOOD = "import sys; print('{\"stored\": 1}', flush=True); sys.stdin.read()"
+BEATING = """
+import threading, time
+def beat(text):
+    while True:
+        print(text, flush=True)
+        time.sleep(0.02)
+def beats(text):
+    threading.Thread(target=beat, args=(text,), daemon=True).start()
+"""
+GOOD = f"{BEATING}import sys; beats('{{\"stored\": 1}}'); sys.stdin.read(); sys.exit(0)"
 CRASHING = (
     "import sys; print('{\"stored\": 1}', flush=True); sys.stderr.write('no luck\\n'); sys.exit(7)"
 )
 WRONG = "import sys; sys.stderr.write('pass another port\\n'); sys.exit(2)"
 WAITING = "import sys; sys.stderr.write('no broker\\n'); sys.exit(3)"
-DEAF = "import time; print('{}', flush=True); print('{\"a\": 1}', flush=True); time.sleep(600)"
+DEAF = f"{BEATING}print('{{\"a\": 1}}', flush=True); beats('{{}}'); time.sleep(600)"
+BUSY = (
+    "from understudy.platform.children import report, reporting\n"
+    "with reporting(dict, every_s=0.02):\n"
+    "    report({'stored': 1})\n"
+    "    while True:\n"
+    "        sum(range(1000))\n"
+)
+SILENT = "import time; time.sleep(600)"
 
 
 def _command(script: str, _report: object) -> list[str]:
@@ -32,16 +51,22 @@ def _command(script: str, _report: object) -> list[str]:
 class Watched:
     """A supervisor of scripts, and what it told."""
 
-    def __init__(self, folder: Path, scripts: dict[str, str], **more: Any) -> None:
+    def __init__(
+        self, folder: Path, scripts: dict[str, str], clock: Clock | None = None, **more: Any
+    ) -> None:
         self.told: list[tuple[str, str]] = []
         roles = [
-            Role(name=name, command=partial(_command, text), drain_s=0.3, **more.get(name, {}))
+            Role(
+                name=name,
+                command=partial(_command, text),
+                **{"drain_s": 0.3, **more.get(name, {})},
+            )
             for name, text in scripts.items()
         ]
         self.it = Supervisor(
             roles,
             folder,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             on_state_change=self._record_state,
             log=lambda *_: None,
         )
@@ -49,7 +74,7 @@ class Watched:
     def _record_state(self, status: RoleStatus, said: str) -> None:
         self.told.append((status.role.name, said))
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, self.told
@@ -191,3 +216,127 @@ def test_leaving_without_a_stop_leaves_no_process(watched, tmp_path: Path):
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     one.it.close()
+
+
+# --- Roles that stop without ending ---------------------------------------------------------------
+
+
+def listen(one: Watched, clock: ManualClock, condition: Callable[[], bool]) -> None:
+    """Let time pass, second by second, in which the supervisor listens."""
+
+    def passes() -> bool:
+        clock.advance(1.0)
+        return condition()
+
+    one.until(passes)
+
+
+def stop_process(one: Watched, name: str) -> int:
+    child = one.it.statuses[name].child
+    assert child is not None
+    pid = child.pid
+    os.kill(pid, signal.SIGSTOP)
+    one.until(lambda: os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None)
+    return pid
+
+
+def test_a_stopped_role_is_shown_as_silent_and_restarted(watched, tmp_path: Path):
+    clock = ManualClock()
+    one = watched({"good": GOOD, "other": GOOD}, clock=clock)
+    one.until(lambda: one.it.is_ready)
+    status = one.it.statuses["good"]
+    first = stop_process(one, "good")
+    listen(one, clock, lambda: status.state == "silent")
+    assert not one.it.is_ready
+    listen(one, clock, lambda: standing_of(tmp_path, "good")["report_age_s"] >= 6)
+    listen(one, clock, lambda: status.restarts == 1 and one.it.is_ready)
+    one.until(lambda: status.heartbeats > 0)
+    found = standing_of(tmp_path, "good")
+    assert found["pid"] != first
+    assert found["last_error"] == "reported nothing for 12 s and was killed"
+    assert [text for name, text in one.told if name == "good"][1:3] == [
+        "has reported nothing for 5 s; it is restarted after 12 s",
+        "reported nothing for 12 s and was killed; restart 1 in 0.1 s",
+    ]
+
+
+def test_a_role_that_reports_again_is_left_alone(watched):
+    clock = ManualClock()
+    one = watched({"good": GOOD}, clock=clock)
+    one.until(lambda: one.it.is_ready)
+    status = one.it.statuses["good"]
+    stopped = stop_process(one, "good")
+    listen(one, clock, lambda: status.state == "silent")
+    os.kill(stopped, signal.SIGCONT)
+    one.until(lambda: one.it.is_ready)
+    assert (status.restarts, one.told[-1]) == (0, ("good", "reports again"))
+
+
+def test_a_role_that_is_only_busy_is_not_killed(watched):
+    clock = ManualClock()
+    one = watched({"busy": BUSY}, clock=clock)
+    one.until(lambda: one.it.is_ready)
+    status = one.it.statuses["busy"]
+    for _ in range(30):
+        heard = status.child.heartbeats
+        one.until(lambda heard=heard: status.child.heartbeats > heard)
+        clock.advance(1.0)
+        one.it.step()
+    assert (status.state, status.restarts, status.silent_s) == ("running", 0, 0.0)
+
+
+def test_time_in_which_the_supervisor_was_suspended_is_not_silence(watched):
+    clock = ManualClock()
+    one = watched({"good": GOOD}, clock=clock)
+    one.until(lambda: one.it.is_ready)
+    status = one.it.statuses["good"]
+    stop_process(one, "good")
+    clock.advance(3600.0)
+    one.it.step()
+    assert status.state == "running"
+    assert status.silent_s <= 1.0
+    listen(one, clock, lambda: status.restarts == 1)
+
+
+def test_a_role_has_more_time_for_its_first_report(watched):
+    clock = ManualClock()
+    one = watched({"slow": SILENT}, clock=clock)
+    one.it.step()
+    status = one.it.statuses["slow"]
+    for _ in range(119):
+        clock.advance(1.0)
+        one.it.step()
+    assert (status.state, status.restarts, status.why_killed) == ("starting", 0, "")
+    listen(one, clock, lambda: status.restarts == 1)
+    assert status.last_error == "reported nothing for 120 s and was killed"
+
+
+def test_a_stopped_role_does_not_delay_the_end(watched):
+    clock = ManualClock()
+    one = watched({"good": GOOD}, clock=clock, good={"drain_s": 1e9})
+    one.until(lambda: one.it.is_ready)
+    stop_process(one, "good")
+    assert not one.it.stop()
+    assert one.told[-1] == ("good", "reported nothing for 12 s and was killed")
+
+
+def test_a_role_that_is_still_starting_is_not_waited_for_unless_it_drains(watched):
+    importing = f"{BEATING}beats('{{}}'); time.sleep(600)"
+    draining = f"{BEATING}import sys; beats('{{}}'); sys.stdin.read(); sys.exit(0)"
+    one = watched(
+        {"learner": importing, "ingest": draining},
+        learner={"drain_s": 1e9},
+        ingest={"drain_s": 1e9, "drains_at_start": True},
+    )
+    one.until(lambda: all(status.heartbeats for status in one.it.statuses.values()))
+    assert one.it.stop(), "nothing was lost"
+    assert sorted(one.told) == [
+        (name, said) for name in ("ingest", "learner") for said in ("has finished", "is stopping")
+    ]
+
+
+def test_a_process_without_anything_to_report_still_shows_that_it_lives(watched):
+    one = watched({"empty": f"{BEATING}beats('{{}}'); time.sleep(600)"})
+    status = one.it.statuses["empty"]
+    one.until(lambda: status.heartbeats > 3)
+    assert (status.state, dict(status.report)) == ("starting", {})

@@ -24,9 +24,9 @@ def test_a_request_is_answered_by_the_process_that_has_the_store(tmp_path: Path)
     stop = threading.Event()
     thread = answering(tmp_path, {"double": lambda asked: {"value": asked["value"] * 2}}, stop)
     try:
-        assert send_request(tmp_path, "double", timeout_s=10, value=21) == {"value": 42}
+        assert send_request(tmp_path, "double", timeout_s=60, value=21) == {"value": 42}
         with pytest.raises(UnderstudyError, match="does not support"):
-            send_request(tmp_path, "halve", timeout_s=10)
+            send_request(tmp_path, "halve", timeout_s=60)
     finally:
         stop.set()
         thread.join()
@@ -43,7 +43,7 @@ def test_a_failing_handler_returns_an_error_and_the_next_request_is_answered(
     thread = answering(tmp_path, {"forget": fail}, stop)
     try:
         with pytest.raises(UnderstudyError, match="no such player"):
-            send_request(tmp_path, "forget", timeout_s=10)
+            send_request(tmp_path, "forget", timeout_s=60)
     finally:
         stop.set()
         thread.join()

@@ -143,7 +143,9 @@ def replayed(harness: GateHarness, rng: np.random.Generator) -> int:
     harness.release(CHAMPION)
     journal = Journal(harness.objects, f"registry/{GAME.game}")
     entries = dict(journal.read())
-    assert journal.append(max(entries) + 1, entries[max(entries) - 1])
+    older = entries[max(entries) - 1]
+    assert older is not None
+    assert journal.append(max(entries) + 1, older)
     return old
 
 
@@ -198,6 +200,24 @@ def test_a_canary_whose_file_is_damaged_while_it_plays_is_not_promoted(harness: 
     assert found is not None
     assert found.decision == "reject"
     assert found.why.startswith("its file is no longer valid: ")
+    assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
+
+
+def test_a_damaged_canary_that_nobody_has_played_is_rejected(harness: GateHarness):
+    number = harness.release(better(np.random.default_rng(7)))
+    assert harness.keeper.admit(GAME.game, number, epoch=harness.epoch).decision == "wait"
+    found = harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch)
+    assert found is not None
+    assert found.decision == "wait"
+    harness.blob(number).write_bytes(b"")
+    found = harness.keeper.judge(
+        GAME.game, lambda model, _: (), epoch=harness.epoch, reads_file=False
+    )
+    assert found is not None
+    assert found.decision == "wait"
+    found = harness.keeper.judge(GAME.game, lambda model, _: (), epoch=harness.epoch)
+    assert found is not None
+    assert (found.decision, found.why[:28]) == ("reject", "its file is no longer valid:")
     assert harness.registry.catalogue(GAME.game).model_of("canary") == 0
 
 

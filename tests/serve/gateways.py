@@ -101,7 +101,7 @@ class Running:
         body: bytes | Any = None,
         *,
         headers: dict[str, str] | None = None,
-        timeout_s: float = 20.0,
+        timeout_s: float = 60.0,
     ) -> Reply:
         """One request; what is not bytes is sent as JSON."""
         sent = dict(headers or {})
@@ -171,7 +171,7 @@ def running(
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(ready.set,), daemon=True)
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     found = Running(folder, server, keys, registry, stream, thread)
     try:
         yield found

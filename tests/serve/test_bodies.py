@@ -1,10 +1,14 @@
 """Bodies are limited while they stream: by size, by time, compressed or not, and all together."""
 
 import asyncio
+import contextlib
 import gzip
 import http.client
 import json
 import resource
+import select
+import socket
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,9 +21,13 @@ from tests.serve.gateways import Running, as_columns, frames_of, played, running
 from understudy.core.errors import Refused
 from understudy.core.names import player_name
 from understudy.experience.frame import MAX_FRAME_BATCH_BYTES, encode_frame_batch
+from understudy.experience.game import game_spec
+from understudy.models.keys import Key
+from understudy.serve import routes
 from understudy.serve.api import Call, read_body
 from understudy.serve.routes import ROUTES
-from understudy.serve.state import GatewayConfig, MemoryBudget
+from understudy.serve.state import GatewayConfig, HeldMemory, MemoryBudget
+from understudy.testing.clock import ManualClock
 
 PACKED = {"Content-Encoding": "gzip"}
 
@@ -89,7 +97,7 @@ def test_bodies_above_the_limit_are_rejected_unread(gateway: Running, key: str, 
         .replace("{model_no:int}", "1")
         .replace("{schema}", "0" * 64)
     )
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
     began_s = time.monotonic()
     connection.putrequest(route.method, path)
     connection.putheader("Authorization", f"Bearer {key}")
@@ -112,7 +120,7 @@ def test_a_body_that_is_too_large_costs_the_key_no_bytes(tmp_path: Path):
 
 
 def test_chunked_bodies_are_counted_while_they_arrive(gateway: Running, key: str):
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
     connection.putrequest("POST", "/v1/games/cart/act")
     connection.putheader("Authorization", f"Bearer {key}")
     connection.putheader("Transfer-Encoding", "chunked")
@@ -143,7 +151,7 @@ def test_zip_bombs_are_not_decompressed(gateway: Running, key: str, bar: Callabl
 
 
 def test_a_slow_body_times_out(gateway: Running, key: str):
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
     began_s = time.monotonic()
     connection.putrequest("POST", "/v1/games/cart/frames")
     connection.putheader("Authorization", f"Bearer {key}")
@@ -172,7 +180,7 @@ def test_bodies_of_all_requests_share_a_memory_budget(tmp_path: Path):
 
 
 def test_memory_is_released_whatever_happens():
-    room = MemoryBudget(100)
+    room = MemoryBudget(100, ManualClock())
 
     async def gone() -> dict[str, Any]:
         return {"type": "http.disconnect"}
@@ -183,12 +191,189 @@ def test_memory_is_released_whatever_happens():
     async def try_it() -> None:
         for receive, reason in ((gone, "gone"), (parts, "busy")):
             call = Call({"type": "http", "head": {}, "gateway_state": None, "key": None}, receive)
-            with pytest.raises(Refused) as refused, room.hold() as take:
-                await read_body(call, max_bytes=1000, timeout_s=1, take=take)
+            with pytest.raises(Refused) as refused, room.hold(None, "") as held:
+                await read_body(call, max_bytes=1000, timeout_s=1, held=held)
             assert refused.value.reason == reason
             assert room.left_bytes == 100
 
     asyncio.run(try_it())
+
+
+def key_of(name: str) -> Key:
+    return Key(id=name, hash="", scopes=("play",))
+
+
+class Evicted(list[str]):
+    """The names of evicted requests, and a budget of 100 bytes that they share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.room = MemoryBudget(100, self.clock)
+        self.requests = contextlib.ExitStack()
+
+    def holds(self, key: str, address: str, size_bytes: int, *, may_go: bool = True) -> HeldMemory:
+        held = self.requests.enter_context(self.room.hold(key_of(key), address))
+        if may_go:
+            held.evict = lambda: self.append(f"{key} {address} {size_bytes}")
+        held.take(size_bytes)
+        return held
+
+
+def test_a_stalled_body_gives_way_first():
+    evicted = Evicted()
+    evicted.holds("a", "1", 10)
+    evicted.clock.advance(0.5)
+    active = evicted.holds("a", "2", 60)
+    evicted.clock.advance(0.6)
+    active.take(5)
+    evicted.holds("b", "3", 30)
+    assert evicted == ["a 1 10"], "1.1 s without a byte"
+    assert active.size_bytes == 65
+
+
+def test_without_a_stalled_body_the_largest_address_of_the_largest_key_gives_way():
+    evicted = Evicted()
+    evicted.holds("a", "1", 20)
+    evicted.holds("a", "2", 15)
+    evicted.holds("a", "2", 15)
+    evicted.holds("b", "3", 40)
+    evicted.holds("c", "4", 20)
+    assert evicted == ["a 2 15"], "key a holds most, and its address 2"
+    evicted.holds("a", "5", 10)
+    assert evicted[1:] == ["a 1 20"]
+
+
+def test_a_client_that_holds_the_most_is_refused_instead_of_others():
+    evicted = Evicted()
+    first = evicted.holds("a", "1", 60)
+    evicted.holds("a", "2", 20)
+    evicted.holds("b", "1", 20)
+    for _ in range(2):
+        with pytest.raises(Refused, match="too many large requests"):
+            first.take(10)
+        with pytest.raises(Refused, match="too many large requests"):
+            evicted.holds("a", "1", 10)
+    assert evicted == []
+    evicted.requests.close()
+    assert evicted.room.left_bytes == 100
+
+
+def test_a_body_that_has_arrived_is_not_evicted():
+    evicted = Evicted()
+    evicted.holds("a", "1", 90, may_go=False)
+    evicted.clock.advance(60)
+    with pytest.raises(Refused, match="too many large requests"):
+        evicted.holds("b", "2", 20)
+
+
+def stalled_body(gateway: Running, key: str, size_bytes: int, source: str) -> socket.socket:
+    """A connection that has sent this much of a body, and no more."""
+    connection = socket.create_connection(("127.0.0.1", gateway.server.port), 10, (source, 0))
+    head = (
+        f"POST /v1/games/cart/frames HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}"
+        f"\r\nContent-Length: {size_bytes + 1}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + bytes(size_bytes))
+    return connection
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs several loopback addresses")
+@pytest.mark.parametrize("is_same_key", [True, False])
+def test_stalled_bodies_of_one_address_do_not_lock_out_others(tmp_path: Path, is_same_key: bool):
+    """Players of one game share a key: neither the key nor the room belongs to one of them."""
+    with running(tmp_path, GatewayConfig(max_bodies_bytes=800_000)) as gateway:
+        gateway.register()
+        attacker = gateway.key("play")
+        key = attacker if is_same_key else gateway.key("play")
+        stalled = [stalled_body(gateway, attacker, 100_000, "127.0.0.2") for _ in range(8)]
+        for _ in range(20):
+            reply = gateway.ask("POST", "/v1/games/cart/frames", key, bytes(300_000))
+            assert (reply.status, reply.code) == (400, "bad_frame_batch")
+        answered, _, _ = select.select(stalled, [], [], 0)
+        assert answered, "those gave way"
+        for connection in answered:
+            answer = connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
+        for connection in stalled:
+            connection.close()
+
+
+def test_announced_bytes_do_not_count_until_they_arrive(tmp_path: Path):
+    """A head of 200 bytes must not use up the rate of everyone who shares the key."""
+    with running(tmp_path) as gateway:
+        gateway.register()
+        key = gateway.key("play", bytes_s=1e6)
+        announced = []
+        for _ in range(5):
+            connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+            connection.putrequest("POST", "/v1/games/cart/frames")
+            connection.putheader("Authorization", f"Bearer {key}")
+            connection.putheader("Content-Length", str(30_000_000))
+            connection.endheaders()
+            announced.append(connection)
+        for _ in range(5):
+            assert gateway.send(key, frames_of(played(n_chunks=1))).status == 200
+        for connection in announced:
+            connection.close()
+
+
+def test_bytes_that_arrived_count_even_if_the_body_does_not_end(tmp_path: Path):
+    with running(tmp_path) as gateway:
+        gateway.register()
+        key = gateway.key("play", bytes_s=10_000.0)
+        stalled_body(gateway, key, 500_000, "127.0.0.1").close()
+        deadline_s = time.monotonic() + 20
+        while gateway.ask("GET", "/v1/games/cart", key).status != 429:
+            assert time.monotonic() < deadline_s
+
+
+def test_an_unread_policy_counts_as_memory_and_gives_way(tmp_path: Path):
+    """An old model's policy is read for each request, so its memory is limited too."""
+    with running(tmp_path, GatewayConfig(max_bodies_bytes=3_000_000)) as gateway:
+        spec = gateway.register(game_spec("large", obs=60_000, actions=2))
+        for _ in range(2):
+            gateway.release(spec)
+        key = gateway.key("play")
+        head = (
+            "GET /v1/games/large/models/1/policy HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
+            f"Bearer {key}\r\n\r\n"
+        )
+        unread = socket.socket()
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.connect(("127.0.0.1", gateway.server.port))
+        unread.sendall(head.encode() * 5)  # more than the system buffers
+        for expected in (503, 200):
+            # No memory for a second one of 1.9 MB; after a second, the first has stalled.
+            until_s = time.monotonic() + 20
+            path = "/v1/games/large/models/1/policy"
+            while gateway.ask("GET", path, key).status != expected:
+                assert time.monotonic() < until_s
+        unread.close()
+
+
+def test_a_lack_of_memory_is_a_reason_to_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with running(tmp_path) as gateway:
+        gateway.register()
+        key = gateway.key("play")
+        sent = as_columns(played(n_chunks=1)[0])
+        assert gateway.ask("GET", "/v1/games/cart", key).status == 200
+
+        def full(*_: Any, **__: Any) -> Any:
+            raise MemoryError
+
+        for name in ("frame_of", "spec_from_json"):
+            monkeypatch.setattr(routes, name, full)
+        for method, path, body in (
+            ("POST", "/v1/games/cart/columns", sent),
+            ("PUT", "/v1/games/cart", {}),
+        ):
+            reply = gateway.ask(method, path, key, body)
+            assert (reply.status, reply.code) == (503, "busy")
+            assert reply.headers["retry-after"] == "1"
+        monkeypatch.undo()
+        assert gateway.ask("POST", "/v1/games/cart/columns", key, sent).json["acks"][0]["accepted"]
 
 
 def test_the_largest_frame_batch_is_accepted(gateway: Running, key: str):

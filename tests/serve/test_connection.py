@@ -3,14 +3,17 @@
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.serve.gateways import Running, running
 from understudy.experience.game import game_spec
-from understudy.serve.server import Listen
+from understudy.serve.server import Listen, client_address
 from understudy.serve.state import GatewayConfig
 
 HEAD_S = 0.5
@@ -34,8 +37,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield found
 
 
-def connect(gateway: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", gateway.server.port), 10)
+def connect(gateway: Running, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.server.port), 10, (source, 0))
 
 
 def until_closed(connection: socket.socket) -> tuple[bytes, float]:
@@ -158,6 +161,7 @@ def test_large_heads_and_invalid_requests_get_the_usual_error_body(
             431,
             "head_too_large",
         ),
+        (OK[:-2] + b"X: y\r\n" * 200 + b"\r\n", 431, "head_too_large"),
         (b"HELO there\r\n\r\n", 400, "bad_http"),
     ):
         connection = connect(gateway)
@@ -215,3 +219,165 @@ def test_pipelined_requests_are_answered_in_order(gateway: Running):
     received, _ = until_closed(connection)
     assert received.count(b"200 OK") == 50
     assert received.rindex(b"200 OK") < received.index(b"401 Unauthorized")
+
+
+def test_requests_that_wait_behind_another_are_limited(gateway: Running):
+    """Each needs a hundred times its bytes, and 200 KB of them come at once."""
+    poll = (
+        "GET /v1/games/cart/bot?after=9&wait_s=5 HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
+        f"Bearer {gateway.key('play')}\r\n\r\n"
+    ).encode()
+    body = b"POST /v1/games/cart/act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
+    for behind in (OK * 3_000, body + bytes(200_000)):
+        connection = connect(gateway)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(poll + behind)
+        received, after_s = until_closed(connection)
+        assert received == b""
+        assert after_s < LATE_S
+
+
+# --- Too many connections -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[Running]:
+    """A gateway that is full with 60 connections, 20 of them of one address without a key."""
+    listen = Listen(
+        max_connections=60, max_keyless_connections=20, trusted_proxies=("127.0.0.9/32",)
+    )
+    with running(tmp_path, listen=listen) as found:
+        found.register()
+        yield found
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs several loopback addresses")
+
+
+def is_served(connection: socket.socket, head: bytes = OK) -> bool:
+    """Whether a request on this connection is still answered."""
+    try:
+        connection.sendall(head)
+        return b"200 OK" in answer(connection)
+    except (ConnectionError, AssertionError):
+        return False
+
+
+def with_key(key: str, forwarded: str = "") -> bytes:
+    more = f"X-Forwarded-For: {forwarded}\r\n" if forwarded else ""
+    more += f"Authorization: Bearer {key}\r\n" if key else ""
+    return f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode()
+
+
+def opened(gateway: Running, n: int, head: bytes, source: str = "127.0.0.1") -> list[socket.socket]:
+    """This many connections; each has had its answer, and is idle."""
+    connections = []
+    for _ in range(n):
+        connections.append(connect(gateway, source))
+        assert is_served(connections[-1], head)
+    return connections
+
+
+def test_of_too_many_connections_without_a_key_the_longest_idle_is_closed(crowded: Running):
+    key = crowded.key("play")
+    keyed = opened(crowded, 10, with_key(key))
+    idle = opened(crowded, 20, OK)
+    assert is_served(idle[0])
+    late = opened(crowded, 5, OK)
+    assert [is_served(connection) for connection in (*idle[:7], *late)] == [
+        True,
+        *[False] * 5,
+        True,
+        *[True] * 5,
+    ], "the first was used again, so the next five were idle longest"
+    assert all(is_served(connection) for connection in keyed), "a key keeps a connection open"
+    for connection in (*keyed, *idle, *late):
+        connection.close()
+
+
+@linux
+@pytest.mark.parametrize("has_key", [False, True])
+def test_idle_connections_of_one_address_do_not_lock_out_others(crowded: Running, has_key: bool):
+    key = crowded.key("play")
+    other = opened(crowded, 1, with_key(key), "127.0.0.3")
+    idle = opened(crowded, 80, with_key(key) if has_key else OK, "127.0.0.2")
+    new = opened(crowded, 10, with_key(key), "127.0.0.4")
+    assert all(is_served(connection) for connection in (*other, *new))
+    n_open = sum(is_served(connection) for connection in idle)
+    assert n_open == (60 - 11 if has_key else 20)
+    for connection in (*idle, *other, *new):
+        connection.close()
+
+
+@linux
+def test_a_forwarded_address_is_believed_only_from_a_trusted_proxy(crowded: Running):
+    def n_open(source: str, addresses: list[str]) -> int:
+        connections = []
+        for address in addresses:
+            connections += opened(crowded, 1, with_key("", address), source)
+        count = sum(
+            is_served(connection, with_key("", address))
+            for connection, address in zip(connections, addresses, strict=True)
+        )
+        for connection in connections:
+            connection.close()
+        return count
+
+    many = [f"10.0.0.{at}" for at in range(30)]
+    assert n_open("127.0.0.9", many) == 30, "thirty clients of a proxy"
+    assert n_open("127.0.0.9", ["1.2.3.4"] * 30) == 20, "one client of a proxy"
+    assert n_open("127.0.0.9", [f"{one}, 5.6.7.8, 127.0.0.9" for one in many]) == 20, (
+        "the last address before the proxies counts; a client can write the others itself"
+    )
+    assert n_open("127.0.0.2", many) == 20, "one client that claims to be thirty"
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("1.2.3.4", "1.2.3.4"),
+        ("1.2.3.4:5678", "1.2.3.4"),
+        ("::ffff:1.2.3.4", "1.2.3.4"),
+        ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::/64"),
+        ("[2001:db8:0:1::9]:443", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("unknown", "unknown"),
+        ("x" * 1000, "x" * 64),
+    ],
+)
+def test_clients_are_counted_by_address_and_ipv6_network(text: str, address: str):
+    assert client_address(text) == address
+
+
+def test_a_limit_of_open_files_limits_the_connections(tmp_path: Path):
+    """Connections that are all idle do not use up the descriptors: new ones are still served."""
+    code = (
+        "import json, resource, sys\n"
+        "from pathlib import Path\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
+        "from tests.serve.gateways import *\n"
+        "with running(Path(sys.argv[1])) as gateway:\n"
+        "    print(gateway.server.port, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline())
+        connections = []
+        for _ in range(300):
+            connections.append(socket.create_connection(("127.0.0.1", port), 10))
+            assert is_served(connections[-1])
+        for connection in connections:
+            connection.close()
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()

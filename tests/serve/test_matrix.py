@@ -184,6 +184,22 @@ def test_the_open_routes_show_no_data(gateway: Running):
     assert gateway.ask("GET", "/readyz").json == {"status": "ready"}
 
 
+def test_readiness_names_the_roles_that_are_down(gateway: Running):
+    state = gateway.server._gateway._state
+    assert state is not None
+    try:
+        for roles, status in (
+            ({"ingest": "running", "learner": "not running"}, "ready"),
+            ({"ingest": "silent", "learner": "running"}, "degraded"),
+            ({"ingest": "waiting"}, "degraded"),
+        ):
+            state.roles = roles
+            answer = gateway.ask("GET", "/readyz")
+            assert (answer.status, answer.json) == (200, {"status": status, "roles": roles})
+    finally:
+        state.roles = {}
+
+
 def test_callers_without_a_key_do_not_learn_which_paths_exist(gateway: Running, keyring: Keyring):
     known = keyring.headers("right")
     for path in (

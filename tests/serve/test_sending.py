@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.serve.gateways import CART, Running, as_columns, frames_of, fresh, played, running
+from understudy.core.clock import SystemClock
 from understudy.core.errors import StorageFailed, StorageFull
 from understudy.core.names import new_session, player_name
 from understudy.experience.chunk import Chunk, chunk_of, decode_chunk
@@ -154,6 +155,8 @@ def test_an_invalid_batch_is_rejected(gateway: Running, key: str, body: bytes):
 
 
 def test_old_and_invalid_sessions_are_rejected(gateway: Running, key: str):
+    for _ in range(4):
+        assert accepted(gateway.send(key, frames_of(played(n_chunks=1)))) == [True]
     for session in (
         new_session(time.time() - 9 * 86_400),
         new_session(time.time() + 2 * 86_400),
@@ -161,6 +164,28 @@ def test_old_and_invalid_sessions_are_rejected(gateway: Running, key: str):
     ):
         (reason,) = reasons(gateway.send(key, frames_of(played(n_chunks=1, session=session))))
         assert reason in ("bad_session", "bad_session_time")
+
+
+@pytest.mark.parametrize("days", [-2, 9])
+def test_a_gateway_whose_clock_is_wrong_loses_nothing(tmp_path: Path, days: float):
+    class Wrong(SystemClock):
+        ahead_s = days * 86_400.0
+
+        def now(self) -> float:
+            return super().now() + self.ahead_s
+
+    clock = Wrong()
+    with running(tmp_path, clock=clock) as gateway:
+        gateway.register()
+        key = gateway.key("play")
+        for frames in [frames_of(played(n_chunks=2)) for _ in range(3)]:
+            acks = gateway.send(key, frames).json["acks"]
+            assert [(ack["accepted"], ack["refused"]) for ack in acks] == [(False, None)] * 2
+            assert {ack["retry_after_s"] for ack in acks} == {30.0}
+            assert "clocks_differ" in acks[0]["error"]
+        clock.ahead_s = 0.0
+        assert accepted(gateway.send(key, frames)) == [True, True]
+        assert len(gateway.streamed()) == 2
 
 
 def test_the_error_for_an_unknown_game_states_how_to_register_it(gateway: Running, key: str):

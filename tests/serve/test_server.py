@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import http.client
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -76,6 +77,9 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         {"certificate_key": Path("x")},
         {"head_timeout_s": 0},
         {"max_connections": 0},
+        {"max_keyless_connections": 0},
+        {"trusted_proxies": ("proxy.example",)},
+        {"trusted_proxies": ("10.0.0.1/8",)},
     ],
 )
 def test_plain_http_off_loopback_is_rejected(wrong: dict[str, Any]):
@@ -153,6 +157,36 @@ def test_tls_is_served_and_checked(tmp_path: Path):
             urllib3.PoolManager(retries=False).request(
                 "GET", f"http://localhost:{gateway.server.port}/healthz"
             )
+
+
+def test_connections_count_before_their_tls_handshake(tmp_path: Path):
+    """Clients that say nothing do not lock out those that do."""
+    crt, key_file = certificate(tmp_path)
+    listen = Listen(certificate=crt, certificate_key=key_file, max_keyless_connections=20)
+    trusting = ssl.create_default_context(cafile=str(crt))
+    with running(tmp_path, listen=listen) as gateway:
+        silent = []
+        for _ in range(60):
+            silent.append(socket.create_connection(("127.0.0.1", gateway.server.port), 10))
+        for _ in range(3):
+            address = f"https://localhost:{gateway.server.port}/healthz"
+            reply = urllib3.PoolManager(ssl_context=trusting, retries=False).request("GET", address)
+            assert reply.json() == {"status": "ok"}
+        for connection in silent[:40]:
+            assert connection.recv(1) == b"", "closed, since 20 came later"
+        for connection in silent:
+            connection.close()
+        assert trusting_answer(gateway.server.port, trusting) == b"HTTP/1.1 200"
+
+
+def trusting_answer(port: int, context: ssl.SSLContext) -> bytes:
+    """The first bytes of an answer on a connection of its own."""
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return connection.recv(12)
 
 
 def test_ipv6_works_if_available(tmp_path: Path):
@@ -275,7 +309,7 @@ def test_a_key_revoked_while_its_request_waits_gets_no_data(tmp_path: Path):
         frames = frames_of(played(n_chunks=1))
         polling = pool.submit(gateway.ask, "GET", "/v1/games/cart/bot?after=0&wait_s=10", key)
         body = encode_frame_batch(frames, {frames[0].session: player_name("ada")})
-        connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=60)
         connection.putrequest("POST", "/v1/games/cart/frames")
         connection.putheader("Authorization", f"Bearer {key}")
         connection.putheader("Content-Length", str(len(body)))

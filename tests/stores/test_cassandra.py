@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cassandra.cluster import NoHostAvailable
 
@@ -13,8 +14,8 @@ from understudy.core.errors import ConfigError, Unreachable
 from understudy.core.location import parse_location
 from understudy.experience.frame import FrameKind
 from understudy.experience.session import Arrival, SessionState, admit
-from understudy.ports import Cursor
-from understudy.stores.cassandra import open_cassandra
+from understudy.ports import Cursor, Forgotten, Stored
+from understudy.stores.cassandra import open_cassandra, tailing
 from understudy.stores.cassandra.commits import (
     ADMIN,
     Arrived,
@@ -46,7 +47,13 @@ from understudy.stores.cassandra.tailing import (
 )
 from understudy.stores.cassandra.wire import Options, Wire, connection_error, read_options
 from understudy.testing.clock import START_S, ManualClock
-from understudy.testing.samples import OTHER_PLAYER, PLAYER
+from understudy.testing.samples import (
+    OTHER_PLAYER,
+    PLAYER,
+    cart_spec,
+    random_session,
+    stamped,
+)
 
 SESSION = uuid.UUID(int=7)
 
@@ -347,6 +354,57 @@ def tailer(clock: ManualClock, *, has_ttl: bool) -> Tailer:
         clock=clock,
         has_ttl=has_ttl,
     )
+
+
+@pytest.mark.parametrize("bound", ["TAIL_BYTES", "_READ_BYTES"])
+def test_a_page_of_large_chunks_ends_early_and_the_next_one_continues(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = random_session(cart_spec(), np.random.default_rng(3), n_chunks=12)
+    frames = list(stamped(chunks))
+    arrivals = [
+        arrived(
+            frame.chunk_no,
+            session=frame.session.bytes,
+            length=len(frame.body),
+            digest=digest_of(frame.encode()),
+        )
+        for frame in frames
+    ]
+    commits = [
+        Commit(
+            partition="p",
+            number=at // 3 + 1,
+            events=0,
+            at_s=START_S + at,
+            keep_s=0,
+            before=at,
+            facts=CommitFacts(arrivals[at : at + 3]),
+        )
+        for at in range(0, 12, 3)
+    ]
+
+    def fill(_: Tailer, sources: Any, places: TailCursor) -> None:
+        for name, source in sources.items():
+            at = places.at.get(name, TailPosition()).commit_no
+            source.commits = source.commits or [one for one in commits if one.number > at]
+
+    keys = [one.frame_key for one in arrivals]
+    monkeypatch.setattr(Tailer, "heads", lambda _: {"p": 4})
+    monkeypatch.setattr(Tailer, "_fill", fill)
+    monkeypatch.setattr(Tailer, "frames", lambda *_: dict(zip(keys, frames, strict=True)))
+    reader = tailer(ManualClock(), has_ttl=False)
+    whole = reader.tail(None, max_items=100, wait_s=0.0)
+    assert ([item.arrival_no for item in whole.items], whole.is_cut) == ([*range(1, 13)], False)
+    monkeypatch.setattr(tailing, bound, 1200)
+    items: list[Stored | Forgotten] = []
+    cursor = None
+    while (page := reader.tail(cursor, max_items=100, wait_s=0.0)).items:
+        cursor = page.cursor
+        items += page.items
+        assert len(page.items) < 9
+        assert page.is_cut or len(items) == 12
+    assert items == whole.items
 
 
 def test_each_commit_has_its_own_time_to_live() -> None:

@@ -89,6 +89,32 @@ def test_a_flipped_byte_in_the_log_rolls_back_or_has_no_effect(tmp_path: Path):
         shutil.rmtree(torn)
 
 
+def test_a_log_of_another_time_is_rejected_before_it_can_change_the_database(tmp_path: Path):
+    batches = sessions(42, 4, max_steps=30)
+    harness = local_harness(tmp_path)
+    harness.put(*[chunk for batch in batches[:20] for chunk in batch])
+    harness.store.close()
+    killed(tmp_path, batches[20:22])
+    older = (tmp_path / WAL).read_bytes()
+    harness = local_harness(tmp_path)
+    for batch in batches[22:]:
+        harness.put(*batch)
+    harness.store.close()
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    (tmp_path / WAL).write_bytes(older)
+    for opening in (LocalStore, StoreView):
+        with pytest.raises(Corrupt):
+            opening(tmp_path)
+    with pytest.raises(Corrupt, match="belongs to another copy, move it away"):
+        LocalStore(tmp_path)
+    assert (tmp_path / FILE_NAME).read_bytes() == whole
+    (tmp_path / WAL).unlink()
+    (tmp_path / f"{FILE_NAME}-shm").unlink(missing_ok=True)
+    again = local_harness(tmp_path)
+    assert_sound(again, chunks=168)
+    again.store.close()
+
+
 def test_a_cursor_ahead_of_a_truncated_store_is_rejected(tmp_path: Path):
     first, second = sessions(2, 2)
     sizes = killed(tmp_path, [first, second])

@@ -12,9 +12,9 @@ import pytest
 
 from tests.stores.local_stores import fork
 from understudy.core.errors import Closed, ConfigError
-from understudy.core.log import LogReader
+from understudy.core.log import END_BYTES, LogReader
 from understudy.experience.frame import Frame
-from understudy.ports import Position
+from understudy.ports import DAMAGED_ENTRY, Position
 from understudy.streams import file as module
 from understudy.streams.file import FileStream
 from understudy.testing.clock import START_S, ManualClock
@@ -151,15 +151,84 @@ def test_a_damaged_entry_is_returned_as_an_invalid_record(tmp_path: Path):
         log.seek(ends[0] + 30)
         log.write(b"\xff\x00\xff")
     found = raws(stream)
+    damaged = f"damaged stream entry: {only(stream)}/00000001.log, bytes {ends[0]} to {ends[1]}"
     assert found == [
         frames[0].encode(),
-        b"damaged stream entry",
+        damaged.encode(),
         frames[2].encode(),
         frames[3].encode(),
     ]
+    assert [DAMAGED_ENTRY + f": {line}".encode() for line in stream.damage()] == [found[1]]
     for position in [record.position for record in read_all(stream)[only(stream)]]:
         stream.read(only(stream), position, max_bytes=1, wait_s=0.0)
     stream.close()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_flipped_bit_in_the_last_entry_is_reported_not_torn(tmp_path: Path, is_open: bool):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(3)
+    stream.append(frames[:1])
+    log = next(tmp_path.glob("*/*.log"))
+    start = log.stat().st_size
+    stream.append(frames[1:])
+    end = log.stat().st_size
+    name = only(stream)
+    first = stream.read(name, None, max_bytes=1, wait_s=0.0).next
+    if not is_open:
+        stream.close()
+        stream = FileStream(tmp_path)
+    whole = log.read_bytes()
+    for at in range(start, end - END_BYTES, 7):
+        broken = bytearray(whole)
+        broken[at] ^= 16
+        log.write_bytes(bytes(broken))
+        read = stream.read(name, first, max_bytes=1 << 20, wait_s=0.0)
+        assert [record.raw[: len(DAMAGED_ENTRY)] for record in read.records] == [DAMAGED_ENTRY]
+        assert read.records[0].time_s == pytest.approx(log.stat().st_mtime)
+        assert len(stream.damage()) == 1
+        stream.trim({name: first}, before_s=1e12)
+        assert len(stream.damage()) == 1, "only what was stored before it is trimmed"
+        after = stream.read(name, read.next, max_bytes=1 << 20, wait_s=0.0)
+        assert (list(after.records), after.ended) == ([], not is_open)
+    log.write_bytes(whole)
+    assert raws(stream) == [frame.encode() for frame in frames]
+    assert stream.damage() == []
+    stream.close()
+
+
+def test_an_entry_damaged_after_some_of_its_frames_were_read_is_reported(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(4)
+    stream.append(frames)
+    name = only(stream)
+    second = read_all(stream)[name][1].position
+    log = next(tmp_path.glob("*/*.log"))
+    raw = bytearray(log.read_bytes())
+    raw[-END_BYTES - 1] ^= 1
+    log.write_bytes(bytes(raw))
+    read = stream.read(name, second, max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw[: len(DAMAGED_ENTRY)] for record in read.records] == [DAMAGED_ENTRY]
+    stream.close()
+
+
+def test_files_that_are_not_the_streams_stop_nothing_and_stay(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(2)
+    stream.append(frames)
+    name = only(stream)
+    strays = [tmp_path / ".DS_Store", tmp_path / "notes.txt"]
+    strays += [tmp_path / name / file for file in (".DS_Store", "old.log", "00000001.log.bak")]
+    for path in strays:
+        path.write_bytes(b"stray")
+    assert only(stream) == name
+    assert raws(stream) == [frame.encode() for frame in frames]
+    last = read_all(stream)[name][-1].position
+    stream.close()
+    stream = FileStream(tmp_path)
+    assert stream.trim({name: last}, before_s=1e12) > 0
+    assert [path for path in strays if not path.exists()] == []
+    assert raws(stream) == []
 
 
 def test_a_torn_last_entry_is_ignored(tmp_path: Path):
@@ -171,9 +240,10 @@ def test_a_torn_last_entry_is_ignored(tmp_path: Path):
     stream.close()
     log = next(tmp_path.glob("*/*.log"))
     whole = log.read_bytes()
-    for cut in range(size, len(whole), 50):
+    for cut in [*range(size, len(whole), 50), *range(len(whole) - END_BYTES - 1, len(whole))]:
         log.write_bytes(whole[:cut])
         assert raws(FileStream(tmp_path)) == [frames[0].encode()]
+        assert FileStream(tmp_path).damage() == []
         name = only(FileStream(tmp_path))
         position = read_all(FileStream(tmp_path))[name][-1].position
         assert FileStream(tmp_path).read(name, position, max_bytes=1, wait_s=0.0).ended
@@ -231,15 +301,43 @@ def test_trim_deletes_only_what_is_stored_and_old(tmp_path: Path):
     assert stream.trim({}, before_s=1e12) == 0, "nothing is stored"
     assert stream.trim({name: positions[2]}, before_s=0.0) == 0, "nothing is old"
     assert stream.trim({name: positions[2]}, before_s=1e12) > 0
-    assert raws(stream) == [frame.encode() for frame in frames[2:]]
+    assert raws(stream) == [frame.encode() for frame in frames[3:]]
     assert stream.trim({name: positions[4]}, before_s=1e12) > 0
-    assert raws(stream) == [frames[4].encode()], "the last file of a living partition stays"
+    assert raws(stream) == [], "what is stored of the last file is overwritten"
+    assert [path.name for path in tmp_path.glob("*/*.log")] == ["00000005.log"], "it may still grow"
     stream.close()
     stream = FileStream(tmp_path)
     assert stream.trim({name: positions[3]}, before_s=1e12) == 0, "not wholly read"
     assert stream.trim({name: positions[4]}, before_s=1e12) > 0
     assert list(stream.partitions()) == []
     assert stream.read(name, positions[4], max_bytes=1, wait_s=0.0).ended
+
+
+def test_trim_overwrites_the_stored_part_of_a_file_that_grows(tmp_path: Path):
+    stream = FileStream(tmp_path)
+    frames = sample_frames(6)
+    for frame in frames[:4]:
+        stream.append([frame])
+    name = only(stream)
+    (path,) = tmp_path.glob("*/*.log")
+    size = path.stat().st_size
+    positions = [record.position for record in read_all(stream)[name]]
+    for stored, left in ((1, 2), (3, 0)):
+        assert stream.trim({name: positions[stored]}, before_s=0.0) == 0, "nothing is old"
+        assert stream.trim({name: positions[stored]}, before_s=1e12) > 0
+        assert stream.trim({name: positions[stored]}, before_s=1e12) == 0, "it is done already"
+        raw = path.read_bytes()
+        assert [frame.body in raw for frame in frames[:4]] == [False] * (4 - left) + [True] * left
+        assert raws(stream) == [frame.encode() for frame in frames[4 - left : 4]]
+    assert path.stat().st_size == size, "offsets stay"
+    assert not path.read_bytes()[12:-END_BYTES].strip(b"\0")
+    # The position is still valid, and so is the file for its appending process.
+    stream.append(frames[4:])
+    read = stream.read(name, positions[3], max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw for record in read.records] == [frame.encode() for frame in frames[4:]]
+    stream.close()
+    assert stream.trim({name: read.next}, before_s=1e12) > 0
+    assert list(stream.partitions()) == []
 
 
 def test_trim_keeps_the_file_of_a_position_while_more_records_follow(tmp_path: Path):
@@ -333,7 +431,7 @@ def test_an_old_file_is_closed_so_that_it_can_be_trimmed(tmp_path: Path):
     records = read_all(stream)[name]
     assert [record.raw for record in records] == [frame.encode() for frame in frames]
     assert stream.trim({name: records[2].position}, before_s=1e12) > 0
-    assert raws(stream) == [frame.encode() for frame in frames[2:]]
+    assert raws(stream) == [frame.encode() for frame in frames[3:]]
     stream.close()
 
 

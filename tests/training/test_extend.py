@@ -15,7 +15,7 @@ from understudy.training.folder import RunFolder
 from understudy.training.train import Run
 
 STEADY = QUICK | {"epsilon": 0.1, "importance_exponent": 0.5, "min_inserts": 256}
-"""Without schedules, which follow the length of a run."""
+"""Without schedules, so that no setting depends on the length of a run."""
 ASKED: dict[str, Any] = {"algorithm": "dqn", "seed": 3, "settings": STEADY}
 
 
@@ -52,6 +52,14 @@ def test_with_more_steps_it_ends_as_if_it_had_been_that_long_from_the_start(
     assert (
         understudy.train(GAME, out=ended, resume=True, steps=2_048, **ASKED).result == longer.result
     )
+
+
+def test_schedules_of_an_extended_run_are_those_of_a_run_of_that_length(tmp_path: Path):
+    asked: dict[str, Any] = {"algorithm": "ppo", "seed": 3, "settings": QUICK}
+    first = understudy.train(GAME, out=tmp_path / "R", steps=512, **asked)
+    longer = understudy.train(out=first.folder, resume=True, steps=1_024)
+    straight = understudy.train(GAME, out=tmp_path / "S", steps=1_024, **asked)
+    assert weights(longer.folder) == weights(straight.folder)
 
 
 def test_a_kill_during_the_extension_changes_nothing(ended: Path, tmp_path: Path):

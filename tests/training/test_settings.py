@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from understudy.act.evaluate import MAX_STEPS
 from understudy.algorithm import Schedule
 from understudy.core.errors import ConfigError
 from understudy.core.names import game_name
@@ -176,6 +177,74 @@ def test_an_algorithm_has_its_short_name_however_it_was_passed():
         resolve(TrainRequest(algorithm=Dqn), GAME).config
         == resolve(TrainRequest(algorithm="dqn"), GAME).config
     )
+
+
+# --- The horizon of schedules ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requested", "horizon"),
+    [
+        ({}, 100_000),
+        ({"steps": 1_000}, 100_000),
+        ({"steps": 300_000}, 300_000),
+        ({"steps": 1_000, "horizon": 1_000}, 1_000),
+        ({"steps": 300_000, "horizon": 200_000}, 200_000),
+    ],
+)
+@pytest.mark.parametrize("preset", [None, "ppo-vector"])
+def test_schedules_span_the_steps_of_the_preset_or_a_longer_run(
+    requested: dict[str, int], horizon: int, preset: str | None
+):
+    request = TrainRequest(algorithm="ppo", preset=preset, settings=requested)
+    assert resolve(request, GAME).run.horizon == horizon
+
+
+def test_a_horizon_in_a_file_or_the_environment_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "mine.toml"
+    file.write_text("[run]\nhorizon = 4_000\nsteps = 5_000\n")
+    request = TrainRequest(algorithm="ppo", config_file=file)
+    assert resolve(request, GAME).run.horizon == 4_000
+    monkeypatch.setenv("UNDERSTUDY_TRAIN_HORIZON", "3000")
+    assert resolve(request, GAME).run.horizon == 3_000
+
+
+def test_the_preset_of_a_run_keeps_its_horizon(tmp_path: Path):
+    file = tmp_path / "preset.toml"
+    for asked, steps, horizon in (
+        ({"steps": 1_000}, None, 100_000),
+        ({"steps": 1_000}, 2_000, 100_000),
+        ({"steps": 1_000}, 200_000, 200_000),
+        ({"steps": 1_000, "horizon": 500}, 2_000, 500),
+    ):
+        file.write_text(resolve(TrainRequest(algorithm="ppo", settings=asked), GAME).to_toml())
+        more = {} if steps is None else {"steps": steps}
+        again = TrainRequest(algorithm="ppo", preset=str(file), settings=more)
+        assert resolve(again, GAME).run.horizon == horizon
+
+
+def test_an_extended_run_stretches_its_schedules_unless_they_were_shorter():
+    for horizon, stretched in ((0, 2_000), (1_000, 2_000), (5_000, 5_000), (500, 500)):
+        longer = settings("ppo", steps=2_000, horizon=horizon).with_horizon(1_000)
+        assert longer.run.horizon == stretched
+
+
+def test_evaluations_are_cut_at_the_limit_that_evaluate_has_by_default():
+    assert settings("ppo").run.eval_max_steps == MAX_STEPS
+
+
+def test_cut_schedules_are_those_that_end_after_the_run():
+    request = TrainRequest(algorithm="dqn", settings={"steps": 8_000, "learning_rate": 1e-3})
+    cut = resolve(request, GAME).cut_schedules()
+    last, end = cut["epsilon"]
+    assert last == pytest.approx(1.0 - 0.96 / 2)
+    assert end == 0.04
+    assert "learning_rate" not in cut
+    request = TrainRequest(algorithm="dqn", settings={"steps": 16_000})
+    assert "epsilon" not in resolve(request, GAME).cut_schedules()
+    assert resolve(TrainRequest(algorithm="dqn"), GAME).cut_schedules() == {}
 
 
 def test_games_of_no_kind_of_their_own_use_the_small_preset_and_unknown_algorithms_none():

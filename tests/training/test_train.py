@@ -17,15 +17,18 @@ import pytest
 import understudy
 from tests.platform.switches import GAME, QUICK, Brighter, Switches
 from tests.training.arguments import with_options
+from understudy.act.evaluate import evaluate
+from understudy.act.vector import make_envs
 from understudy.act.vector_envs import CartPoleVector
-from understudy.core.errors import ConfigError, GameFailed, Locked, MissingExtra
+from understudy.core.errors import ConfigError, GameFailed, LearningFailed, Locked, MissingExtra
 from understudy.core.log import FileLock
 from understudy.experience.spaces import Box
 from understudy.learn.algorithms.ppo import Ppo
 from understudy.learn.architecture import network_for
 from understudy.nn.network import Dense
+from understudy.nn.policy import Policy
 from understudy.training.env_info import GameChoice, choice_of
-from understudy.training.evaluation import evaluate_run
+from understudy.training.evaluation import AT_THE_END, evaluate_run, held_out_seeds
 from understudy.training.events import (
     CheckpointSaved,
     Compiling,
@@ -209,6 +212,70 @@ def test_a_run_that_starts_from_another_one_reports_which_weights_did_not_fit(
     assert set(init.new) == trained.policy.weights.keys() - set(init.fit)
 
 
+@pytest.fixture(scope="module")
+def cloned(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that cloned the finished one, with normalised observations."""
+    out = tmp_path_factory.mktemp("cloned") / "R"
+    return train(out, algorithm="bc", from_store=trained.folder, steps=200)
+
+
+def body(policy: Policy) -> tuple[Any, Any]:
+    return policy.network.inputs, policy.network.trunk
+
+
+def test_a_run_that_starts_from_a_clone_keeps_its_network_and_statistics(
+    tmp_path: Path, cloned: Run
+):
+    settings = {"learning_rate": 0.0}
+    run = train(
+        tmp_path / "R", algorithm="ppo", init_from=cloned.folder, steps=256, settings=settings
+    )
+    init = run.result["init_from"]
+    assert set(init["fit"]) == cloned.policy.weights.keys()
+    assert (init["new"], init["unused"]) == ([], [])
+    assert body(run.policy) == body(cloned.policy)
+    last = RunFolder(run.folder).policy("last").weights
+    for name, weights in cloned.policy.weights.items():
+        is_statistic = name.startswith("inputs.")
+        assert (last[name] == weights).all() != is_statistic, "only the statistics have moved on"
+    (run.folder / "result.json").unlink()
+    assert train(run.folder, None, resume=True).policy == run.policy
+    again = understudy.train(
+        GAME,
+        out=tmp_path / "S",
+        options=understudy.TrainOptions(preset=str(run.folder / "preset.toml")),
+    )
+    assert RunFolder(again.folder).policy("last").weights.keys() == last.keys()
+
+
+def test_weights_of_a_clone_without_a_place_in_the_new_network_are_named(
+    tmp_path: Path, cloned: Run
+):
+    run = train(tmp_path / "R", algorithm="dqn", init_from=cloned.folder, steps=256)
+    assert body(run.policy) == body(cloned.policy)
+    init = run.result["init_from"]
+    assert init["new"] == [name for name in run.policy.weights if name.startswith("heads.q")]
+    assert init["unused"] == ["heads.logits.0.kernel", "heads.logits.0.bias"]
+    assert len(init["fit"]) + len(init["unused"]) == len(cloned.policy.weights)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"observation_norm": False}, r"inputs\.obs\.0 is Flatten in .* ObservationNorm there"),
+        ({"observation_norm": True}, r"trunk\.1 is tanh in this network and relu there"),
+    ],
+)
+def test_a_network_in_which_copied_weights_compute_something_else_is_rejected(
+    settings: dict[str, Any], said: str, tmp_path: Path, cloned: Run
+):
+    with pytest.raises(ConfigError, match=f"cannot start from .*{said}.*omit --network"):
+        train(
+            tmp_path / "R", algorithm="ppo", init_from=cloned.folder, steps=256, settings=settings
+        )
+    assert not (tmp_path / "R").exists()
+
+
 def test_a_run_that_started_from_another_one_resumes_without_it(tmp_path: Path, trained: Run):
     other = tmp_path / "other"
     shutil.copytree(trained.folder, other)
@@ -236,6 +303,7 @@ def test_the_policy_of_a_run_without_evaluations_is_its_last(
     monkeypatch.setattr("understudy.training.train.inspect_env", not_installed)
     run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
     assert run.result["return_mean"] is None
+    assert run.result["why_no_return"] == "not installed"
     assert Path(run.result["policy"]).read_bytes() == run.policy.encode()
 
 
@@ -260,6 +328,29 @@ def test_a_store_can_be_learned_from_where_the_game_fails(
     monkeypatch.setattr(Switches, "reset", Broken.reset)
     run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
     assert run.result["return_mean"] is None
+    assert "failed in its first reset: RuntimeError: no disc" in run.result["why_no_return"]
+
+
+def test_a_game_that_was_recorded_with_other_spaces_is_not_evaluated_and_the_reason_is_told(
+    tmp_path: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Switches, "action_space", gymnasium.spaces.Discrete(3))
+    run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
+    assert run.result["return_mean"] is None
+    assert "is not the game that was recorded: its actions are" in run.result["why_no_return"]
+    with pytest.raises(ConfigError, match=r"differ from those .* was trained on: actions are"):
+        evaluate_run(run.folder)
+
+
+def test_a_game_recorded_under_another_limit_is_evaluated(
+    tmp_path: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+):
+    wider = gymnasium.spaces.Box(-1, 2, (2,), np.float32)
+    monkeypatch.setattr(Switches, "observation_space", wider)
+    monkeypatch.setattr(gymnasium.spec("Switches-v0"), "max_episode_steps", 10)
+    run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
+    assert run.result["return_mean"] is not None
+    assert run.result["why_no_return"] == ""
 
 
 def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, trained: Run):
@@ -267,6 +358,197 @@ def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, t
     assert run.result["env_steps"] == 0
     assert run.result["updates"] >= 200
     assert run.result["return_mean"] is not None
+
+
+# --- Wrappers -------------------------------------------------------------------------------------
+
+
+NORMALIZE = "gymnasium.wrappers:NormalizeReward"
+
+
+def normalized() -> Any:
+    return gymnasium.wrappers.NormalizeReward(Switches())
+
+
+@pytest.mark.parametrize(("game", "wrapper"), [(GAME, NORMALIZE), (normalized, ())])
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+def test_returns_are_those_of_the_game_below_its_wrappers(
+    algorithm: str, game: Any, wrapper: Any, tmp_path: Path
+):
+    heard: list[Event] = []
+    run = train(
+        tmp_path / "R",
+        game,
+        algorithm=algorithm,
+        wrapper=wrapper,
+        steps=512,
+        on_event=heard.append,
+    )
+    seeds = held_out_seeds(100, series=AT_THE_END)
+    raw = evaluate(run.policy, make_envs(Switches, 10), seeds=seeds).returns
+    assert run.result["return_mean"] == raw.mean()
+    played = evaluate_run(run.folder, episodes=10, seeds=1, game=None if game == GAME else game)
+    assert float(10 * played.mean).is_integer()
+    returns = [event.return_ for event in heard if isinstance(event, EpisodeEnded)]
+    assert returns
+    assert all(one.is_integer() and 0 <= one <= 10 for one in returns)
+
+
+def test_a_wrapper_may_be_for_training_only(tmp_path: Path):
+    heard: list[Event] = []
+    wrapper = ["train:tests.platform.switches:Short", "train:tests.platform.switches:Unpaid"]
+    run = train(
+        tmp_path / "R", wrapper=wrapper[:1], steps=512, settings=QUICK, on_event=heard.append
+    )
+    assert {event.length for event in heard if isinstance(event, EpisodeEnded)} == {3}
+    assert run.policy.game.max_episode_steps is None
+    assert run.result["return_mean"] > 3, "an evaluation has ten presses"
+    assert RunFolder(run.folder).facts()["wrappers"] == wrapper[:1]
+    (run.folder / "result.json").unlink()
+    with pytest.raises(ConfigError, match="was started with wrappers"):
+        train(run.folder, wrapper=wrapper, resume=True)
+    assert train(run.folder, None, resume=True).result["return_mean"] == run.result["return_mean"]
+    with pytest.raises(ConfigError, match="in training only, where its policy could not be eval"):
+        train(tmp_path / "S", wrapper="train:tests.platform.switches:Brighter", steps=256)
+
+
+@pytest.mark.parametrize(
+    ("game", "wrapper"),
+    [
+        (GAME, "gymnasium.wrappers:NormalizeObservation"),
+        (GAME, "train:gymnasium.wrappers:NormalizeObservation"),
+        (GAME, ["gymnasium.wrappers:NormalizeObservation", NORMALIZE]),
+        (lambda: gymnasium.wrappers.NormalizeObservation(Switches()), ()),
+    ],
+)
+def test_statistics_of_observations_that_would_stay_in_the_envs_are_rejected(
+    game: Any, wrapper: Any, tmp_path: Path
+):
+    with pytest.raises(
+        ConfigError, match=r"NormalizeObservation around .*--set observation_norm=true"
+    ):
+        train(tmp_path / "R", game, wrapper=wrapper, steps=256)
+    assert not (tmp_path / "R").exists()
+
+
+def test_frozen_statistics_are_a_part_of_the_game(tmp_path: Path):
+    def frozen() -> Any:
+        env = gymnasium.wrappers.NormalizeObservation(Switches())
+        env.update_running_mean = False
+        return env
+
+    assert train(tmp_path / "R", frozen, steps=256).result["return_mean"] is not None
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+def test_statistics_of_observations_travel_with_the_policy(algorithm: str, tmp_path: Path):
+    run = train(
+        tmp_path / "R", algorithm=algorithm, steps=2_048, settings={"observation_norm": True}
+    )
+    mean = run.policy.weights["inputs.obs.0.mean"]
+    assert np.abs(mean - 0.5).max() < 0.1, "each of two switches is lit half of the time"
+    assert run.policy.act(LIT_LEFT) == 0
+    assert run.policy.act(LIT_LEFT[::-1]) == 1
+
+
+# --- Rewards that are no numbers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+def test_a_run_that_could_not_learn_raises(algorithm: str, tmp_path: Path):
+    with pytest.raises(
+        LearningFailed, match=r"nothing was learned: \d+ chunks .*R/guarded\.csv has the reasons"
+    ):
+        train(
+            tmp_path / "R",
+            algorithm=algorithm,
+            wrapper="tests.platform.switches:Unpaid",
+            steps=2_048,
+        )
+    assert (tmp_path / "R" / "guarded.csv").exists()
+    assert not (tmp_path / "R" / "result.json").exists()
+    with pytest.raises(LearningFailed, match="nothing was learned"):
+        train(tmp_path / "R", None, resume=True)
+
+
+def test_a_run_that_was_stopped_before_it_could_learn_does_not_raise(tmp_path: Path):
+    run = train(
+        tmp_path / "R",
+        wrapper="tests.platform.switches:Unpaid",
+        steps=2_048,
+        on_event=stop_at(512),
+    )
+    assert run.result["updates"] == 0
+
+
+# --- Games without a step limit -------------------------------------------------------------------
+
+
+def test_episodes_that_do_not_end_are_cut_and_the_run_says_so(tmp_path: Path):
+    heard: list[Event] = []
+    run = train(
+        tmp_path / "R",
+        env_kwargs={"presses": 10**9},
+        steps=256,
+        settings={"eval_max_steps": 30},
+        on_event=heard.append,
+    )
+    assert run.result["return_mean"] <= 30
+    assert (run.result["cut_episodes"], run.result["eval_max_steps"]) == (100, 30)
+    assert [event.n_cut for event in heard if isinstance(event, Evaluation)] == [5]
+    found = evaluate_run(run.folder, episodes=4, seeds=2)
+    assert (found.cut, found.max_steps) == (8, 30)
+    found = evaluate_run(run.folder, episodes=4, seeds=2, max_steps=20)
+    assert (found.cut, found.max_steps) == (8, 20)
+    assert found.mean <= 20
+    with pytest.raises(ConfigError, match="max_steps is 0"):
+        evaluate_run(run.folder, max_steps=0)
+
+
+def test_episodes_that_end_are_not_cut(trained: Run):
+    assert trained.result["cut_episodes"] == 0
+    assert evaluate_run(trained.folder, episodes=4, seeds=2).cut == 0
+
+
+# --- Schedules ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+def test_fewer_steps_do_not_shorten_the_schedules_of_a_preset(algorithm: str, tmp_path: Path):
+    settings = {"min_inserts": 256} if algorithm == "dqn" else {}
+    heard: list[Event] = []
+    whole = train(
+        tmp_path / "whole",
+        algorithm=algorithm,
+        until=np.inf,
+        settings=settings,
+        on_event=stop_at(1_024),
+    )
+    cut = train(
+        tmp_path / "cut",
+        algorithm=algorithm,
+        steps=1_024,
+        settings=settings,
+        on_event=heard.append,
+    )
+    last = [(run.folder / "last.safetensors").read_bytes() for run in (whole, cut)]
+    assert last[0] == last[1]
+    name = "epsilon" if algorithm == "dqn" else "learning_rate"
+    started = heard[0]
+    assert isinstance(started, Started)
+    assert (started.steps, started.horizon) == (1_024, 100_000)
+    assert started.cut_schedules.keys() >= {name}
+    assert cut.result["horizon"] == whole.result["horizon"] == 100_000
+    assert cut.result["cut_schedules"][name][0] > cut.result["cut_schedules"][name][1]
+    assert whole.result["cut_schedules"] == {}
+    fitted = train(
+        tmp_path / "fitted",
+        algorithm=algorithm,
+        steps=1_024,
+        settings={**settings, "horizon": 1_024},
+    )
+    assert fitted.result["cut_schedules"] == {}
+    assert (fitted.folder / "last.safetensors").read_bytes() != last[1]
 
 
 # --- Events ---------------------------------------------------------------------------------------

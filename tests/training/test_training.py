@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from understudy.act.evaluate import Evaluated
 from understudy.cli.training_view import format_return
 from understudy.core.tensors import Array
+from understudy.learn.learner import LearnerCounts
 from understudy.training.evaluation import AT_THE_END, CONFIRMING, WHILE_TRAINING
 from understudy.training.events import CheckpointSaved, Evaluation, Event, Guarded
 from understudy.training.folder import RunFolder, draw_curve
@@ -28,7 +30,7 @@ class Rounds:
     def __init__(self, size: int = 1) -> None:
         self.steps = 0
         self._size = size
-        self.learner: Any = SimpleNamespace(compile_s=0.0, counts=SimpleNamespace(updates=0))
+        self.learner: Any = SimpleNamespace(compile_s=0.0, counts=LearnerCounts())
         self.policy: Any = SimpleNamespace(encode=lambda: b"policy")
 
     @property
@@ -58,10 +60,11 @@ class Says:
 
     answers: dict[int, Array]
     asked: list[tuple[int, int]] = field(default_factory=list)
+    n_cut: int = 0
 
-    def returns(self, policy: Any, *, episodes: int, series: int, attempt: int = 0) -> Array:
+    def play(self, policy: Any, *, episodes: int, series: int, attempt: int = 0) -> Evaluated:
         self.asked.append((series, attempt))
-        return self.answers[series]
+        return Evaluated(self.answers[series], self.n_cut)
 
 
 def training(
@@ -150,11 +153,15 @@ def test_below_five_episodes_there_is_no_interval(
 
 
 def test_a_confirmed_run_ends_with_the_returns_that_confirmed_it(tmp_path: Path):
-    evaluator = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(9.5)})
+    evaluator = Says({WHILE_TRAINING: every(10.0), CONFIRMING: every(9.5)}, n_cut=3)
     one = training(tmp_path, evaluator)
     one.run()
     assert (one.engine.steps, one.is_solved) == (1, True)
     assert one.final_returns() is evaluator.answers[CONFIRMING]
+    assert one.final_cut == 3
+    resumed = training(tmp_path, Says({}))
+    assert resumed.resume()
+    assert (resumed.is_solved, resumed.final_cut) == (True, 3)
 
 
 @pytest.mark.parametrize(("later", "attempt"), [(8.0, 0), (8.7, 1)])

@@ -31,6 +31,7 @@ class PlayedEpisode(NamedTuple):
 
     env: int
     return_: float
+    """The sum of the game's rewards, below any wrappers."""
     length: int
     seed: int
 
@@ -169,6 +170,10 @@ class Actor:
                 tape.raw_action[t] = decision.raw_action.reshape(tape.raw_action.shape[1:])
             reward, terminated, truncated = live.step(action)
             tape.reward[t] = reward
+            if live.raw_reward is not None:
+                if tape.raw_reward is None:
+                    tape.raw_reward = np.empty_like(tape.reward)
+                tape.raw_reward[t] = live.raw_reward
             tape.terminated[t] = terminated
             tape.truncated[t] = truncated
             ended = terminated | truncated
@@ -217,7 +222,8 @@ class Actor:
                 self._open_actions[env].clear()
             if first < tape.steps:
                 self._open_actions[env].append(tape.action[first:, env].copy())
-        self._progress, returns, lengths = track_episodes(tape.reward, tape.ended, self._progress)
+        reward = tape.reward if tape.raw_reward is None else tape.raw_reward
+        self._progress, returns, lengths = track_episodes(reward, tape.ended, self._progress)
         envs = (tape.ends.env + self.env_index0).tolist()
         episodes = list(
             map(PlayedEpisode, envs, returns.tolist(), lengths.tolist(), tape.seeds_ended())

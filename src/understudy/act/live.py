@@ -28,6 +28,8 @@ class LiveEnvs:
         """Column name to [envs, ...]."""
         self.frames: dict[str, Array] | None = None
         """Column name to [envs, stack, ...], oldest first; None if the policy uses no stacks."""
+        self.raw_reward: Array | None = None
+        """Rewards of the last step below any wrappers, float64[envs]; None without wrappers."""
         n_actions = game.discrete.n if game.has_action_mask and game.discrete else 0
         self.action_mask: Flags | None = (
             np.ones((self.num_envs, n_actions), np.bool_) if n_actions else None
@@ -88,6 +90,7 @@ class LiveEnvs:
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             self.obs = self._columns(obs)
             self._read_masks(infos, self._all)
+            self.raw_reward = getattr(self.envs, "raw_reward", None)
         except UnderstudyError:
             raise
         except Exception as error:

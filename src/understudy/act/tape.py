@@ -92,6 +92,8 @@ class Tape:
         )
         self.q = np.empty((*more, self.q_size), np.float32) if self.q_size else None
         self.reward = np.empty(size, np.float64)
+        self.raw_reward: NDArray[np.float64] | None = None
+        """Rewards below any wrappers; None if the envs have none."""
         self.logp = np.empty(size, np.float32)
         self.terminated = np.empty(size, np.bool_)
         self.truncated = np.empty(size, np.bool_)

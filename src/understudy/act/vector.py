@@ -12,7 +12,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from understudy.act.rally import SPEC as RALLY_SPEC
 from understudy.act.rally import RallyVector
-from understudy.act.vector_envs import CARTPOLE, MASK, CartPoleVector, PlainEnvs
+from understudy.act.vector_envs import (
+    CARTPOLE,
+    MASK,
+    CartPoleVector,
+    PlainEnvs,
+    RawReward,
+    layers_of,
+)
 from understudy.core.errors import ConfigError, MissingExtra
 from understudy.core.settings import load_object
 from understudy.experience.game import GameSpec, spec_from_gymnasium
@@ -41,8 +48,9 @@ def make_envs(
 
     `game` is an id, a function that creates an env, an env to copy, or a vector env, which is
     returned unchanged. Wrappers (`"module:Class"` or functions) are applied in order, on top of the
-    frame skip. With `builtin=False`, single envs are used even if understudy has a vectorized
-    version of the game.
+    frame skip; the attribute `raw_reward` of the envs has the rewards below them, and below a
+    NormalizeReward that the game itself applies. With `builtin=False`, single envs are used even if
+    understudy has a vectorized version of the game.
     """
     if num_envs < 1 or frame_skip < 1:
         raise ConfigError(
@@ -77,6 +85,15 @@ def make_envs(
         env = make()
         if frame_skip > 1:
             env = FrameSkip(env, frame_skip)
+        normalizers = [
+            layer
+            for layer in layers_of(env)
+            if isinstance(layer, gymnasium.Wrapper) and "return_rms" in vars(layer)
+        ]
+        if normalizers:
+            normalizers[-1].env = RawReward(normalizers[-1].env)
+        elif layers:
+            env = RawReward(env)
         for layer in layers:
             env = layer(env)
         return env
@@ -188,13 +205,12 @@ def copy_env(env: Env) -> Env:
 
 def _layers(env: Any) -> Iterator[tuple[type, dict[str, Any]]]:
     """Yield class and comparable attributes of each wrapper, outermost first, and of the env."""
-    while env is not None:
-        if not isinstance(env, gymnasium.wrappers.PassiveEnvChecker):
+    for layer in layers_of(env):
+        if not isinstance(layer, gymnasium.wrappers.PassiveEnvChecker):
             fields = {
-                name: _plain(value) for name, value in vars(env).items() if name not in _IGNORED
+                name: _plain(value) for name, value in vars(layer).items() if name not in _IGNORED
             }
-            yield type(env), {name: value for name, value in fields.items() if value is not ...}
-        env = env.env if isinstance(env, gymnasium.Wrapper) else None
+            yield type(layer), {name: value for name, value in fields.items() if value is not ...}
 
 
 def _plain(value: Any) -> Any:

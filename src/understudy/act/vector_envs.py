@@ -1,6 +1,6 @@
 """Vector envs that their caller resets: `reset(seed=[...], options={"reset_mask": mask})`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -24,12 +24,42 @@ MASK = "action_mask"
 CARTPOLE = "CartPole-v1"
 
 
+class RawReward(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sums the rewards of the env inside it, so that wrappers around it do not change returns."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._sum = 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._sum = 0.0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self._sum += float(reward)
+        return obs, reward, terminated, truncated, info
+
+    def take(self) -> float:
+        """The sum since the last call or reset."""
+        total = self._sum
+        self._sum = 0.0
+        return total
+
+
 class PlainEnvs(SyncVectorEnv):
     """Envs stepped one after another with little overhead; infos contain only action masks."""
 
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int) -> None:
         super().__init__([make] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
         self.spec = self.envs[0].spec
+        self._raw = [
+            layer for env in self.envs for layer in layers_of(env) if isinstance(layer, RawReward)
+        ]
+        self.raw_reward: NDArray[np.float64] | None = None
+        """The rewards of the last step below any wrappers; None if the envs have none."""
         self._env_obs: list[Any] = [None] * num_envs
         space = self.single_observation_space
         self._row = space.shape if isinstance(space, spaces.Box) else ()
@@ -63,6 +93,8 @@ class PlainEnvs(SyncVectorEnv):
             env_obs[i], rewards[i], terminated[i], truncated[i], info = env.step(action)
             if MASK in info:
                 infos = self._add_info(infos, {MASK: info[MASK]}, i)
+        if self._raw:
+            self.raw_reward = np.array([layer.take() for layer in self._raw])
         self._autoreset_envs = terminated | truncated
         return self._batched(), rewards, terminated, truncated, infos
 
@@ -77,6 +109,14 @@ class PlainEnvs(SyncVectorEnv):
             return batch
         self._observations = concatenate(space, rows, self._observations)
         return deepcopy(self._observations)
+
+
+def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
+    """Yield an env's wrappers, outermost first, and the env inside them."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
+    yield env
 
 
 class CartPoleVector(VectorEnv[Any, Any, Any]):

@@ -1,5 +1,6 @@
 """The data folder: where a platform stores each kind of data, and statistics of that data."""
 
+import contextlib
 import os
 import uuid
 from collections import Counter
@@ -7,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, InvalidName
 from understudy.core.log import is_locked
+from understudy.core.names import game_name
 from understudy.ports import Cursor, FullStore, Stored
 from understudy.stores.database import has_store
 from understudy.stores.view import StoreView
@@ -50,7 +52,12 @@ class DataFolder:
 
     def game_names(self) -> list[str]:
         """Return the names of the games whose spec is registered in this folder."""
-        return sorted(path.name for path in self.games.iterdir()) if self.games.is_dir() else []
+        names: list[str] = []
+        for path in sorted(self.games.iterdir()) if self.games.is_dir() else ():
+            with contextlib.suppress(InvalidName):  # files of other programs
+                if any(path.glob("*.json")):
+                    names.append(game_name(path.name))
+        return names
 
     def has_store(self) -> bool:
         """Return whether the folder holds a store."""
@@ -118,7 +125,7 @@ def remote_stats(data: DataFolder, store: FullStore) -> dict[str, Any]:
     while short < 2:
         tail = store.tail(cursor, max_items=_PAGE, wait_s=0.0)
         cursor = tail.cursor
-        short += len(tail.items) < _PAGE
+        short += len(tail.items) < _PAGE and not tail.is_cut
         for item in tail.items:
             if isinstance(item, Stored) and item.chunk is not None:
                 sessions.add(item.frame.session)

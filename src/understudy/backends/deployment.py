@@ -1,5 +1,6 @@
 """A deployment: signing key, models, access keys and stream, shared by a data folder's roles."""
 
+import hashlib
 import json
 import secrets
 from dataclasses import dataclass
@@ -13,15 +14,24 @@ from understudy.core.errors import ConfigError
 from understudy.core.log import make_folder
 from understudy.core.signed import KEY_BYTES, Signer, Trusted
 from understudy.experience.game import GameSpec
-from understudy.experience.intake import Intake, create_once, deployment_key, key_fingerprint
+from understudy.experience.intake import (
+    Intake,
+    create_once,
+    deployment_key,
+    key_file,
+    key_fingerprint,
+    read_key,
+)
 from understudy.models.keys import Keys
-from understudy.models.objects import open_objects
+from understudy.models.objects import FolderObjects, open_objects
 from understudy.models.registry import Registry
 from understudy.ports import Objects
 
-_FIRST_ENTRY = "keys/0000000001.json"
 _FINGERPRINTS = "deployment.json"
-"""Object with fingerprints of the keys, which must be equal on all machines that share models."""
+"""Object with fingerprints of the keys: it distinguishes a lost key from a new deployment, and the
+keys of all machines that share models must match it."""
+_SEEN = "seen"
+"""Folder that records the newest journal entries that this machine has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +53,35 @@ def open_deployment(
     """Open a data folder's deployment; `models`: URL of models, specs and keys if remote."""
     clock = clock or SystemClock()
     objects = open_objects(models or models_folder(data))
-    signer = _share(data.root, objects) if models else _signer(data.root, objects)
+    signer = _signer(data, objects, is_remote=bool(models))
     trusted = {signer.key_id: signer.public}
+    # By location: after a move of the models, the new journals start from 1.
+    where = hashlib.sha256(models.partition("?")[0].encode()).hexdigest()[:16] if models else "here"
+    memory = FolderObjects(data.root / _SEEN / where)
     return Deployment(
         data,
         objects,
         signer,
         trusted,
-        Registry(objects, trusted=trusted, signer=signer, clock=clock),
-        Keys(objects, trusted=trusted, signer=signer, clock=clock),
+        Registry(objects, trusted=trusted, signer=signer, clock=clock, memory=memory),
+        Keys(objects, trusted=trusted, signer=signer, clock=clock, memory=memory),
         clock,
     )
+
+
+def has_deployment(data: DataFolder, *, models: str = "") -> bool:
+    """Return whether a deployment was created here or at the URL, even if its key was lost."""
+    if signing_key(data).exists():
+        return True
+    objects = open_objects(models or models_folder(data))
+    return bool(objects.get(_FINGERPRINTS) or objects.list("keys") or objects.list("registry"))
+
+
+def registered_games(data: DataFolder, *, models: str = "") -> list[str]:
+    """Return the names of all registered games, in the folder or at the models URL."""
+    if not models:
+        return data.game_names()
+    return open_deployment(data, models=models).registry.games()
 
 
 def models_folder(data: DataFolder) -> Path:
@@ -66,54 +94,51 @@ def signing_key(data: DataFolder) -> Path:
     return data.root / "signing.key"
 
 
-def _signer(root: Path, objects: Objects) -> Signer:
-    """Return the folder's own signer, created on first use; concurrent processes share it."""
-    path = signing_key(DataFolder(root))
-    if not path.exists():
-        # The path is checked twice: a process that starts at the same time creates the key before
-        # the first entry.
-        if objects.get(_FIRST_ENTRY) is not None and not path.exists():
-            raise ConfigError(
-                f"{path} is missing: keys and models of this deployment were signed with it and "
-                "would not verify with a new one; copy the file from the machine that created it, "
-                "or restore it from a backup"
-            )
-        make_folder(root)
-        create_once(path, secrets.token_bytes(KEY_BYTES))
-    raw = path.read_bytes()
-    if len(raw) != KEY_BYTES:
-        raise ConfigError(
-            f"{path} has {len(raw)} bytes, expected {KEY_BYTES}; restore it from a backup"
-        )
-    return Signer(raw)
+def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
+    """Return the folder's signer, created on first use; concurrent processes share it.
 
-
-def _share(root: Path, objects: Objects) -> Signer:
-    """Return the signer of machines that share models; ConfigError if this machine's keys differ.
-
-    With two keys a player would have two pseudonyms and could not be erased, and each machine would
-    reject the other's models.
+    Raises ConfigError if a key is damaged or lost, or does not match its fingerprint. With two keys
+    a player would have two pseudonyms and could not be erased, and each machine would reject the
+    other's models.
     """
-    files = {"pseudonyms": root / "key", "signatures": signing_key(DataFolder(root))}
+    path = signing_key(data)
+    files = {"signatures": path} | ({"pseudonyms": data.root / "key"} if is_remote else {})
     shared = objects.get(_FINGERPRINTS)
-    if shared is not None and (
-        missing := [str(path) for path in files.values() if not path.exists()]
-    ):
+
+    def missing() -> list[str]:
+        return [str(file) for file in files.values() if not file.exists()]
+
+    # Checked twice: a process that starts at the same time creates the keys before anything else.
+    is_used = missing() and (shared or objects.list("keys") or objects.list("registry"))
+    if is_used and (names := missing()):
         raise ConfigError(
-            f"missing {' and '.join(missing)}, which the other machines of this deployment have; "
-            "copy it from one of them"
+            f"missing {' and '.join(names)}, which this deployment was created with; a new key "
+            "would invalidate its keys, models and players; copy the file from another machine of "
+            "the deployment, or restore it from a backup"
         )
-    signer = _signer(root, objects)
-    own = {"pseudonyms": key_fingerprint(deployment_key(root)), "signatures": signer.key_id}
+    if not path.exists():
+        make_folder(data.root)
+        create_once(path, key_file(secrets.token_bytes(KEY_BYTES)))
+    signer = Signer(read_key(path))
+    own = {"signatures": signer.key_id}
+    if is_remote:
+        own["pseudonyms"] = key_fingerprint(deployment_key(data.root))
     if shared is None:
         objects.create(_FINGERPRINTS, json.dumps(own).encode())
         shared = objects.get(_FINGERPRINTS) or b"{}"
-    expected = json.loads(shared)
-    for what, path in files.items():
-        if expected.get(what) != own[what]:
+    try:
+        expected = dict(json.loads(shared))
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{_FINGERPRINTS} beside the models is damaged; restore it from a backup, or delete it "
+            "if the keys of this machine are the right ones"
+        ) from None
+    for what, file in files.items():
+        if expected.get(what, own[what]) != own[what]:
             raise ConfigError(
-                f"{path} differs from the key of the other machines of this deployment; copy "
-                "their key here, or set models.url to a location that no other deployment uses"
+                f"{file} differs from the key that this deployment was created with; copy the key "
+                "of its other machines here, restore it from a backup, or set models.url to a "
+                "location that no other deployment uses"
             )
     return signer
 

@@ -3,6 +3,7 @@
 Other packages open them here and import their classes for type checking only.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +13,13 @@ from understudy.ports import ExperienceStore, FullStore, Position, Specs, Stream
 from understudy.stores.audit import AuditedFrame as AuditedFrame
 from understudy.stores.audit import Findings as Findings
 from understudy.stores.audit import audit
+from understudy.stores.audit import lost_in_stream as lost_in_stream
 from understudy.stores.audit import summary as summary
 from understudy.stores.database import has_store as has_store
 from understudy.stores.local import LocalStore
+from understudy.stores.view import EXPIRED as EXPIRED
 from understudy.stores.view import FORGOTTEN as FORGOTTEN
+from understudy.stores.view import QUARANTINED as QUARANTINED
 from understudy.stores.view import STORED as STORED
 from understudy.stores.view import StoreView
 from understudy.stores.window import PAGE, Window
@@ -74,11 +78,13 @@ def audit_store(folder: Path, *, is_alone: bool) -> Findings:
 def trim_file_stream(
     stream: Stream, positions: Mapping[str, Position | None], *, retention_s: float
 ) -> int:
-    """Delete parts of a file stream older than `retention_s`; return the bytes freed.
+    """Delete parts of a file stream older than `retention_s` (0: all); return how many bytes.
 
     Only frames up to `positions`, which are in the store, are deleted. Remote streams have a
     retention of their own, so nothing happens for them.
     """
     if not isinstance(stream, FileStream):
         return 0
-    return stream.trim(positions, before_s=time.time() - retention_s)
+    # A file that is still being written may be newer than any time read before.
+    before_s = time.time() - retention_s if retention_s else math.inf
+    return stream.trim(positions, before_s=before_s)

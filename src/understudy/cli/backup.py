@@ -29,6 +29,7 @@ from understudy.platform.config import mask_secrets, resolve
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=600.0,
     show_default=True,
     help="Seconds to wait for a running ingest.",
@@ -61,17 +62,37 @@ def backup(data_text: str | None, as_json: bool, target: Path, timeout_s: float)
 
 
 @click.command(
-    epilog=examples("understudy restore B --data NEW", "understudy restore B --data NEW --json")
+    epilog=examples(
+        "understudy restore B --keys revoke --data NEW",
+        "understudy restore B --keys keep --data NEW --json",
+    )
 )
 @click.argument("source", type=PATH, metavar="DIR")
+@click.option(
+    "--keys",
+    "keys_action",
+    type=click.Choice(["keep", "revoke"]),
+    required=True,
+    help="keep: the backup's keys are valid, also those that were revoked after the backup; "
+    "revoke: none is.",
+)
 @common_options
-def restore(data_text: str | None, as_json: bool, source: Path) -> int:
+def restore(data_text: str | None, as_json: bool, source: Path, keys_action: str) -> int:
     """Create a data folder from the backup in DIR, which is verified first."""
     config = resolve({"data": data_text}).config
-    proof = restore_backup(source, config.folder, models=config.models.url)
+    proof = restore_backup(
+        source, config.folder, models=config.models.url, revoke_keys=keys_action == "revoke"
+    )
     out = results(as_json=as_json)
     backed_up_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(proof.at_s))
     out.print(f"restored {_summary(proof)}, as of {backed_up_at}", soft_wrap=True)
+    out.print(
+        "every key was revoked; create new ones with 'understudy keys create'"
+        if keys_action == "revoke"
+        else "[yellow]![/] keys that were revoked after the backup are valid again; see "
+        "'understudy keys list'",
+        soft_wrap=True,
+    )
     # Only for the text output: this build may reject the restored understudy.toml.
     restored = config if as_json else resolve({"data": data_text}).config
     for part, url in (("stream", restored.stream.url), ("store", restored.store.url)):

@@ -42,7 +42,12 @@ def init(data_text: str | None, as_json: bool, file: Path | None, force: bool) -
             f"{path} already exists; see it with 'understudy config show', or replace it with "
             "--force"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if file is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif not path.parent.is_dir():
+        raise ConfigError(
+            f"the folder {path.parent} does not exist; create it first, or correct --config {path}"
+        )
     # A config inside the data folder need not name that folder.
     text = example(str(Path(data_text).expanduser().resolve()) if data_text and file else "")
     write_file(path, text.encode(), mode=0o644)

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from understudy.backends.data import data_folder, remote_stats
 from understudy.backends.data import stats as count_stats
+from understudy.backends.deployment import registered_games
 from understudy.backends.local import open_view
 from understudy.cli.deployed import config_of, released_models, remote_store
 from understudy.cli.exchange import export_data, import_data
@@ -23,6 +25,8 @@ from understudy.cli.options import (
     results,
     store_option,
 )
+from understudy.client.receipts import read_receipts
+from understudy.core.errors import ConfigError
 from understudy.core.log import is_locked
 from understudy.platform.erase import (
     compact_store,
@@ -77,6 +81,13 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
     out.print(line)
     for game, game_steps in fields["games"].items():
         out.print(f"  {game}: {format_count(game_steps)} steps")
+    unstored = [name for name in ("stream", "spool") if fields["bytes"].get(name)]
+    if not fields["steps"] and unstored:
+        out.print(
+            f"recorded steps wait in the {' and the '.join(unstored)}; store them with: understudy "
+            f"ingest --until-empty --data {escape(data_text or 'DIR')}",
+            soft_wrap=True,
+        )
     out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
     used = ", ".join(
         f"{name} {format_size(used_bytes)}" for name, used_bytes in fields["bytes"].items()
@@ -130,6 +141,17 @@ def sessions(
                     "closed": info.closed,
                 }
             )
+    if game is not None and not rows:
+        if remote:
+            games = remote.games
+        else:
+            config = config_of(data_text)
+            games = registered_games(config.folder, models=config.models.url)
+        if game not in games:
+            raise ConfigError(
+                f"the game {game[:80]!r} is not registered; pass one of the registered games to "
+                f"--game: {', '.join(games) or 'there are none yet'}"
+            )
     table = Table("session", "game", "player", "chunks", "steps", "missing", "dropped", "closed")
     for row in rows:
         values = [
@@ -151,32 +173,56 @@ def sessions(
 @data.command(
     epilog=examples(
         "understudy data verify --data D",
-        "understudy data verify --data D --json",
+        "understudy data verify --data D --receipts receipts.jsonl --json",
         "understudy data verify --data D --store cassandra://HOST/KEYSPACE --digest",
     )
 )
 @click.option("--digest", is_flag=True, help="Also print a SHA-256 per session, to compare stores.")
+@click.option(
+    "--receipts",
+    "receipt_files",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    multiple=True,
+    help="A game's file of acknowledged frames (SenderConfig.receipts); may be repeated.",
+)
 @store_option
 @common_options
-def verify(data_text: str | None, as_json: bool, store_url: str | None, digest: bool) -> int:
+def verify(
+    data_text: str | None,
+    as_json: bool,
+    store_url: str | None,
+    digest: bool,
+    receipt_files: tuple[Path, ...],
+) -> int:
     """Send spooled frames, store what is in the stream, then verify every acknowledged step.
 
     Acknowledged steps are read from the ledger, a list that simulated players ('understudy
-    simulate', 'understudy demo') and 'understudy data import' write, and compared with the stored
-    bytes. Exits 0 if every acknowledged step is accounted for exactly once; 1 on any loss,
-    duplicate, gap or damage; 2 if there is no ledger (the stored bytes are still audited).
+    simulate', 'understudy demo') and 'understudy data import' write, and from the receipts of
+    games, and compared with the stored bytes. Each receipt is stored, quarantined, expired,
+    forgotten or missing. Exits 0 if every acknowledged step is accounted for exactly once; 1 on any
+    loss, duplicate, gap or damage; 2 if there are neither a ledger nor receipts (the stored bytes
+    are still audited).
 
     With a remote store nothing is sent or stored: only what ingest has stored so far is verified.
     """
     began_s = time.monotonic()
     by_session = {}
+    receipts = [acked for path in receipt_files for acked in read_receipts(path)]
     with ExitStack() as opened:
         remote = opened.enter_context(remote_store(data_text, store_url))
         folder = remote.data if remote else data_folder(data_text).must_exist()
         verification = (
-            verify_remote_store(folder, remote.store, live=is_locked(folder.root / "ingest.lock"))
+            verify_remote_store(
+                folder,
+                remote.store,
+                live=is_locked(folder.root / "ingest.lock"),
+                receipts=receipts,
+            )
             if remote
-            else verify_data(folder, config=config_of(data_text, store_url=store_url))
+            else verify_data(
+                folder, config=config_of(data_text, store_url=store_url), receipts=receipts
+            )
         )
         if digest:
             store = remote.store if remote else opened.enter_context(open_view(folder.store))
@@ -219,13 +265,35 @@ def _print_verification(
         f"{format_count(verification.gap_steps)}, quarantined {verification.quarantined_chunks} "
         "chunks"
     )
+    for spool in verification.unreadable_spools[:20]:
+        out.print(
+            f"[yellow]not sent[/yellow] the frames in {escape(spool)}, which were never "
+            "acknowledged: spool.json there is missing or damaged; restore that file, or delete "
+            "the folder to discard the frames",
+            soft_wrap=True,
+        )
+    missing = [receipt for receipt in verification.receipts if receipt.fate == "missing"]
+    if verification.receipts:
+        fates = verification.receipt_fates.items()
+        counts = ", ".join(f"{fate} {format_count(count)}" for fate, count in fates)
+        out.print(f"receipts {format_count(len(verification.receipts))}: {counts}")
+    for receipt in missing[:20]:
+        out.print(f"[red]missing[/red] chunk {receipt.chunk_no} of session {receipt.session}")
+    _print_verdict(out, verification, is_remote=is_remote)
+
+
+def _print_verdict(out: Console, verification: Verification, *, is_remote: bool) -> None:
+    is_missing = verification.lost_steps or verification.receipt_fates["missing"]
     is_sound = not (verification.duplicate_steps or verification.corrupt)
     if verification.exit_code == 2:
         out.print(
-            "no ledger in this folder (simulated players and imports write one), so nothing to "
-            "compare with; no damage, gap or duplicate was found"
+            "no damage, gap or duplicate was found, but there are no acknowledgements to compare "
+            "with: only simulated players and imports write a ledger; next: record with "
+            "understudy.SenderConfig(receipts='receipts.jsonl'), then run this command with "
+            "--receipts receipts.jsonl",
+            soft_wrap=True,
         )
-    elif is_remote and verification.lost_steps and is_sound:
+    elif is_remote and is_missing and is_sound:
         out.print(
             "[red]FAILED[/red], unless these steps are still in the stream: store them with "
             "'understudy ingest --until-empty', then verify again"
@@ -240,6 +308,11 @@ def _print_verification(
             "[yellow]every acknowledged step is accounted for, but "
             f"{format_count(verification.set_aside_steps)} of them are quarantined, parked, "
             "forgotten or expired[/]; next: understudy data quarantine list"
+        )
+    elif len(verification.receipts) != verification.receipt_fates["stored"]:
+        out.print(
+            "[yellow]every receipt is accounted for, but not all of their frames are stored[/]; "
+            "next: understudy data quarantine list"
         )
     else:
         out.print("[green]every acknowledged step is stored exactly once[/green]")
@@ -256,6 +329,7 @@ def _print_verification(
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=120.0,
     show_default=True,
     help="Seconds to wait for a running writer.",
@@ -274,13 +348,19 @@ def forget(
     with remote_store(data_text, store_url) as remote:
         if remote:
             fields = forget_in_remote_store(
-                remote.data, remote.store, player, registered=remote.games, game=game
+                remote.data,
+                remote.store,
+                player,
+                registered=remote.games,
+                game=game,
+                stream=config_of(data_text).stream.url,
             )
         else:
             folder = data_folder(data_text).must_exist()
             config = config_of(data_text, store_url=store_url)
             fields = forget_player(folder, player, game=game, timeout_s=timeout_s, config=config)
     fields["models"] = released_models(data_text, fields["games"])
+    fields["not_searched"] = ["backups", "exported files", "run folders"]
     out = results(as_json=as_json)
     if not fields["chunks"] and not fields["spooled_sessions"]:
         out.print(
@@ -288,21 +368,14 @@ def forget(
         )
     out.print(
         f"erased {format_count(fields['chunks'])} chunks and {fields['spooled_sessions']} spooled "
-        f"sessions of {escape(player)}; freed {format_size(fields['stream_bytes'])} of the stream"
+        f"sessions of {escape(player)}; deleted {format_size(fields['stream_bytes'])} of the stream"
     )
     out.print("frames that were recorded before now and arrive later will be rejected")
+    for place, why in fields["left"].items():
+        out.print(f"[yellow]not erased yet[/] in the {place}: {escape(why)}", soft_wrap=True)
+    out.print(f"not searched: {', '.join(fields['not_searched'])}")
     if fields["models"]:
         out.print(f"models released earlier keep what they learned: {', '.join(fields['models'])}")
-    if remote:
-        out.print(
-            "[dim]a remote stream keeps the frames until its retention ends, and a database until "
-            "its files are compacted: see the pages of your stream and store in docs/[/]"
-        )
-    if not fields["is_finished"]:
-        out.print(
-            "[yellow]a reader has the store open, so the last bytes are not erased yet; close the "
-            "reader, then run this command again[/]"
-        )
     return finish(fields, as_json=as_json)
 
 
@@ -312,6 +385,7 @@ def forget(
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=3600.0,
     show_default=True,
     help="Seconds to wait for a running writer.",
@@ -387,6 +461,7 @@ def list_(data_text: str | None, as_json: bool, store_url: str | None, limit: in
 @click.option(
     "--timeout",
     "timeout_s",
+    type=click.FloatRange(min=0.0, min_open=True),
     default=120.0,
     show_default=True,
     help="Seconds to wait for a running writer.",

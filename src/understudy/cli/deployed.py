@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from understudy.backends.addresses import check_backends, open_store
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import Deployment, open_deployment, signing_key
+from understudy.backends.deployment import (
+    Deployment,
+    has_deployment,
+    open_deployment,
+    signing_key,
+)
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.errors import ConfigError
 from understudy.platform.config import Config, resolve
@@ -22,7 +27,7 @@ def deployment(text: str | None, *, must_exist: bool = False) -> Deployment:
     """The deployment of a data folder; if there is none, it is created, or must_exist raises."""
     config = config_of(text)
     folder = config.folder
-    if must_exist and not signing_key(folder).exists():
+    if must_exist and not has_deployment(folder, models=config.models.url):
         raise ConfigError(
             f"{folder.root} contains no deployment; create one with 'understudy up --data "
             f"{folder.root}', or choose another folder with --data"

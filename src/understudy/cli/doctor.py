@@ -17,13 +17,16 @@ import click
 
 from understudy.backends.addresses import open_store, open_stream
 from understudy.backends.data import DataFolder, data_folder
-from understudy.backends.deployment import open_deployment, signing_key
-from understudy.backends.local import open_view
+from understudy.backends.deployment import has_deployment, open_deployment, signing_key
+from understudy.backends.local import open_file_stream, open_view
 from understudy.backends.specs import RegistrySpecs
 from understudy.cli.options import common_options, console, examples, finish
+from understudy.client.spool import count_spooled
 from understudy.core.errors import ConfigError, StorageFailed, UnderstudyError
 from understudy.core.log import sync_data
+from understudy.experience.intake import read_key
 from understudy.platform.config import Config, mask_secrets, resolve
+from understudy.ports import DAMAGED_STREAM
 
 Colour = Literal["green", "yellow", "red"]
 _MARKS = {"green": "[green]ok  [/]", "yellow": "[yellow]note[/]", "red": "[red]BAD [/]"}
@@ -94,7 +97,8 @@ def _checks(data: DataFolder | None, data_text: str | None) -> Iterator[DoctorCh
         stream = config.stream.url
         store = config.store.url
         models = config.models.url
-        yield from _stream(data, stream) if stream else ()
+        yield from _key_files(data)
+        yield from _stream(data, stream) if stream else _own_stream(data)
         yield from _store(data, store, models) if store else _folder(data)
         yield from _models(data, models)
 
@@ -144,9 +148,6 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
             f"understudy up --data {data.root}",
         )
         return
-    if not (data.root / "key").exists():
-        advice = "restore it from a backup: recording and erasing need it"
-        yield DoctorCheck("key", "red", f"{data.root / 'key'} is missing", advice)
     yield DoctorCheck(
         "writer",
         "green",
@@ -156,6 +157,7 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
         with open_view(data.store) as view:
             damage = view.damage()
             arrivals = view.next_arrival - 1
+            lost = view.counts().quarantined.get(DAMAGED_STREAM, 0)
     except StorageFailed as error:
         yield DoctorCheck("store", "red", str(error))  # the message names the next step
         return
@@ -168,7 +170,50 @@ def _folder(data: DataFolder) -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             "store", "green", f"the database is intact; {arrivals} frames and events arrived so far"
         )
+    if lost:
+        yield DoctorCheck(
+            "lost frames",
+            "red",
+            f"{lost} entries of the stream were damaged before they were stored",
+            f"understudy data verify --data {data.root}",
+        )
     yield from _unsent_frames(data)
+
+
+def _key_files(data: DataFolder) -> Iterator[DoctorCheck]:
+    for path in (data.root / "key", signing_key(data)):
+        if path.exists():
+            try:
+                read_key(path)
+            except (ConfigError, OSError) as error:
+                yield DoctorCheck(path.name, "red", str(error))  # the message names the next step
+            else:
+                yield DoctorCheck(path.name, "green", "intact")
+        elif path.name == "key" and (data.has_store() or data.stream.exists()):
+            advice = "restore it from a backup: recording and erasing need it"
+            yield DoctorCheck("key", "red", f"{path} is missing", advice)
+
+
+def _own_stream(data: DataFolder) -> Iterator[DoctorCheck]:
+    if not data.stream.exists():
+        return
+    try:
+        with contextlib.closing(open_file_stream(data.stream)) as stream:
+            damage = stream.damage()
+            partitions = len(stream.partitions())
+    except OSError as error:
+        advice = "let this user read the stream's folder"
+        yield DoctorCheck("stream", "red", f"cannot be read: {error}", advice)
+        return
+    if damage:
+        result = f"{len(damage)} damaged entries: {'; '.join(damage[:3])}"
+        advice = (
+            "acknowledged frames in them are lost unless the files are restored from a copy of the "
+            "disk; without them, ingest skips the damaged entries"
+        )
+        yield DoctorCheck("stream", "red", result, advice)
+    else:
+        yield DoctorCheck("stream", "green", f"{partitions} partitions; every entry is intact")
 
 
 def _stream(data: DataFolder, url: str) -> Iterator[DoctorCheck]:
@@ -193,7 +238,7 @@ def _store(data: DataFolder, url: str, models: str) -> Iterator[DoctorCheck]:
 
 
 def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
-    sessions = len(list(data.spool.glob("*/*/session.json"))) if data.spool.is_dir() else 0
+    sessions = count_spooled(data.spool)
     if sessions:
         yield DoctorCheck(
             "spool",
@@ -206,9 +251,9 @@ def _unsent_frames(data: DataFolder) -> Iterator[DoctorCheck]:
 
 
 def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
-    if not signing_key(data).exists():
-        return
     try:
+        if not has_deployment(data, models=models):
+            return
         deployment = open_deployment(data, models=models)
         registry = deployment.registry
         games = registry.games()
@@ -220,11 +265,14 @@ def _models(data: DataFolder, models: str) -> Iterator[DoctorCheck]:
         if damage := deployment.keys.damage():
             damaged.append(f"keys: {damage}")
     except (UnderstudyError, OSError) as error:
-        yield DoctorCheck(
-            "models", "red", str(error), "restore them from a backup: understudy restore --help"
-        )
+        yield DoctorCheck("models", "red", str(error))  # the message names the next step
         return
     if damaged:
         yield DoctorCheck("models", "red", "; ".join(damaged))
     else:
-        yield DoctorCheck("models", "green", f"{len(games)} games; journals and models are intact")
+        yield DoctorCheck(
+            "models",
+            "green",
+            f"{len(games)} games, {len(deployment.keys.all())} keys; journals and models are "
+            "intact, and contain every entry that this machine has read",
+        )

@@ -1,4 +1,4 @@
-"""understudy keys: create, list and revoke keys."""
+"""understudy keys: create, list, revoke and repair keys."""
 
 import time
 from dataclasses import asdict
@@ -22,7 +22,7 @@ _MAX_DAYS = 100_000
     )
 )
 def keys() -> None:
-    """Create, list and revoke the access keys of a deployment."""
+    """Create, list, revoke and repair the access keys of a deployment."""
 
 
 @keys.command(
@@ -154,6 +154,46 @@ def revoke(data_text: str | None, as_json: bool, key_id: str) -> int:
         f"revoked {key.id} ({_summary(key)}); gateways reject it within 2 s"
     )
     return finish({"revoked": key.id}, as_json=as_json)
+
+
+@keys.command(
+    epilog=examples(
+        "understudy keys repair --keys revoke --data D",
+        "understudy keys repair --keys keep --data D --json",
+    )
+)
+@click.option(
+    "--keys",
+    "keys_action",
+    type=click.Choice(["keep", "revoke"]),
+    required=True,
+    help="keep: every key of 'keys list' is valid, also one whose revocation was lost; revoke: "
+    "none is.",
+)
+@common_options
+def repair(data_text: str | None, as_json: bool, keys_action: str) -> int:
+    """Accept keys again after the last entries of their journal were damaged or lost.
+
+    Until then no key is accepted, since a revocation may be among those entries. If there is a
+    backup of models/keys with the entries, restore them instead: nothing is lost then.
+    """
+    stored = deployment(data_text, must_exist=True).keys
+    is_repaired = stored.repair(revoke=keys_action == "revoke")
+    active = stored.all()
+    out = results(as_json=as_json)
+    if not is_repaired:
+        out.print("the journal of keys needs no repair; nothing was changed")
+    elif keys_action == "revoke":
+        out.print(
+            "every key was revoked; next: understudy keys create, or understudy up for new "
+            "development keys"
+        )
+    else:
+        out.print(
+            f"{len(active)} keys are valid again; next: compare them with 'understudy keys list', "
+            "and revoke those that had been revoked"
+        )
+    return finish({"repaired": is_repaired, "keys": [key.id for key in active]}, as_json=as_json)
 
 
 def _scopes(text: str) -> tuple[Scope, ...]:

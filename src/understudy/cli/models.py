@@ -1,4 +1,4 @@
-"""understudy models: list, show, add, promote, roll back, export and share models."""
+"""understudy models: list, show, add, promote, roll back, withdraw, export and share models."""
 
 import contextlib
 import hashlib
@@ -44,7 +44,7 @@ Kind = Literal["safetensors", "json"]
     )
 )
 def models() -> None:
-    """List, show, add, promote, roll back and export models."""
+    """List, show, add, promote, roll back, withdraw and export models."""
 
 
 @models.command(
@@ -190,6 +190,53 @@ def rollback(data_text: str | None, as_json: bool, game: str, why: str) -> int:
     registry = deployment(data_text, must_exist=True).registry
     before = registry.catalogue(game).model_of("champion")
     return _pointed(game, registry.rollback(game, why=why), before, as_json=as_json)
+
+
+@models.command(
+    epilog=examples(
+        "understudy models withdraw my-game --data D",
+        "understudy models withdraw my-game --why 'it cheats' --data D --json",
+    )
+)
+@click.argument("game")
+@click.option(
+    "--why", default="by hand", show_default=True, help="Reason, stored in the game's journal."
+)
+@common_options
+def withdraw(data_text: str | None, as_json: bool, game: str, why: str) -> int:
+    """Withdraw the canary of GAME: it stops playing, and the next candidate can be tried."""
+    registry = deployment(data_text, must_exist=True).registry
+    number = registry.withdraw(game, why=why)
+    results(as_json=as_json).print(f"{game}/{number} is no longer the canary of {game}")
+    return finish({"game": game, "withdrawn": number}, as_json=as_json)
+
+
+@models.command(
+    epilog=examples(
+        "understudy models repair my-game --data D",
+        "understudy models repair my-game --data D --json",
+    )
+)
+@click.argument("game")
+@common_options
+def repair(data_text: str | None, as_json: bool, game: str) -> int:
+    """Accept the journal of GAME although entries that this machine has read are gone.
+
+    Models and promotions in those entries are lost. If there is a backup of models/registry/GAME
+    with them, restore them instead: nothing is lost then.
+    """
+    registry = deployment(data_text, must_exist=True).registry
+    is_repaired = registry.repair(game)
+    now = registry.catalogue(game)
+    champion = now.model_of("champion")
+    results(as_json=as_json).print(
+        f"{game} continues with {len(now.models)} models; its champion is "
+        + (f"{game}/{champion}" if champion else "none")
+        if is_repaired
+        else f"the journal of {game} needs no repair; nothing was changed"
+    )
+    fields = {"game": game, "repaired": is_repaired, "models": len(now.models)}
+    return finish({**fields, "champion": champion}, as_json=as_json)
 
 
 @models.command(

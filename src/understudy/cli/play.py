@@ -56,7 +56,7 @@ from understudy.platform.play_page import (
     save_port,
     saved_port,
 )
-from understudy.training.env_info import GameChoice, inspect_env
+from understudy.training.env_info import GameChoice, different_spaces, inspect_env
 from understudy.training.video import check_video, film, frame_of, open_rendering_env
 
 MAX_STEPS = 100_000
@@ -175,10 +175,10 @@ def _find_bot(deployment: Deployment, choice: GameChoice, bot: str) -> tuple[str
         ) from None
     manifest = registry.find(bot, game=str(spec.game))
     policy = open_policy(manifest, registry.policy_bytes(manifest))
-    if policy.game.schema != spec.schema:
+    if difference := different_spaces(spec, policy.game):
         raise ConfigError(
-            f"{manifest.name} was trained on a {spec.game} with other spaces than this env; use "
-            "the packages and wrappers that it was trained with"
+            f"{manifest.name} was trained on a {spec.game} with other spaces than this env, whose "
+            f"{difference}; use the packages and wrappers that it was trained with"
         )
     return manifest.name, policy
 
@@ -201,6 +201,10 @@ def _watch(
         def report_episode(number: int, moment: Moment) -> None:
             if moment.has_ended:
                 out.print(f"episode {number}: return {moment.total:.4g} after {moment.step} steps")
+            elif moment.step == MAX_STEPS:
+                out.print(
+                    f"episode {number}: return {moment.total:.4g}, stopped after {MAX_STEPS} steps"
+                )
 
         return watch(choice, policy, seeds=seeds, shows_frames=False, see=report_episode)
     next_s = time.monotonic()

@@ -1,8 +1,6 @@
 """understudy status: the state of a platform, read from the files of its data folder."""
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,14 +12,13 @@ from understudy.backends.data import DataFolder, count_store
 from understudy.backends.deployment import open_deployment, signing_key
 from understudy.cli.options import common_options, examples, finish, format_count, results
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import StorageFailed
-from understudy.core.log import is_locked
+from understudy.core.errors import ConfigError, Corrupt, StorageFailed
+from understudy.models.catalogue import Catalogue
 from understudy.models.registry import Registry
 from understudy.platform.config import mask_secrets, resolve
-from understudy.platform.platform import roles_folder
+from understudy.platform.platform import read_roles
+from understudy.ports import DAMAGED_STREAM
 
-_SILENT_S = 5.0
-"""A supervisor writes its status every second; after this long without, it counts as hung."""
 _BLOCKED = {
     "gateway": "accepts nothing, clients keep their steps",
     "ingest": "is waiting",
@@ -60,7 +57,7 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
     table = Table("role", "state", "since", "restarts", "rates per s", "lag", "last error")
     for role in roles:
         rates = ", ".join(f"{format_count(rate)} {name}" for name, rate in role["rates"].items())
-        lag_s = role["report"].get("lag_s") if role["alive"] else None
+        lag_s = role["lag_s"]
         since = (
             time.strftime("%H:%M:%S", time.localtime(role["since_s"])) if role["since_s"] else ""
         )
@@ -102,12 +99,7 @@ def platform_status(
     `models` and `store` are their URLs, if they are not in the data folder.
     """
     now_s = (clock or SystemClock()).now()
-    paths = [
-        path
-        for path in sorted(roles_folder(data).glob("*.json"))
-        if path.with_suffix(".lock").exists()
-    ]
-    roles = [_role(path, now_s) for path in paths]
+    roles = read_roles(data, now_s)
     # Counts of the store, or of the learner's copy if the store is remote.
     has_own = data.has_store() and not store
     counts = count_store(data if has_own else DataFolder(data.root, store_name="window"))
@@ -124,9 +116,7 @@ def platform_status(
         and not models_error,
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
-        "lag_s": next(
-            (role["report"].get("lag_s") for role in roles if role["role"] == "ingest"), None
-        ),
+        "lag_s": next((role["lag_s"] for role in roles if role["role"] == "ingest"), None),
         "steps": counts["steps"],
         "quarantined": counts["quarantined"],
         "parked": counts["parked"],
@@ -135,28 +125,6 @@ def platform_status(
             *([f"cannot read models: {models_error}"] if models_error else []),
             *_next(data, roles, counts, games),
         ],
-    }
-
-
-def _role(path: Path, now_s: float) -> dict[str, Any]:
-    try:
-        saved: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        saved = {"role": path.stem, "state": "unknown", "at_s": 0.0, "report": {}, "rates": {}}
-    is_watched = is_locked(path.with_suffix(".lock"))
-    is_silent = is_watched and now_s - saved["at_s"] > _SILENT_S
-    alive = is_watched and not is_silent and saved["state"] in ("starting", "running", "stopping")
-    state = "silent" if is_silent else saved["state"] if is_watched else "not running"
-    return {
-        "role": saved["role"],
-        "alive": alive,
-        "state": state,
-        "pid": saved.get("pid") if is_watched else None,
-        "since_s": saved.get("since_s", 0.0),
-        "restarts": saved.get("restarts", 0),
-        "last_error": saved.get("last_error", ""),
-        "rates": saved["rates"] if alive else {},
-        "report": saved["report"],
     }
 
 
@@ -183,7 +151,7 @@ def _games(
                 _game(registry, name, steps.get(name, 0), reports.get(name, {}))
                 for name in registry.games()
             ], ""
-        except StorageFailed as error:
+        except (ConfigError, StorageFailed) as error:
             models_error = str(error)
     names = sorted(steps.keys() | reports.keys())
     return [
@@ -193,7 +161,10 @@ def _games(
 
 
 def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> dict[str, Any]:
-    catalogue = registry.catalogue(name)
+    try:
+        catalogue = registry.catalogue(name)
+    except Corrupt:
+        catalogue = Catalogue(name)  # `damage` has the reason
     champion = catalogue.aliases.get("champion")
     return {
         "game": name,
@@ -249,6 +220,11 @@ def _next(
     ]
     if not any(role["alive"] for role in roles):
         advice.append(f"nothing is running; next: understudy up --data {data.root}")
+    if lost := counts["quarantined"].get(DAMAGED_STREAM, 0):
+        advice.append(
+            f"{lost} entries of the stream were damaged, so acknowledged frames are lost; next: "
+            f"understudy data verify --data {data.root}"
+        )
     if counts["quarantined"]:
         advice.append(
             f"{sum(counts['quarantined'].values())} frames were rejected; next: understudy data "

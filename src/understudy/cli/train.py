@@ -34,7 +34,8 @@ from understudy.training.events import Event
 
 _STEPS = (
     "Env steps to train for; slightly more may be played, because the last round is completed. "
-    "With --from-store: number of updates."
+    "With --from-store: number of updates. Schedules keep the preset's length if it is longer "
+    "(--set horizon=N)."
 )
 _UNTIL = (
     "Stop when the mean return reaches this; `inf`: never. Default: the preset's goal, else the "
@@ -47,6 +48,7 @@ _UNTIL = (
         "understudy train CartPole-v1",
         "understudy train CartPole-v1 --algorithm dqn --seed 0 --until 475 --out R --json",
         "understudy train Pendulum-v1 --set learning_rate=3e-4 --network 256,256 --steps 200000",
+        "understudy train Pendulum-v1 --wrapper gymnasium.wrappers:NormalizeReward",
         "understudy train CartPole-v1 --algorithm bc --from-store D --steps 5000",
         "understudy train --resume --out R",
         "understudy train --list --algorithm dqn",
@@ -79,7 +81,8 @@ _UNTIL = (
     "--wrapper",
     multiple=True,
     metavar="MODULE:CLASS",
-    help="A wrapper around each env; repeatable.",
+    help="A wrapper around each env; repeatable. train:MODULE:CLASS wraps only the envs of "
+    "training. Returns are measured below all of them.",
 )
 @click.option(
     "--env-kwargs",
@@ -173,9 +176,7 @@ def train(
             finish(stopped, as_json=as_json)
         raise
     _print(results(as_json=as_json), result, seeds=options["seeds"])
-    # A run without updates failed if its chunks were rejected, not if it had too few steps.
-    has_failed = result["updates"] == 0 and result.get("guarded_chunks", 0) > 0
-    return finish(result, as_json=as_json, code=1 if has_failed else 0)
+    return finish(result, as_json=as_json)
 
 
 def _trained(
@@ -278,13 +279,14 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
     lines.append(f"run     {escape(result['run'])}")
     lines += [f"video   {escape(path)}" for path in result.get("videos", ())]
     if result["updates"] == 0:
-        rejected = result.get("guarded_chunks", 0)
-        reason = (
-            f"{format_count(rejected)} chunks were rejected"
-            if rejected
-            else "too few steps for a first update"
+        lines.insert(1, "[bold red]nothing was learned[/]: too few steps for a first update")
+    if cut := result.get("cut_episodes"):
+        lines.insert(
+            1,
+            f"{format_count(cut)} of {format_count(result['episodes'])} episodes had not ended and "
+            f"were cut after {format_count(_max_steps(result))} steps; change that with "
+            "--set eval_max_steps=N",
         )
-        lines.insert(1, f"[bold red]nothing was learned[/]: {reason}")
     if result["return_mean"] is not None:
         lines.append(f"next: understudy evaluate {run} --episodes 100 --seeds 10")
     if seeds is None and not result["solved"] and result["env_steps"]:
@@ -294,9 +296,15 @@ def _print(out: Console, result: Mapping[str, Any], *, seeds: int | None) -> Non
     out.print("\n".join(lines), soft_wrap=True)
 
 
+def _max_steps(result: Mapping[str, Any]) -> int:
+    """The step limit of evaluations, of a run or of the first of several."""
+    limit: int = result.get("runs", [result])[0]["eval_max_steps"]
+    return limit
+
+
 def _outcome(result: Mapping[str, Any]) -> str:
     if result["return_mean"] is None:
-        return "trained; no return: the game is not installed here, or its returns are not finite"
+        return f"trained; no return: {escape(result['why_no_return'])}"
     played = f"return {result['return_mean']:.1f} over {result['episodes']} held-out episodes"
     if result["solved"]:
         return f"[bold green]solved[/]: {played}, goal {result['until']:g}"
@@ -309,10 +317,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _outcome_of_seeds(result: Mapping[str, Any]) -> str:
     if result["return_iqm"] is None:
-        return (
-            f"trained {result['seeds']} seeds; no returns: the game is not installed here, or its "
-            "returns are not finite"
-        )
+        return f"trained {result['seeds']} seeds; no returns: {escape(result['why_no_return'])}"
     low = result["return_low"]
     high = result["return_high"]
     interval = (
@@ -439,6 +444,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     epilog=examples(
         "understudy evaluate runs/CartPole-v1-ppo-1",
         "understudy evaluate R --episodes 100 --seeds 10 --json",
+        "understudy evaluate R --max-steps 50000",
     )
 )
 @click.argument("run", type=PATH)
@@ -458,8 +464,17 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     show_default=True,
     help="Which policy of the run to evaluate.",
 )
+@click.option(
+    "--max-steps",
+    type=int,
+    metavar="N",
+    help="Cut an episode after N steps, if the game has no limit (default: the run's "
+    "eval_max_steps).",
+)
 @json_option
-def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -> int:
+def evaluate(
+    run: Path, episodes: int, seeds: int, policy: str, max_steps: int | None, as_json: bool
+) -> int:
     """Evaluate the policy of RUN on held-out env seeds: IQM and 95 % interval.
 
     RUN is a run folder, or a folder of several runs with different seeds; then the interval is over
@@ -470,7 +485,9 @@ def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -
     from understudy.training.evaluation import evaluate_run
 
     with console(as_json=as_json).status("playing ..."):
-        result = evaluate_run(run, episodes=episodes, seeds=seeds, policy=policy)
+        result = evaluate_run(
+            run, episodes=episodes, seeds=seeds, policy=policy, max_steps=max_steps
+        )
     interval = (
         f"95 % interval {result.low:.1f} to {result.high:.1f}"
         if result.low is not None
@@ -484,4 +501,10 @@ def evaluate(run: Path, episodes: int, seeds: int, policy: str, as_json: bool) -
         f"sets of {episodes} episodes each",
         soft_wrap=True,
     )
+    if result.cut:
+        out.print(
+            f"{format_count(result.cut)} episodes had not ended and were cut after "
+            f"{format_count(result.max_steps)} steps; change that with --max-steps",
+            soft_wrap=True,
+        )
     return finish(dataclasses.asdict(result), as_json=as_json)

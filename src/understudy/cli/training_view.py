@@ -158,9 +158,11 @@ def _message(event: Started | Guarded, progress: RunProgress) -> str:
             f"{event.game}, {escape(event.algorithm)}, seed {event.seed}: run "
             f"{escape(event.run)}{resumed}"
         )
-        if event.init_from is None or resumed:
-            return message
-        return f"{message}\n{escape(init_from_line(event.init_from))}"
+        if event.init_from is not None and not resumed:
+            message += f"\n{escape(init_from_line(event.init_from))}"
+        if event.cut_schedules:
+            message += f"\n{escape(cut_schedules_line(event, progress.unit))}"
+        return message
     message = f"[yellow]guarded[/] {at}: {escape(event.what)} {' '.join(event.chunks)}".rstrip()
     if progress.times_guarded(event) == _GUARDS_SHOWN:
         message += (
@@ -179,19 +181,36 @@ def _guarded_csv(progress: RunProgress) -> str:
 def init_from_line(source: InitFrom) -> str:
     """A line that tells how many weights are copied from another run, and which are new."""
     total = len(source.fit) + len(source.new)
-    if not source.new:
-        return f"from {source.run}: all {total} weights fit"
-    names = ", ".join(source.new[:_NAMES_SHOWN])
-    more = len(source.new) - _NAMES_SHOWN
-    rest = f" and {more} more" if more > 0 else ""
-    return f"from {source.run}: {len(source.fit)} of {total} weights fit; new: {names}{rest}"
+    share = f"{len(source.fit)} of {total}" if source.new else f"all {total}"
+    line = f"from {source.run}: {share} weights fit"
+    for what, names in (("new", source.new), ("without a place here", source.unused)):
+        more = len(names) - _NAMES_SHOWN
+        rest = f" and {more} more" if more > 0 else ""
+        if names:
+            line += f"; {what}: {', '.join(names[:_NAMES_SHOWN])}{rest}"
+    return line
+
+
+def cut_schedules_line(run: Started, unit: str) -> str:
+    """A line with the schedules that a run cuts, and how to fit them to the run."""
+    ends = ", ".join(
+        f"{name} ends at {last:.3g}, not {end:.3g}"
+        for name, (last, end) in run.cut_schedules.items()
+    )
+    return (
+        f"schedules span {format_count(run.horizon)} {unit}, this run {format_count(run.steps)}: "
+        f"{ends}; fit them to the run with --set horizon={run.steps}"
+    )
 
 
 def format_return(event: Evaluation) -> str:
-    """A return with its interval, if there is one."""
-    if event.low is None or event.high is None:
-        return f"{event.mean:.1f}"
-    return f"{event.mean:.1f} ({event.low:.1f} to {event.high:.1f})"
+    """A return with its interval, if there is one, and the number of cut episodes, if any."""
+    text = f"{event.mean:.1f}"
+    if event.low is not None and event.high is not None:
+        text += f" ({event.low:.1f} to {event.high:.1f})"
+    if event.n_cut:
+        text += f", {event.n_cut} of {len(event.returns)} episodes cut"
+    return text
 
 
 def format_duration(seconds: float | None) -> str:

@@ -125,13 +125,14 @@ def up(
     config = resolve(flags, file=file).config
     out = console(as_json=json_ready)
     request = StopRequest()
-    _print_urls(config, out)
     view = _View(out, is_json=config.log.json)
     with (
         contextlib.closing(view),
         request,
         Platform(config, on_state_change=view.show_state, log=view.log) as platform,
     ):
+        # Printed once the config has been checked, and before anything starts.
+        _print_urls(config, out)
         view.statuses = platform.supervisor.statuses
         is_announced = False
 
@@ -380,6 +381,8 @@ def _table(statuses: dict[str, RoleStatus]) -> Table:
             f"{format_count(rate)} {name}" for name, rate in status.rates().items() if rate
         )
         lag_s = status.report.get("lag_s")
+        if lag_s is not None and status.state == "silent":
+            lag_s += status.silent_s
         table.add_row(
             status.role.name,
             status.state,

@@ -10,8 +10,7 @@ import secrets
 import sys
 import threading
 import warnings
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,6 +85,7 @@ class Game:
         *,
         spool: Path,
         tag: str,
+        bots_tag: str,
         consent: str,
         config: ClientConfig,
     ) -> None:
@@ -118,7 +118,7 @@ class Game:
         self._bots = Bots(
             link,
             spec,
-            spool / "bots" / tag,
+            spool / "bots" / bots_tag,
             clock=clock,
             rng=config.rng,
             trust=config.trust,
@@ -182,10 +182,8 @@ class Game:
         session = self._sessions.acquire(
             name, note.seat, is_recorded=self._sessions.recording_rate.draw()
         )
-        # Without sessions the sender sleeps for long; from now on it has steps to send.
-        self._sender.wake.set()
         try:
-            opened = kind(
+            return kind(
                 self._sessions,
                 session,
                 note=note,
@@ -196,10 +194,17 @@ class Game:
         except BaseException:
             self._sessions.release(session)
             raise
-        # A game may drop its episode without ending it; the sender sees the dead reference and cuts
-        # the episode.
-        session.holder = weakref.ref(opened)
-        return opened
+
+    def end_session(self, player: str | None = None) -> bool:
+        """End a player's sessions, cutting running episodes; return whether there were any.
+
+        Call it when a player leaves. Without it, a session is closed once its player has had no
+        episode for `SenderConfig.session_idle_s`.
+        """
+        name = self._player if player is None else player_name(player)
+        n_ended = 0 if name is None else self._sessions.end_player(name)
+        self._sender.wake.set()
+        return n_ended > 0
 
     def wait_for_bot(self, timeout_s: float = 5.0) -> bool:
         """Wait for a bot; return whether there is one.
@@ -209,7 +214,10 @@ class Game:
         return self._bots.wait(timeout_s)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all recorded steps are acknowledged, rejected or dropped; False on timeout."""
+        """Wait until all recorded steps are acknowledged, rejected or dropped; False on timeout.
+
+        Steps are dropped only if they fit neither into the spool nor into memory.
+        """
         if self._closed:
             return self._all_sent
         return self._sender.flush(timeout_s, pumps=self._thread is None)
@@ -227,6 +235,7 @@ class Game:
             skipped_steps=self._sessions.skipped_steps,
             recording_rate=self._sessions.recording_rate.value,
             bad_inputs=self._tolerance.bad_inputs,
+            last_bad_input=self._tolerance.last_bad_input,
             ignored_calls=self._tolerance.ignored_calls,
             open_episodes=self._sessions.n_open,
             bot=self._bots.name,
@@ -235,37 +244,45 @@ class Game:
         )
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Cut open episodes and send until the timeout; return whether nothing is left to send."""
+        """Cut open episodes and send until the timeout; return whether nothing is left to send.
+
+        All steps are spooled first, even if that takes longer; what is not sent stays there.
+        """
         with self._lock:
             if self._closed:
                 return self._all_sent
             self._closed = f"the game {self.spec.game} was closed; to record, connect again"
         _GAMES.discard(self)
         self._bots.stop()
-        ended = self._sessions.close(self._closed)
+        sessions = self._sessions.close(self._closed)
         if self._thread is None:
-            self._sender.finish(ended, 0.0)
+            self._sender.finish(sessions, 0.0)
             pause_s = 0.0
             while pause_s <= 0 and not self._sender.is_clear:
                 pause_s = self._sender.step()
             self._all_sent = self._sender.is_clear
         else:
             timeout_s = self._config.close_timeout_s if timeout_s is None else timeout_s
-            self._all_sent = self._sender.finish(ended, timeout_s)
+            self._all_sent = self._sender.finish(sessions, timeout_s)
         self._stop.set()
         self._sender.wake.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
         if self._thread is None or not self._thread.is_alive():
-            self._sender.release()
+            lost_steps = self._sender.release()
             self._link.close()
             self._bots.join(_JOIN_S)
-            if not self._all_sent:
+            if lost_steps:
+                self._sender.warn(
+                    "lost",
+                    f"{lost_steps} recorded steps are lost: they did not reach the platform, and "
+                    f"could not be saved in {self._spool_folder}; free some space there",
+                )
+            elif not self._all_sent:
                 self._sender.warn(
                     "left",
                     "some recorded steps have not reached the platform yet; they are saved on this "
-                    "machine and will be sent when the game starts again, with the same address "
-                    "and key",
+                    "machine and will be sent when the game starts again, with the same address",
                 )
         else:
             warnings.warn(
@@ -335,23 +352,47 @@ def connect(
     spec = _spec(game, spec, obs=obs, actions=actions, has_action_mask=has_action_mask)
     spool = Path(config.spool) if config.spool is not None else user_folder() / "spool"
     link = config.link
+    bots_key = ""
     if link is not None:
         if data is not None or url is not None:
             raise ConfigError(
                 "connect got config.link together with data= or url=; pass only one of them"
             )
-        tag = spool_tag(str(getattr(link, "address", type(link).__qualname__)), spec.game)
+        address = str(getattr(link, "address", type(link).__qualname__))
     elif isinstance(destination := find_destination(data, url, key), Address):
         # Imported late: games that record into a folder need no sockets.
         from understudy.client.http import HttpLink
 
         link = HttpLink(destination, spec.game, insecure=config.insecure)
-        tag = spool_tag(link.address, spec.game, destination.key)
+        address = link.address
+        bots_key = destination.key
     else:
-        link = local_link(destination, spec, config.clock)
-        tag = spool_tag("data", spec.game)
+        with _writing(destination):
+            link = local_link(destination, spec, config.clock)
+        address = "data"
         spool = spool if config.spool is not None else destination / "spool"
-    return Game(spec, link, spool=spool, tag=tag, consent=consent, config=config)
+    with _writing(spool):
+        return Game(
+            spec,
+            link,
+            spool=spool,
+            tag=spool_tag(address, spec.game),
+            # A new deployment at this address has other keys; its bots are trusted on first use.
+            bots_tag=spool_tag(address, spec.game, bots_key),
+            consent=consent,
+            config=config,
+        )
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {folder} ({error.strerror or error}); give a folder that this user "
+            "may write to: data= for the recorded steps, ClientConfig(spool=...) for unsent ones"
+        ) from error
 
 
 def _spec(name: str | None, spec: GameSpec | None, **shape: Any) -> GameSpec:
@@ -377,8 +418,13 @@ def _spec(name: str | None, spec: GameSpec | None, **shape: Any) -> GameSpec:
         raise ConfigError(
             "connect needs a name, obs= and actions=, such as connect('my-game', obs=6, actions=3)"
         )
-    has_action_mask = bool(shape["has_action_mask"])
-    return game_spec(name, obs=obs, actions=actions, has_action_mask=has_action_mask)
+    has_action_mask = shape["has_action_mask"]
+    return game_spec(
+        name,
+        obs=obs,
+        actions=actions,
+        has_action_mask=False if has_action_mask is None else has_action_mask,
+    )
 
 
 def local_link(data_folder: Path, spec: GameSpec, clock: Clock) -> LocalLink:
@@ -407,13 +453,12 @@ def find_destination(
 ) -> Path | Address:
     """Return the folder or address to record to; arguments take precedence over the environment."""
     if data is not None and url is not None:
-        raise ConfigError(
-            f"connect got both data={str(data)!r} and url={url!r}; pass only one of them"
-        )
+        raise ConfigError(f"connect got both data={str(data)!r} and url=; pass only one of them")
     if data is None and (url := _setting("url", url)):
         if not (key := _setting("key", key)):
             raise ConfigError(
-                f"{url} needs a key; pass key=, or set UNDERSTUDY_KEY as `understudy up` prints it"
+                "a platform's URL needs a key; pass key=, or set UNDERSTUDY_KEY as `understudy up` "
+                "prints it"
             )
         return Address(url, key)
     if key is not None:
@@ -451,7 +496,7 @@ def check_data_folder(folder: Path) -> None:
     try:
         backends = json.loads(path.read_bytes())
         urls = {part: str(backends[f"{part}.url"]) for part in ("stream", "models")}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -469,7 +514,7 @@ def check_data_folder(folder: Path) -> None:
 
 
 def spool_tag(address: str, game: str, key: str = "") -> str:
-    """Return the folder name shared by all sessions of one address, game and key."""
+    """Return the folder name for one address and game, and with a key only for that key."""
     return hashlib.sha256("\0".join((address, game, key)).encode()).hexdigest()[:16]
 
 
@@ -487,10 +532,11 @@ def user_folder() -> Path:
 def default_player(folder: Path) -> PlayerName:
     """Return this machine's random player name, which is created once and stored in `folder`."""
     path = folder / "player"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        create_once(path, f"p-{secrets.token_hex(8)}".encode())
-    return player_name(path.read_text().strip())
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            create_once(path, f"p-{secrets.token_hex(8)}".encode())
+        return player_name(path.read_text().strip())
 
 
 # --- At exit and after a fork ---------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsFloat
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from understudy.core.tensors import Array
 from understudy.experience.builder import Extras
 from understudy.experience.chunk import By, EpisodeNote
 from understudy.experience.game import random_action
-from understudy.experience.writer import check_mask
+from understudy.experience.writer import check_flag, check_mask
 
 if TYPE_CHECKING:
     from understudy.nn.policy import Player
@@ -143,6 +143,8 @@ class Episode:
     `with` block without `end` cuts the episode: the last, incomplete step is dropped.
     """
 
+    __slots__ = ("__weakref__", "_chooser", "_over", "_session", "_sessions", "_tolerance", "_use")
+
     def __init__(
         self,
         sessions: Sessions,
@@ -155,6 +157,7 @@ class Episode:
     ) -> None:
         self._sessions = sessions
         self._session = session
+        self._use = session.n_uses
         self._tolerance = tolerance
         self._chooser = ActionChooser(bots)
         self._over: str | None = None
@@ -234,14 +237,10 @@ class Episode:
             if self._over is not None or session.ended:
                 return self._late("acted")
             try:
+                # by_code is called only to raise: calls are slow, and so are keywords.
+                code = BY[by] if by in BY else by_code(by)
                 is_full = session.builder.decide(
-                    obs,
-                    action,
-                    action_mask=action_mask,
-                    by=BY[by] if by in BY else by_code(by),  # by_code only raises: calls are slow
-                    frames=frames,
-                    t_ms=session.t_ms(),
-                    extras=extras,
+                    obs, action, action_mask, code, frames, session.t_ms(), extras
                 )
             except Exception as error:
                 return self._reject(error)
@@ -250,7 +249,7 @@ class Episode:
                 session.submit()
         return None
 
-    def reward(self, x: float) -> None:
+    def reward(self, x: SupportsFloat) -> None:
         """Add to the reward of the last decision."""
         session = self._session
         with session.lock:
@@ -259,7 +258,9 @@ class Episode:
             try:
                 session.builder.add_reward(x)
             except Exception as error:
-                return self._reject(error)
+                if session.builder.has_decision:
+                    return self._reject(error)
+                self._warn(self._tolerance.judge(error), "a reward was ignored")
         return None
 
     def end(
@@ -270,29 +271,48 @@ class Episode:
         truncated: bool = False,
         result: str | float | None = None,
     ) -> None:
-        """End the episode: the game is over, or only the recording stops (`truncated`)."""
+        """End the episode: the game is over, or only the recording stops (`truncated`).
+
+        A truncated episode needs its last observation `obs`, or its last decision is dropped.
+        """
         session = self._session
         with session.lock:
             if self._over is not None or session.ended:
                 return self._late("end")
             builder = session.builder
+            problems: list[tuple[Refused, str]] = []
             try:
+                builder.check_result(result)
+            except Exception as error:
+                problems.append((self._tolerance.judge(error), "an episode's result was ignored"))
+                result = None
+            is_truncated = True
+            try:
+                is_truncated = check_flag("truncated", truncated)
                 if not builder.has_decision:
                     is_full = builder.cut(result=result)
                 else:
                     is_full = builder.finish(
                         obs,
-                        terminated=not truncated,
-                        truncated=truncated,
+                        terminated=not is_truncated,
+                        truncated=is_truncated,
                         action_mask=action_mask,
                         result=result,
-                        t_ms=session.t_ms(),
                     )
             except Exception as error:
-                return self._reject(error)
+                refused = self._tolerance.judge(error)
+                if is_truncated:
+                    problems.append((refused, "an episode's last decision was dropped"))
+                    is_full = builder.cut(result=result)
+                else:
+                    # The observation after a terminated step is never used.
+                    problems.append((refused, "an episode's last observation was ignored"))
+                    is_full = builder.finish(terminated=True, result=result)
             if is_full:
                 session.submit()
             self._leave("has ended")
+            for refused, cost in problems:
+                self._warn(refused, cost)
         return None
 
     def cut(self) -> None:
@@ -309,6 +329,11 @@ class Episode:
     def __exit__(self, *_: object) -> None:
         self.cut()
 
+    def __del__(self) -> None:
+        # A game may drop its episode without ending it; the sender then cuts the episode.
+        if self._over is None:
+            self._sessions.abandoned.append((self._session, self._use))
+
     def _leave(self, reason: str) -> None:
         self._over = reason
         self._sessions.release(self._session)
@@ -319,6 +344,10 @@ class Episode:
         self._leave("")
         self._tolerance.warn(refused)
 
+    def _warn(self, refused: Refused, cost: str) -> None:
+        # A call level of its own, as in `_reject` and `_late`: the warning names the game's line.
+        self._tolerance.warn(refused, cost)
+
     def _late(self, call: str) -> None:
         # After invalid input, or once the game is closed, calls are only counted: the game
         # continues without recording.
@@ -327,7 +356,7 @@ class Episode:
                 "bad_order",
                 f"{call} was called on an episode that {self._over}; start a new episode",
             )
-            self._tolerance.warn(self._tolerance.judge(late))
+            self._tolerance.warn(self._tolerance.judge(late), "a call was ignored")
             return
         self._tolerance.ignored_calls += 1
 
@@ -347,6 +376,7 @@ class Recorder:
     ) -> None:
         self._sessions = sessions
         self._session = session
+        self._use = session.n_uses
         self._tolerance = tolerance
         self._bots = bots
         self._chooser = ActionChooser(bots)
@@ -365,6 +395,7 @@ class Recorder:
             # If the game was closed meanwhile there is no new session, and the old one has ended.
             with contextlib.suppress(Closed):
                 session = self._session = self._sessions.renew(session, is_recorded=is_recorded)
+                self._use = session.n_uses
         self._chooser = ActionChooser(self._bots)
         self._decided = None
         with session.lock:
@@ -372,11 +403,11 @@ class Recorder:
                 self._tolerance.ignored_calls += 1
                 return
             session.cut()
-            block = session.builder.begin(replace(self._note, seed=seed), consent=self._consent)
-            if block is not None:
-                session.handoff.put(session, block)
             try:
-                session.builder.stage(obs, action_mask=action_mask, t_ms=session.t_ms())
+                block = session.builder.begin(replace(self._note, seed=seed), consent=self._consent)
+                if block is not None:
+                    session.handoff.put(session, block)
+                session.builder.stage(obs, action_mask=action_mask)
             except Exception as error:
                 self._reject(error)
 
@@ -405,7 +436,7 @@ class Recorder:
     def step(
         self,
         action: Any,
-        reward: float,
+        reward: SupportsFloat,
         next_obs: Any,
         terminated: bool,
         truncated: bool,
@@ -427,6 +458,8 @@ class Recorder:
                 return
             t_ms = session.t_ms()
             try:
+                terminated = check_flag("terminated", terminated)
+                truncated = check_flag("truncated", truncated)
                 code = BY[by] if by in BY else by_code(by)
                 if decided is not None and (
                     decided.action is action or np.array_equal(decided.action, action)
@@ -440,13 +473,12 @@ class Recorder:
                 if terminated or truncated:
                     is_full = builder.finish(
                         next_obs,
-                        terminated=bool(terminated),
-                        truncated=bool(truncated),
+                        terminated=terminated,
+                        truncated=truncated,
                         action_mask=action_mask,
-                        t_ms=t_ms,
                     )
                 else:
-                    builder.stage(next_obs, action_mask, t_ms)
+                    builder.stage(next_obs, action_mask)
                     is_full = builder.is_full
             except Exception as error:
                 self._reject(error)
@@ -468,6 +500,10 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not self._is_closed:
+            self._sessions.abandoned.append((self._session, self._use))
 
     def _reject(self, error: Exception) -> None:
         # The env has already stepped, so the call cannot be repeated: recording resumes with the

@@ -101,7 +101,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._action_mask = info.get(MASK) if self._has_action_mask else None
         self._recorder.step(
             action,
-            float(reward),
+            reward,
             obs,
             terminated,
             truncated,
@@ -175,10 +175,10 @@ class RecordedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             last = (finals[i] if finals is not None else None) if same_step else env_obs
             recorder.step(
                 action,
-                float(rewards[i]),
+                rewards[i],
                 last,
-                bool(terminations[i]),
-                bool(truncations[i]),
+                terminations[i],
+                truncations[i],
                 action_mask=None if same_step else action_mask,
                 by=self._by,
             )

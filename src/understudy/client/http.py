@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import understudy
 from understudy.core.canonical import strict_json
 from understudy.core.errors import ConfigError, LinkFailed, Refused
-from understudy.core.location import is_loopback
+from understudy.core.location import is_loopback, without_secrets
 from understudy.core.names import PlayerName
 from understudy.experience.frame import CONTENT_TYPE, Frame, encode_frame_batch
 from understudy.experience.game import GameSpec
@@ -255,12 +255,14 @@ class _Connection:
 
 def _parts(url: str, *, insecure: bool) -> tuple[str, str, int, bool]:
     """Return address, host, port and whether it uses TLS; ConfigError if the URL is invalid."""
+    shown = without_secrets(url)
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
+    except ValueError:
         raise ConfigError(
-            f"url={url[:80]!r} is not a valid URL: {error}; use one such as https://HOST"
+            f"url={shown!r} is not a valid URL; use one such as https://HOST, with a port from 1 "
+            "to 65535 if it has one"
         ) from None
     is_plain = not (parts.query or parts.fragment or parts.username or parts.password)
     if (
@@ -270,13 +272,14 @@ def _parts(url: str, *, insecure: bool) -> tuple[str, str, int, bool]:
         or not url.isprintable()
     ):
         raise ConfigError(
-            f"url={url[:80]!r} is not a platform's URL; use https://HOST, or http://127.0.0.1:PORT"
+            f"url={shown!r} is not a platform's URL; use https://HOST, or http://127.0.0.1:PORT, "
+            "without a user, a password or a query"
         )
     is_tls = parts.scheme == "https"
     host = parts.hostname
     if not is_tls and not insecure and not is_loopback(host):
         raise ConfigError(
-            f"url={url[:80]!r} would send your key unencrypted; use https://, or connect with "
+            f"url={shown!r} would send your key unencrypted; use https://, or connect with "
             "config=ClientConfig(insecure=True) on a network you trust"
         )
     return url.rstrip("/"), host, port or (443 if is_tls else 80), is_tls

@@ -1,11 +1,13 @@
 """LocalLink: writes to a Stream in this process, with the same intake checks as over HTTP."""
 
+import hashlib
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
@@ -14,7 +16,7 @@ from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
 from understudy.experience.intake import Intake
-from understudy.ports import Ack, LiveModels, Stream
+from understudy.ports import Ack, LiveModels, Stream, refused_ack
 
 if TYPE_CHECKING:
     from understudy.models.registry import Registry
@@ -41,10 +43,14 @@ class LocalLink:
         self._trust: tuple[str, ...] = ()
 
     def register(self, spec: GameSpec) -> None:
-        """Write the spec as GAME/SCHEMA.json, unless the file exists."""
+        """Write the spec as GAME/SCHEMA.json, unless it exists; a damaged file is kept aside."""
         path = self._specs_folder / spec.game / f"{spec.schema}.json"
         with _REGISTERING:
-            if not path.exists():
+            raw = path.read_bytes() if path.exists() else None
+            if raw is not None and hashlib.sha256(raw).hexdigest() != spec.schema:
+                path.replace(path.with_suffix(f".damaged-{crc32(raw):08x}"))
+                raw = None
+            if raw is None:
                 make_folder(path.parent)
                 write_file(path, spec.to_json(), mode=0o644)
 
@@ -65,7 +71,7 @@ class LocalLink:
             ack = Ack(False, retry_after_s=RETRY_AFTER_S, error=str(error))
             appended = iter([ack] * len(admitted))
         return [
-            Ack(False, refused=str(result)) if isinstance(result, Refused) else next(appended)
+            refused_ack(result) if isinstance(result, Refused) else next(appended)
             for result in checked
         ]
 

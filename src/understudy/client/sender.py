@@ -1,6 +1,7 @@
 """Sender: numbers, spools and sends recorded steps in the background until acknowledged."""
 
 import contextlib
+import os
 import random
 import threading
 import time
@@ -10,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.client.receipts import Receipts
 from understudy.client.session import RecordingWarning, Session, Sessions
-from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_session
+from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_game
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.names import PlayerName
@@ -32,8 +34,14 @@ _MEMORY_BYTES = 8 * 1024 * 1024
 _REPORT_EVERY_S = 10.0
 """Skipped steps are reported with each send, or this often without one; the response updates the
 recording rate."""
+_MAX_FAILURES = 3
+"""After this many failed sends, `send_unsent_frames` leaves the rest in the spool."""
 _CHECK_BYTES = 1024 * 1024
 """The spool's cap is checked each time this much, or a 32nd of the cap, was spooled."""
+_WRITE_BYTES = 256 * 1024
+"""Encoded frames are written to the spool together, up to this much at once."""
+_CHUNK_S = 0.0005
+"""Each open session adds this to the linger, so that at most 2,000 chunks a second are encoded."""
 
 
 class Backoff:
@@ -100,8 +108,10 @@ class Stats:
     failed_sends: int
     adopted_sessions: int
     expired_sessions: int
-    """Deleted sessions of killed games: not sent within a week, or unreadable."""
+    """Deleted sessions of killed games that were not sent within a week."""
     bad_inputs: int
+    last_bad_input: str
+    """The last invalid input of the game, as `code: detail`; empty while there was none."""
     ignored_calls: int
     open_episodes: int
     last_error: str
@@ -155,20 +165,23 @@ class SenderConfig:
     """When recorded steps are sent, and how failed sends are retried."""
 
     linger_s: float = 1.0
-    """How long a recorded step waits, at most, for others to be sent with it."""
-    idle_s: float = 60.0
-    """A session without an episode for this long is closed."""
+    """How long a recorded step waits, at most, for others to be sent with it. The wait is longer,
+    half a millisecond per session, if that is more."""
+    session_idle_s: float = 60.0
+    """A session is closed once its player has had no episode for this long."""
     adopt_every_s: float = 30.0
     """How often to look for unsent steps of other processes that were killed."""
     retry_first_s: float = 0.5
     """The bound of the first wait before a retry; waits are random between 0 and the bound."""
     retry_cap_s: float = 30.0
     """The bound doubles with each failure, up to this."""
+    receipts: str | os.PathLike[str] | None = None
+    """A file that gets a line for every acknowledged frame, for `data verify --receipts`."""
 
     def __post_init__(self) -> None:
         times = (
             self.linger_s,
-            self.idle_s,
+            self.session_idle_s,
             self.adopt_every_s,
             self.retry_first_s,
             self.retry_cap_s,
@@ -211,13 +224,21 @@ class Sender:
         self.wake = sessions.handoff.filled
         self.counts = SenderCounts()
         self._open: dict[uuid.UUID, SessionSpool] = {}
+        self._ending: dict[uuid.UUID, SessionSpool] = {}
+        """Those of `_open` that have ended and are not closed yet."""
+        self._fresh: list[SpooledFrame] = []
+        """Frames that were added to the spool since its last write."""
+        self._fresh_bytes = 0
         self._waiting = UnackedFrames(memory_bytes=_MEMORY_BYTES)
         self._unchecked_bytes = 0
         self._losses = Losses()
         self._recording_rate = sessions.recording_rate
+        self._queues = (sessions.handoff.due, sessions.recording_rate.due)
         self._report_at_s = clock.monotonic() + _REPORT_EVERY_S
         self._registered: set[str] = set()
         self._warned: set[str] = set()
+        receipts = self._config.receipts
+        self._receipts = None if receipts is None else Receipts(Path(receipts), warn=self.warn)
         self._adopt_at_s = clock.monotonic()
         self._hurry = False
 
@@ -230,7 +251,7 @@ class Sender:
             self._collect()
             batch = self._batch()
         if batch or (
-            self._sessions.unreported_steps
+            self._recording_rate.unreported_steps
             and self._clock.monotonic() >= self._report_at_s
             and self._backoff.remaining_s <= 0
         ):
@@ -254,56 +275,60 @@ class Sender:
 
     def _wait_s(self) -> float:
         now_s = self._clock.monotonic()
-        due_s = [self._adopt_at_s - now_s]
-        if self._waiting:
+        due_s = [0.0 if self._spool.can_adopt_more else self._adopt_at_s - now_s]
+        if self._waiting or self._fresh:
             due_s.append(self._backoff.remaining_s)
-        if self._sessions.unreported_steps:
+        if self._recording_rate.unreported_steps:
             due_s.append(max(self._report_at_s - now_s, self._backoff.remaining_s))
-        for session in self._sessions.live():
-            oldest_ms = session.builder.oldest_ms
-            waited_s = 0.0 if oldest_ms is None else (session.t_ms() - oldest_ms) / 1000
+        if self._sessions.n_live:
             # A step that closes right after this check is due in `linger_s` at the earliest.
-            due_s.append(self._linger_s(session) - waited_s)
+            oldest_s = min(queue[0][1] if queue else now_s for queue in self._queues)
+            due_s.append(oldest_s + self._linger_s - now_s)
         return max(0.0, min(due_s))
 
     # --- From the game into the spool -------------------------------------------------------------
 
     def _adopt(self) -> None:
         now_s = self._clock.monotonic()
-        if now_s < self._adopt_at_s:
+        if now_s < self._adopt_at_s and not self._spool.can_adopt_more:
             return
         self._adopt_at_s = now_s + self._config.adopt_every_s
-        for spool, entries in self._spool.adopt(self._clock.now()):
-            self.counts.adopted_sessions += 1
+        adopted = list(self._spool.adopt(self._clock.now()))
+        self.counts.adopted_sessions += len(adopted)
+        for spool, entries in adopted:
             self._open[spool.session] = spool
+            self._ending[spool.session] = spool
             self._waiting.adopt(entries)
             if spool.lost_numbers:
                 self._lose(spool, spool.lost_numbers, spool.lost_steps)
-        self.counts.expired_sessions = self._spool.expired_sessions
         self._report_lost()
+        for spool, _ in adopted:
+            self._close_if_finished(spool)
+        self.counts.expired_sessions = self._spool.expired_sessions
+        for folder, reason in self._spool.unreadable.items():
+            self.warn(
+                f"unreadable {folder}",
+                f"unsent steps of an earlier start stay in {folder}, because this version cannot "
+                f"read them: {reason}; start the version that recorded them, or delete the folder",
+            )
 
     def _collect(self) -> None:
-        for session in self._sessions.live():
-            if session.is_abandoned:
+        self._sessions.release_abandoned()
+        until_s = self._clock.monotonic() - self._linger_s
+        for queue in self._queues:
+            while queue and (self._hurry or queue[0][1] <= until_s):
+                session, _ = queue.popleft()
                 with session.lock:
-                    session.cut()
-                self._sessions.release(session)
-            oldest_ms = session.builder.oldest_ms
-            if oldest_ms is None:
-                continue
-            if self._hurry or session.t_ms() - oldest_ms >= self._linger_s(session) * 1000:
-                with session.lock:
+                    session.is_due = False
                     session.submit()
                 self._drain()
-        self._drain()
-        for session in self._sessions.retire(idle_s=self._config.idle_s):
-            self._end(session)
-        self._close_finished()
+        self._sessions.retire(idle_s=self._config.session_idle_s)
+        self._end_sessions()
+        self._write()
 
-    def _linger_s(self, session: Session) -> float:
-        linger_s = self._config.linger_s
-        # Steps that are only counted are not urgent.
-        return linger_s if session.is_recorded else max(linger_s, _REPORT_EVERY_S)
+    @property
+    def _linger_s(self) -> float:
+        return max(self._config.linger_s, self._sessions.n_live * _CHUNK_S)
 
     def _drain(self) -> None:
         while (item := self._sessions.handoff.take()) is not None:
@@ -317,7 +342,8 @@ class Sender:
             if item.block is not None:
                 self._add_block(spool, item.block)
             self._report_lost()
-            self._keep_cap()
+            if self._fresh_bytes >= _WRITE_BYTES:
+                self._write()
 
     def _add_block(self, spool: SessionSpool, block: Block) -> None:
         left_steps = block.n_steps
@@ -336,30 +362,52 @@ class Sender:
             # reported.
             if left_steps:
                 self._lose(spool, [spool.skip(left_steps)], left_steps)
-            self._sessions.pool.give(block.columns)
 
     def _add(self, spool: SessionSpool, frame: Frame, n_steps: int) -> None:
         entry = spool.add(frame, n_steps)
-        self._unchecked_bytes += entry.size_bytes
-        if entry.is_data:
-            self.counts.spooled_steps += n_steps
-        self._waiting.add(entry)
+        self._fresh.append(entry)
+        self._fresh_bytes += entry.size_bytes
 
-    def _end(self, session: Session) -> None:
+    def _write(self) -> None:
+        self.counts.spooled_steps += self._spool.write()
+        for entry in self._fresh:
+            self._waiting.add(entry)
+        self._unchecked_bytes += self._fresh_bytes
+        self._fresh = []
+        self._fresh_bytes = 0
+        if self._spool.error:
+            self.warn(
+                "disk",
+                f"recorded steps wait in memory, because they cannot be saved in "
+                f"{self._spool.folder}: {self._spool.error}. Those that are not sent before the "
+                "game ends are lost",
+            )
+        self._keep_cap()
+
+    def _end_sessions(self) -> None:
+        ended = self._sessions.ended
+        # All blocks of these sessions are in the handoff, so after `_drain` they are in the spool.
+        sessions = [ended.popleft() for _ in range(len(ended))]
         self._drain()
-        if session.id in self._open:
-            self._open[session.id].has_ended = True
+        for session in sessions:
+            spool = self._open.get(session.id)
+            if spool is not None:
+                spool.has_ended = True
+                self._ending[session.id] = spool
+                self._close_if_finished(spool)
 
-    def _close_finished(self) -> None:
-        for spool in [spool for spool in self._open.values() if spool.has_ended and spool.is_idle]:
-            if not spool.is_closing and spool.next_no:
-                # The close frame is the last: until now, a drop report may have needed a number.
-                report = CloseReport(spool.next_no, spool.n_steps)
-                self._add(spool, close_frame(spool.session, spool.next_no, report), 0)
-                spool.is_closing = True
-            else:
-                del self._open[spool.session]
-                spool.remove()
+    def _close_if_finished(self, spool: SessionSpool) -> None:
+        if not (spool.has_ended and spool.is_idle) or spool.session not in self._open:
+            return
+        if not spool.is_closing and spool.next_no:
+            # The close frame is the last: until now, a drop report may have needed a number.
+            report = CloseReport(spool.next_no, spool.n_steps)
+            self._add(spool, close_frame(spool.session, spool.next_no, report), 0)
+            spool.is_closing = True
+        else:
+            del self._open[spool.session]
+            del self._ending[spool.session]
+            self._spool.remove(spool)
 
     # --- Dropping and reporting -------------------------------------------------------------------
 
@@ -368,21 +416,18 @@ class Sender:
             return
         self._unchecked_bytes = 0
         cap = self._spool.cap_bytes
-        memory = sum(spool.memory_bytes for spool in self._open.values())
-        size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
-        if size <= cap and memory <= _MEMORY_BYTES:
+        memory = self._spool.memory_bytes
+        if self._spool.size_bytes <= cap and memory <= _MEMORY_BYTES:
             return
-        for spool in self._open.values():
-            spool.tidy(and_current=True)
-        size = self._spool.foreign_bytes + sum(spool.size_bytes for spool in self._open.values())
+        self.counts.spooled_steps += self._spool.tidy()
+        size = self._spool.size_bytes
         dropped = self._waiting.drop_oldest(
             size - cap * 7 // 8 if size > cap else 0, memory - _MEMORY_BYTES
         )
         for entry in dropped:
             self._lose(entry.spool, [entry.chunk_no], entry.n_steps)
         self._report_lost()
-        for spool in {entry.spool for entry in dropped}:
-            spool.tidy(and_current=True)
+        self.counts.spooled_steps += self._spool.tidy()
 
     def _lose(self, spool: SessionSpool, numbers: Sequence[int], n_steps: int) -> None:
         self._losses.add(spool.session, numbers, n_steps)
@@ -402,6 +447,7 @@ class Sender:
     # --- From the spool through the link ----------------------------------------------------------
 
     def _batch(self) -> list[tuple[SpooledFrame, Frame]]:
+        self._write()
         if self._backoff.remaining_s > 0:
             return []
         batch: list[tuple[SpooledFrame, Frame]] = []
@@ -424,7 +470,7 @@ class Sender:
         players: dict[uuid.UUID, PlayerName] = {
             entry.spool.session: entry.spool.player for entry, _ in batch
         }
-        skipped = self._sessions.unreported_steps
+        skipped = self._recording_rate.unreported_steps
         try:
             for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
                 if spec.schema not in self._registered:
@@ -441,10 +487,8 @@ class Sender:
             # The next response may come from another or a new gateway, which does not know the
             # game.
             self._registered.clear()
-            self.warn(
-                failed.code,
-                f"recorded steps are saved on this machine and will be sent later: {failed}",
-            )
+            where = "in memory" if self._spool.error else "saved on this machine"
+            self.warn(failed.code, f"recorded steps are {where} and will be sent later: {failed}")
             ack = Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))
             return [ack] * len(batch), str(failed)
         except Exception as error:
@@ -457,6 +501,9 @@ class Sender:
         self.counts.sent_frames += len(batch)
         again = len(batch) - len(acks)
         retry_after_s = 0.0
+        if self._receipts is not None:
+            acked = [frame for (_, frame), ack in zip(batch, acks, strict=False) if ack.accepted]
+            self._receipts.add(acked)
         for (entry, _), ack in zip(batch, acks, strict=False):
             if entry.is_done:
                 continue  # two threads called pump at once, and the other got its response first
@@ -472,9 +519,8 @@ class Sender:
                 error = ack.error or error
         self._report_lost()
         for spool in {entry.spool for entry, _ in batch}:
-            if not (spool.is_closing and spool.is_idle):
-                spool.tidy()
-        self._close_finished()
+            self._close_if_finished(spool)
+        self.counts.spooled_steps += self._spool.tidy()
         if again or error:
             self.counts.failed_sends += 1
             self.counts.last_error = error or self.counts.last_error
@@ -509,35 +555,45 @@ class Sender:
         wait_for = self._pump_until if pumps else self._wait_for
         return wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
 
-    def finish(self, ended: Iterable[Session], timeout_s: float) -> bool:
-        """Spool, send and close ended sessions until the timeout; the rest stays spooled."""
+    def finish(self, sessions: Iterable[Session], timeout_s: float) -> bool:
+        """End, spool, send and close these sessions until the timeout; the rest stays spooled."""
         with self._work:
-            for session in ended:
-                self._end(session)
-            self._close_finished()
-            waiting = [spool for spool in self._open.values() if spool.has_ended]
-        return self._wait_for(
-            lambda: not any(spool.session in self._open for spool in waiting), timeout_s
-        )
+            for session in sessions:
+                self._sessions.end(session)
+                self._drain()
+            self._end_sessions()
+            self._write()
+            waiting = list(self._ending)
+        return self._wait_for(lambda: self._ending.keys().isdisjoint(waiting), timeout_s)
 
     @property
     def is_clear(self) -> bool:
         """Whether every ended session is closed and removed."""
-        return not any(spool.has_ended for spool in self._open.values())
+        return not self._ending
 
     def abandon(self) -> None:
-        """Release the parent's files in a forked child, with new locks: old ones may stay held."""
+        """Close the parent's files in a forked child; replaces locks, since they may be held."""
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
-        self.release()
+        self._spool.abandon()
+        self._clear()
 
-    def release(self) -> None:
-        """Release every folder, so that another process can adopt it."""
+    def release(self) -> int:
+        """Release the spool, so that another process can adopt it; returns how many steps are lost.
+
+        A step is lost if it was neither acknowledged nor saved, such as on a full disk.
+        """
         with self._work:
-            for spool in self._open.values():
-                spool.close()
-            self._open.clear()
-            self._waiting.clear()
+            self._write()
+            lost_steps = self._spool.close()
+            self.counts.dropped_steps += lost_steps
+            self._clear()
+            return lost_steps
+
+    def _clear(self) -> None:
+        self._open.clear()
+        self._ending.clear()
+        self._waiting.clear()
 
     def _wait_for(self, done: Callable[[], bool], timeout_s: float) -> bool:
         deadline_s = self._clock.monotonic() + timeout_s
@@ -581,23 +637,28 @@ def send_unsent_frames(
     timeout_s: float = 60.0,
     clock: Clock | None = None,
 ) -> int:
-    """Send every unlocked session of a spool folder; returns how many frames were acknowledged."""
+    """Send what killed games left in a spool folder; returns how many frames were acknowledged."""
     clock = clock or SystemClock()
     spec = _spec_in(folder)
     if spec is None:
         return 0
     link = link_to(spec)
+    spool = Spool(folder)
     sender = Sender(
         link,
         Sessions(spec, kind="player", client="understudy-unsent-frames", clock=clock),
-        Spool(folder),
+        spool,
         spec=spec,
         clock=clock,
     )
     deadline = clock.monotonic() + timeout_s
     try:
         wait_s = sender.step()
-        while not sender.is_clear and clock.monotonic() < deadline:
+        while (
+            (not sender.is_clear or spool.may_have_more)
+            and clock.monotonic() < deadline
+            and sender.counts.failed_sends < _MAX_FAILURES
+        ):
             time.sleep(min(wait_s, 0.1))
             wait_s = sender.step()
     finally:
@@ -607,7 +668,7 @@ def send_unsent_frames(
 
 
 def _spec_in(folder: Path) -> GameSpec | None:
-    for path in sorted(folder.glob("*/session.json")):
+    for path in sorted(folder.glob("*/spool.json")):
         with contextlib.suppress(Corrupt, SpecError):
-            return read_session(path.parent).spec()
+            return read_game(path.parent).spec()
     return None

@@ -3,8 +3,7 @@
 import random
 import uuid
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Generic, TypeVar
@@ -12,7 +11,7 @@ from typing import Generic, TypeVar
 from understudy.core.clock import Clock
 from understudy.core.errors import Closed, Refused
 from understudy.core.names import PlayerName, new_session, session_time_s
-from understudy.experience.builder import Block, BlockPool, ChunkBuilder
+from understudy.experience.builder import Block, ChunkBuilder, RowLayout
 from understudy.experience.game import GameSpec
 from understudy.experience.session import DAY_S
 
@@ -23,16 +22,22 @@ MAX_AGE_S = DAY_S
 class RecordingRate:
     """The share of episodes to record; steps of all other episodes are counted and discarded."""
 
-    def __init__(self, pool: BlockPool, rng: random.Random) -> None:
-        self._pool = pool
+    def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._lock = Lock()
+        self.due: deque[tuple[Session, float]] = deque()
+        """As `Handoff.due`, of the sessions that are not recorded."""
         self.value = 1.0
         """The share, as in the platform's last response."""
         self.skipped_steps = 0
-        """Discarded steps; `Sessions.skipped_steps` includes those still in open blocks."""
+        """Discarded steps; `Sessions.skipped_steps` includes those still in builders."""
         self.reported_steps = 0
         """Skipped steps that were reported to the platform."""
+
+    @property
+    def unreported_steps(self) -> int:
+        """The number of discarded steps that were not yet reported to the platform."""
+        return self.skipped_steps - self.reported_steps
 
     def draw(self) -> bool:
         """Return whether to record the episode that starts now."""
@@ -42,7 +47,6 @@ class RecordingRate:
         """Count and discard a block; the counterpart of `Handoff.put`."""
         with self._lock:
             self.skipped_steps += block.n_steps
-        self._pool.give(block.columns)
 
     def abandon(self) -> None:
         """Replace the lock in a forked child: a thread of the parent may have held it."""
@@ -51,7 +55,7 @@ class RecordingRate:
 
 Owner = TypeVar("Owner")
 
-_YIELD_S = 0.0005
+HANDOFF_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,56 +69,45 @@ class Item(Generic[Owner]):
 
 
 class Handoff(Generic[Owner]):
-    """A queue of blocks from game threads to the sender, bounded in blocks and bytes.
+    """A queue of blocks from game threads to the sender, bounded in bytes.
 
-    While it is more than half full, each `put` sleeps for half a millisecond, so that the sender
-    gets to run beside a game that never pauses. When it is full, the oldest block is dropped;
-    the sender reports the loss.
+    A `put` never waits. When the queue is full, because the sender's thread is starved or its disk
+    hangs, the oldest blocks are dropped; the sender reports the loss.
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        *,
-        clock: Clock,
-        max_blocks: int = 64,
-        max_bytes: int = 64 * 1024 * 1024,
-    ) -> None:
-        self._pool = pool
-        self._clock = clock
+    def __init__(self, *, max_bytes: int = HANDOFF_BYTES) -> None:
+        self._max_bytes = max_bytes
         self.filled = Event()
         """Set with every block; the sender sleeps on it."""
-        self._never = Event()
-        self._max_blocks = max(2, min(max_blocks, max_bytes // max(1, pool.set_bytes)))
+        self.due: deque[tuple[Owner, float]] = deque()
+        """Owners that have had closed steps in their builder since a time, oldest first."""
         self._lock = Lock()
         self._items: deque[tuple[Owner, Block]] = deque()
         self._lost: dict[int, tuple[Owner, int, int]] = {}
+        self.waiting_bytes = 0
         self.put_steps = 0
         """Steps put in so far, including dropped ones."""
 
     def put(self, owner: Owner, block: Block) -> None:
         """Queue a block; called under the owner's lock, so that its blocks stay in order."""
-        dropped: Block | None = None
         with self._lock:
             self.put_steps += block.n_steps
-            if len(self._items) >= self._max_blocks:
+            self._items.append((owner, block))
+            self.waiting_bytes += block.size_bytes
+            while self.waiting_bytes > self._max_bytes and len(self._items) > 1:
                 oldest, dropped = self._items.popleft()
+                self.waiting_bytes -= dropped.size_bytes
                 _, blocks, steps = self._lost.get(id(oldest), (oldest, 0, 0))
                 self._lost[id(oldest)] = (oldest, blocks + 1, steps + dropped.n_steps)
-            self._items.append((owner, block))
-            n_waiting = len(self._items)
         if not self.filled.is_set():
             self.filled.set()
-        if dropped is not None:
-            self._pool.give(dropped.columns)
-        if n_waiting * 2 > self._max_blocks:
-            self._clock.wait(self._never, _YIELD_S)
 
     def take(self) -> Item[Owner] | None:
         """Return the oldest block and the losses before it; losses alone if no block is left."""
         with self._lock:
             if self._items:
                 owner, block = self._items.popleft()
+                self.waiting_bytes -= block.size_bytes
                 _, blocks, steps = self._lost.pop(id(owner), (owner, 0, 0))
                 return Item(owner, block, blocks, steps)
             if self._lost:
@@ -124,64 +117,68 @@ class Handoff(Generic[Owner]):
 
 
 class RecordingWarning(UserWarning):
-    """A game is not recorded as expected; warned once, then counted in `game.stats()`."""
+    """A game is not recorded as expected; warned once per kind, then counted in `game.stats()`."""
 
 
 class Tolerance:
-    """Handles invalid input: raises on the first decision, later counts it and warns once."""
+    """Handles invalid input: raises on the first decision, later counts it, warns once per kind."""
 
-    __slots__ = ("bad_inputs", "decided", "ignored_calls", "strict", "warned")
+    __slots__ = ("bad_inputs", "decided", "ignored_calls", "last_bad_input", "strict", "warned")
 
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
         self.decided = False
-        self.warned = False
+        self.warned: set[str] = set()
+        """The reason codes that a warning was issued for."""
         self.bad_inputs = 0
+        self.last_bad_input = ""
         self.ignored_calls = 0
 
     def judge(self, error: Exception) -> Refused:
         """Count the error and return it as Refused; raise it on the first decision or if strict."""
-        self.bad_inputs += 1
         may_continue = self.decided and not self.strict
         self.decided = True
-        if isinstance(error, Refused):
-            if not may_continue:
-                raise error
-            return error
         # An unexpected error inside NumPy must not stop a game that has been running.
-        refused = Refused("bad_input", f"{type(error).__name__}: {str(error)[:120]}")
+        refused = (
+            error
+            if isinstance(error, Refused)
+            else Refused("bad_input", f"{type(error).__name__}: {str(error)[:120]}")
+        )
+        self.bad_inputs += 1
+        self.last_bad_input = str(refused)
         if not may_continue:
-            raise refused from error
+            raise refused from (None if refused is error else error)
         return refused
 
-    def warn(self, error: Refused) -> None:
-        """Warn once; called after the episode was cut."""
-        if not self.warned:
-            self.warned = True
+    def warn(self, error: Refused, cost: str = "recording of this episode stopped") -> None:
+        """Warn once for each reason code; call it last, since warnings may be raised as errors."""
+        if error.reason not in self.warned:
+            self.warned.add(error.reason)
             warnings.warn(
-                f"recording of this episode stopped because of invalid input: {error}. "
-                "game.stats().bad_inputs counts further ones without a warning; connect with "
-                "config=ClientConfig(strict=True) to raise each",
+                f"{cost} because of invalid input: {error}. Further input of this kind is only "
+                "counted, in game.stats().bad_inputs, and the last one is last_bad_input; connect "
+                "with config=ClientConfig(strict=True) to raise every error",
                 RecordingWarning,
                 stacklevel=4,
             )
 
 
 class Session:
-    """One player's seat in one client: a lock, the rows being built, and the current holder."""
+    """One player's seat in one client: a lock, the rows being built, and whether it is in use."""
 
     __slots__ = (
-        "__weakref__",
         "_monotonic",
         "_started_s",
         "builder",
         "clock",
         "ended",
         "handoff",
-        "holder",
         "id",
         "idle_since_s",
+        "is_due",
+        "is_held",
         "lock",
+        "n_uses",
         "player",
         "seat",
     )
@@ -204,10 +201,15 @@ class Session:
         self.lock = Lock()
         self.ended = False
         """Whether later calls are ignored; set under the lock."""
-        self.holder: Callable[[], object] | None = None
-        """A weak reference to the episode or recorder that uses the session now."""
+        self.is_due = False
+        """Whether the session is in the queue `due`."""
+        self.is_held = False
+        """Whether an episode or recorder uses the session now."""
+        self.n_uses = 0
+        """How often the session was acquired, so that late notices of earlier uses are ignored."""
         self._monotonic = clock.monotonic
         self._started_s = self.idle_since_s = clock.monotonic()
+        builder.on_waiting = self._queue
 
     @property
     def is_recorded(self) -> bool:
@@ -225,11 +227,10 @@ class Session:
         # set.
         return abs(self.clock.now() - session_time_s(self.id)) > MAX_AGE_S
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the game dropped its episode without ending it."""
-        holder = self.holder
-        return holder is not None and holder() is None
+    def _queue(self) -> None:
+        if not self.is_due:
+            self.is_due = True
+            self.handoff.due.append((self, self._monotonic()))
 
     def submit(self) -> None:
         """Pass the closed rows to the sender; called under the lock."""
@@ -270,12 +271,20 @@ class Sessions:
         self._kind = kind
         self._client = client
         self._clock = clock
-        self.pool = BlockPool(spec)
-        self.handoff: Handoff[Session] = Handoff(self.pool, clock=clock)
-        self.recording_rate = RecordingRate(self.pool, random.Random() if rng is None else rng)
+        self.layout = RowLayout(spec)
+        self.handoff: Handoff[Session] = Handoff()
+        self.recording_rate = RecordingRate(random.Random() if rng is None else rng)
         self._lock = Lock()
-        self._live: dict[uuid.UUID, Session] = {}
-        self._free: defaultdict[_Slot, list[Session]] = defaultdict(list)
+        self._live: dict[PlayerName, dict[uuid.UUID, Session]] = {}
+        self._free: dict[_Slot, dict[uuid.UUID, Session]] = {}
+        self._idle: deque[tuple[Session, float]] = deque()
+        """Released sessions and when; stale if `idle_since_s` has changed."""
+        self.abandoned: deque[tuple[Session, int]] = deque()
+        """Sessions and uses whose episode or recorder was deleted without an end."""
+        self.ended: deque[Session] = deque()
+        """Ended sessions, all of whose blocks are in the handoff; the sender closes them."""
+        self.n_live = 0
+        """The number of open sessions."""
         self._closed: str | None = None
 
     def acquire(self, player: PlayerName, seat: int, *, is_recorded: bool = True) -> Session:
@@ -283,49 +292,73 @@ class Sessions:
         with self._lock:
             if self._closed:
                 raise Closed(self._closed)
-            free = self._free[player, seat, is_recorded]
-            session = free.pop() if free else None
+            session = self._take_free((player, seat, is_recorded))
             if session is None or session.is_old:
-                builder = ChunkBuilder(
-                    self._spec,
-                    session=new_session(self._clock.now()),
-                    kind=self._kind,
-                    client=self._client,
-                    pool=self.pool,
-                )
-                handoff = self.handoff if is_recorded else self.recording_rate
-                session = Session(
-                    builder, player=player, seat=seat, handoff=handoff, clock=self._clock
-                )
-                self._live[session.id] = session
-            # Held until a reference to its episode or recorder replaces this.
-            session.holder = lambda: True
+                if not self.n_live:
+                    # Without sessions the sender sleeps for long; from now on it has steps to send.
+                    self.handoff.filled.set()
+                session = self._new(player, seat, is_recorded=is_recorded)
+            session.is_held = True
+            session.n_uses += 1
             return session
+
+    def _take_free(self, slot: _Slot) -> Session | None:
+        free = self._free.get(slot)
+        if free is None:
+            return None
+        _, session = free.popitem()
+        if not free:
+            del self._free[slot]
+        return session
+
+    def _new(self, player: PlayerName, seat: int, *, is_recorded: bool) -> Session:
+        builder = ChunkBuilder(
+            self._spec,
+            session=new_session(self._clock.now()),
+            kind=self._kind,
+            client=self._client,
+            layout=self.layout,
+        )
+        handoff = self.handoff if is_recorded else self.recording_rate
+        session = Session(builder, player=player, seat=seat, handoff=handoff, clock=self._clock)
+        self._live.setdefault(player, {})[session.id] = session
+        self.n_live += 1
+        return session
 
     def release(self, session: Session) -> None:
         """Return a session; the next episode of the same player and seat reuses it."""
         with self._lock:
-            if session.holder is None or session.ended:
+            if not session.is_held or session.ended:
                 return
-            session.holder = None
+            session.is_held = False
             session.idle_since_s = self._clock.monotonic()
-            self._free[session.player, session.seat, session.is_recorded].append(session)
+            self._idle.append((session, session.idle_since_s))
+            slot = (session.player, session.seat, session.is_recorded)
+            self._free.setdefault(slot, {})[session.id] = session
 
     def renew(self, session: Session, *, is_recorded: bool) -> Session:
         """Replace a session that is too old, or whose recording flag changed, by another one."""
         fresh = self.acquire(session.player, session.seat, is_recorded=is_recorded)
-        fresh.holder = session.holder
         self.release(session)
         return fresh
 
+    def release_abandoned(self) -> None:
+        """Cut the episodes that the game deleted without ending them."""
+        while self.abandoned:
+            session, use = self.abandoned.popleft()
+            if session.is_held and session.n_uses == use:
+                with session.lock:
+                    session.cut()
+                self.release(session)
+
     def live(self) -> list[Session]:
         with self._lock:
-            return list(self._live.values())
+            return [session for sessions in self._live.values() for session in sessions.values()]
 
     @property
     def n_open(self) -> int:
         """The number of sessions held by an episode or a recorder."""
-        return sum(session.holder is not None for session in self.live())
+        return sum(session.is_held for session in self.live())
 
     def waiting_steps(self, *, is_recorded: bool) -> int:
         """The number of closed steps not yet submitted to the sender."""
@@ -340,49 +373,67 @@ class Sessions:
         """The number of steps that were played but not recorded."""
         return self.recording_rate.skipped_steps + self.waiting_steps(is_recorded=False)
 
-    @property
-    def unreported_steps(self) -> int:
-        """The number of skipped steps that were not yet reported to the platform."""
-        return max(0, self.skipped_steps - self.recording_rate.reported_steps)
-
-    def retire(self, *, idle_s: float) -> list[Session]:
-        """End and return the sessions that were free for at least `idle_s`."""
-        now_s = self._clock.monotonic()
+    def retire(self, *, idle_s: float) -> None:
+        """End the sessions that were free for at least `idle_s`."""
+        until_s = self._clock.monotonic() - idle_s
+        idle = []
         with self._lock:
-            idle = [
-                session
-                for session in self._live.values()
-                if session.holder is None and now_s - session.idle_since_s >= idle_s
-            ]
-            for session in idle:
-                del self._live[session.id]
-                key = (session.player, session.seat, session.is_recorded)
-                if session in self._free[key]:
-                    self._free[key].remove(session)
-                if not self._free[key]:
-                    del self._free[key]
+            while self._idle and self._idle[0][1] <= until_s:
+                session, since_s = self._idle.popleft()
+                if not (session.is_held or session.ended) and session.idle_since_s == since_s:
+                    self._remove(session)
+                    idle.append(session)
         for session in idle:
-            session.end()
-        return idle
+            self.end(session)
+
+    def end_player(self, player: PlayerName) -> int:
+        """End every session of a player, cutting running episodes; returns how many."""
+        with self._lock:
+            sessions = list(self._live.get(player, {}).values())
+            for session in sessions:
+                self._remove(session)
+        for session in sessions:
+            self.end(session)
+        return len(sessions)
 
     def close(self, reason: str) -> list[Session]:
-        """End and return every session; `acquire` raises Closed from now on."""
+        """Return every session for the caller to `end`; `acquire` raises Closed from now on."""
         with self._lock:
             self._closed = self._closed or reason
-            ended = list(self._live.values())
+            sessions = [
+                session for sessions in self._live.values() for session in sessions.values()
+            ]
             self._live.clear()
             self._free.clear()
-        for session in ended:
-            session.end()
-        return ended
+            self._idle.clear()
+            self.n_live = 0
+        return sessions
+
+    def end(self, session: Session) -> None:
+        """End a session that was removed from `live`; the sender closes it."""
+        session.end()
+        self.ended.append(session)
+
+    def _remove(self, session: Session) -> None:
+        sessions = self._live[session.player]
+        del sessions[session.id]
+        self.n_live -= 1
+        if not sessions:
+            del self._live[session.player]
+        slot = (session.player, session.seat, session.is_recorded)
+        if (free := self._free.get(slot)) is not None:
+            free.pop(session.id, None)
+            if not free:
+                del self._free[slot]
 
     def abandon(self, reason: str) -> None:
         """Forget the parent's sessions in a forked child; their locks may never be released."""
         self._lock = Lock()
         self.recording_rate.abandon()
         self._closed = reason
-        for session in self._live.values():
-            session.lock = Lock()
-            session.ended = True
+        for sessions in self._live.values():
+            for session in sessions.values():
+                session.lock = Lock()
+                session.ended = True
         self._live.clear()
         self._free.clear()

@@ -1,13 +1,15 @@
-"""The spool: recorded steps that are not yet acknowledged, on disk, a locked folder per session.
+"""The spool: recorded steps that are not yet acknowledged, on disk, a locked folder per process.
 
-    SPOOL/TAG/SESSION/.lock           held while a process owns the session
-                      session.json    player, game, schema and spec
-                      acked           the chunk number and steps below which all is done; the
-                                      next number; steps so far
-                      00000001.log    entries: steps, steps so far, frame
+    SPOOL/TAG/OWNER/.lock           held while a process owns the folder
+                    spool.json      game, schema and spec
+                    sessions        a slot per session: id, player, the chunk number and steps below
+                                    which all is done, the next number, steps so far
+                    00000001.log    entries: groups of frames of any of the sessions
 
-Nothing is synced: spooled frames survive a killed game, but maybe not a power failure. Each file is
-written by one process and deleted once every frame in it is done.
+All sessions of a process share the log. A file is deleted once every frame in it is done; if less
+than half of it is left, the rest moves to the end of the log, so that a session which is never
+acknowledged does not keep the frames of other sessions on disk. Slots are written in place.
+Nothing is synced: spooled frames survive a killed game, but maybe not a power failure.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ import shutil
 import struct
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -23,6 +25,7 @@ from zlib import crc32
 from understudy.core.canonical import canonical_json, strict_json
 from understudy.core.errors import (
     Corrupt,
+    InvalidName,
     Locked,
     Refused,
     SpecError,
@@ -37,18 +40,26 @@ from understudy.experience.game import GameSpec, spec_from_json
 from understudy.experience.session import SPOOL_S
 
 ROLL_BYTES = 1024 * 1024
+MAX_ADOPTED = 8
+"""The most folders of killed games that a process has open at once."""
 
 _SETTLED_S = 3600.0
-_ENTRY = struct.Struct("<IQ")
-_POSITION = struct.Struct("<QQQQ")
+_GROUP_BYTES = 64 * 1024
+"""Frames are written in groups of about this size; damage on disk costs the group."""
+_FRAME = struct.Struct("<IIQH")
+"""Before each frame of a group: its size, its steps, the session's steps so far, and the length
+of the player's name, which follows."""
+_SLOT = struct.Struct("<16sQQQQH")
+_SLOT_BYTES = 512
+"""A divisor of the page size, so that a killed process leaves whole slots."""
+_SLOTS_PER_GROWTH = 64
 _CRC = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
-class SpooledSession:
-    """The session.json of a spooled session."""
+class SpooledGame:
+    """The spool.json of a folder."""
 
-    player: PlayerName
     game: str
     spec_json: str
 
@@ -57,44 +68,88 @@ class SpooledSession:
         return spec_from_json(self.spec_json)
 
 
-def read_session(folder: Path) -> SpooledSession:
-    """Read the session.json of a session's folder; Corrupt if it is missing or damaged."""
+def read_game(folder: Path) -> SpooledGame:
+    """Read the spool.json of a folder; Corrupt if it is missing or damaged."""
     try:
-        document = strict_json((folder / "session.json").read_bytes())
-        return SpooledSession(
-            player_name(document["player"]),
-            str(document["game"]),
-            str(document.get("spec")),
-        )
+        document = strict_json((folder / "spool.json").read_bytes())
+        return SpooledGame(str(document["game"]), str(document["spec"]))
     except (OSError, UnderstudyError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"session.json in {folder} is missing or damaged: {error!r}") from None
+        raise Corrupt(f"spool.json in {folder} is missing or damaged: {error!r}") from None
 
 
-def forget_spooled(folder: Path, player: str, games: Collection[str]) -> int:
-    """Delete a player's unsent sessions of killed games, for any platform; returns how many."""
-    n_deleted = 0
-    for path in sorted(folder.glob("*/*/session.json")):
-        # A locked session is being played or sent; the platform rejects its frames, since the
-        # session started before the player was forgotten.
-        with contextlib.suppress(Corrupt, OSError, Locked):
-            spooled = read_session(path.parent)
-            if spooled.player == player and spooled.game in games:
-                with FileLock(path.parent / ".lock", what="a spooled session"):
-                    shutil.rmtree(path.parent)
-                    n_deleted += 1
-    return n_deleted
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One session in a folder's file `sessions`."""
+
+    session: uuid.UUID
+    player: PlayerName
+    done_below: int
+    done_steps: int
+    next_no: int
+    n_steps: int
+
+    def encode(self) -> bytes:
+        player = self.player.encode()
+        head = _SLOT.pack(
+            self.session.bytes,
+            self.done_below,
+            self.done_steps,
+            self.next_no,
+            self.n_steps,
+            len(player),
+        )
+        raw = (head + player).ljust(_SLOT_BYTES - _CRC.size, b"\0")
+        return raw + _CRC.pack(crc32(raw))
+
+
+def read_slots(folder: Path) -> tuple[list[Slot | None], bool]:
+    """Return a folder's slots, None for each empty or damaged one, and whether any is damaged."""
+    slots: list[Slot | None] = []
+    is_damaged = False
+    try:
+        raw = (folder / "sessions").read_bytes()
+    except OSError:
+        return [], True
+    for start in range(0, len(raw), _SLOT_BYTES):
+        slot = _read_slot(raw[start : start + _SLOT_BYTES])
+        is_damaged |= slot is None and any(raw[start : start + _SLOT_BYTES])
+        slots.append(slot)
+    return slots, is_damaged
+
+
+def _read_slot(raw: bytes) -> Slot | None:
+    if len(raw) < _SLOT_BYTES or _CRC.pack(crc32(raw[: -_CRC.size])) != raw[-_CRC.size :]:
+        return None
+    session, done_below, done_steps, next_no, n_steps, length = _SLOT.unpack_from(raw)
+    try:
+        player = player_name(raw[_SLOT.size : _SLOT.size + length].decode())
+    except (InvalidName, UnicodeDecodeError):
+        return None
+    return Slot(uuid.UUID(bytes=session), player, done_below, done_steps, next_no, n_steps)
 
 
 class SpoolFile:
-    """One log file, how many of its frames are not done, and how many were acknowledged."""
+    """One log file and the frames in it that must stay on disk."""
 
-    __slots__ = ("log", "n_arrived", "n_live", "path", "size_bytes")
+    __slots__ = ("entries", "live_bytes", "log", "path", "size_bytes")
 
     def __init__(self, path: Path, *, log: LogFile | None = None, size_bytes: int = 0) -> None:
         self.path = path
         self.log = log
         self.size_bytes = size_bytes
-        self.n_live = self.n_arrived = 0
+        self.entries: set[SpooledFrame] = set()
+        self.live_bytes = 0
+
+    def add(self, entry: "SpooledFrame") -> None:
+        """Note that a frame is in this file."""
+        self.entries.add(entry)
+        self.live_bytes += entry.size_bytes
+
+    def release(self, entry: "SpooledFrame") -> None:
+        """Note that a frame need not stay; does nothing the second time."""
+        if entry in self.entries:
+            self.entries.remove(entry)
+            self.live_bytes -= entry.size_bytes
 
 
 class SpooledFrame:
@@ -107,6 +162,7 @@ class SpooledFrame:
         "is_done",
         "kind",
         "n_steps",
+        "offset",
         "size_bytes",
         "spool",
         "start",
@@ -114,16 +170,22 @@ class SpooledFrame:
         "tried",
     )
 
-    def __init__(self, spool: "SessionSpool", frame: Frame, n_steps: int) -> None:
+    def __init__(
+        self, spool: "SessionSpool", frame: Frame, n_steps: int, *, steps_before: int
+    ) -> None:
         self.spool = spool
         self.chunk_no = frame.chunk_no
         self.n_steps = n_steps
+        self.steps_before = steps_before
         self.size_bytes = frame.size_bytes
         self.kind = frame.kind
         self.frame: Frame | None = frame
         self.file: SpoolFile | None = None
+        """None while the frame is not on disk."""
         self.start = 0
-        self.steps_before = 0
+        """Where its group starts in the file."""
+        self.offset = 0
+        """Where it starts in its group."""
         self.tried = False
         """Sent at least once, so it may have arrived."""
         self.is_done = False
@@ -132,34 +194,44 @@ class SpooledFrame:
     def is_data(self) -> bool:
         return self.kind is FrameKind.DATA
 
+    @property
+    def total_steps(self) -> int:
+        """The steps of the session up to and including this frame."""
+        return self.steps_before + (self.n_steps if self.is_data else 0)
+
 
 class SessionSpool:
     """The unacknowledged frames of one session."""
 
+    __slots__ = (
+        "_held",
+        "_n_waiting",
+        "_order",
+        "folder",
+        "has_ended",
+        "is_closing",
+        "is_muted",
+        "lost_numbers",
+        "lost_steps",
+        "n_steps",
+        "next_no",
+        "player",
+        "session",
+        "slot_no",
+    )
+
     def __init__(
-        self,
-        folder: Path,
-        lock: FileLock | None,
-        *,
-        session: uuid.UUID,
-        player: PlayerName,
-        spec: GameSpec,
-        roll_bytes: int = ROLL_BYTES,
+        self, folder: "SpoolFolder", session: uuid.UUID, player: PlayerName, *, slot_no: int
     ) -> None:
         self.session = session
         self.player = player
-        self.spec = spec
-        self._folder = folder
-        self._lock = lock
-        self._roll_bytes = roll_bytes
-        self._files: list[SpoolFile] = []
-        self._writing: dict[bool, SpoolFile] = {}
-        """One file for data and one for reports, so that reports, which are never dropped, do not
-        keep dropped data on disk."""
-        self._next_file = 1
+        self.folder = folder
+        self.slot_no = slot_no
+        self._order: deque[SpooledFrame] = deque()
+        """Frames in the order of their numbers, from the first one that is not done."""
+        self._n_waiting = 0
         self._held: tuple[int, int] | None = None
         """The first lost number without a drop report on disk, and the steps before it."""
-        self._open: dict[int, SpooledFrame] = {}
         self.next_no = 0
         self.n_steps = 0
         """The total steps of all assigned numbers."""
@@ -169,8 +241,6 @@ class SessionSpool:
         """The close frame was added."""
         self.is_muted = False
         """The platform rejected a drop report or close, so no more reports are sent."""
-        self.memory_bytes = 0
-        """Bytes of frames that could not be written to disk and exist only in memory."""
         self.lost_numbers: list[int] = []
         """Numbers that a killed game assigned but never spooled."""
         self.lost_steps = 0
@@ -178,42 +248,22 @@ class SessionSpool:
     @property
     def is_idle(self) -> bool:
         """Whether every frame is done."""
-        return not self._open
+        return not self._n_waiting
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes on disk, including done frames in files that still exist."""
-        return sum(file.size_bytes for file in self._files)
+    def spec(self) -> GameSpec:
+        assert self.folder.spec is not None
+        return self.folder.spec
 
     def add(self, frame: Frame, n_steps: int) -> SpooledFrame:
-        """Spool a frame under the next number; if the disk fails, it stays in memory only."""
-        entry = SpooledFrame(self, frame, n_steps)
-        entry.steps_before = self.n_steps
-        total = self.n_steps + n_steps if entry.is_data else self.n_steps
-        with contextlib.suppress(StorageFull, StorageFailed, OSError):
-            self._write(entry, frame, total)
-        if entry.kind is FrameKind.DROP and entry.file is not None:
-            self._unhold()
-        # Last, so that an unexpected error above has used no number.
+        """Spool a frame under the next number; it is on disk after the next `Spool.write`."""
+        entry = SpooledFrame(self, frame, n_steps, steps_before=self.n_steps)
         self.next_no = frame.chunk_no + 1
-        self.n_steps = total
-        self._open[frame.chunk_no] = entry
-        if entry.file is None:
-            # The number must survive a kill, or the next start would assign it to another frame.
-            self.memory_bytes += entry.size_bytes
-            self._roll()
-            self.save()
+        self.n_steps = entry.total_steps
+        self._order.append(entry)
+        self._n_waiting += 1
+        self.folder.pending.append((entry, frame))
         return entry
-
-    def _write(self, entry: SpooledFrame, frame: Frame, total: int) -> None:
-        file = self._file(is_data=entry.is_data)
-        assert file.log is not None
-        entry.start = file.log.append(
-            [_ENTRY.pack(entry.n_steps, total), frame.header(), frame.body]
-        ).start
-        entry.file = file
-        file.n_live += 1
-        file.size_bytes = file.log.size_bytes
 
     def skip(self, n_steps: int) -> int:
         """Assign the next number to steps that were dropped before they became a frame."""
@@ -221,183 +271,477 @@ class SessionSpool:
         self.next_no += 1
         self._hold(number, self.n_steps)
         self.n_steps += n_steps
+        self.folder.changed.add(self.slot_no)
         return number
 
     def _hold(self, number: int, steps_before: int) -> None:
         """Remember a lost number without a drop report on disk, so that a restart finds the gap."""
         self._held = min(self._held or (number, steps_before), (number, steps_before))
 
-    def _unhold(self) -> None:
+    def unhold(self) -> None:
+        """Forget the lost numbers if all drop reports are on disk or done."""
         if not any(
-            entry.kind is FrameKind.DROP and entry.file is None for entry in self._open.values()
+            entry.kind is FrameKind.DROP and entry.file is None and not entry.is_done
+            for entry in self._order
         ):
             self._held = None
 
     def read(self, entry: SpooledFrame) -> Frame | None:
         """Return the entry's frame from memory or disk; None if its bytes are damaged."""
-        if entry.frame is not None or entry.file is None:
-            return entry.frame
-        with contextlib.suppress(OSError, Refused), LogReader(entry.file.path) as reader:
-            record = reader.at(entry.start)
-            if record is not None:
-                return decode_frame(record.payload[_ENTRY.size :])
-        return None
+        return entry.frame or self.folder.read(entry)
 
     def done(self, entry: SpooledFrame, *, arrived: bool) -> None:
-        """Mark an entry as acknowledged, rejected or dropped; `tidy` frees its space."""
+        """Mark an entry as acknowledged, rejected or dropped; `Spool.tidy` frees its space."""
+        if entry.is_done:
+            return
         entry.is_done = True
         entry.frame = None
-        if self._open.pop(entry.chunk_no, None) is None:
-            return
-        if entry.file is None:
-            self.memory_bytes -= entry.size_bytes
-        else:
-            entry.file.n_live -= 1
-            entry.file.n_arrived += arrived
+        self._n_waiting -= 1
+        self.folder.changed.add(self.slot_no)
         if entry.kind is FrameKind.DROP:
-            self._unhold()
+            self.unhold()
         elif entry.is_data and not arrived:
             self._hold(entry.chunk_no, entry.steps_before)
+        if not arrived and entry.file is not None:
+            entry.file.release(entry)
+        # Frames acknowledged out of order stay on disk until all before them are done; a later
+        # start must not consider them lost.
+        while self._order and self._order[0].is_done:
+            first = self._order.popleft()
+            if first.file is not None:
+                first.file.release(first)
 
-    def tidy(self, *, and_current: bool = False) -> None:
-        """Save the progress and delete finished files (`and_current`: also those in use)."""
-        self.save()
-        for is_data in [
-            is_data for is_data, file in self._writing.items() if and_current and not file.n_live
-        ]:
-            self._stop_writing(is_data)
-        files: list[SpoolFile] = []
-        for file in self._files:
-            # Frames acknowledged out of order stay until all before them are done; a later start
-            # must not consider them lost.
-            if (
-                file.n_live
-                or file.log is not None
-                or (files and file.n_arrived)
-                or not _removed(file.path)
-            ):
-                files.append(file)
-        self._files = files
-
-    def close(self) -> None:
-        """Release the folder; frames that are not done stay for the next start."""
-        self._roll()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def remove(self) -> None:
-        """Delete the folder of a finished session."""
-        # Without session.json no process adopts the folder. The lock is released first, because
-        # Windows does not delete open files.
-        _removed(self._folder / "session.json")
-        self.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _file(self, *, is_data: bool) -> SpoolFile:
-        current = self._writing.get(is_data)
-        if current is not None:
-            if current.size_bytes < self._roll_bytes:
-                return current
-            self._stop_writing(is_data)
-        path = self._folder / f"{self._next_file:08}.log"
-        file = SpoolFile(path, log=LogFile(path, sync=no_sync))
-        self._next_file += 1
-        self._files.append(file)
-        self._writing[is_data] = file
-        return file
-
-    def _roll(self) -> None:
-        for is_data in list(self._writing):
-            self._stop_writing(is_data)
-
-    def _stop_writing(self, is_data: bool) -> None:
-        file = self._writing.pop(is_data)
-        if file.log is not None:
-            file.log.close()
-            file.log = None
-
-    def save(self) -> None:
-        """Store on disk below which chunk number everything is done."""
-        oldest = self._open[min(self._open)] if self._open else None
-        done_below, done_steps = (
-            (oldest.chunk_no, oldest.steps_before) if oldest else (self.next_no, self.n_steps)
-        )
+    def slot(self) -> Slot:
+        """Return the session's slot, as the next start reads it."""
+        done_below = self.next_no
+        done_steps = self.n_steps
+        if self._order:
+            done_below = self._order[0].chunk_no
+            done_steps = self._order[0].steps_before
         if self._held is not None:
             done_below, done_steps = min((done_below, done_steps), self._held)
-        raw = _POSITION.pack(done_below, done_steps, self.next_no, self.n_steps)
-        with contextlib.suppress(OSError):
-            path = self._folder / "acked"
-            # Written in place: the file has its size from the start, so this works on a full disk.
-            with open(path, "r+b" if path.exists() else "wb") as file:
-                file.write(raw + _CRC.pack(crc32(raw)))
+        return Slot(self.session, self.player, done_below, done_steps, self.next_no, self.n_steps)
 
-    # --- Adopting the sessions of a killed game ---------------------------------------------------
+    def release(self) -> None:
+        """Release what the session has on disk."""
+        for entry in self._order:
+            if entry.file is not None:
+                entry.file.release(entry)
+        self._order.clear()
+        self._n_waiting = 0
 
-    def load(self) -> list[SpooledFrame]:
-        """Read the unfinished frames of another process; damaged ends of files are skipped."""
-        done_below, done_steps, self.next_no, self.n_steps = self._position()
-        dropped: set[int] = set()
-        for path in sorted(self._folder.glob("*.log")):
-            file = SpoolFile(path, size_bytes=path.stat().st_size)
-            self._files.append(file)
-            self._next_file = max(self._next_file, int(path.stem) + 1)
-            for start, n_steps, total, frame in _frames(path):
-                if frame.session == self.session:
-                    self.next_no = max(self.next_no, frame.chunk_no + 1)
-                    self.n_steps = max(self.n_steps, total)
-                    self.is_closing = self.is_closing or frame.kind is FrameKind.CLOSE
-                    dropped |= _dropped(frame)
-                    if frame.chunk_no >= done_below:
-                        self._adopt(file, start, frame, n_steps, total)
+    def load(
+        self, slot: Slot | None, entries: dict[int, SpooledFrame], dropped: set[int]
+    ) -> list[SpooledFrame]:
+        """Adopt the entries of a killed game; returns those to send.
+
+        Without a slot, because it is damaged, everything before the first entry counts as done.
+        """
+        first = min(entries.values(), key=lambda entry: entry.chunk_no, default=None)
+        if slot is not None:
+            done_below = slot.done_below
+            done_steps = slot.done_steps
+            self.next_no = slot.next_no
+            self.n_steps = slot.n_steps
+        else:
+            assert first is not None
+            done_below = first.chunk_no
+            done_steps = first.steps_before
+        for number in sorted(entries):
+            entry = entries[number]
+            self.next_no = max(self.next_no, number + 1)
+            self.n_steps = max(self.n_steps, entry.total_steps)
+            self.is_closing = self.is_closing or entry.kind is FrameKind.CLOSE
+            if number >= done_below:
+                self._order.append(entry)
+                self._n_waiting += 1
+                assert entry.file is not None
+                entry.file.add(entry)
         self._find_lost(done_below, done_steps, dropped)
-        for number in dropped & self._open.keys():
-            self.done(self._open[number], arrived=False)
+        for entry in [entry for entry in self._order if entry.chunk_no in dropped]:
+            self.done(entry, arrived=False)
         self.has_ended = True
         # Drop reports first: without them, numbers after a long gap would be too far ahead to be
         # accepted.
         return sorted(
-            self._open.values(),
+            (entry for entry in self._order if not entry.is_done),
             key=lambda entry: (entry.kind is not FrameKind.DROP, entry.chunk_no),
         )
 
-    def _adopt(self, file: SpoolFile, start: int, frame: Frame, n_steps: int, total: int) -> None:
-        entry = SpooledFrame(self, frame, n_steps)
-        entry.frame = None
-        entry.file = file
-        entry.start = start
-        entry.tried = True
-        entry.steps_before = total - n_steps if entry.is_data else total
-        self._open[frame.chunk_no] = entry
-        file.n_live += 1
-
     def _find_lost(self, done_below: int, done_steps: int, dropped: set[int]) -> None:
-        numbers = range(done_below, self.next_no)
-        self.lost_numbers = [
-            number for number in numbers if number not in self._open and number not in dropped
-        ]
+        known = dropped | {entry.chunk_no for entry in self._order}
+        self.lost_numbers = [n for n in range(done_below, self.next_no) if n not in known]
         if self.lost_numbers:
             first = self.lost_numbers[0]
-            before = sum(entry.n_steps for entry in self._open.values() if entry.chunk_no < first)
+            before = sum(entry.n_steps for entry in self._order if entry.chunk_no < first)
             self._hold(first, done_steps + before)
-            spooled = sum(entry.n_steps for entry in self._open.values() if entry.is_data)
+            spooled = sum(entry.n_steps for entry in self._order if entry.is_data)
             self.lost_steps = max(0, self.n_steps - done_steps - spooled)
 
-    def _position(self) -> tuple[int, int, int, int]:
+
+class SpoolFolder:
+    """The sessions of one process, and the log that they share, in a locked folder."""
+
+    def __init__(
+        self,
+        path: Path,
+        spec: GameSpec | None,
+        *,
+        lock: FileLock | None = None,
+        roll_bytes: int = ROLL_BYTES,
+    ) -> None:
+        self.path = path
+        self.spec = spec
+        self._lock = lock
+        self._is_open = lock is not None
+        self._roll_bytes = roll_bytes
+        self.sessions: dict[uuid.UUID, SessionSpool] = {}
+        self._slots: list[SessionSpool | None] = []
+        self._free_slots: list[int] = []
+        self._n_slots_on_disk = 0
+        self.changed: set[int] = set()
+        """Slots whose contents on disk are outdated."""
+        self._unsaved: set[int] = set()
+        """Slots of sessions that are not on disk yet; they are written before any frame is."""
+        self.pending: list[tuple[SpooledFrame, Frame]] = []
+        """Frames to write: new ones, and those that move to the end of the log."""
+        self._files: list[SpoolFile] = []
+        self._writing: SpoolFile | None = None
+        self._next_file = 1
+        self._group: tuple[SpoolFile, int, bytes] | None = None
+        """The group that was read last."""
+        self.error = ""
+        """Why the last write failed; empty if it did not."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk, including done frames in files that still exist."""
+        return sum(file.size_bytes for file in self._files)
+
+    def create(self, session: uuid.UUID, player: PlayerName) -> SessionSpool:
+        """Return a new session; it is on disk with its first frame."""
+        slot_no = self._free_slots.pop() if self._free_slots else len(self._slots)
+        if slot_no == len(self._slots):
+            self._slots.append(None)
+        spool = SessionSpool(self, session, player, slot_no=slot_no)
+        self._slots[slot_no] = spool
+        self.sessions[session] = spool
+        self.changed.add(slot_no)
+        self._unsaved.add(slot_no)
+        return spool
+
+    def remove_session(self, spool: SessionSpool) -> None:
+        """Forget a session; the space of its frames is free after `tidy`."""
+        spool.release()
+        del self.sessions[spool.session]
+        self._slots[spool.slot_no] = None
+        self._free_slots.append(spool.slot_no)
+        self.changed.add(spool.slot_no)
+
+    # --- Writing and reading ----------------------------------------------------------------------
+
+    def write(self) -> int:
+        """Write pending frames; returns how many steps are newly on disk.
+
+        What cannot be written stays in memory, and the next call tries again.
+        """
+        pending = [
+            (entry, frame)
+            for entry, frame in self.pending
+            if (not entry.is_done if entry.file is None else entry in entry.file.entries)
+        ]
+        self.pending = []
+        n_steps = 0
+        at = 0
+        try:
+            if pending:
+                self._open()
+            if self._unsaved:
+                self.save()
+            while at < len(pending):
+                size_bytes = 0
+                end = at
+                while end < len(pending) and size_bytes < _GROUP_BYTES:
+                    size_bytes += pending[end][0].size_bytes
+                    end += 1
+                n_steps += self._append(pending[at:end])
+                at = end
+            self.error = ""
+        except (OSError, Locked, StorageFull, StorageFailed) as error:
+            self.error = str(error)
+            if not isinstance(error, StorageFull):
+                self._stop_writing()
+            # Frames that were to move are still where they were.
+            self.pending = [(entry, frame) for entry, frame in pending[at:] if entry.file is None]
+            # Their numbers must survive a kill, or the next start would assign them again.
+            self.changed |= {entry.spool.slot_no for entry, _ in self.pending}
+            with contextlib.suppress(OSError):
+                self.save()
+        return n_steps
+
+    def _open(self) -> None:
+        if self._is_open:
+            return
+        if self._lock is None:
+            self._lock = FileLock(self.path / ".lock", what=f"the spool folder {self.path}")
+        assert self.spec is not None
+        document = {
+            "game": self.spec.game,
+            "schema": self.spec.schema,
+            "spec": self.spec.to_json().decode(),
+        }
+        (self.path / "spool.json").write_bytes(canonical_json(document))
+        self._is_open = True
+
+    def _append(self, group: Sequence[tuple[SpooledFrame, Frame]]) -> int:
+        file = self._file()
+        assert file.log is not None
+        parts: list[bytes] = []
+        offsets: list[int] = []
+        at = 0
+        for entry, frame in group:
+            player = entry.spool.player.encode()
+            head = _FRAME.pack(entry.size_bytes, entry.n_steps, entry.total_steps, len(player))
+            parts += [head, player, frame.header(), frame.body]
+            offsets.append(at + len(head) + len(player))
+            at += len(head) + len(player) + entry.size_bytes
+        start = file.log.append(parts).start
+        file.size_bytes = file.log.size_bytes
+        n_steps = 0
+        for (entry, _), offset in zip(group, offsets, strict=True):
+            if entry.file is None:
+                n_steps += entry.n_steps
+            else:
+                entry.file.release(entry)
+            entry.file = file
+            entry.start = start
+            entry.offset = offset
+            file.add(entry)
+            if entry.kind is FrameKind.DROP:
+                entry.spool.unhold()
+        return n_steps
+
+    def _file(self) -> SpoolFile:
+        if self._writing is not None:
+            if self._writing.size_bytes < self._roll_bytes:
+                return self._writing
+            self._stop_writing()
+        path = self.path / f"{self._next_file:08}.log"
+        file = SpoolFile(path, log=LogFile(path, sync=no_sync))
+        self._next_file += 1
+        self._files.append(file)
+        self._writing = file
+        return file
+
+    def _stop_writing(self) -> None:
+        file = self._writing
+        self._writing = None
+        if file is not None and file.log is not None:
+            file.log.close()
+            file.log = None
+            if not file.size_bytes and _removed(file.path):
+                self._files.remove(file)
+
+    def save(self) -> None:
+        """Write the changed slots in place; OSError if the disk has no room for new ones."""
+        if not self._is_open or not self.changed:
+            return
+        path = self.path / "sessions"
+        with open(path, "r+b" if path.exists() else "w+b") as file:
+            while len(self._slots) > self._n_slots_on_disk:
+                # All at once, so that slots of later sessions can be written on a full disk.
+                file.seek(self._n_slots_on_disk * _SLOT_BYTES)
+                file.write(bytes(_SLOTS_PER_GROWTH * _SLOT_BYTES))
+                file.flush()
+                self._n_slots_on_disk += _SLOTS_PER_GROWTH
+            for slot_no in sorted(self.changed):
+                spool = self._slots[slot_no]
+                file.seek(slot_no * _SLOT_BYTES)
+                file.write(bytes(_SLOT_BYTES) if spool is None else spool.slot().encode())
+        self.changed.clear()
+        self._unsaved.clear()
+
+    def read(self, entry: SpooledFrame) -> Frame | None:
+        """Return a frame from disk; None if its bytes are damaged."""
+        if entry.file is None:
+            return None
+        if self._group is None or self._group[:2] != (entry.file, entry.start):
+            self._group = None
+            with contextlib.suppress(OSError), LogReader(entry.file.path) as reader:
+                record = reader.at(entry.start)
+                if record is not None:
+                    self._group = (entry.file, entry.start, record.payload)
+        if self._group is None:
+            return None
+        try:
+            return decode_frame(self._group[2][entry.offset : entry.offset + entry.size_bytes])
+        except Refused:
+            return None
+
+    # --- Freeing space ----------------------------------------------------------------------------
+
+    def tidy(self) -> int:
+        """Delete files whose frames are all done, and move the rest out of files that mostly are.
+
+        Returns how many steps are newly on disk.
+        """
+        closed = [file for file in self._files if file is not self._writing]
+        for file in closed:
+            if file.entries and file.live_bytes * 2 < file.size_bytes:
+                self.move_from(file)
+        n_steps = self.write()
+        if all(file.entries for file in closed):
+            return n_steps
+        # The slots first: without the file and with an old slot, frames would be considered lost.
         with contextlib.suppress(OSError):
-            raw = (self._folder / "acked").read_bytes()
-            if len(raw) == _POSITION.size + 4 and _CRC.pack(crc32(raw[:-4])) == raw[-4:]:
-                done_below, done_steps, next_no, n_steps = _POSITION.unpack(raw[:-4])
-                return done_below, done_steps, next_no, n_steps
-        return 0, 0, 0, 0
+            self.save()
+            self._files = [
+                file
+                for file in self._files
+                if file is self._writing or file.entries or not _removed(file.path)
+            ]
+        return n_steps
+
+    def move_from(self, file: SpoolFile) -> None:
+        """Let the next `write` copy the frames of a file to the end of the log."""
+        for entry in sorted(file.entries, key=lambda entry: (entry.start, entry.offset)):
+            frame = entry.frame or self.read(entry)
+            if frame is not None:
+                self.pending.append((entry, frame))
+
+    def close(self) -> int:
+        """Release the folder for the next start; returns how many steps are not on disk."""
+        self.write()
+        with contextlib.suppress(OSError):
+            self.save()
+        self._stop_writing()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        return sum(entry.n_steps for entry, _ in self.pending)
+
+    def abandon(self) -> None:
+        """Close the parent's files in a forked child; the parent keeps its lock."""
+        self._stop_writing()
+        if self._lock is not None:
+            self._lock.abandon()
+            self._lock = None
+
+    def remove(self) -> None:
+        """Delete the folder; none of its sessions is left."""
+        self._stop_writing()
+        if self._lock is None:
+            return
+        # Without spool.json and log files no process adopts the folder. The lock is released
+        # before the folder is deleted, because Windows does not delete open files.
+        for name in ("*.log", "sessions", "spool.json"):
+            for path in self.path.glob(name):
+                _removed(path)
+        self._lock.close()
+        self._lock = None
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    # --- Adopting what a killed game left ---------------------------------------------------------
+
+    def load(self) -> list[tuple[SessionSpool, list[SpooledFrame]]]:
+        """Read the sessions of another process and their unsent frames.
+
+        Damaged groups are skipped; sessions whose slot is damaged are found by their frames.
+        """
+        slots, is_damaged = read_slots(self.path)
+        self._n_slots_on_disk = len(slots)
+        by_session: dict[uuid.UUID, Slot | None] = {}
+        for slot_no, slot in enumerate(slots):
+            self._slots.append(None)
+            if slot is None:
+                self._free_slots.append(slot_no)
+                if is_damaged:
+                    self.changed.add(slot_no)
+                continue
+            spool = SessionSpool(self, slot.session, slot.player, slot_no=slot_no)
+            self._slots[slot_no] = spool
+            self.sessions[slot.session] = spool
+            by_session[slot.session] = slot
+        entries: dict[uuid.UUID, dict[int, SpooledFrame]] = {}
+        dropped: dict[uuid.UUID, set[int]] = {}
+        paths = sorted(self.path.glob("*.log"))
+        for path in [path for path in paths if path.stem.isdecimal()]:
+            file = SpoolFile(path, size_bytes=path.stat().st_size)
+            self._files.append(file)
+            self._next_file = max(self._next_file, int(path.stem) + 1)
+            for start, offset, n_steps, total, player, frame in _frames(path):
+                session = frame.session
+                if session not in self.sessions:
+                    if not is_damaged:
+                        continue  # a finished session
+                    self.create(session, player)
+                entry = SpooledFrame(self.sessions[session], frame, n_steps, steps_before=total)
+                if entry.is_data:
+                    entry.steps_before -= n_steps
+                entry.frame = None
+                entry.file = file
+                entry.start = start
+                entry.offset = offset
+                entry.tried = True
+                entries.setdefault(session, {})[frame.chunk_no] = entry
+                dropped.setdefault(session, set()).update(_dropped(frame))
+        return [
+            (
+                spool,
+                spool.load(
+                    by_session.get(session), entries.get(session, {}), dropped.get(session, set())
+                ),
+            )
+            for session, spool in self.sessions.items()
+        ]
+
+    def forget(self, player: str) -> int:
+        """Delete a player's sessions from a folder that is not loaded yet; returns how many.
+
+        StorageFailed if the frames of other players could not be moved.
+        """
+        self.load()
+        spools = [spool for spool in self.sessions.values() if spool.player == player]
+        if spools and len(spools) < len(self.sessions):
+            # Out of every file, since it may have frames of the player that were acknowledged.
+            for file in self._files:
+                self.move_from(file)
+            self.pending = [item for item in self.pending if item[0].spool.player != player]
+            self.write()
+            if self.error:
+                raise StorageFailed(
+                    f"{player!r} is not erased from {self.path}, because the frames of other "
+                    f"players could not be moved: {self.error}; free some disk space, then run the "
+                    "command again"
+                )
+        for spool in spools:
+            self.remove_session(spool)
+        if self.sessions:
+            self.tidy()
+            self.close()
+        else:
+            self.remove()
+        return len(spools)
 
 
-def _frames(path: Path) -> Iterator[tuple[int, int, int, Frame]]:
+def _frames(path: Path) -> Iterator[tuple[int, int, int, int, PlayerName, Frame]]:
     with contextlib.suppress(OSError), LogReader(path) as reader:
-        for record in reader.entries():
-            with contextlib.suppress(Refused, struct.error):
-                steps, total = _ENTRY.unpack_from(record.payload)
-                yield record.start, steps, total, decode_frame(record.payload[_ENTRY.size :])
+        start: int | None = 0
+        while start is not None:
+            record = reader.at(start)
+            if record is None:
+                start = reader.damage_end(start)
+                continue
+            at = 0
+            while at < len(record.payload):
+                size, n_steps, total, length = _FRAME.unpack_from(record.payload, at)
+                offset = at + _FRAME.size + length
+                player = PlayerName(record.payload[at + _FRAME.size : offset].decode())
+                at = offset + size
+                with contextlib.suppress(Refused):
+                    frame = decode_frame(record.payload[offset:at])
+                    yield start, offset, n_steps, total, player, frame
+            start = record.end
 
 
 def _dropped(frame: Frame) -> set[int]:
@@ -420,95 +764,198 @@ def _removed(path: Path) -> bool:
 
 
 class Spool:
-    """All session folders of one address, game and key."""
+    """All folders of one address and game: that of this process, and those it adopted."""
 
     def __init__(self, folder: Path, *, cap_bytes: int = 256 * 1024 * 1024) -> None:
         self.folder = folder
         self.cap_bytes = cap_bytes
         self._roll_bytes = max(4096, min(ROLL_BYTES, cap_bytes // 32))
+        self._own: SpoolFolder | None = None
+        self._adopted: list[SpoolFolder] = []
+        self.may_have_more = False
+        """Whether `adopt` left folders for later, because MAX_ADOPTED are open."""
         self.foreign_bytes = 0
-        """Bytes of other processes' sessions, as of the last `adopt`."""
+        """Bytes of other processes' folders, as of the last `adopt`."""
         self.expired_sessions = 0
+        self.unreadable: dict[Path, str] = {}
+        """Folders of killed games that this version cannot read, and why; they stay as they are."""
         folder.mkdir(parents=True, exist_ok=True)
 
-    def create(self, session: uuid.UUID, *, player: PlayerName, spec: GameSpec) -> SessionSpool:
-        """Create a locked folder for a new session."""
-        folder = self.folder / str(session)
-        lock = None
-        # If another process is checking the new folder, it holds the lock; without session.json it
-        # does not adopt the folder.
-        with contextlib.suppress(OSError, Locked):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / ".lock", what=f"the spool of session {session}")
-            document = {
-                "player": player,
-                "game": spec.game,
-                "schema": spec.schema,
-                "spec": spec.to_json().decode(),
-            }
-            (folder / "session.json").write_bytes(canonical_json(document))
-        spool = SessionSpool(
-            folder, lock, session=session, player=player, spec=spec, roll_bytes=self._roll_bytes
+    @property
+    def _folders(self) -> list[SpoolFolder]:
+        return self._adopted if self._own is None else [self._own, *self._adopted]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk, including those of other processes."""
+        return self.foreign_bytes + sum(folder.size_bytes for folder in self._folders)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of frames that could not be written to disk and exist only in memory."""
+        return sum(
+            entry.size_bytes
+            for folder in self._folders
+            for entry, _ in folder.pending
+            if not entry.is_done
         )
-        spool.save()
-        return spool
+
+    @property
+    def error(self) -> str:
+        """Why frames exist only in memory; empty if none do."""
+        return next((folder.error for folder in self._folders if folder.error), "")
+
+    @property
+    def can_adopt_more(self) -> bool:
+        return self.may_have_more and len(self._adopted) < MAX_ADOPTED
+
+    def create(self, session: uuid.UUID, *, player: PlayerName, spec: GameSpec) -> SessionSpool:
+        """Return a new session in this process's own folder."""
+        if self._own is None:
+            self._own = SpoolFolder(self.folder / str(session), spec, roll_bytes=self._roll_bytes)
+        return self._own.create(session, player)
+
+    def remove(self, spool: SessionSpool) -> None:
+        """Delete a finished session, and its folder if that was the last one."""
+        spool.folder.remove_session(spool)
+        if not spool.folder.sessions:
+            spool.folder.remove()
+            if spool.folder is self._own:
+                self._own = None
+            else:
+                self._adopted.remove(spool.folder)
+
+    def write(self) -> int:
+        """Write what was added; returns how many steps are newly on disk."""
+        return sum(folder.write() for folder in self._folders)
+
+    def tidy(self) -> int:
+        """Free the space of frames that are done; returns how many steps are newly on disk."""
+        return sum(folder.tidy() for folder in self._folders)
+
+    def close(self) -> int:
+        """Release every folder for the next start; returns how many steps are not on disk."""
+        lost_steps = sum(folder.close() for folder in self._folders)
+        self._own = None
+        self._adopted = []
+        return lost_steps
+
+    def abandon(self) -> None:
+        """Close the parent's files in a forked child."""
+        for folder in self._folders:
+            folder.abandon()
+        self._own = None
+        self._adopted = []
 
     def has_sessions(self) -> bool:
-        """Whether there is any session folder."""
-        return any(_session_of(path) for path in self.folder.iterdir())
+        """Whether there is any folder of a process."""
+        return any(_owner_of(path) for path in self.folder.iterdir())
 
     def adopt(self, now_s: float) -> Iterator[tuple[SessionSpool, list[SpooledFrame]]]:
-        """Yield unlocked sessions and their unsent frames; deletes expired or unreadable ones."""
+        """Yield the sessions of killed games and their unsent frames; deletes expired ones."""
         self.foreign_bytes = 0
-        for folder in sorted(self.folder.iterdir()):
-            session = _session_of(folder)
-            if session is None or (lock := self._lock(folder, session, now_s)) is None:
+        self.may_have_more = False
+        mine = {folder.path for folder in self._folders}
+        for path in sorted(self.folder.iterdir()):
+            owner = _owner_of(path)
+            if owner is None or path in mine or path in self.unreadable:
                 continue
-            spool = (
-                self._read(folder, lock, session)
-                if now_s - session_time_s(session) <= SPOOL_S
-                else None
-            )
-            if spool is not None:
-                yield spool, spool.load()
+            if len(self._adopted) >= MAX_ADOPTED:
+                self.may_have_more = True
+                break
+            folder = self._take(path, is_settled=now_s - session_time_s(owner) >= _SETTLED_S)
+            if folder is None:
                 continue
-            self.expired_sessions += 1
-            lock.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            sessions = folder.load()
+            expired = [
+                spool for spool, _ in sessions if now_s - session_time_s(spool.session) > SPOOL_S
+            ]
+            for spool in expired:
+                folder.remove_session(spool)
+            self.expired_sessions += len(expired)
+            if not folder.sessions:
+                folder.remove()
+                continue
+            self._adopted.append(folder)
+            yield from ((spool, entries) for spool, entries in sessions if spool not in expired)
 
-    def _lock(self, folder: Path, session: uuid.UUID, now_s: float) -> FileLock | None:
-        if not (folder / "session.json").exists() and now_s - session_time_s(session) < _SETTLED_S:
+    def _take(self, path: Path, *, is_settled: bool) -> SpoolFolder | None:
+        if not (path / "spool.json").exists() and not is_settled:
             # The folder is being created or removed, and its owner needs the lock.
             return None
         try:
-            return FileLock(folder / ".lock", what=f"the spool of session {session}")
+            lock = FileLock(path / ".lock", what=f"the spool folder {path}")
         except Locked:
             with contextlib.suppress(OSError):
-                self.foreign_bytes += sum(path.stat().st_size for path in folder.glob("*.log"))
+                self.foreign_bytes += sum(log.stat().st_size for log in path.glob("*.log"))
+            return None
         except OSError:
-            pass
-        return None
-
-    def _read(self, folder: Path, lock: FileLock, session: uuid.UUID) -> SessionSpool | None:
-        # An incomplete session.json: its process was killed before anything was spooled.
-        with contextlib.suppress(Corrupt, SpecError):
-            spooled = read_session(folder)
-            return SessionSpool(
-                folder,
-                lock,
-                session=session,
-                player=spooled.player,
-                spec=spooled.spec(),
-                roll_bytes=self._roll_bytes,
-            )
-        return None
+            return None
+        try:
+            spec = read_game(path).spec()
+        except (Corrupt, SpecError) as error:
+            lock.close()
+            if any(path.glob("*.log")):
+                self.unreadable[path] = str(error)
+            elif is_settled:
+                # Its process was killed before anything was spooled.
+                shutil.rmtree(path, ignore_errors=True)
+            return None
+        return SpoolFolder(path, spec, lock=lock, roll_bytes=self._roll_bytes)
 
 
-def _session_of(folder: Path) -> uuid.UUID | None:
+def _owner_of(folder: Path) -> uuid.UUID | None:
     try:
         return uuid.UUID(folder.name)
     except ValueError:
         return None
+
+
+def forget_spooled(folder: Path, player: str, games: Collection[str]) -> tuple[int, list[Path]]:
+    """Delete a player's unsent sessions of killed games, for any platform.
+
+    Returns how many were deleted, and the folders that may have others: those of games that run or
+    send now, and those that cannot be read.
+    """
+    n_deleted = 0
+    left: list[Path] = []
+    for path in sorted(path for path in folder.glob("*/*") if path.is_dir()):
+        try:
+            if read_game(path).game not in games:
+                continue
+            with FileLock(path / ".lock", what="a spool folder") as lock:
+                n_deleted += SpoolFolder(path, None, lock=lock).forget(player)
+        except Locked:
+            # The platform rejects the player's frames, since their sessions started before the
+            # player was forgotten.
+            slots, _ = read_slots(path)
+            if any(slot is not None and slot.player == player for slot in slots):
+                left.append(path)
+        except (Corrupt, OSError):
+            if any(path.glob("*.log")):
+                left.append(path)
+    return n_deleted, left
+
+
+def unreadable_spools(folder: Path) -> list[Path]:
+    """Return the folders with unsent frames whose spool.json is missing or damaged."""
+    unreadable: list[Path] = []
+    for path in sorted(folder.glob("*/*")):
+        if path.is_dir() and any(log.stat().st_size for log in path.glob("*.log")):
+            try:
+                read_game(path).spec()
+            except (Corrupt, SpecError):
+                unreadable.append(path)
+    return unreadable
+
+
+def count_spooled(folder: Path) -> int:
+    """Return how many sessions of any platform have unsent frames, also of running games."""
+    return sum(
+        slot is not None
+        for path in folder.glob("*/*/sessions")
+        for slot in read_slots(path.parent)[0]
+    )
 
 
 class UnackedFrames:
@@ -562,9 +1009,9 @@ class UnackedFrames:
                 continue
             if entry.file is None:
                 memory_bytes -= entry.size_bytes
+            else:
+                disk_bytes -= entry.size_bytes
             self.finish(entry, arrived=False)
-            if entry.file is not None and entry.file.n_live == 0:
-                disk_bytes -= entry.file.size_bytes
             dropped.append(entry)
         return dropped
 

@@ -27,8 +27,7 @@ class SystemClock:
     def now(self) -> float:
         return time.time()
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def wait(self, event: Event, timeout_s: float) -> bool:
         return event.wait(timeout_s)

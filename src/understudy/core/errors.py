@@ -10,7 +10,8 @@ UnderstudyError
 ├── ClaimLost          another owner or a newer epoch holds the partition (operator, retry helps)
 ├── Fenced             a newer learner releases this game's models; the older must stop (operator)
 ├── Locked             another process holds the folder (operator, retry helps)
-├── StorageFull        the disk is full; nothing was acknowledged (operator, retry helps)
+├── StorageFull        the disk or memory is full; nothing was acknowledged
+│                      (operator, retry helps)
 ├── StorageFailed      the disk failed a write; reopen to recover (operator)
 │   └── Unreachable    a remote stream or store did not respond; nothing was acknowledged
 │                      (operator, retry helps)
@@ -53,14 +54,18 @@ class MissingExtra(ConfigError):
 
 
 class Refused(UnderstudyError):
-    """A frame or chunk was rejected; `reason` is a stable code and `detail` explains it."""
+    """A frame or chunk was rejected; `reason` is a stable code and `detail` explains it.
+
+    It is rejected for good, unless `retry_after_s` is set: then send it again after that time.
+    """
 
     blame: Blame = "sender"
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.retry_after_s = retry_after_s
 
 
 class PositionGone(UnderstudyError):
@@ -102,7 +107,7 @@ class Locked(UnderstudyError):
 
 
 class StorageFull(UnderstudyError):
-    """The disk is full; nothing was acknowledged, and work resumes when space is available."""
+    """The disk or memory is full; nothing was acknowledged, and work resumes when space is free."""
 
     retry_helps = True
     blame: Blame = "operator"

@@ -8,6 +8,7 @@ with its credential chain, and endpoint checks.
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -95,7 +96,9 @@ def parse_location(text: str) -> Location:
     except ValueError as error:
         raise ConfigError(f"the address cannot be read ({error}); write it as {_FORM}") from None
     if not split.scheme or "://" not in text:
-        raise ConfigError(f"{text[:80]!r} is not the address of a backend; write it as {_FORM}")
+        raise ConfigError(
+            f"{without_secrets(text)!r} is not the address of a backend; write it as {_FORM}"
+        )
     names = [name for name, _ in options]
     if len(set(names)) < len(names):
         raise ConfigError(
@@ -217,9 +220,7 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
     except ValueError:
         host = ""
         split = urlsplit("")
-    # Shown without the user part, so that no error contains a password.
-    scheme, separator, rest = endpoint.partition("://")
-    server = f"{scheme}{separator}{rest.rpartition('@')[2]}"[:80]
+    server = without_secrets(endpoint)
     if split.scheme not in ("http", "https") or not host or split.username is not None:
         raise ConfigError(
             f"endpoint is {server!r}; give http://127.0.0.1:PORT or https://HOST, without a user"
@@ -229,6 +230,14 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
             f"endpoint {server} would send requests to another machine unencrypted; give https://, "
             "or insecure=true on a private network"
         )
+
+
+def without_secrets(url: str) -> str:
+    """The start of a URL as an error may show it: without its user, password and query."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*://)?", url)
+    assert scheme is not None
+    rest = url[scheme.end() :].rpartition("@")[2].partition("?")[0]
+    return f"{scheme.group()}{rest}"[:80]
 
 
 def is_loopback(host: str) -> bool:

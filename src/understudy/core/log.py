@@ -1,18 +1,23 @@
 """The log format of the spool and the file stream: append-only files of checksummed entries.
 
-    entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload
+    entry = magic "ulog", length u32, crc u32 (of offset, length and payload), payload, end mark
+    end mark = magic "uend", offset of the entry u64, its zero pages u32,
+               crc u32 (of these two and the mark's own offset)
 
 Only the process that created a file appends to it; a later process creates a new file. One entry is
 one commit: it is written at once and synced (unless the log was opened with `no_sync`) before it is
-acknowledged and before the next one is written. So an unreadable entry at the end of a file is a
-torn write that was never acknowledged, and an unreadable entry followed by a readable one is
-damage. The checksum covers the entry's offset, so that payload bytes which look like an entry do
-not pass as one.
+acknowledged and before the next one is written. So an unreadable entry at the end of a file is
+either a torn write that was never acknowledged, or damage. A torn write lacks its end, or whole
+pages, which then read as zeros. The end mark, synced together with its entry, counts the pages that
+have only zeros: an entry with its end mark and no more zero pages than that was complete. An
+unreadable entry before a readable one is always damage. Checksums cover offsets, so that payload
+bytes that look like an entry or a mark are not mistaken for one.
 """
 
 import contextlib
 import errno
 import os
+import re
 import struct
 import sys
 import threading
@@ -30,6 +35,14 @@ _MAGIC = b"ulog"
 _HEAD = struct.Struct("<4sII")
 _PLACE = struct.Struct("<QI")
 HEAD_BYTES = _HEAD.size
+_END_MAGIC = b"uend"
+_END = struct.Struct("<4sQII")
+_END_PLACE = struct.Struct("<QIQ")
+END_BYTES = _END.size
+_EITHER_MAGIC = re.compile(_MAGIC + b"|" + _END_MAGIC)
+_SEARCH_BYTES = 1 << 20
+_PAGE_BYTES = 4096
+_ZEROS = bytes(_PAGE_BYTES)
 MAX_ENTRY_BYTES = 256 * 1024 * 1024
 _BINARY = getattr(os, "O_BINARY", 0)
 """Without it, Windows writes two bytes for each newline byte."""
@@ -153,7 +166,11 @@ class LogFile:
                 f"an entry of {len(payload)} bytes; a log accepts at most {MAX_ENTRY_BYTES}",
             )
         start = at = self.size_bytes
-        view = memoryview(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)) + payload)
+        raw = bytearray(_HEAD.pack(_MAGIC, len(payload), _checksum(payload, start)))
+        raw += payload
+        # Written together, so that no page has the end mark but not the bytes before it.
+        raw += _end_mark(start, _zero_pages(raw, start), start + len(raw))
+        view = memoryview(raw)
         try:
             while view:
                 written = _pwrite(self._descriptor, view, at)
@@ -201,6 +218,20 @@ def _checksum(payload: bytes, start: int) -> int:
     return crc32(payload, crc32(_PLACE.pack(start, len(payload))))
 
 
+def _end_mark(start: int, zero_pages: int, at: int) -> bytes:
+    """The end mark at offset `at` of the entry that starts at `start`."""
+    return _END.pack(_END_MAGIC, start, zero_pages, crc32(_END_PLACE.pack(start, zero_pages, at)))
+
+
+def _zero_pages(raw: bytes | bytearray, start: int) -> int:
+    """How many pages of a file have only zeros in these bytes, without the page of the end mark."""
+    first = -start % _PAGE_BYTES  # where the first page begins in these bytes
+    last = len(raw) - (start + len(raw)) % _PAGE_BYTES
+    pages = range(first, last, _PAGE_BYTES)
+    is_first_zero = 0 < first <= last and not any(raw[:first])
+    return sum(raw.startswith(_ZEROS, at) for at in pages) + is_first_zero
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One commit in a file: its payload, its start, and its end, where the next one starts."""
@@ -229,7 +260,9 @@ class LogReader:
         payload = _pread(descriptor, length, start + HEAD_BYTES)
         if len(payload) < length or _checksum(payload, start) != crc:
             return None
-        return Entry(start, start + HEAD_BYTES + length, payload)
+        end = start + HEAD_BYTES + length + END_BYTES
+        # The end mark must be there, but may be damaged: the payload is not.
+        return Entry(start, end, payload) if _pread(descriptor, 1, end - 1) else None
 
     def entries(self) -> Iterator[Entry]:
         """Yield the readable entries up to the first unreadable one."""
@@ -238,20 +271,53 @@ class LogReader:
             yield entry
             entry = self.at(entry.end)
 
-    def next_readable(self, start: int) -> int | None:
-        """The offset of the next readable entry after damage at `start`; None if there is none."""
+    def damage_end(self, start: int) -> int | None:
+        """Where the damage that starts at an unreadable entry ends.
+
+        It ends at the next readable entry, or after the end mark of an unreadable one. None if
+        there is neither: the rest of the file is a torn write.
+        """
         size = self.size_bytes
         at = start + 1
         while at < size:
-            window = _pread(self._usable(), 1 << 20, at)
-            offset = window.find(_MAGIC)
-            if offset < 0:
-                at += max(1, len(window) - len(_MAGIC) + 1)
-                continue
-            if self.at(at + offset) is not None:
-                return at + offset
-            at += offset + 1
+            window = _pread(self._usable(), _SEARCH_BYTES, at)
+            for match in _EITHER_MAGIC.finditer(window):
+                offset = at + match.start()
+                if match[0] == _END_MAGIC:
+                    if self._was_complete(start, offset):
+                        return offset + END_BYTES
+                elif self._has_end_mark(offset) and self.at(offset) is not None:
+                    return offset
+            at += max(1, len(window) - len(_MAGIC) + 1)
         return None
+
+    def _has_end_mark(self, start: int) -> bool:
+        """Whether an entry that seems to start here is complete, without reading its payload.
+
+        Payloads may hold any number of bytes that look like entries; reading each to its end would
+        take time without limit.
+        """
+        head = _pread(self._usable(), HEAD_BYTES, start)
+        if len(head) < HEAD_BYTES:
+            return False
+        mark = self._end_mark_at(start + HEAD_BYTES + _HEAD.unpack(head)[1])
+        return mark is not None and mark[0] == start
+
+    def _was_complete(self, start: int, at: int) -> bool:
+        """Whether an entry from `start` on has its end mark at this offset, and no page is lost."""
+        mark = self._end_mark_at(at)
+        if mark is None or not start <= mark[0] <= at:
+            return False
+        raw = _pread(self._usable(), at - mark[0], mark[0])
+        return _zero_pages(raw, mark[0]) <= mark[1]
+
+    def _end_mark_at(self, at: int) -> tuple[int, int] | None:
+        """Start and zero pages of the entry whose end mark is at this offset, if there is one."""
+        raw = _pread(self._usable(), END_BYTES, at)
+        if len(raw) < END_BYTES:
+            return None
+        _, start, zero_pages, _ = _END.unpack(raw)
+        return (start, zero_pages) if raw == _end_mark(start, zero_pages, at) else None
 
     @property
     def size_bytes(self) -> int:
@@ -289,6 +355,37 @@ else:
     def _pread(descriptor: int, length: int, at: int) -> bytes:
         os.lseek(descriptor, at, os.SEEK_SET)
         return os.read(descriptor, length)
+
+
+def erase_before(path: Path, end: int) -> int:
+    """Overwrite the entries before an offset with one entry of zeros; return the bytes erased.
+
+    Another process may append meanwhile: offsets stay the same. Bytes that were erased by an
+    earlier call are not counted again.
+    """
+    descriptor = os.open(path, os.O_RDWR | _BINARY)
+    try:
+        head = _pread(descriptor, HEAD_BYTES, 0)
+        length = end - HEAD_BYTES - END_BYTES
+        if len(head) < HEAD_BYTES or length <= 0:
+            return 0
+        _, zeros, crc = _HEAD.unpack(head)
+        is_erased = zeros <= MAX_ENTRY_BYTES and crc == _checksum(bytes(zeros), 0)
+        erased: int = HEAD_BYTES + zeros + END_BYTES if is_erased else 0
+        if erased >= end:
+            return 0
+        payload = bytes(length)
+        raw = _HEAD.pack(_MAGIC, length, _checksum(payload, 0)) + payload
+        raw += _end_mark(0, _zero_pages(raw, 0), len(raw))
+        # The head is written last: until then, a later call erases all of it again.
+        for first, last in ((HEAD_BYTES, end), (0, HEAD_BYTES)):
+            view = memoryview(raw)[first:last]
+            while view:
+                view = view[_pwrite(descriptor, view, last - len(view)) :]
+            sync_data(descriptor)
+        return end - erased
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: Path) -> None:
@@ -418,6 +515,12 @@ class FileLock:
         if self._descriptor is not None:
             # Released explicitly, since a child forked in the meantime may hold the descriptor.
             _release(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child; the parent still holds the lock."""
+        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 

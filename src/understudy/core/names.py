@@ -2,6 +2,7 @@
 
 import re
 import time
+import unicodedata
 import uuid
 from typing import NewType
 
@@ -44,19 +45,21 @@ def game_name_of_env(env_id: str) -> GameName:
 
 
 def player_name(text: str) -> PlayerName:
-    """Validate a player's name, or raise InvalidName: printable text of at most 256 bytes."""
-    if (
-        not isinstance(text, str)
-        or not text
-        or not text.isprintable()
-        or len(text.encode()) > _MAX_PLAYER_BYTES
-    ):
+    """Validate a player's name, or raise InvalidName: printable text of at most 256 bytes.
+
+    Returns it in Unicode's composed form (NFC): the same name may be typed in several forms, and
+    would then have several pseudonyms.
+    """
+    name = ""
+    if isinstance(text, str) and len(text) <= _MAX_PLAYER_BYTES:
+        name = unicodedata.normalize("NFC", text)
+    if not name or not name.isprintable() or len(name.encode()) > _MAX_PLAYER_BYTES:
         shown = repr(text[:40] if isinstance(text, str) else text)[:80]
         raise InvalidName(
             f"player name {shown} is not allowed; give 1 to {_MAX_PLAYER_BYTES} bytes of printable "
             "text"
         )
-    return PlayerName(text)
+    return PlayerName(name)
 
 
 def new_session(now_s: float | None = None, random: bytes | None = None) -> uuid.UUID:

@@ -30,7 +30,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A number that moves linearly from `start` to `end` in the first share `until` of a run."""
+    """A number that moves linearly from `start` to `end` in the first share `until` of a horizon.
+
+    The horizon of a run is its length, or longer (see the setting `horizon`).
+    """
 
     start: float
     end: float
@@ -46,7 +49,7 @@ class Schedule:
             )
 
     def at(self, progress: float) -> float:
-        """The value at this progress of a run, from 0 to 1."""
+        """The value at this share of the horizon, from 0 to 1."""
         share = min(1.0, max(0.0, progress) / self.until)
         return self.start + (self.end - self.start) * share
 
@@ -324,6 +327,11 @@ def check_value(leaf: Leaf, value: Any, *, origin: str = "", may_move: bool = Fa
         )
     about = f": {limits.description}" if limits and limits.description else ""
     if expected := _expected_type(value, default, may_move=may_move):
+        if value == "":
+            raise ConfigError(
+                f"{name} is empty{by}; give {expected}, or remove it for the default, {default!r}"
+                f"{about}"
+            )
         raise ConfigError(f"{name} is {mask_secrets(value)!r}{by}; give {expected}{about}")
     if limits is not None and limits.choices and value not in limits.choices:
         raise ConfigError(
@@ -371,7 +379,7 @@ def mask_secrets(value: Any) -> Any:
     """The value; if it is a URL, its user, password and query are replaced by stars."""
     if not isinstance(value, str) or "://" not in value:
         return value
-    return re.sub(r"\?.*", "?***", re.sub(r"://[^/@]*@", "://***@", value))
+    return re.sub(r"\?.*", "?***", re.sub(r"://.*@", "://***@", value))
 
 
 def toml_text(value: Any) -> str:

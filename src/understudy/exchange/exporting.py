@@ -190,7 +190,7 @@ def local_copy(
         with open_window(store, Path(folder), specs=specs, include=matches) as window:
             short = 0
             while short < _SHORT_PAGES and (items := window.step()):
-                short += items < WINDOW_PAGE
+                short += items < WINDOW_PAGE and not window.is_cut
             after = 0
             while page := window.local.quarantined(after_id=after):
                 after = page[-1].id

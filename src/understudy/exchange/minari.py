@@ -4,6 +4,8 @@ Minari's Arrow format is not supported: its reader truncates episodes that are l
 (Minari #351).
 """
 
+import contextlib
+import json
 import re
 import uuid
 from collections import Counter
@@ -16,8 +18,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from understudy.core.errors import ConfigError, Refused, SpecError
-from understudy.core.names import GameName, PlayerName, game_name
+from understudy.core.errors import ConfigError, InvalidName, Refused, SpecError
+from understudy.core.names import GameName, PlayerName, game_name, game_name_of_env
 from understudy.core.tensors import Array
 from understudy.exchange.exporting import (
     ExportedChunks,
@@ -303,10 +305,14 @@ class MinariDataset:
                 f"{path} is not a readable Minari dataset: {one_line(error)}; pass one in Minari's "
                 "HDF5 format"
             ) from None
-        self.spec = self._spec(metadata.get(SPEC_KEY), game)
+        self.spec = self._spec(metadata, game)
 
-    def _spec(self, own: Any, game: GameName | None) -> GameSpec:
-        """Return the spec that our export wrote to the metadata, or one created from the spaces."""
+    def _spec(self, metadata: Mapping[str, Any], game: GameName | None) -> GameSpec:
+        """Return the spec that our export wrote to the metadata, or one created from the spaces.
+
+        Name and step limit of the latter are those of the Gymnasium env that was recorded.
+        """
+        own = metadata.get(SPEC_KEY)
         if isinstance(own, str):
             try:
                 spec = spec_from_json(own)
@@ -316,12 +322,22 @@ class MinariDataset:
                     "export it again"
                 ) from None
             return spec if game is None else replace(spec, game=game)
+        env = None
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            env = json.loads(metadata.get("env_spec", ""))
+        env = env if isinstance(env, dict) else {}
+        env_id = env.get("id")
+        limit = env.get("max_episode_steps")
         if game is None:
-            raise ConfigError(f"{self.name} does not name its game; pass --game NAME")
+            try:
+                game = game_name_of_env(env_id if isinstance(env_id, str) else "")
+            except InvalidName:
+                raise ConfigError(f"{self.name} does not name its game; pass --game NAME") from None
         return GameSpec(
             game=game_name(game),
             obs=space_from_gymnasium(self._storage.observation_space, is_action=False),
             action=space_from_gymnasium(self._storage.action_space, is_action=True),
+            max_episode_steps=limit if type(limit) is int and limit > 0 else None,
         )
 
     def report(self) -> Mapping[str, Any]:

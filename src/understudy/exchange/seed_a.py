@@ -11,7 +11,6 @@ records as they are, with a consent that no learner reads.
 """
 
 import json
-import math
 import re
 import struct
 import warnings
@@ -29,6 +28,7 @@ from understudy.core.tensors import Array
 from understudy.exchange.incoming import ImportedEpisode, chunks_of, content_session_id
 from understudy.experience.chunk import Chunk
 from understudy.experience.game import GameSpec, game_spec, spec_from_gymnasium
+from understudy.experience.spaces import MAX_NUMBER
 
 KEYS = ("episode", "step", "state", "action", "reward", "next_state", "done", "game_id")
 _ALSO = {"pk"}
@@ -136,8 +136,11 @@ def _floats(values: Any, name: str) -> list[float]:
     if not isinstance(values, list) or not values:
         raise ValueError(f"{name} is {str(values)[:40]!r}; expected a list of numbers")
     for number in values:
-        if type(number) not in (int, float) or not math.isfinite(number) or abs(number) > 3.4e38:
-            raise ValueError(f"{name} holds {str(number)[:40]!r}; expected finite numbers")
+        # The comparison is also False if the number is NaN.
+        if type(number) not in (int, float) or not abs(number) <= MAX_NUMBER:
+            raise ValueError(
+                f"{name} holds {str(number)[:40]!r}; expected finite numbers up to {MAX_NUMBER:g}"
+            )
     return values
 
 

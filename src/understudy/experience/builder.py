@@ -1,23 +1,24 @@
-"""ChunkBuilder: writes steps into preallocated columns, on the game's thread, and cuts blocks.
+"""ChunkBuilder: validates a session's steps and keeps them as rows, on the game's thread.
 
-A block holds closed rows on their way from the game's thread to the sender, which encodes them as
-frames and returns the columns to their pool.
+A block holds closed rows on their way from the game's thread to the sender, which packs them into
+columns and encodes them as frames. A session takes the memory of the rows that it has.
 
     begin ─► stage(obs) ─► act(action) ─► add_reward ─► stage(next) ─► act ... ─► finish(last) | cut
              └────── decide(obs, action) ──────┘        └─ closes the step before
 
-The row at `_at` is empty, staged (an observation waits for a decision) or open (a decision waits
-for the next observation); all rows before it are closed. Not thread-safe: the lock of its session
-guards it.
+A step becomes a row when it is closed. Until then it is staged (an observation waits for a
+decision) or open (a decision waits for the next observation), in the builder's own fields. Not
+thread-safe: the lock of its session guards it.
 """
 
+import itertools
 import math
 import operator
+import struct
 import uuid
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -36,14 +37,14 @@ from understudy.experience.chunk import (
     ChunkMeta,
     EpisodeNote,
     RowKind,
-    keeps_value_when_padded,
     read_meta,
     split_chunk,
 )
 from understudy.experience.frame import Frame, data_frame
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import Space
+from understudy.experience.spaces import MAX_NUMBER, Box, Space
 from understudy.experience.writer import (
+    Write,
     action_writer,
     check_mask,
     obs_writer,
@@ -55,7 +56,11 @@ EXTRAS = ("logp", "value", "priority", "version")
 """Optional columns with one number per step; a chunk has those that any of its steps used."""
 
 _HEADER_BYTES = 8 * 1024
-_POOL_SETS = 8
+_SHORT = 32
+"""Up to this length, arithmetic with Python's integers is faster than a call into NumPy."""
+_BLOCK_BYTES = 1024
+_ROW_BYTES = 256
+"""Approximate memory of a block and of each of its rows, besides the values."""
 
 MAX_NOTE_BYTES = 32 * 1024
 """A block with more bytes of episode notes is full, so that the notes fit into a chunk's header."""
@@ -63,56 +68,72 @@ MAX_NOTE_BYTES = 32 * 1024
 _EMPTY = 0
 _STAGED = 1
 _OPEN = 2
-_MAX_REWARD = float(np.finfo(np.float32).max)
+_STEP = int(RowKind.STEP)
+_MAX_FLOAT = float(np.float32(MAX_NUMBER))
 _MAX_FRAMES = (1 << 16) - 1
 _MAX_T_MS = (1 << 32) - 1
 
 
-class Columns:
-    """One preallocated array per column; decision columns of unused rows are zero."""
+Row = tuple[Any, ...]
+"""Observation, action mask and action (a number if it is discrete, else bytes), then one number for
+each of `_NUMBERS`."""
+_NUMBERS = {
+    "is_first": "?",
+    "by": "B",
+    "frames": "H",
+    "t_ms": "I",
+    "reward": "f",
+    "terminated": "?",
+    "truncated": "?",
+    "row": "B",
+}
+"""The columns with one number per row, in the order of a row, and their format codes."""
+_CODES = dict(zip(("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"), "bhiqBHIQ", strict=True))
+"""The format code of each type of whole numbers."""
 
-    __slots__ = ("action", "action_mask", "all", "obs", "padded", "raw_action", "row", "views")
-
-    def __init__(self, pool: "BlockPool") -> None:
-        self.all: dict[str, Array] = {
-            name: np.zeros((pool.n_rows, *shape), dtype)
-            for name, (dtype, shape) in pool.layout.items()
-        }
-        self.obs = [self.all[name] for name in pool.spec.obs_columns]
-        self.action = [self.all[name] for name in pool.spec.action_columns]
-        self.raw_action = [self.all[raw_name(name)] for name in pool.spec.action_columns]
-        self.action_mask = self.all.get("action_mask")
-        self.row = self.all["row"]
-        self.views: dict[str, Any] = {
-            name: self.all[name].data for name in ("reward", "by", "frames", "t_ms")
-        }
-        self.padded = [
-            column for name, column in self.all.items() if not keeps_value_when_padded(name)
-        ]
-
-    def pad(self, at: int) -> None:
-        """Clear the decision of a row; its observation and action mask stay."""
-        for column in self.padded:
-            column[at] = 0
+_NOT_GIVEN = object()
 
 
-class BlockPool:
-    """A pool of column sets for one game; many threads may share it."""
+class RowLayout:
+    """How the rows of one game are validated and packed; many threads may share it."""
 
     def __init__(self, spec: GameSpec, *, max_steps: int = MAX_STEPS) -> None:
         self.spec = spec
         self.max_steps = min(max_steps, MAX_STEPS)
-        spaces: dict[str, Space] = {**spec.obs_columns, **spec.action_columns}
-        spaces |= {raw_name(name): raw_space(space) for name, space in spec.action_columns.items()}
-        self.layout: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {
-            name: (space.dtype, space.shape) for name, space in spaces.items()
+        discrete = spec.discrete
+        self.first_action = discrete.start if discrete is not None else 0
+        self.end_action = discrete.start + discrete.n if discrete is not None else 0
+        self.mask_bytes = discrete.n if discrete is not None and spec.has_action_mask else 0
+        spaces: dict[str, Space] = dict(spec.obs_columns)
+        if self.mask_bytes:
+            spaces["action_mask"] = Box((self.mask_bytes,), np.dtype(np.bool_))
+        spaces |= spec.action_columns
+        columns = [(name, space.dtype, space.shape) for name, space in spaces.items()]
+        columns += [(name, (REQUIRED | OPTIONAL)[name], ()) for name in _NUMBERS]
+        self.dtype = np.dtype(columns)
+        self.extras: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            name: (OPTIONAL[name], ()) for name in EXTRAS
         }
-        self.layout |= {
-            name: (dtype, ()) for name, dtype in (REQUIRED | OPTIONAL).items() if name != "event"
-        }
-        if spec.has_action_mask and spec.discrete is not None:
-            self.layout["action_mask"] = (np.dtype(np.bool_), (spec.discrete.n,))
-        row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.layout.values())
+        raw = {raw_name(name): raw_space(space) for name, space in spec.action_columns.items()}
+        self.extras |= {name: (space.dtype, space.shape) for name, space in raw.items()}
+        self.write_raw_action = raw_action_writer(spec)
+        self.row_bytes = self.dtype.itemsize
+        """Without extras."""
+        obs_code = f"{_size(spec.obs_columns)}s"
+        mask_code = f"{self.mask_bytes}s"
+        # A discrete action is packed as a number; any other is validated as arrays and packed as
+        # their bytes.
+        if discrete is not None:
+            action_code = _CODES[discrete.dtype.str[1:]]
+            self.no_action: Any = 0
+            self.pack_action: Callable[[Any], Any] = _number_of(action_writer(spec))
+        else:
+            action_code = f"{_size(spec.action_columns)}s"
+            self.no_action = bytes(_size(spec.action_columns))
+            self.pack_action = _bytes_of(action_writer(spec), len(spec.action_columns))
+        self.pack_obs = _obs_packer(spec)
+        codes = "".join(_NUMBERS.values())
+        self._pack = struct.Struct(f"<{obs_code}{mask_code}{action_code}{codes}").pack
         # Without compression the rows must fit into one body; with compressed images they must fit
         # into the limit for decoded bytes.
         shrinks = any(
@@ -122,48 +143,115 @@ class BlockPool:
             for space in spec.obs.values()
         )
         max_bytes = (MAX_DECODED_BYTES if shrinks else CUT_BYTES) - _HEADER_BYTES
+        most_bytes = self.row_bytes + sum(
+            dtype.itemsize * math.prod(shape) for dtype, shape in self.extras.values()
+        )
         # Each episode adds a final row; an extra eighth is enough for episodes of at least eight
         # steps.
-        self.n_rows = max(2, min(max_bytes // row_bytes, self.max_steps + self.max_steps // 8 + 2))
-        self.set_bytes = self.n_rows * row_bytes
-        self._free: deque[Columns] = deque(maxlen=_POOL_SETS)
+        self.n_rows = max(2, min(max_bytes // most_bytes, self.max_steps + self.max_steps // 8 + 2))
+        """The most rows of a block."""
 
-    def take(self) -> Columns:
-        """Return an empty set of columns, reusing an old one if available."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return Columns(self)
+    def pack(self, rows: Iterable[Row]) -> Array:
+        """The rows as one structured array, with a field for each column."""
+        return np.frombuffer(b"".join(itertools.starmap(self._pack, rows)), self.dtype)
 
-    def give(self, columns: Columns) -> None:
-        """Clear a set of columns and put it back into the pool; not called on the game's thread."""
-        for column in columns.padded:
-            column.fill(0)
-        self._free.append(columns)
+    def padding(self, obs: bytes, mask: bytes, kind: RowKind) -> Row:
+        """A row of this kind, which has only an observation and an action mask."""
+        return (obs, mask, self.no_action, *[0] * (len(_NUMBERS) - 1), kind)
+
+
+def _size(spaces: Mapping[str, Space]) -> int:
+    return sum(space.dtype.itemsize * math.prod(space.shape) for space in spaces.values())
+
+
+def _number_of(write: Write) -> Callable[[Any], int]:
+    """Return a function that validates one number."""
+
+    def validated(value: Any) -> int:
+        column: list[Any] = [None]
+        write([column], 0, value)
+        number: int = column[0]
+        return number
+
+    return validated
+
+
+def _obs_packer(spec: GameSpec) -> Callable[[Any], bytes]:
+    """Return a function that validates an observation and returns the bytes of its columns."""
+    validated = _bytes_of(obs_writer(spec), len(spec.obs_columns))
+    (space, *others) = spec.obs_columns.values()
+    dtype = space.dtype
+    shape = space.shape
+    if others or dtype != np.float32 or len(shape) != 1 or shape[0] > _SHORT:
+        return validated
+    # An element from 2^66, a little less than MAX_NUMBER, is left to the validation, and so are
+    # infinities and NaN: adding 63 to the biased exponent of these carries into the sign.
+    n_bytes = 4 * shape[0]
+    exponents = int.from_bytes(b"\x00\x00\x80\x7f" * shape[0], "little")
+    carry = int.from_bytes(b"\x00\x00\x80\x1f" * shape[0], "little")
+    signs = int.from_bytes(b"\x00\x00\x00\x80" * shape[0], "little")
+    array_type = np.ndarray
+    number_of = int.from_bytes
+
+    def packed(obs: Any) -> bytes:
+        # A few floats, as most games have them, with as few calls as possible.
+        if type(obs) is array_type and obs.dtype is dtype and obs.ndim == 1:
+            raw: bytes = obs.tobytes()
+            if len(raw) == n_bytes and not (number_of(raw, "little") & exponents) + carry & signs:
+                return raw
+        return validated(obs)
+
+    return packed
+
+
+def _bytes_of(write: Write, n_columns: int) -> Callable[[Any], bytes]:
+    """Return a function that validates a value and returns the bytes of its columns."""
+
+    def validated_one(value: Any) -> bytes:
+        column: list[Any] = [None]
+        write([column], 0, value)
+        raw: bytes = column[0].tobytes()
+        return raw
+
+    def validated_all(value: Any) -> bytes:
+        columns: list[list[Any]] = [[None] for _ in range(n_columns)]
+        write(columns, 0, value)
+        return b"".join(column[0].tobytes() for column in columns)
+
+    return validated_one if n_columns == 1 else validated_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Closed rows; chunk_no and first_step of `meta` are set when the block is encoded."""
 
-    columns: Columns
-    n_rows: int
+    rows: list[Row]
+    extras: list[tuple[int, dict[str, Any]]]
+    """Numbers of rows, and the values of their optional columns."""
+    layout: RowLayout
     meta: ChunkMeta
-    used: frozenset[str]
-    """Optional columns that at least one step used."""
 
     @property
     def n_steps(self) -> int:
         return self.meta.n_steps
 
+    @property
+    def size_bytes(self) -> int:
+        """About what the block takes in memory."""
+        each_bytes = self.layout.row_bytes + _ROW_BYTES
+        return (len(self.rows) + len(self.extras)) * each_bytes + _BLOCK_BYTES
+
     def chunk(self, *, chunk_no: int, first_step: int) -> Chunk:
-        """The chunk, as views into the columns."""
-        views = {
-            name: column[: self.n_rows]
-            for name, column in self.columns.all.items()
-            if name in self.used or (name not in EXTRAS and not name.startswith("raw_action"))
-        }
-        return Chunk(replace(self.meta, chunk_no=chunk_no, first_step=first_step), views)
+        """The chunk; columns that no step used are left out."""
+        rows = self.layout.pack(self.rows)
+        columns = {name: rows[name] for name in self.layout.dtype.fields or ()}
+        for row, values in self.extras:
+            for name, value in values.items():
+                if name not in columns:
+                    dtype, shape = self.layout.extras[name]
+                    columns[name] = np.zeros((len(rows), *shape), dtype)
+                columns[name][row] = value
+        return Chunk(replace(self.meta, chunk_no=chunk_no, first_step=first_step), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +302,35 @@ class Extras:
 class ChunkBuilder:
     """Builds the rows of one session; once a block is full, call `take` before recording more."""
 
+    __slots__ = (
+        "_end_action",
+        "_episode_row",
+        "_extras",
+        "_first_action",
+        "_is_first",
+        "_last_row",
+        "_mask",
+        "_mask_bytes",
+        "_max_steps",
+        "_meta",
+        "_note",
+        "_note_bytes",
+        "_notes",
+        "_obs",
+        "_open_extras",
+        "_pack_obs",
+        "_reward",
+        "_rows",
+        "_state",
+        "_step",
+        "closed_steps",
+        "consent",
+        "layout",
+        "on_waiting",
+        "session",
+        "spec",
+    )
+
     def __init__(
         self,
         spec: GameSpec,
@@ -222,11 +339,11 @@ class ChunkBuilder:
         kind: str = "player",
         client: str = "",
         max_steps: int = MAX_STEPS,
-        pool: BlockPool | None = None,
+        layout: RowLayout | None = None,
     ) -> None:
         self.spec = spec
         self.session = session
-        self.pool = BlockPool(spec, max_steps=max_steps) if pool is None else pool
+        self.layout = RowLayout(spec, max_steps=max_steps) if layout is None else layout
         self._meta = ChunkMeta(
             game=spec.game,
             schema=spec.schema,
@@ -238,41 +355,31 @@ class ChunkBuilder:
             client=client,
             episodes=(),
         )
-        self._write_obs = obs_writer(spec)
-        self._write_action = action_writer(spec)
-        self._write_raw_action = raw_action_writer(spec)
-        self._n_actions = spec.discrete.n if spec.discrete is not None else 0
-        self._first_action = spec.discrete.start if spec.discrete is not None else 0
         self.consent = "unknown"
-        self._last_row = self.pool.n_rows - 1
-        self._max_steps = self.pool.max_steps
+        self._last_row = self.layout.n_rows - 1
+        self._max_steps = self.layout.max_steps
+        self._pack_obs = self.layout.pack_obs
+        self._mask_bytes = self.layout.mask_bytes
+        self._first_action = self.layout.first_action
+        self._end_action = self.layout.end_action
         self.closed_steps = 0
         """Closed steps that were not taken yet."""
-        self.oldest_ms: int | None = None
-        """When the oldest of these steps was closed."""
-        self._state = _EMPTY
-        self._at = 0
-        self._reward = 0.0
+        self.on_waiting: Callable[[], object] | None = None
+        """Called when a first closed step waits to be taken."""
+        self._rows: list[Row] = []
+        self._extras: list[tuple[int, dict[str, Any]]] = []
+        self._notes: list[EpisodeNote] = []
+        self._note_bytes = 0
         self._note: EpisodeNote | None = None
         self._is_first = False
         self._episode_row = 0
-        self._open_used: tuple[str, ...] = ()
-        self._notes: list[EpisodeNote] = []
-        self._note_bytes = 0
-        self._used: set[str] = set()
-        self._use(self.pool.take())
-
-    def _use(self, columns: Columns) -> None:
-        self._columns = columns
-        self._obs = columns.obs
-        self._action = columns.action
-        self._action_mask = columns.action_mask
-        # Single numbers are written through memoryviews, at two thirds of the cost of NumPy
-        # indexing.
-        self._rewards = columns.views["reward"]
-        self._by = columns.views["by"]
-        self._frames = columns.views["frames"]
-        self._t_ms = columns.views["t_ms"]
+        self._state = _EMPTY
+        self._obs = b""
+        self._mask = b""
+        self._step: Row = ()
+        """The open step, without reward, end and kind."""
+        self._reward = 0.0
+        self._open_extras: dict[str, Any] | None = None
 
     @property
     def in_episode(self) -> bool:
@@ -295,7 +402,7 @@ class ChunkBuilder:
         self.consent = consent
         self._note = note
         self._is_first = True
-        self._episode_row = self._at
+        self._episode_row = len(self._rows)
         return block
 
     def name_model(self, model: str) -> None:
@@ -309,7 +416,6 @@ class ChunkBuilder:
         self,
         obs: Any,
         action: Any,
-        *,
         action_mask: Any = None,
         by: int = By.UNKNOWN,
         frames: int = 1,
@@ -317,22 +423,50 @@ class ChunkBuilder:
         extras: Extras | None = None,
     ) -> bool:
         """Close the open step and open the next one; returns whether the block is full."""
-        self.stage(obs, action_mask, t_ms)
-        return self.act(action, by, frames, t_ms, extras)
+        # In one function, since each call costs more after a pause, when the caches are cold.
+        if obs is not _NOT_GIVEN:
+            if self._note is None:
+                raise Refused("bad_order", "no episode is running; begin one first")
+            packed = self._pack_obs(obs)
+            mask = b""
+            if self._mask_bytes or action_mask is not None:
+                mask = self._pack_mask(action_mask)
+            if self._state == _OPEN:
+                self._close()
+            self._obs = packed
+            self._mask = mask
+            self._state = _STAGED
+            if action is _NOT_GIVEN:
+                return self.is_full
+        elif self._state != _STAGED:
+            raise Refused(
+                "bad_order", "a decision needs an observation before it; record one first"
+            )
+        chosen = action
+        if type(action) is not int or not self._first_action <= action < self._end_action:
+            chosen = self.layout.pack_action(action)
+        if self._mask and not self._mask[chosen - self._first_action]:
+            raise Refused(
+                "invalid_action",
+                f"action {action!r} is excluded by its action mask; give one that the mask allows",
+            )
+        if frames != 1:
+            frames = _check_frames(frames)
+        if t_ms > _MAX_T_MS:
+            t_ms = _MAX_T_MS
+        self._open_extras = None if extras is None else self._check_extras(extras)
+        self._step = (self._obs, self._mask, chosen, self._is_first, by, frames, t_ms)
+        if self._is_first:
+            assert self._note is not None
+            self._note = replace(self._note, row=len(self._rows))
+            self._notes.append(self._note)
+        self._reward = 0.0
+        self._state = _OPEN
+        return len(self._rows) >= self._last_row or self.closed_steps >= self._max_steps
 
-    def stage(self, obs: Any, action_mask: Any = None, t_ms: int = 0) -> None:
-        """Write the next observation, which closes the open step; then check `is_full`."""
-        is_open = self._state == _OPEN
-        at = self._at + is_open
-        if self._note is None:
-            raise Refused("bad_order", "no episode is running; begin one first")
-        self._write_obs(self._obs, at, obs)
-        if self._action_mask is not None or action_mask is not None:
-            self._write_action_mask(at, action_mask)
-        if is_open:
-            self._close(t_ms)
-            self._at = at
-        self._state = _STAGED
+    def stage(self, obs: Any, action_mask: Any = None) -> bool:
+        """Keep the next observation, which closes the open step; returns whether it is full."""
+        return self.decide(obs, _NOT_GIVEN, action_mask)
 
     def act(
         self,
@@ -342,56 +476,28 @@ class ChunkBuilder:
         t_ms: int = 0,
         extras: Extras | None = None,
     ) -> bool:
-        """Write the decision for the staged observation; returns whether a block is full."""
-        at = self._at
-        if self._state != _STAGED:
-            raise Refused(
-                "bad_order", "a decision needs an observation before it; record one first"
-            )
-        self._write_action(self._action, at, action)
-        if (
-            self._action_mask is not None
-            and not self._action_mask[at, self._action[0][at] - self._first_action]
-        ):
-            raise Refused(
-                "invalid_action",
-                f"action {action!r} is excluded by its action mask; give one that the mask allows",
-            )
-        if not 0 <= frames <= _MAX_FRAMES:
-            if not frames > 0:
-                raise Refused(
-                    "bad_frames",
-                    f"frames is {frames!r}; give the decision's number of game frames, from 0",
-                )
-            frames = _MAX_FRAMES
-        self._by[at] = by
-        self._frames[at] = frames
-        self._t_ms[at] = t_ms if t_ms <= _MAX_T_MS else _MAX_T_MS
-        self._open_used = () if extras is None else self._write_extras(at, extras)
-        if self._is_first:
-            assert self._note is not None
-            self._columns.all["is_first"][at] = True
-            self._note = replace(self._note, row=at)
-            self._notes.append(self._note)
-        self._reward = 0.0
-        self._state = _OPEN
-        return at >= self._last_row or self.closed_steps >= self._max_steps
+        """Keep the decision for the staged observation; returns whether a block is full."""
+        return self.decide(_NOT_GIVEN, action, None, by, frames, t_ms, extras)
 
-    def add_reward(self, reward: float) -> None:
+    def add_reward(self, reward: SupportsFloat) -> None:
         """Add to the reward of the open step."""
+        if self._state != _OPEN:
+            raise Refused(
+                "early_reward", "a reward needs a decision before it; record the decision first"
+            )
         try:
+            if isinstance(reward, str):
+                raise TypeError
             total = self._reward + float(reward)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise Refused(
                 "bad_dtype", f"reward {str(reward)[:40]!r} is not a number; give a finite number"
             ) from None
-        if self._state != _OPEN:
-            raise Refused("bad_order", "a reward needs a decision before it; record one first")
-        if not -_MAX_REWARD <= total <= _MAX_REWARD:
+        if not -_MAX_FLOAT <= total <= _MAX_FLOAT:
             raise Refused(
                 "not_finite",
-                f"reward {reward!r} makes the step's reward NaN, or too large for float32; give a "
-                "finite number below 3.4e38",
+                f"reward {reward!r} makes the step's reward NaN, or larger than {MAX_NUMBER:g}; "
+                "give a finite, smaller number",
             )
         self._reward = total
 
@@ -403,48 +509,47 @@ class ChunkBuilder:
         truncated: bool = False,
         action_mask: Any = None,
         result: str | float | None = None,
-        t_ms: int = 0,
     ) -> bool:
-        """End the episode after its open step; without `obs`, a truncated episode is cut."""
+        """End the episode after its open step; a terminated one needs no last observation."""
         if self._state != _OPEN or self._note is None:
             raise Refused("bad_order", "an episode ends after a decision; cut it instead")
         if not terminated and not truncated:
             raise Refused("bad_order", "an episode ends terminated or truncated; cut it instead")
-        note = self._note
-        if result is not None:
-            note = replace(note, result=result)
-            _check_note(replace(self._meta, episodes=(replace(note, row=0),)))
+        self.check_result(result)
         if obs is None and not terminated:
-            return self.cut(result=result)
-        at = self._at + 1
-        if obs is None:
-            # The observation after a terminated step is never used; a copy of the one before it is
-            # always in the space.
-            for column in self._obs:
-                column[at] = column[at - 1]
-        else:
-            self._write_obs(self._obs, at, obs)
-        if self._action_mask is not None or action_mask is not None:
-            self._write_action_mask(at, action_mask)
-        self._columns.all["terminated"][self._at] = terminated
-        self._columns.all["truncated"][self._at] = truncated
-        self._close(t_ms)
-        self._columns.row[at] = RowKind.FINAL
-        self._leave(at + 1, note)
+            raise Refused(
+                "no_last_obs",
+                "a truncated episode ends without its last observation, so the outcome of its last "
+                "decision is unknown; give that observation, as in end(obs, truncated=True)",
+            )
+        # The observation after a terminated step is never used; a copy of the one before it is
+        # always in the space.
+        last = self._obs if obs is None else self.layout.pack_obs(obs)
+        mask = b""
+        if self.layout.mask_bytes or action_mask is not None:
+            mask = self._pack_mask(action_mask)
+        self._close(terminated=terminated, truncated=truncated)
+        row = self.layout.padding(last, mask, RowKind.FINAL)
+        self._leave(row, replace(self._note, result=result))
         return self.is_full
+
+    def check_result(self, result: str | float | None) -> None:
+        """Raise Refused if an episode cannot have this result."""
+        if result is not None:
+            note = EpisodeNote(row=0, result=result)
+            _check_note(replace(self._meta, episodes=(note,)))
 
     def cut(self, *, result: str | float | None = None) -> bool:
         """End the episode early: drops an open step, keeps a staged observation."""
-        if self._state != _EMPTY:
-            self._columns.pad(self._at)
-        if self._note is None or self._state == _EMPTY or self._at == self._episode_row:
-            if self._state != _EMPTY and self._notes and self._notes[-1].row == self._at:
+        self.check_result(result)
+        if self._note is None or self._state == _EMPTY or len(self._rows) == self._episode_row:
+            if self._state != _EMPTY and self._notes and self._notes[-1].row == len(self._rows):
                 self._notes.pop()
             self._state = _EMPTY
             self._note = None
             return self.is_full
-        self._columns.row[self._at] = RowKind.BOOTSTRAP
-        self._leave(self._at + 1, replace(self._note, cut=True, result=result))
+        row = self.layout.padding(self._obs, self._mask, RowKind.BOOTSTRAP)
+        self._leave(row, replace(self._note, cut=True, result=result))
         return self.is_full
 
     # --- The rows ---------------------------------------------------------------------------------
@@ -456,88 +561,84 @@ class ChunkBuilder:
         """
         if not self.closed_steps:
             return None
-        old = self._columns
-        at = self._at
-        fresh = self.pool.take()
+        rows = self._rows
         notes = self._notes
         carried = []
-        n_rows = at
         if self._state != _EMPTY:
-            for name, column in fresh.all.items():
-                column[0] = old.all[name][at]
             assert self._note is not None
-            if self._at == self._episode_row:
+            if len(self._rows) == self._episode_row:
                 # No step of this episode is closed yet: the whole episode moves to the next block.
                 if self._state == _OPEN:
                     carried = [replace(notes[-1], row=0)]
                     notes = notes[:-1]
             else:
-                old.pad(at)
-                old.row[at] = RowKind.BOOTSTRAP
-                n_rows = at + 1
+                rows.append(self.layout.padding(self._obs, self._mask, RowKind.BOOTSTRAP))
                 carried = [replace(self._note, row=0)]
                 self._note = carried[0]
         block = Block(
-            old,
-            n_rows,
+            rows,
+            self._extras,
+            self.layout,
             replace(
                 self._meta, n_steps=self.closed_steps, consent=self.consent, episodes=tuple(notes)
             ),
-            frozenset(self._used),
         )
+        self._rows = []
+        self._extras = []
+        self._episode_row = 0
         self._notes = carried
-        self._used = set()
         self._note_bytes = 0
-        self._at = self._episode_row = 0
         self.closed_steps = 0
-        self.oldest_ms = None
-        self._use(fresh)
         return block
 
     @property
     def is_full(self) -> bool:
         """Whether a block must be taken."""
         return (
-            self._at >= self._last_row
+            len(self._rows) >= self._last_row
             or self.closed_steps >= self._max_steps
             or self._note_bytes > MAX_NOTE_BYTES
         )
 
-    def _close(self, t_ms: int) -> None:
-        self._rewards[self._at] = self._reward
-        if not self.closed_steps:
-            self.oldest_ms = t_ms
-        self.closed_steps += 1
+    def _close(self, *, terminated: bool = False, truncated: bool = False) -> None:
+        if self._open_extras:
+            self._extras.append((len(self._rows), self._open_extras))
+        self._rows.append((*self._step, self._reward, terminated, truncated, _STEP))
         self._is_first = False
-        if self._open_used:
-            self._used.update(self._open_used)
+        self.closed_steps += 1
+        if self.closed_steps == 1 and self.on_waiting is not None:
+            self.on_waiting()
 
-    def _leave(self, at: int, note: EpisodeNote) -> None:
+    def _leave(self, last_row: Row, note: EpisodeNote) -> None:
+        self._rows.append(last_row)
         self._notes[-1] = replace(note, row=self._notes[-1].row)
         self._note_bytes += 2 * len(canonical_json(note.to_json()))
         self._state = _EMPTY
-        self._at = at
         self._note = None
 
-    def _write_action_mask(self, at: int, action_mask: Any) -> None:
-        if self._action_mask is None:
+    def _pack_mask(self, action_mask: Any) -> bytes:
+        n_actions = self.layout.mask_bytes
+        if not n_actions:
             raise Refused(
                 "bad_columns",
                 "got an action mask; connect with has_action_mask=True to record it",
             )
-        self._action_mask[at] = (
-            True if action_mask is None else check_mask(action_mask, self._n_actions)
-        )
+        if action_mask is None:
+            return b"\1" * n_actions
+        return check_mask(action_mask, n_actions).tobytes()
 
-    def _write_extras(self, at: int, extras: Extras) -> tuple[str, ...]:
-        used = []
+    def _check_extras(self, extras: Extras) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         for name in EXTRAS:
             value = getattr(extras, name)
             if value is None:
                 continue
             if name != "version":
-                if not -_MAX_REWARD <= value <= _MAX_REWARD:
-                    raise Refused("not_finite", f"{name} is {value!r}; give a finite number")
+                if not -_MAX_FLOAT <= value <= _MAX_FLOAT:
+                    raise Refused(
+                        "not_finite",
+                        f"{name} is {value!r}; give a finite number of at most {MAX_NUMBER:g}",
+                    )
             else:
                 try:
                     value = operator.index(value)
@@ -550,14 +651,34 @@ class ChunkBuilder:
                         "not_finite",
                         f"{name} is {value}; give a whole number from 0 to {(1 << 32) - 1}",
                     )
-            self._columns.all[name][at] = value
-            used.append(name)
+            values[name] = value if name == "version" else float(value)
         if extras.raw_action is not None:
-            self._write_raw_action(self._columns.raw_action, at, extras.raw_action)
-            used += [raw_name(name) for name in self.spec.action_columns]
-        return tuple(used)
+            names = [raw_name(name) for name in self.spec.action_columns]
+            columns: list[list[Any]] = [[None] for _ in names]
+            self.layout.write_raw_action(columns, 0, extras.raw_action)
+            # Copies, since the game may change its arrays.
+            values |= {
+                name: np.array(column[0]) for name, column in zip(names, columns, strict=True)
+            }
+        return values
+
+
+def _check_frames(frames: Any) -> int:
+    number = operator.index(frames)
+    if number < 0:
+        raise Refused(
+            "bad_frames", f"frames is {number}; give the decision's number of game frames, from 0"
+        )
+    return min(number, _MAX_FRAMES)
 
 
 def _check_note(meta: ChunkMeta) -> None:
     # The reader's own rules, so that everything recorded can be read back.
-    read_meta(meta.to_metadata())
+    try:
+        read_meta(meta.to_metadata())
+    except (TypeError, ValueError) as error:
+        raise Refused(
+            "bad_metadata",
+            f"the episode's result or note is not a text or a finite number: {str(error)[:120]}; "
+            "pass one of these",
+        ) from None

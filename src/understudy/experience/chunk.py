@@ -22,6 +22,7 @@ from understudy.core.errors import InvalidName, Refused
 from understudy.core.names import GameName, game_name
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 from understudy.experience.frame import MAX_COUNT, Frame, FrameKind, data_frame
+from understudy.experience.spaces import check_recordable
 
 CHUNK_FORMAT = "understudy-chunk/1"
 KINDS = ("player", "actor")
@@ -75,6 +76,8 @@ OPTIONAL = {
 }
 """Optional columns with one number per row; `action_mask` and `raw_action` are also optional and
 have other shapes."""
+
+_NUMBERS = ("reward", "logp", "value", "priority")
 
 
 # --- Metadata -------------------------------------------------------------------------------------
@@ -429,12 +432,10 @@ def _check_rows(columns: Mapping[str, Array]) -> None:
         )
     if (is_first & ~is_step).any() or (ends & ~is_step).any():
         raise Refused("bad_rows", "final and bootstrap rows must have no flags")
-    if not np.isfinite(columns["reward"]).all():
-        raise Refused("not_finite", "a reward is NaN or infinite")
     for name, column in columns.items():
-        is_number = name in ("logp", "value", "priority") or name.split(".", 1)[0] == "raw_action"
-        if is_number and column.dtype.kind == "f" and not np.isfinite(column).all():
-            raise Refused("not_finite", f"{name!r} contains NaN or infinity")
+        is_number = name in _NUMBERS or name.split(".", 1)[0] == "raw_action"
+        if is_number and column.dtype.kind == "f":
+            check_recordable(name, column)
     if "by" in columns and int(columns["by"].max()) > By.SCRIPT:
         raise Refused("bad_rows", "'by' must be 0 unknown, 1 person, 2 bot or 3 script")
 

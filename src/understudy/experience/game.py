@@ -15,7 +15,7 @@ from understudy.core.errors import Refused, SpecError
 from understudy.core.names import GameName, game_name, game_name_of_env
 from understudy.core.tensors import DTYPES, Array
 from understudy.experience.spaces import (
-    UNBOUNDED_FROM,
+    MAX_NUMBER,
     Box,
     Discrete,
     MultiDiscrete,
@@ -31,6 +31,10 @@ MAX_ROW_BYTES = 240 * 1024
 MAX_PARTS = 128
 """Parts of an observation or action; each is a column with an entry in every chunk's header."""
 MAX_PATH = 100
+
+MAX_CHOICES = 1 << 16
+"""The largest count of actions: a network has an output for each. A Discrete space may have more,
+which can be recorded but not learned."""
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,40}(\.[A-Za-z0-9_-]{1,40}){0,5}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -77,12 +81,18 @@ class GameSpec:
                 raise SpecError(
                     f"name {bad[0][:40]!a} contains control characters; give printable text"
                 )
+            if bad := [name for name in names if not name.strip()]:
+                raise SpecError(f"name {bad[0][:40]!r} is empty; give each element a name")
         if self.obs_names and (
             set(self.obs) != {""} or len(self.obs_names) != math.prod(self.obs[""].shape)
         ):
             raise SpecError(
                 f"{len(self.obs_names)} observation names do not match the observation space; "
                 "give one for each element"
+            )
+        if type(self.has_action_mask) is not bool:
+            raise SpecError(
+                f"has_action_mask is {str(self.has_action_mask)[:40]!r}; give True or False"
             )
         if self.has_action_mask and discrete is None:
             raise SpecError(
@@ -272,14 +282,14 @@ def _actions(actions: Any) -> tuple[Mapping[str, Space], tuple[str, ...]]:
         return dict(actions), ()
     if hasattr(actions, "to_json"):
         return {"": actions}, ()
-    if type(actions) is int and actions > 0:
+    if type(actions) is int and 0 < actions <= MAX_CHOICES:
         return {"": Discrete(actions)}, ()
     is_list = isinstance(actions, Sequence) and not isinstance(actions, str) and len(actions) > 0
     if is_list and all(isinstance(name, str) for name in actions):
         return {"": Discrete(len(actions))}, tuple(actions)
     raise SpecError(
-        f"actions is {actions!r}; give a count (3), names (['up', 'down']), a space, or spaces by "
-        "name"
+        f"actions is {actions!r}; give a count (3) of at most {MAX_CHOICES}, names (['up', "
+        "'down']), a space, or spaces by name"
     )
 
 
@@ -360,7 +370,7 @@ def _draw(space: Space, rng: np.random.Generator) -> Any:
         )
     low = low.astype(np.float64)
     high = high.astype(np.float64)
-    is_closed = (abs(low) < UNBOUNDED_FROM) & (abs(high) < UNBOUNDED_FROM)
+    is_closed = (abs(low) < MAX_NUMBER) & (abs(high) < MAX_NUMBER)
     drawn = np.where(
         is_closed,
         rng.uniform(np.where(is_closed, low, 0), np.where(is_closed, high, 1)),

@@ -14,9 +14,14 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.log import make_folder, sync_folder
 from understudy.core.names import GameName, PlayerName
 from understudy.experience.frame import MAX_BODY_BYTES, NO_PLAYER, Frame, FrameKind
-from understudy.experience.session import INTAKE_MAX_AGE_S, refused_session
+from understudy.experience.session import INTAKE_MAX_AGE_S, has_valid_time, refused_session
 
 KEY_BYTES = 32
+_CHECKSUM_BYTES = 8
+
+_RECENT_SESSIONS = 64
+"""How many of the last sessions this machine's clock is compared with."""
+_CLOCK_RETRY_S = 30.0
 
 
 def pseudonym(key: bytes, game: str, name: str) -> bytes:
@@ -28,20 +33,34 @@ def deployment_key(data_folder: Path) -> bytes:
     """The secret key of a data folder, created on first use; all processes get the same key."""
     path = data_folder / "key"
     if not path.exists():
+        written = (data_folder / "store" / "store.json", data_folder / "stream")
+        used = next((other for other in written if other.exists()), None)
         # The key is looked for again: a process that starts at the same time creates the key
-        # first and then the store.
-        if (data_folder / "store" / "store.json").exists() and not path.exists():
+        # first and then the stream and the store.
+        if used is not None and not path.exists():
             raise ConfigError(
-                f"{path} is missing, and {data_folder / 'store'} was written with it: with a new "
-                "key, its players could not be found or forgotten; restore the key from a backup"
+                f"{path} is missing, and {used} was written with it: with a new key, its players "
+                "could not be found or forgotten; restore the key from a backup"
             )
         make_folder(data_folder)
-        create_once(path, secrets.token_bytes(KEY_BYTES))
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
+        create_once(path, key_file(secrets.token_bytes(KEY_BYTES)))
+    return read_key(path)
+
+
+def key_file(key: bytes) -> bytes:
+    """The contents of a key's file: the key, and a checksum to detect damage."""
+    return key + hashlib.sha256(b"understudy key\0" + key).digest()[:_CHECKSUM_BYTES]
+
+
+def read_key(path: Path) -> bytes:
+    """The key in a file; ConfigError if the file is damaged."""
+    raw = path.read_bytes()
+    key = raw[:KEY_BYTES]
+    if raw != key_file(key) or len(key) != KEY_BYTES:
         raise ConfigError(
-            f"{path} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup, or "
-            "delete it if nothing has been recorded yet"
+            f"{path} is damaged: it has {len(raw)} bytes, expected {KEY_BYTES + _CHECKSUM_BYTES} "
+            "with a valid checksum; restore it from a backup, or copy it from another machine of "
+            "this deployment"
         )
     return key
 
@@ -72,20 +91,48 @@ def create_once(path: Path, raw: bytes) -> None:
 
 
 class Intake:
-    """Stamps admitted frames with their player's pseudonym and the time."""
+    """Stamps admitted frames with their player's pseudonym and the time.
+
+    A frame whose session began at an impossible time is rejected. The rejection is final if most of
+    the last 64 sessions have possible times; otherwise the clock of this machine may be wrong, and
+    the frame must be sent again later. Frames of sessions with possible times are admitted either
+    way, so that false times cannot block them.
+    """
 
     def __init__(self, key: bytes, game: GameName, clock: Clock) -> None:
         self._key = key
         self.game = game
         self._clock = clock
         self._pseudonyms: dict[PlayerName, bytes] = {}
+        self._recent: dict[uuid.UUID, None] = {}
 
     def admit(
         self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]
     ) -> list[Frame | Refused]:
-        """Return each frame with its stamps, or a Refused if it can never be accepted."""
+        """Return each frame with its stamps, or why it is rejected, for good or for now."""
         now_s = self._clock.now()
-        return [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
+        for frame in frames:
+            if frame.session in players and frame.session.version == 7:
+                self._recent[frame.session] = None
+        if len(self._recent) > 2 * _RECENT_SESSIONS:
+            self._recent = dict.fromkeys(list(self._recent)[-_RECENT_SESSIONS:])
+        outcomes = [self._admit(frame, players.get(frame.session), now_s) for frame in frames]
+        if any(map(_has_bad_time, outcomes)):
+            recent = list(self._recent)[-_RECENT_SESSIONS:]
+            n_bad = sum(
+                not has_valid_time(session, entered_s=now_s, oldest_s=INTAKE_MAX_AGE_S)
+                for session in recent
+            )
+            if 2 * n_bad > len(recent):
+                again = Refused(
+                    "clocks_differ",
+                    f"{n_bad} of the last {len(recent)} sessions began at times that this "
+                    "platform's clock rules out; check its clock, and those of the machines that "
+                    "record; frames of such sessions must be sent again later",
+                    retry_after_s=_CLOCK_RETRY_S,
+                )
+                outcomes = [again if _has_bad_time(outcome) else outcome for outcome in outcomes]
+        return outcomes
 
     def _admit(self, frame: Frame, player: PlayerName | None, now_s: float) -> Frame | Refused:
         if frame.kind not in (FrameKind.DATA, FrameKind.DROP, FrameKind.CLOSE) or frame.flags:
@@ -115,3 +162,7 @@ class Intake:
                 self._pseudonyms.clear()
             pseudonym_ = self._pseudonyms[player] = pseudonym(self._key, self.game, player)
         return frame.stamped(pseudonym_, int(now_s))
+
+
+def _has_bad_time(outcome: Frame | Refused) -> bool:
+    return isinstance(outcome, Refused) and outcome.reason == "bad_session_time"

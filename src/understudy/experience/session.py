@@ -7,8 +7,11 @@ the first missing one.
 
 import struct
 import uuid
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from operator import attrgetter
 from typing import Literal
 
 from understudy.core.errors import Refused
@@ -48,6 +51,10 @@ class SeenRange:
     """Whether `end_step` is where the next chunk must start; if not, it may start later."""
 
 
+_FIRST = attrgetter("first")
+_LAST = attrgetter("last")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
     """The state of one session in a store."""
@@ -73,7 +80,8 @@ class SessionState:
         return self.closed_at >= 0
 
     def has_seen(self, number: int) -> bool:
-        return any(seen.first <= number <= seen.last for seen in self.ranges)
+        index = bisect_left(self.ranges, number, key=_LAST)
+        return index < len(self.ranges) and self.ranges[index].first <= number
 
     def missing(self) -> tuple[tuple[int, int], ...]:
         """Ranges of chunk numbers that were not seen although later ones were."""
@@ -162,8 +170,7 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, R
         return before, "after_close"
     ranges = before.ranges
     if arrival.kind == "drop":
-        for first, last in arrival.dropped:
-            ranges = _cover(ranges, first, last)
+        ranges = _cover(ranges, arrival.dropped)
     high = ranges[0].last + 1 if ranges and ranges[0].first == 0 else 0
     if arrival.number > high + (
         MAX_AHEAD if arrival.kind in ("data", "refused") else MAX_REPORT_AHEAD
@@ -177,7 +184,7 @@ def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, R
             return before, "step_mismatch"
         ranges = added
     else:
-        ranges = _cover(ranges, arrival.number, arrival.number)
+        ranges = _insert(ranges, SeenRange(arrival.number, arrival.number))
     if len(ranges) > MAX_RANGES:
         return before, "out_of_window"
     is_data = arrival.kind == "data"
@@ -211,8 +218,9 @@ def _add_data(ranges: tuple[SeenRange, ...], arrival: Arrival) -> tuple[SeenRang
     number = arrival.number
     first_step = arrival.first_step
     end_step = arrival.first_step + arrival.n_steps
-    left = [seen for seen in ranges if seen.last < number]
-    right = [seen for seen in ranges if seen.first > number]
+    index = bisect_left(ranges, number, key=_FIRST)
+    left = ranges[:index]
+    right = ranges[index:]
     if any(first_step < seen.end_step for seen in left) or any(
         0 <= seen.first_step < end_step for seen in right
     ):
@@ -224,25 +232,44 @@ def _add_data(ranges: tuple[SeenRange, ...], arrival: Arrival) -> tuple[SeenRang
     return _insert(ranges, SeenRange(number, number, first_step, end_step, True))
 
 
-def _cover(ranges: tuple[SeenRange, ...], first: int, last: int) -> tuple[SeenRange, ...]:
-    """The ranges with all of `first..last` marked as seen."""
-    at = first
-    for seen in ranges:
-        if seen.last < at or seen.first > last:
-            continue
-        if seen.first > at:
-            ranges = _insert(ranges, SeenRange(at, seen.first - 1))
-        at = seen.last + 1
-    return _insert(ranges, SeenRange(at, last)) if at <= last else ranges
+def _cover(ranges: Sequence[SeenRange], spans: Iterable[tuple[int, int]]) -> tuple[SeenRange, ...]:
+    """The ranges with all numbers of sorted spans marked as seen, in one pass over both."""
+    gaps: list[SeenRange] = []
+    index = 0
+    for first, last in spans:
+        at = first
+        while index < len(ranges) and ranges[index].last < at:
+            index += 1
+        while index < len(ranges) and ranges[index].first <= last:
+            seen = ranges[index]
+            if seen.first > at:
+                gaps.append(SeenRange(at, seen.first - 1))
+            at = seen.last + 1
+            if at > last:
+                break  # the next span may start in this range, too
+            index += 1
+        if at <= last:
+            gaps.append(SeenRange(at, last))
+    covered: list[SeenRange] = []
+    for seen in sorted([*ranges, *gaps], key=_FIRST):
+        if covered and covered[-1].last == seen.first - 1:
+            covered[-1] = _merged(covered[-1], seen)
+        else:
+            covered.append(seen)
+    return tuple(covered)
 
 
 def _insert(ranges: tuple[SeenRange, ...], new: SeenRange) -> tuple[SeenRange, ...]:
-    before = [seen for seen in ranges if seen.last < new.first]
-    after = [seen for seen in ranges if seen.first > new.last]
+    """The ranges with one more, of which no number was seen."""
+    index = bisect_left(ranges, new.first, key=_FIRST)
+    before = ranges[:index]
+    after = ranges[index:]
     if before and before[-1].last == new.first - 1:
-        new = _merged(before.pop(), new)
+        new = _merged(before[-1], new)
+        before = before[:-1]
     if after and after[0].first == new.last + 1:
-        new = _merged(new, after.pop(0))
+        new = _merged(new, after[0])
+        after = after[1:]
     return (*before, new, *after)
 
 
@@ -278,12 +305,17 @@ REMEMBER_S = INGEST_S + AHEAD_S
 be accepted if the player's clock was AHEAD_S ahead."""
 
 
+def has_valid_time(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> bool:
+    """Whether a session may have begun when its id says, for a frame that entered at this time."""
+    return -AHEAD_S <= entered_s - session_time_s(session) <= oldest_s
+
+
 def refused_session(session: uuid.UUID, *, entered_s: float, oldest_s: float) -> Refused | None:
     """The Refused for a frame that entered at this time if its session id is invalid, else None."""
     if session.version != 7:
         return Refused("bad_session", f"session {session} is not a UUIDv7")
-    age_s = entered_s - session_time_s(session)
-    if not -AHEAD_S <= age_s <= oldest_s:
+    if not has_valid_time(session, entered_s=entered_s, oldest_s=oldest_s):
+        age_s = entered_s - session_time_s(session)
         return Refused(
             "bad_session_time",
             f"session {session} began {age_s / DAY_S:.1f} days before this frame arrived; "

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.errors import SpecError
+from understudy.core.errors import Refused, SpecError
 from understudy.core.tensors import DTYPE_NAMES, DTYPES, Array
 
 MAX_DIMENSIONS = 6
 
-UNBOUNDED_FROM = 1e30
-"""A bound of at least this size counts as no bound: in a partly bounded Box, the elements without a
-bound have the extremes of the dtype."""
+MAX_NUMBER = 1e20
+"""The largest float that is recorded, stored or learned from, of either sign: the squares of larger
+ones are not finite in float32. A bound of a Box of at least this size counts as no bound: in a
+partly bounded Box, the elements without a bound have the extremes of the dtype."""
 
 Bounds = float | tuple[float, ...] | None  # whole numbers stay int
 """One bound for all elements, one for each (flattened), or none."""
@@ -170,6 +171,19 @@ class MultiBinary:
         return np.asarray(((flat == 0) | (flat == 1)).all(axis=1))
 
     to_json = _to_json
+
+
+def check_recordable(name: str, floats: Array) -> None:
+    """Raise Refused unless all floats are finite and at most MAX_NUMBER, of either sign."""
+    # MAX_NUMBER, rounded to the dtype as the numbers are; the largest float16 is smaller.
+    most = floats.dtype.type(min(MAX_NUMBER, float(np.finfo(floats.dtype).max)))
+    # With a NaN, the extremes are NaN too, and the comparisons are False.
+    if floats.size and not (floats.max() <= most and floats.min() >= -most):
+        raise Refused(
+            "not_finite",
+            f"{name!r} contains NaN, infinity or a number beyond {MAX_NUMBER:g}; give finite, "
+            "smaller numbers",
+        )
 
 
 def _normalise(space: Any, *, sorts: str) -> None:

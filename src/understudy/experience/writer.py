@@ -6,7 +6,7 @@ only if no value changes, except that a float may be rounded to the column's pre
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,13 @@ import numpy as np
 from understudy.core.errors import Refused
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import Box, Space
+from understudy.experience.spaces import MAX_NUMBER, Box, Space, check_recordable
 
 _SHORT = 32
-"""Up to this length, Python's sum is faster than a call into NumPy."""
+"""Up to this length, Python's hypot is faster than a call into NumPy."""
+_NUMBERS = frozenset({bool, int, float, np.bool_, np.float32, np.float64, np.int32, np.int64})
+"""The usual types of a list's elements; a list that has only these needs no further check."""
+_MAX_DEPTH = 32
 
 Columns = Sequence[Array] | Sequence[list[Any]]
 Write = Callable[[Columns, int, Any], None]
@@ -114,6 +117,16 @@ def check_mask(mask: Any, n_actions: int) -> Array:
     return _lossless("action_mask", array, np.dtype(np.bool_))
 
 
+def check_flag(name: str, flag: Any) -> bool:
+    """A flag as bool, such as `truncated`; Refused if it is something else."""
+    if flag is True or flag is False:
+        return bool(flag)
+    array = np.asarray(flag)
+    if array.shape != () or array.dtype.kind not in "biu" or array not in (0, 1):
+        raise Refused("bad_dtype", f"{name} is {str(flag)[:40]!r}; give True or False")
+    return bool(array)
+
+
 def _action_number(action: Any, by_name: Mapping[str, int]) -> int:
     if isinstance(action, str):
         if action not in by_name:
@@ -184,14 +197,10 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
                     f"{what} has shape {value.shape}; this game was connected with {shape}",
                 )
             value = _lossless(what, value, dtype)
-        # A sum is finite only if every element is; after an overflow, each element is checked.
-        # NumPy's own sums would warn.
-        if (
-            is_float
-            and not (is_short and isfinite(sum(value.tolist())))
-            and not np.isfinite(value).all()
-        ):
-            raise Refused("not_finite", f"{what} contains NaN or infinity; give finite numbers")
+        # No element is larger than the norm, which is NaN if an element is; if it is too large,
+        # each element is checked.
+        if is_float and not (is_short and hypot(*value.tolist()) <= MAX_NUMBER):
+            check_recordable(what, value)
         if must_hold and not space.contains(value[None])[0]:
             raise Refused(
                 "not_in_space",
@@ -203,6 +212,8 @@ def _leaf_writer(what: str, space: Space, *, check_bounds: bool) -> Write:
 
 
 def _asarray(what: str, value: Any) -> Array:
+    if isinstance(value, list | tuple):
+        _refuse_text(what, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -210,6 +221,21 @@ def _asarray(what: str, value: Any) -> Array:
     if array.dtype.kind not in "biuf":
         raise Refused("bad_dtype", f"{what} has dtype {array.dtype}; give numbers")
     return array
+
+
+def _refuse_text(what: str, values: Sequence[Any], depth: int = 1) -> None:
+    """Raise Refused for text in a list: NumPy would make each element as wide as the longest."""
+    if _NUMBERS.issuperset(map(type, values)):
+        return
+    for value in values:
+        if isinstance(value, str | bytes):
+            raise Refused("bad_dtype", f"{what} contains the text {value[:40]!r}; give numbers")
+        if isinstance(value, list | tuple):
+            if depth == _MAX_DEPTH:
+                raise Refused(
+                    "bad_shape", f"{what} has over {depth} levels of lists; give its space's shape"
+                )
+            _refuse_text(what, value, depth + 1)
 
 
 def _lossless(what: str, array: Array, dtype: np.dtype[Any]) -> Array:

@@ -12,9 +12,9 @@ from understudy.experience.chunk import Chunk, RowKind, chunk_of
 from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.experience.game import GameSpec
 from understudy.experience.session import INGEST_S, refused_session
-from understudy.experience.spaces import Space
+from understudy.experience.spaces import Space, check_recordable
 from understudy.experience.writer import raw_space
-from understudy.ports import Candidate, RefusedFrame, Specs
+from understudy.ports import DAMAGED_ENTRY, DAMAGED_STREAM, Candidate, RefusedFrame, Specs
 
 UNREADABLE = "unreadable"
 """The reason code when a check itself fails; a bug that should never occur."""
@@ -32,11 +32,13 @@ class Checked:
 def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
     """Check one frame; its age counts at `received_s`, when it entered the stream.
 
-    Errors while reading `specs` are raised: they are not the frame's fault, so the caller checks it
-    again later.
+    Errors while reading `specs` and a lack of memory are raised: they are not the frame's fault, so
+    the caller checks it again later.
     """
     game = ""
     try:
+        if raw.startswith(DAMAGED_ENTRY):
+            raise Refused(DAMAGED_STREAM, raw.decode("utf-8", "replace"))
         frame = decode_frame(raw)
         if too_old := refused_session(frame.session, entered_s=received_s, oldest_s=INGEST_S):
             raise too_old
@@ -54,7 +56,7 @@ def check(raw: bytes, *, specs: Specs, received_s: float) -> Checked:
         return Checked(
             "refused", refusal=RefusedFrame(raw, refused.reason, refused.detail, received_s, game)
         )
-    except (StorageFailed, StorageFull, OSError):
+    except (StorageFailed, StorageFull, OSError, MemoryError):
         raise
     except Exception as error:
         # A bug in one of the checks; if raised, it would block this frame's partition for good.
@@ -102,6 +104,8 @@ def check_against_spec(chunk: Chunk, spec: GameSpec) -> None:
     for name, space in spec.action_columns.items():
         if not space.contains(chunk.columns[name][is_step]).all():
             raise Refused("bad_action", f"{name!r} is outside {space.to_json()}")
+        if space.dtype.kind == "f":
+            check_recordable(name, chunk.columns[name])
     _check_action_mask(chunk, spec, is_step)
 
 
@@ -124,10 +128,10 @@ def _head(name: str) -> str:
 
 
 def _check_obs(name: str, column: Array, space: Space, is_used: Array) -> None:
-    # Real games sometimes exceed their declared float bounds; only NaN and infinity break learners.
+    # Real games sometimes exceed their declared float bounds; only numbers that are not finite, or
+    # too large, break learners.
     if column.dtype.kind == "f":
-        if not np.isfinite(column).all():
-            raise Refused("not_finite", f"{name!r} contains NaN or infinity")
+        check_recordable(name, column)
     elif not space.contains(column[is_used]).all():
         raise Refused("bad_obs", f"{name!r} is outside {space.to_json()}")
 

@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -59,6 +60,8 @@ _MASTER = re.compile(
 )
 _RAISED = re.compile(r"^\s*(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 
+_CRASHED = re.compile("Python worker exited unexpectedly|exited caused by one of the running tasks")
+
 _NEXT = "run `understudy ingest` again (`understudy up` does it by itself)"
 
 Opened = tuple[Stream, ExperienceStore, Specs]
@@ -70,6 +73,10 @@ class SparkEnded(Unreachable):
     """Spark has exited; a new process must start it again."""
 
     retry_helps = False
+
+
+class TaskCrashed(Unreachable):
+    """A process that runs tasks died; a frame or a lack of memory may be the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +140,7 @@ def take_turn(job: SparkJob, turn: Turn) -> Report:
         while not is_over:
             progress = partitions.advance(turn)
             total.add(progress)
-            turn = replace(turn, claim=progress.claim)
+            turn = replace(turn, claim=progress.claim, crashes=0)
             is_over = not progress.records or progress.ended or progress.is_drained
             is_over |= total.size_bytes >= job.max_batch_bytes
     except (ConfigError, StorageFull, StorageFailed) as error:
@@ -153,6 +160,8 @@ class SparkTasks:
         self._spark: Spark | None = None
         self._stop = Event()
         self._batches = 0
+        self._crashes: Counter[str] = Counter()
+        """How many jobs in a row crashed, by partition."""
         self.figures: dict[str, float | str | None] = {}
         """URL of the Spark UI and figures of the last batch with records, for reports."""
 
@@ -178,14 +187,19 @@ class SparkTasks:
 
     def __call__(self, turns: Iterable[Turn]) -> Iterator[IngestProgress]:
         """Run a batch with one task per turn; yields all progress, then raises a task's error."""
-        assigned = list(turns)
-        assert self._spark is not None, "turns run only inside `running`"
+        assigned = [replace(turn, crashes=self._crashes[turn.partition]) for turn in turns]
+        self._crashes = Counter({turn.partition: turn.crashes for turn in assigned})
         began_s = _clock.monotonic()
         reports: list[Report] = []
-        if assigned:
-            with _explained(self._spark):
-                tasks = self._spark.context.parallelize(assigned, len(assigned))
-                reports = tasks.map(functools.partial(take_turn, self._job)).collect()
+        # After a crash, each partition has a job of its own, which shows which of them crashes.
+        jobs = [[turn] for turn in assigned] if self._crashes.total() else [assigned]
+        for job in filter(None, jobs):
+            try:
+                reports += self._run_job(job)
+                self._crashes.subtract({turn.partition: turn.crashes for turn in job})
+            except TaskCrashed as crash:
+                self._crashes.update(turn.partition for turn in job)
+                reports.append((IngestProgress(job[0].partition, job[0].claim), crash))
         rows = sum(progress.records for progress, _ in reports)
         if rows:
             self._batches += 1
@@ -197,6 +211,13 @@ class SparkTasks:
             raise error
         if not rows:
             self._stop.wait(_IDLE_S)
+
+    def _run_job(self, turns: Sequence[Turn]) -> list[Report]:
+        assert self._spark is not None, "turns run only inside `running`"
+        with _explained(self._spark):
+            tasks = self._spark.context.parallelize(turns, len(turns))
+            reports: list[Report] = tasks.map(functools.partial(take_turn, self._job)).collect()
+        return reports
 
     def _watch(self, context: "SparkContext", over: Event) -> None:
         """Warn when no worker accepts a job, and cancel it during a stop: Spark waits silently."""
@@ -243,6 +264,11 @@ def _explained(spark: Spark) -> Iterator[None]:
             ) from None
         if "SparkContext was shut down" in text or "stopped SparkContext" in text:
             raise SparkEnded(f"Spark was stopped; {_NEXT}{where}") from None
+        if _CRASHED.search(text):
+            raise TaskCrashed(
+                f"a worker process of {spark.context.master} died: {reason}; retrying with "
+                f"smaller batches, to isolate a frame that may cause it{where}"
+            ) from None
         if "Traceback (most recent call last)" in text:
             raise StorageFailed(f"a Spark task failed: {reason}{where}") from None
         raise Unreachable(f"a Spark job failed: {reason}{where}") from None

@@ -14,7 +14,8 @@ from understudy.core.errors import Refused
 from understudy.core.tensors import Array, arrays_under
 from understudy.experience.chunk import REQUIRED, Chunk, ChunkId, RowKind, chunk_name
 from understudy.experience.game import GameSpec
-from understudy.learn.rows import TOO_LARGE, stack_rows, windows_of
+from understudy.experience.spaces import check_recordable
+from understudy.learn.rows import stack_rows, windows_of
 
 Columns = Mapping[str, Array]
 
@@ -158,12 +159,8 @@ class RolloutQueue:
     def _check(self, chunk: Chunk, columns: Columns, *, has_past: bool) -> None:
         name = f"chunk {chunk_name(chunk.meta.id)}"
         for key, column in columns.items():
-            # The comparison is also False if a number is NaN.
-            if column.dtype.kind == "f" and not np.abs(column).max(initial=0) <= TOO_LARGE:
-                raise Refused(
-                    "not_finite",
-                    f"{name}: {key!r} contains NaN, infinity or a number beyond {TOO_LARGE:g}",
-                )
+            if column.dtype.kind == "f":
+                check_recordable(f"{name}: {key}", column)
         if chunk.meta.n_steps > self._needs.steps:
             raise Refused(
                 "bad_rollout",

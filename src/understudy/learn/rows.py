@@ -28,14 +28,12 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.core.tensors import Array
 from understudy.experience.chunk import OPTIONAL, Chunk, RowKind
 from understudy.experience.game import GameSpec
+from understudy.experience.spaces import MAX_NUMBER, check_recordable
 
 Floats = NDArray[np.float32]
 # Enum members are slow to access.
 _STEP = int(RowKind.STEP)
 _BOOTSTRAP = int(RowKind.BOOTSTRAP)
-
-TOO_LARGE = 1e20
-"""Larger numbers are rejected; their squares are not finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +175,9 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _check_numbers(name: str, column: Array) -> None:
     # If the sum of squares is below the squared bound, so is each square: one pass for most
     # columns.
-    if float(np.vdot(column, column)) <= TOO_LARGE**2:
+    if float(np.vdot(column, column)) <= MAX_NUMBER**2:
         return
-    # With a NaN, the maximum is NaN too, and the comparison is False.
-    if not (column.max() <= TOO_LARGE and column.min() >= -TOO_LARGE):
-        raise Refused(
-            "not_finite", f"{name!r} contains NaN, infinity or a number beyond {TOO_LARGE:g}"
-        )
+    check_recordable(name, column)
 
 
 # --- Windows --------------------------------------------------------------------------------------

@@ -26,13 +26,23 @@ class Alias:
 
 @dataclass(slots=True)
 class Catalogue:
-    """The state of one game's journal up to `number`; invalid entries are skipped and counted."""
+    """The state of one game's journal up to `number`; invalid entries are skipped and counted.
+
+    An entry that cannot be read may have started an epoch or released a model. So epochs and model
+    numbers are part of the entries instead of being counted, and those that such an entry may have
+    used are not used again.
+    """
 
     game: str
     number: int = 0
+    unread: int = 0
     epoch: int = 0
     owner: str = ""
     """The owner of the newest takeover; only its releases are valid."""
+    last_epoch: int = 0
+    """The highest epoch that may have been used."""
+    last_model_no: int = 0
+    """The highest model number that may have been used."""
     models: dict[int, Manifest] = field(default_factory=dict)
     aliases: dict[str, Alias] = field(default_factory=dict)
     history: list[Alias] = field(default_factory=list)
@@ -53,8 +63,12 @@ class Catalogue:
         )
 
     @property
+    def next_epoch(self) -> int:
+        return self.last_epoch + self.unread + 1
+
+    @property
     def next_model_no(self) -> int:
-        return max(self.models, default=0) + 1
+        return self.last_model_no + self.unread + 1
 
     def model_of(self, alias: str) -> int:
         """The model number of an alias; 0 when it has none."""
@@ -68,34 +82,61 @@ class Catalogue:
             (old.model_no for old in reversed(self.history) if old.model_no not in (0, now)), 0
         )
 
-    def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
+    def apply(self, entry: Mapping[str, Any], raw: bytes, *, lost: int) -> None:
         """Apply the next entry; Refused when it is invalid in this state."""
+        last_epoch = self.last_epoch + lost
+        last_model_no = self.last_model_no + lost
         match entry.get("kind"):
             case "takeover":
-                self.epoch += 1
-                self.owner = str(entry["owner"])
+                last_epoch = self._takeover(entry["epoch"], str(entry["owner"]))
             case "release":
-                self._release(entry, raw)
+                last_model_no = self._release(entry, raw)
+                last_epoch = max(last_epoch, self.epoch)
             case "point":
                 self._point(entry, raw)
+            case "restart":
+                # An operator accepted that entries are gone, all with lower numbers than this one.
+                # Neither an epoch nor a model number is ever above the number of its entry.
+                last_epoch = max(last_epoch, entry["number"])
+                last_model_no = max(last_model_no, entry["number"])
             case kind:
                 raise Refused(
                     "bad_entry",
                     f"this version does not know entry kind {kind!r}; install a newer understudy",
                 )
+        self.last_epoch = last_epoch
+        self.last_model_no = last_model_no
 
-    def _release(self, entry: Mapping[str, Any], raw: bytes) -> None:
-        manifest = manifest_from_json(entry.get("manifest"))
-        if (manifest.game, manifest.model_no) != (self.game, self.next_model_no) or entry.get(
-            "epoch"
-        ) != self.epoch:
+    def _takeover(self, epoch: Any, owner: str) -> int:
+        if type(epoch) is not int or epoch <= self.epoch:
             raise Refused(
                 "bad_entry",
-                f"{manifest.name} was released in epoch {entry.get('epoch')!r}; expected "
-                f"{model_name(self.game, self.next_model_no)} in epoch {self.epoch}",
+                f"{owner} took over in epoch {epoch!r}; expected an epoch above {self.epoch}",
             )
+        self.epoch = epoch
+        self.owner = owner
+        return epoch
+
+    def _release(self, entry: Mapping[str, Any], raw: bytes) -> int:
+        manifest = manifest_from_json(entry.get("manifest"))
+        epoch = entry.get("epoch")
+        newest = max(self.models, default=0)
+        if (
+            manifest.game != self.game
+            or manifest.model_no <= newest
+            or type(epoch) is not int
+            or epoch < self.epoch
+        ):
+            raise Refused(
+                "bad_entry",
+                f"{manifest.name} was released in epoch {epoch!r}; expected a model after "
+                f"{model_name(self.game, newest)} in epoch {self.epoch}",
+            )
+        if epoch > self.epoch:
+            self._takeover(epoch, "another learner")  # the takeover's own entry cannot be read
         self.models[manifest.model_no] = manifest
         self.signed[manifest.name] = raw
+        return manifest.model_no
 
     def _point(self, entry: Mapping[str, Any], raw: bytes) -> None:
         alias = entry.get("alias")

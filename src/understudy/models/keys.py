@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from understudy.core.clock import Clock
-from understudy.core.errors import ConfigError, Refused
+from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.names import game_name
 from understudy.core.signed import Signer, Trusted
 from understudy.models.shared import Entry, Shared
@@ -28,6 +28,13 @@ EVERY_GAME = "*"
 NO_KEY = "this request needs a key; send it as 'Authorization: Bearer KEY'"
 MAX_REQUESTS_S = 1e9
 MAX_BYTES_S = 1e12
+_ALL = "*"
+_REPEATED = 32
+"""Each entry repeats this many of the last revocations, in case their own entries are damaged."""
+_CLOSED = (
+    "a key may have been revoked there, so no key is accepted until the entry is restored from a "
+    "backup, or 'understudy keys repair --keys keep|revoke' decides what happens to the keys"
+)
 _TEXT = re.compile(r"uk_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
 
@@ -93,27 +100,57 @@ class KeyRing:
     """Every key ever created, as the state of the journal of keys."""
 
     number: int = 0
+    unread: int = 0
     bad_entries: int = 0
     last_bad_entry: str = ""
     keys: dict[str, Key] = field(default_factory=dict)
-    revoked_s: dict[str, float] = field(default_factory=dict)
+    revoked: set[str] = field(default_factory=set)
+    last_revocations: list[tuple[int, str]] = field(default_factory=list)
+    """The last entries that revoked a key, each with its number and the id of the key, or `*`."""
+    is_unsure: bool = False
+    """Whether a revocation may be lost, because many consecutive entries are missing."""
+    _created: dict[str, int] = field(default_factory=dict)
+    """The number of the entry that created each key."""
 
-    def apply(self, entry: Mapping[str, Any], raw: bytes) -> None:
+    def apply(self, entry: Mapping[str, Any], raw: bytes, *, lost: int) -> None:
         """Apply an entry; Refused when it is invalid."""
-        match entry.get("kind"):
-            case "key":
-                key = _key(entry["key"])
-                if key.id in self.keys:
-                    raise Refused("bad_entry", f"key {key.id} already exists")
-                self.keys[key.id] = key
-            case "revoke":
-                self.revoked_s[str(entry["id"])] = float(entry["at_s"])
-            case kind:
-                raise Refused(
-                    "bad_entry",
-                    f"this version does not know key entry kind {kind!r}; install a newer "
-                    "understudy",
-                )
+        number = entry["number"]
+        kind = entry.get("kind")
+        revocations = [(int(at), str(key_id)) for at, key_id in entry["revoked"]]
+        if kind == "key":
+            key = _key(entry["key"])
+            if key.id in self.keys:
+                raise Refused("bad_entry", f"key {key.id} already exists")
+            self.keys[key.id] = key
+            self._created[key.id] = number
+        elif kind == "revoke":
+            revocations.append((number, str(entry["id"])))
+        elif kind == "restart":
+            # An operator decided whether keys whose revocation may be lost are valid.
+            self.is_unsure = False
+            lost = 0
+        else:
+            raise Refused(
+                "bad_entry",
+                f"this version does not know key entry kind {kind!r}; install a newer understudy",
+            )
+        for revocation in revocations:
+            self._revoke(*revocation)
+        self.is_unsure = self.is_unsure or lost > _REPEATED
+
+    def _revoke(self, number: int, key_id: str) -> None:
+        """Revoke a key, or every key that was created before the entry with this number."""
+        if key_id == _ALL:
+            self.revoked.update(key for key, at in self._created.items() if at < number)
+        else:
+            self.revoked.add(key_id)
+        if (number, key_id) not in self.last_revocations:
+            self.last_revocations = sorted([*self.last_revocations, (number, key_id)])[-_REPEATED:]
+
+    def check(self) -> None:
+        """Raise Corrupt if a revocation may be lost, so that its key would be accepted again."""
+        if self.unread or self.is_unsure:
+            raise Corrupt(f"the journal of keys is damaged ({self.last_bad_entry}); {_CLOSED}")
 
 
 def _key(facts: Any) -> Key:
@@ -136,12 +173,20 @@ class Keys:
     """The keys of a deployment; a gateway applies a revocation when it next reads the keys."""
 
     def __init__(
-        self, objects: Objects, *, trusted: Trusted, signer: Signer | None, clock: Clock
+        self,
+        objects: Objects,
+        *,
+        trusted: Trusted,
+        signer: Signer | None,
+        clock: Clock,
+        memory: Objects | None = None,
     ) -> None:
+        """`memory`: objects on this machine, which remember the newest entry that it has read."""
         self._shared = Shared(
-            objects, "keys", KeyRing(), trusted=trusted, signer=signer, clock=clock
+            objects, "keys", KeyRing, trusted=trusted, signer=signer, clock=clock, memory=memory
         )
-        self._ring = KeyRing()
+        self._ring: KeyRing | None = KeyRing()
+        """The keys for `check`; None: a revocation may be lost."""
         self._clock = clock
 
     def create(self, scopes: Sequence[Scope], **facts: Any) -> tuple[str, Key]:
@@ -154,8 +199,15 @@ class Keys:
             created_s=round(self._clock.now(), 3),
             **facts,
         )
-        self._shared.write(lambda _: {"kind": "key", "key": asdict(key)})
+        self._write({"kind": "key", "key": asdict(key)})
         return f"uk_{key.id}_{secret}", key
+
+    def _write(self, facts: Entry) -> None:
+        def entry(ring: KeyRing) -> Entry:
+            ring.check()
+            return {**facts, "revoked": ring.last_revocations}
+
+        self._shared.write(entry)
 
     def revoke(self, key_id: str) -> Key:
         """Revoke the key whose id starts with `key_id`; ConfigError unless there is exactly one."""
@@ -165,32 +217,65 @@ class Keys:
                 f"{len(matches)} keys start with {key_id[:20]!r}; use an id from 'understudy keys "
                 "list'"
             )
-
-        def entry(_: KeyRing) -> Entry:
-            return {"kind": "revoke", "id": matches[0].id}
-
-        self._shared.write(entry)
+        self._write({"kind": "revoke", "id": matches[0].id})
         return matches[0]
 
     def all(self) -> list[Key]:
-        """Every key that is not revoked, oldest first, including expired ones."""
-        ring = self._shared.now()
-        return [key for key in ring.keys.values() if key.id not in ring.revoked_s]
+        """Every key that is not known to be revoked, oldest first, including expired ones."""
+        ring = self._shared.unchecked()
+        return [key for key in ring.keys.values() if key.id not in ring.revoked]
 
     def damage(self) -> str:
         """What is wrong with the stored keys, and the next step; empty: nothing."""
-        return self._shared.damage()
+        damage = self._shared.damage()
+        ring = self._shared.unchecked()
+        return f"{damage}; {_CLOSED}" if damage and (ring.unread or ring.is_unsure) else damage
+
+    def repair(self, *, revoke: bool) -> bool:
+        """Accept the journal although a revocation may be lost; False if none can be."""
+        try:
+            self._shared.now().check()
+        except Corrupt:
+            self.restart(revoke=revoke)
+            return True
+        return False
+
+    def restart(self, *, revoke: bool) -> None:
+        """Make every machine accept the keys as they are, or `revoke` all of them."""
+
+        def entry(ring: KeyRing) -> Entry:
+            number = ring.number + ring.unread + 1
+            new = [(number, _ALL)] if revoke else []
+            return {"kind": "restart", "revoked": [*ring.last_revocations, *new]}
+
+        self._shared.restart(entry)
 
     def follow(self) -> None:
-        """Load new entries, from disk or network, for later calls of `check`."""
-        self._ring = self._shared.now()
+        """Load new entries, from disk or network, for later calls of `check`.
+
+        If a revocation may be lost, this raises Corrupt, and `check` accepts no key.
+        """
+        try:
+            ring = self._shared.now()
+            ring.check()
+        except Corrupt:
+            self._ring = None
+            raise
+        self._ring = ring
 
     def check(self, text: str | None) -> Key:
         """Return the key with this text, from memory; Refused when there is no such valid key."""
         if not text:
             raise Refused("no_key", NO_KEY)
+        ring = self._ring
+        if ring is None:
+            raise Refused(
+                "keys_damaged",
+                "the stored keys are damaged, so none is accepted until the operator repairs them; "
+                "keep the data and try again later",
+            )
         match = _TEXT.fullmatch(text)
-        key = self._ring.keys.get(match.group(1)) if match else None
+        key = ring.keys.get(match.group(1)) if match else None
         # Compared even if the id is unknown, so that the response time does not reveal which exist.
         is_right = hmac.compare_digest(
             _hash(match.group(2) if match else ""), key.hash if key else ""
@@ -200,7 +285,7 @@ class Keys:
                 "wrong_key",
                 "this is not a key of this deployment; create one with 'understudy keys create'",
             )
-        if key.id in self._ring.revoked_s:
+        if key.id in ring.revoked:
             raise Refused(
                 "revoked_key",
                 f"key {key.id} was revoked; create another with 'understudy keys create'",
@@ -214,11 +299,9 @@ class Keys:
 
     def allows_origin(self, origin: str) -> bool:
         """Whether some key allows pages of this origin; for the browser's preflight request."""
-        ring = self._ring
+        ring = self._ring or KeyRing()
         return any(
-            origin in key.origins
-            for key in list(ring.keys.values())
-            if key.id not in ring.revoked_s
+            origin in key.origins for key in list(ring.keys.values()) if key.id not in ring.revoked
         )
 
 

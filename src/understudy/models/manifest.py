@@ -1,6 +1,7 @@
 """Manifest: the signed facts about a model, and the check that a policy file matches them."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -15,6 +16,8 @@ from understudy.nn.policy import Policy, decode_policy
 MAX_POLICY_BYTES = 256 * 1024 * 1024
 GOLDEN_ERROR = 1e-4
 """Absolute and relative tolerance of golden outputs, since other processors round differently."""
+_GOLDEN_FACTOR = 2_654_435_761
+"""2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class Manifest:
     policy_bytes: int
     lineage: Lineage
     golden: Mapping[str, Any]
-    """The network's outputs for a few fixed observations."""
+    """The outputs of every head of the network for two fixed observations."""
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain values, for a signed entry."""
@@ -146,15 +149,16 @@ def open_policy(manifest: Manifest, raw: bytes) -> Policy:
 
 
 def _golden_obs(policy: Policy) -> dict[str, Array]:
-    """A few observations from a fixed seed; the outputs for them are small enough to sign."""
-    rng = np.random.default_rng(20_061)
+    """Two fixed observations that clients in every language can compute (docs/formats.md)."""
     columns = {}
+    drawn = 0
     for name, column in policy.network.inputs.items():
         shape = (2, *column.shape)
-        if column.dtype == np.bool_:
-            columns[name] = rng.random(shape) < 0.5
-        elif np.issubdtype(column.dtype, np.integer):
-            columns[name] = rng.integers(0, 2, shape).astype(column.dtype)
-        else:
-            columns[name] = rng.standard_normal(shape).astype(column.dtype)
+        size = math.prod(shape)
+        numbers = np.arange(drawn + 1, drawn + 1 + size, dtype=np.uint64)
+        hashes = (numbers * np.uint64(_GOLDEN_FACTOR)) & np.uint64(0xFFFFFFFF)
+        drawn += size
+        is_float = np.issubdtype(column.dtype, np.floating)
+        values = hashes / 2**31 - 1 if is_float else hashes >> np.uint64(31)
+        columns[name] = values.reshape(shape).astype(column.dtype)
     return columns

@@ -18,6 +18,12 @@ from understudy.ports import Objects
 def open_objects(location: str | Path) -> Objects:
     """Open the objects in a folder or at a URL such as s3://bucket/path."""
     text = str(location)
+    # A path as text must look like one, so that a mistyped URL does not become a new folder.
+    if isinstance(location, str) and not ("://" in text or text.startswith(("/", "./", "../"))):
+        raise ConfigError(
+            f"{text[:80]!r} is neither a URL nor a path; use s3://BUCKET/PATH, or ./{text[:80]} "
+            "for a folder of that name"
+        )
     if "://" not in text or text.startswith("file://"):
         return FolderObjects(Path(text.removeprefix("file://")))
     from understudy.models.cloud import CloudObjects
@@ -84,13 +90,13 @@ class FolderObjects:
 
     def list(self, prefix: str) -> Sequence[str]:
         root = self._folder / check_object_name(prefix)
-        paths = (
-            Path(folder) / file
-            for folder, _, files in os.walk(root)
-            for file in files
-            if not file.startswith(".")
-        )
-        return sorted(path.relative_to(self._folder).as_posix() for path in paths)
+        names: list[str] = []
+        for folder, _, files in os.walk(root):
+            for file in files:
+                with contextlib.suppress(Refused):  # files of other programs
+                    path = (Path(folder) / file).relative_to(self._folder)
+                    names.append(check_object_name(path.as_posix()))
+        return sorted(names)
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

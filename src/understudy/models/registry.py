@@ -14,6 +14,7 @@ the new entries and finds that its epoch has ended.
 
 import hashlib
 import threading
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -71,8 +72,11 @@ class Registry:
         trusted: Trusted,
         signer: Signer | None = None,
         clock: Clock | None = None,
+        memory: Objects | None = None,
     ) -> None:
+        """`memory`: objects on this machine, which remember the newest entries that it has read."""
         self._objects = objects
+        self._memory = memory
         self._trusted = trusted
         self._signer = signer
         self._clock = clock or SystemClock()
@@ -89,15 +93,22 @@ class Registry:
 
     def games(self) -> list[str]:
         """The names of all games that have a registered spec."""
-        return sorted({name.split("/")[1] for name in self._objects.list("games")})
+        names = [name.split("/") for name in self._objects.list("games") if name.endswith(".json")]
+        return sorted({parts[1] for parts in names if len(parts) == 3})
 
     def catalogue(self, game: str) -> Catalogue:
-        """A copy of the game's state, at most `poll_every_s` old; new entries do not change it."""
+        """A copy of the game's state, at most `poll_every_s` old; new entries do not change it.
+
+        Raises Corrupt if entries that this machine has read are gone.
+        """
         shared = self._shared(game)
         with shared.lock:
             now = shared.now()
             snapshot = self._snapshots.get(game)
-            if snapshot is None or snapshot.number != now.number:
+            if snapshot is None or (snapshot.number, snapshot.bad_entries) != (
+                now.number,
+                now.bad_entries,
+            ):
                 snapshot = now.copy()
                 self._snapshots[game] = snapshot
             return snapshot
@@ -154,10 +165,13 @@ class Registry:
         With `every`, all models are checked. Keys are `journal`, an alias, or the name of a model
         without an alias.
         """
-        now = self.catalogue(game)
         problems = dict[str, str]()
         if damage := self._shared(game).damage():
             problems["journal"] = damage
+        try:
+            now = self.catalogue(game)
+        except Corrupt:
+            return problems
         names = {now.model_of(alias): alias for alias in reversed(ALIASES)}
         for number, manifest in now.models.items():
             if number in names or every:
@@ -173,8 +187,8 @@ class Registry:
         """The effect of a damaged model on players, and the operator's next step."""
         if alias == "canary":
             return (
-                "new players do not get it, and the next candidate waits; next: restore it from a "
-                "backup"
+                "new players do not get it; next: restore it from a backup, or understudy models "
+                f"withdraw {now.game}"
             )
         if alias != "champion":
             return "it is not in use; restore it from a backup if it is needed"
@@ -202,8 +216,8 @@ class Registry:
 
         def entry(now: Catalogue) -> Entry:
             nonlocal epoch
-            epoch = now.epoch + 1
-            return {"kind": "takeover", "owner": owner[:100]}
+            epoch = now.next_epoch
+            return {"kind": "takeover", "owner": owner[:100], "epoch": epoch}
 
         self._shared(game).write(entry)
         return epoch
@@ -257,6 +271,28 @@ class Registry:
         self.set_alias(game, "champion", previous, why=why)
         return previous
 
+    def withdraw(self, game: str, *, why: str) -> int:
+        """Clear the canary; return its number."""
+        canary = self.catalogue(game).model_of("canary")
+        if not canary:
+            raise ConfigError(f"{game} has no canary to withdraw; see 'understudy models list'")
+        self.set_alias(game, "canary", 0, why=why)
+        return canary
+
+    def repair(self, game: str) -> bool:
+        """Accept a game's journal although entries are missing; False if it needs no repair."""
+        shared = self._shared(game)
+        try:
+            shared.now()
+        except Corrupt:
+            self.restart(game)
+            return True
+        return False
+
+    def restart(self, game: str) -> None:
+        """Make all machines accept a game's journal, even those that have read newer entries."""
+        self._shared(game).restart(lambda _: {"kind": "restart"})
+
     def _store_blob(self, raw: bytes) -> None:
         name = _blob(hashlib.sha256(raw).hexdigest())
         self._objects.create(name, raw)
@@ -273,24 +309,33 @@ class Registry:
                 self._games[game] = Shared(
                     self._objects,
                     f"registry/{name}",
-                    Catalogue(name),
+                    lambda: Catalogue(name),
                     trusted=self._trusted,
                     signer=self._signer,
                     clock=self._clock,
+                    memory=self._memory,
                 )
             return self._games[game]
 
     # --- Specs ------------------------------------------------------------------------------------
 
     def register(self, spec: GameSpec) -> None:
-        """Store a game's spec; storing the same spec again has no effect."""
+        """Store a game's spec; storing the same spec again repairs a damaged one."""
         for other in self.games():
             if other != spec.game and other.casefold() == spec.game.casefold():
                 raise ConfigError(
                     f"{spec.game} differs from the registered game {other} only in case; use "
                     f"{other}, or a name that differs in more than case"
                 )
-        self._objects.create(f"games/{game_name(spec.game)}/{spec.schema}.json", spec.to_json())
+        name = f"games/{game_name(spec.game)}/{spec.schema}"
+        if self._objects.create(f"{name}.json", spec.to_json()):
+            return
+        stored = self._objects.get(f"{name}.json") or b""
+        if hashlib.sha256(stored).hexdigest() != spec.schema:
+            # The name is the hash of the contents, so these bytes are damaged; a copy is kept.
+            self._objects.create(f"{name}.damaged-{zlib.crc32(stored):08x}", stored)
+            self._objects.delete(f"{name}.json")
+            self._objects.create(f"{name}.json", spec.to_json())
 
     def spec(self, game: str, schema: str) -> GameSpec | None:
         """The game's spec with this schema, or None; SpecError when it is damaged."""
@@ -299,7 +344,11 @@ class Registry:
     def specs(self, game: str) -> Sequence[GameSpec]:
         """Every spec of a game."""
         names = self._objects.list(f"games/{game_name(game)}")
-        return [spec for name in names if (spec := self._spec(name)) is not None]
+        return [
+            spec
+            for name in names
+            if name.endswith(".json") and (spec := self._spec(name)) is not None
+        ]
 
     def _spec(self, name: str) -> GameSpec | None:
         raw = self._objects.get(name)

@@ -26,7 +26,7 @@ import numpy as np
 from understudy.core.errors import ConfigError
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
-from understudy.experience.spaces import UNBOUNDED_FROM, Box, Discrete
+from understudy.experience.spaces import MAX_NUMBER, Box, Discrete
 
 DISCRETE = ("argmax", "epsilon_greedy", "categorical")
 GAUSSIAN = ("gaussian_clipped", "gaussian_tanh")
@@ -101,7 +101,7 @@ class Head:
     def is_closed(self) -> tuple[bool, ...]:
         """For each number: whether it is bounded on both sides, so that ±1 maps to low and high."""
         return tuple(
-            abs(low) < UNBOUNDED_FROM and abs(high) < UNBOUNDED_FROM
+            abs(low) < MAX_NUMBER and abs(high) < MAX_NUMBER
             for low, high in zip(self.low, self.high, strict=True)
         )
 
@@ -240,7 +240,7 @@ def _check_kind(kind: object) -> None:
 
 def _end(bound: Any, size: int, default: float) -> tuple[float, ...]:
     values = bound if isinstance(bound, tuple) else (default if bound is None else bound,) * size
-    return tuple(default if abs(value) >= UNBOUNDED_FROM else float(value) for value in values)
+    return tuple(default if abs(value) >= MAX_NUMBER else float(value) for value in values)
 
 
 def env_actions(game: GameSpec, action: Array) -> Array:

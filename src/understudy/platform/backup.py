@@ -13,9 +13,11 @@ DIR/backends.json         locations of stream, store and models; of those on oth
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -28,9 +30,14 @@ import understudy
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_deployment, signing_key
 from understudy.backends.local import audit_store, summary
+from understudy.core.clock import SystemClock
 from understudy.core.errors import ConfigError, Corrupt, Refused
 from understudy.core.log import FileLock, make_folder, sync_folder, write_file
+from understudy.core.signed import Signer
+from understudy.experience.intake import read_key
+from understudy.models.keys import Keys
 from understudy.models.objects import FolderObjects, open_objects
+from understudy.models.registry import Registry
 from understudy.platform.config import LAST_START_FILE, Config, restore_last_start
 from understudy.platform.ingest import open_own_ingest, open_own_store
 from understudy.platform.requests import send_request
@@ -41,6 +48,7 @@ _FACTS = "backup.json"
 _FILES = ("key", "signing.key", "development.json", "understudy.toml", LAST_START_FILE)
 _JOURNALS = ("keys", "registry")
 _PREFIXES = (*_JOURNALS, "games", "blobs")
+_SNAPSHOT = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class Proof:
     size_bytes: int
     at_s: float
     damaged: tuple[str, ...] = ()
-    """Models whose policy was missing or damaged before the backup; everything else is intact."""
+    """Models and journals that were damaged before the backup; everything else is intact."""
 
 
 def back_up(
@@ -105,10 +113,13 @@ def back_up(
         raise
 
 
-def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
+def restore(
+    source: Path, data: DataFolder, *, models: str = "", revoke_keys: bool = False
+) -> Proof:
     """Verify a backup and restore it to a data folder that has no store and no deployment yet.
 
-    `models`: the URL to restore models to, or "" for the data folder.
+    `models`: the URL to restore models to, or "" for the data folder; `revoke_keys`: whether to
+    revoke every key, since keys that were revoked after the backup are valid again.
     """
     proof = verify_backup(source)
     if (
@@ -138,6 +149,8 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
             raise Corrupt(
                 f"{data.root} differs from the backup {source}; check the disk and restore again"
             )
+        if signing_key(data).exists():
+            _restart_journals(data, models, revoke_keys=revoke_keys)
     except BaseException:
         for path in created:
             if path.is_dir():
@@ -145,7 +158,15 @@ def restore(source: Path, data: DataFolder, *, models: str = "") -> Proof:
             else:
                 path.unlink(missing_ok=True)
         raise
-    return proof
+    return dataclasses.replace(proof, keys=0) if revoke_keys else proof
+
+
+def _restart_journals(data: DataFolder, models: str, *, revoke_keys: bool) -> None:
+    """Make machines that have read newer entries accept those of the backup."""
+    opened = open_deployment(data, models=models)
+    opened.keys.restart(revoke=revoke_keys)
+    for game in {name.split("/")[1] for name in opened.objects.list("registry")}:
+        opened.registry.restart(game)
 
 
 def verify_backup(backup: Path) -> Proof:
@@ -182,9 +203,9 @@ def verify_backup(backup: Path) -> Proof:
 
 
 def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[str, ...]]:
-    """Return how many steps, chunks, models and keys a folder holds, and which models are damaged.
+    """Return how many steps, chunks, models and keys a folder holds, and what of them is damaged.
 
-    Raises Corrupt if the store is damaged.
+    Raises Corrupt if the store is damaged, and ConfigError if a secret is. Writes nothing.
     """
     steps = chunks = n_models = n_keys = 0
     damaged: list[str] = []
@@ -198,15 +219,23 @@ def _contents(data: DataFolder, models: str) -> tuple[int, int, int, int, tuple[
             )
         steps = totals.steps
         chunks = totals.chunks
+    if (data.root / "key").exists():
+        read_key(data.root / "key")
     if signing_key(data).exists():
-        opened = open_deployment(data, models=models)
-        n_keys = len(opened.keys.all())
-        for game in opened.registry.games():
-            catalogue = opened.registry.catalogue(game)
+        signer = Signer(read_key(signing_key(data)))
+        trusted = {signer.key_id: signer.public}
+        objects = open_objects(models or data.root / "models")
+        keys = Keys(objects, trusted=trusted, signer=None, clock=SystemClock())
+        n_keys = len(keys.all())
+        damaged += ["keys"] if keys.damage() else []
+        registry = Registry(objects, trusted=trusted)
+        for game in registry.games():
+            catalogue = registry.catalogue(game)
             n_models += len(catalogue.models)
+            damaged += [f"the journal of {game}"] if "journal" in registry.damage(game) else []
             for manifest in catalogue.models.values():
                 try:
-                    raw = opened.registry.policy_bytes(manifest)
+                    raw = registry.policy_bytes(manifest)
                 except Corrupt:
                     raw = b""
                 if hashlib.sha256(raw).hexdigest() != manifest.policy_sha256:
@@ -226,9 +255,7 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
     folder = data.root / "snapshots"
     make_folder(folder)
     with FileLock(folder / ".lock", what=f"a backup of {data.root}"):
-        for old in folder.iterdir():
-            if old.is_dir():
-                shutil.rmtree(old)  # left by a killed backup
+        delete_snapshots(folder)
         target = folder / secrets.token_hex(8)
         make_folder(target)
         try:
@@ -244,6 +271,13 @@ def _snapshot(data: DataFolder, config: Config, timeout_s: float) -> Iterator[Pa
             yield target
         finally:
             shutil.rmtree(target, ignore_errors=True)
+
+
+def delete_snapshots(folder: Path) -> None:
+    """Delete what killed backups left; the caller holds the folder's lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and _SNAPSHOT.fullmatch(path.name):
+            shutil.rmtree(path)
 
 
 def _copy_tree(source: Path, target: Path) -> None:

@@ -23,6 +23,8 @@ FENCED = 4
 """Exit codes of a child: invalid settings, a failure, or another process took over its work."""
 
 
+_HEARTBEAT_S = 0.5
+
 _living: set["Child"] = set()
 """Children that were started here and are not known to have ended."""
 
@@ -46,6 +48,8 @@ class Child:
         self.name = name
         self._on_log = on_log
         self.latest: Mapping[str, Any] = {}
+        self.heartbeats = 0
+        """Lines that it printed; a role that has nothing to report yet prints empty reports."""
         self._errors: list[str] = []
         self._readers: list[threading.Thread] = []
         # Its standard input stays open as long as this process lives; the child stops when it
@@ -57,6 +61,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                errors="replace",
             )
             # `kill_children` finds the child here, even if this constructor is interrupted.
             _living.add(self)
@@ -87,8 +92,9 @@ class Child:
     def _follow(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            self.heartbeats += 1
             with contextlib.suppress(ValueError):
-                self.latest = json.loads(line)
+                self.latest = json.loads(line) or self.latest
 
     def _collect_errors(self) -> None:
         assert self._process.stderr is not None
@@ -148,10 +154,14 @@ def _ignoring_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_reporting = threading.Lock()
+
+
 def report(fields: Mapping[str, Any]) -> None:
-    """In a child: report progress to the parent."""
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+    """In a child: report progress to the parent; without fields, only that the child is alive."""
+    with _reporting:
+        sys.stdout.write(json.dumps(fields) + "\n")
+        sys.stdout.flush()
 
 
 def stop_with_parent() -> threading.Event:
@@ -168,13 +178,13 @@ def stop_with_parent() -> threading.Event:
 
 @contextlib.contextmanager
 def reporting(fields: Callable[[], Mapping[str, Any]], *, every_s: float = 0.25) -> Iterator[None]:
-    """In a child: report regularly while the block runs, unless `fields` returns nothing."""
+    """In a child: report regularly while the block runs, from a thread of its own."""
     is_over = threading.Event()
 
     def repeat() -> None:
         while not is_over.is_set():
-            if now := fields():
-                report(now)
+            with contextlib.suppress(OSError):  # the parent has exited
+                report(fields())
             is_over.wait(every_s)
 
     reporter = threading.Thread(target=repeat, daemon=True)
@@ -189,7 +199,9 @@ def reporting(fields: Callable[[], Mapping[str, Any]], *, every_s: float = 0.25)
 def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
     """In a child with the command line `DATA [CONFIG]`: run a role and return its exit code.
 
-    CONFIG is the file that `up` wrote. An expected error is printed as one line.
+    CONFIG is the file that `up` wrote. An expected error is printed as one line. A thread reports
+    that the process is alive, so that the supervisor can distinguish a busy role from one that is
+    stopped.
     """
     # Imported late: simulated players use this module too, and need neither of these.
     from understudy.backends.data import DataFolder
@@ -198,7 +210,8 @@ def run_role(main: Callable[["DataFolder", "Config"], int | None]) -> int:
     log_to_stderr()
     folder, *config = map(Path, sys.argv[1:])
     try:
-        return main(DataFolder(folder), read_config(config[0]) if config else Config()) or 0
+        with reporting(dict, every_s=_HEARTBEAT_S):
+            return main(DataFolder(folder), read_config(config[0]) if config else Config()) or 0
     except UnderstudyError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE_ERROR if isinstance(error, ConfigError) else FAILED

@@ -64,6 +64,17 @@ class GatewaySection:
         False,
         description="Allow plain HTTP for other machines, such as behind a proxy that encrypts.",
     )
+    trusted_proxies: tuple[str, ...] = setting(
+        (),
+        description="Addresses or networks of proxies in front, such as 10.0.0.0/8; only their "
+        "X-Forwarded-For header is used.",
+    )
+    max_keyless_connections: int = setting(
+        1024,
+        1,
+        description="Connections of one address that have not sent a valid key; beyond it, the "
+        "one idle longest is closed.",
+    )
     target_steps_s: float = setting(
         0.0,
         0,
@@ -241,6 +252,8 @@ class Config:
             certificate=certificate,
             certificate_key=key,
             insecure=gateway.insecure,
+            trusted_proxies=gateway.trusted_proxies,
+            max_keyless_connections=gateway.max_keyless_connections,
         )
 
     @property

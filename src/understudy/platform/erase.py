@@ -3,13 +3,16 @@
 from typing import Any
 
 from understudy.backends.data import DataFolder
-from understudy.backends.deployment import open_deployment
+from understudy.backends.deployment import registered_games
+from understudy.backends.local import has_store, open_local_store
 from understudy.backends.specs import registered_specs
 from understudy.backends.unfinished_imports import UnfinishedImports
 from understudy.client.spool import forget_spooled
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, Locked
+from understudy.core.log import FileLock
 from understudy.core.names import game_name, player_name
 from understudy.experience.intake import deployment_key, pseudonym
+from understudy.platform.backup import delete_snapshots
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest, open_own_store, replay
 from understudy.platform.requests import send_request
@@ -24,47 +27,64 @@ def forget_player(
     timeout_s: float,
     config: Config | None = None,
 ) -> dict[str, Any]:
-    """Erase a player by name in one game or in all; `config` locates remote streams and games."""
+    """Erase a player by name in one game or in all; `config` locates remote streams and games.
+
+    The result's `left` names each place that may still hold something of the player, and why.
+    """
     config = config or Config()
-    models = config.models.url
-    registered = (
-        list(open_deployment(data, models=models).registry.games()) if models else data.game_names()
-    )
-    games, players, spooled = _find(data, player, registered, game)
+    registered = registered_games(data, models=config.models.url)
+    games, players = _find(data, player, registered, game)
     if data.has_writer():
         hexes = [player_id.hex() for player_id in players]
-        result = send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes)
+        result = dict(send_request(data.requests, "forget", timeout_s=timeout_s, players=hexes))
     elif config.stream.url:
-        # Frames that are still in a remote stream are rejected when ingest reads them.
         with open_own_store(data, config) as store:
             chunks = sum(store.forget(player_id) for player_id in players)
-            result = {"chunks": chunks, "stream_bytes": 0, "is_finished": not store.is_erasing}
+            result = {"chunks": chunks, "stream_bytes": 0, "is_erasing": store.is_erasing}
     else:
         with open_own_ingest(data, config) as role:
             result = role.forget(players)
-    return {**result, "spooled_sessions": spooled, "games": games}
+    left = {}
+    if result.pop("is_erasing"):
+        left["store"] = (
+            "a reader has the store open, so the last bytes are not erased yet; close the reader, "
+            "then run this command again"
+        )
+    left |= _left_in_stream(config.stream.url)
+    return result | _forget_copies(data, player, games, players, left)
 
 
 def forget_in_remote_store(
-    data: DataFolder, store: FullStore, player: str, *, registered: list[str], game: str | None
+    data: DataFolder,
+    store: FullStore,
+    player: str,
+    *,
+    registered: list[str],
+    game: str | None,
+    stream: str = "",
 ) -> dict[str, Any]:
-    """Erase a player in a remote store; ingest rejects frames that are still in the stream."""
-    games, players, spooled = _find(data, player, registered, game)
+    """Erase a player in a remote store; ingest rejects frames that are still in the stream.
+
+    `stream` is the URL of a remote stream; "" if it is in the data folder.
+    """
+    games, players = _find(data, player, registered, game)
     chunks = sum(store.forget(player_id) for player_id in players)
-    UnfinishedImports(data.root).forget(players)
-    return {
-        "chunks": chunks,
-        "stream_bytes": 0,
-        "is_finished": True,
-        "spooled_sessions": spooled,
-        "games": games,
+    left = {
+        "store": "the database keeps deleted rows in its files until they are compacted, and the "
+        "player's pseudonym and session ids in its tables; see docs/cassandra.md"
     }
+    left |= _left_in_stream(stream) or {
+        "stream": "ingest deletes the frames from the data folder's stream an hour after they were "
+        "stored"
+    }
+    result = {"chunks": chunks, "stream_bytes": 0}
+    return result | _forget_copies(data, player, games, players, left)
 
 
 def _find(
     data: DataFolder, player: str, registered: list[str], game: str | None
-) -> tuple[list[str], list[bytes], int]:
-    """Erase a player's spooled sessions; return the games, the pseudonyms and the number erased."""
+) -> tuple[list[str], list[bytes]]:
+    """Return the games, and the player's pseudonym in each."""
     name = player_name(player)
     if not registered:
         raise ConfigError(
@@ -72,8 +92,8 @@ def _find(
         )
     if game is not None and str(game_name(game)) not in registered:
         raise ConfigError(
-            f"the game {game!r} is not registered in {data.root}; registered are "
-            f"{', '.join(registered)}; pass one of them"
+            f"the game {game!r} is not registered in {data.root}; pass one of the registered "
+            f"games: {', '.join(registered)}"
         )
     if not (data.root / "key").exists():
         raise ConfigError(
@@ -82,8 +102,58 @@ def _find(
         )
     games = registered if game is None else [game]
     key = deployment_key(data.root)
-    players = [pseudonym(key, game_name(played), name) for played in games]
-    return games, players, forget_spooled(data.spool, name, games)
+    return games, [pseudonym(key, game_name(played), name) for played in games]
+
+
+def _left_in_stream(url: str) -> dict[str, str]:
+    if not url:
+        return {}
+    return {
+        "stream": "a remote stream keeps the frames until its retention ends; ingest rejects them"
+    }
+
+
+def _forget_copies(
+    data: DataFolder, player: str, games: list[str], players: list[bytes], left: dict[str, str]
+) -> dict[str, Any]:
+    """Erase what the data folder holds besides store and stream; return the rest of the result."""
+    spooled, still_spooled = forget_spooled(data.spool, player_name(player), games)
+    if still_spooled:
+        left["spool"] = (
+            f"{len(still_spooled)} spool folders are damaged or in use by a running game, such as "
+            f"{still_spooled[0]}; the platform rejects their frames; end the game, then run this "
+            "command again"
+        )
+    UnfinishedImports(data.root).forget(players)
+    window = DataFolder(data.root, store_name="window").store
+    snapshots = data.root / "snapshots"
+    try:
+        if has_store(window):
+            with open_local_store(window) as copy:
+                for player_id in players:
+                    copy.forget(player_id)
+    except Locked:
+        left["window"] = "a running learner erases its copy of the store at its next read"
+    try:
+        if snapshots.is_dir():
+            with FileLock(snapshots / ".lock", what="a backup"):
+                delete_snapshots(snapshots)
+    except Locked:
+        left["snapshots"] = (
+            "a backup in progress may contain the player; replace it by a new one afterwards"
+        )
+    hexes = [player_id.hex().encode() for player_id in players]
+    checkpoints = [
+        path
+        for path in data.root.glob("learner*/**/*")
+        if path.is_file() and any(text in path.read_bytes() for text in hexes)
+    ]
+    if checkpoints:
+        left["learner"] = (
+            f"{len(checkpoints)} files, such as {checkpoints[0]}, name the player's pseudonym and "
+            "sessions, but hold no steps; the learner's next checkpoints replace them"
+        )
+    return {"left": left, "is_finished": not left, "spooled_sessions": spooled, "games": games}
 
 
 def compact_store(data: DataFolder, *, config: Config, timeout_s: float) -> dict[str, Any]:

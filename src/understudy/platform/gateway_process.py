@@ -5,10 +5,8 @@ Run as `python -m understudy.platform.gateway_process DATA CONFIG`, where CONFIG
 progress.
 """
 
-import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import Metric
@@ -22,35 +20,50 @@ from understudy.core.clock import Clock
 from understudy.experience.intake import deployment_key
 from understudy.platform.children import report, run_role, stop_with_parent
 from understudy.platform.config import Config
-from understudy.platform.platform import roles_folder
+from understudy.platform.platform import read_roles
 from understudy.serve.gateway import Gateway
 from understudy.serve.server import GatewayServer
 from understudy.serve.state import GatewayState
 
 _REPORT_EVERY_S = 0.5
-_STALE_S = 10.0
-"""A status is written every second; an older one belongs to a supervisor that has exited."""
 
 
-class IngestMetrics(Collector):
-    """Adds the ingest role's status to the gateway's metrics, so that one URL serves all metrics.
+class RoleMetrics(Collector):
+    """Adds the roles of the data folder to the gateway's metrics, so that one URL serves them all.
 
-    Reads the status file that the supervisor of ingest writes; without that file there are no
-    ingest metrics. Counts start at 0 when ingest starts, as Prometheus expects of every process.
+    Reads the status files that supervisors write. Counts start at 0 when a process starts, as
+    Prometheus expects.
     """
 
-    def __init__(self, status_file: Path, clock: Clock) -> None:
-        self._status_file = status_file
+    def __init__(self, data: DataFolder, clock: Clock) -> None:
+        self._data = data
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        try:
-            status = json.loads(self._status_file.read_text())
-        except (OSError, ValueError):
-            return
-        now = status["report"]
+        running = GaugeMetricFamily(
+            "understudy_role_running", "Whether a role runs and reports", labels=["role"]
+        )
+        age = GaugeMetricFamily(
+            "understudy_role_report_age_seconds", "Time since its last report", labels=["role"]
+        )
+        restarts = CounterMetricFamily(
+            "understudy_role_restarts", "Number of restarts", labels=["role"]
+        )
+        roles = read_roles(self._data, self._clock.now())
+        for role in roles:
+            running.add_metric([role["role"]], float(role["state"] == "running"))
+            restarts.add_metric([role["role"]], role["restarts"])
+            if role["report_age_s"] is not None:
+                age.add_metric([role["role"]], role["report_age_s"])
+        yield from (running, age, restarts) if roles else ()
+        for role in roles:
+            if role["role"] == "ingest":
+                yield from self._ingest(role)
+
+    def _ingest(self, role: dict[str, Any]) -> Iterator[Metric]:
+        now = role["report"]
         engine = now.get("engine", "native")
-        is_running = status["state"] == "running" and self._clock.now() - status["at_s"] < _STALE_S
+        is_running = role["state"] == "running"
 
         def metric(kind: Any, name: str, text: str, value: Any, *label: str) -> Metric:
             """A metric by engine; with `label`, `value` is a dict that has one sample per key."""
@@ -60,7 +73,7 @@ class IngestMetrics(Collector):
             return family
 
         yield metric(GaugeMetricFamily, "running", "Whether ingest runs", float(is_running))
-        yield metric(CounterMetricFamily, "restarts", "Number of restarts", status["restarts"])
+        yield metric(CounterMetricFamily, "restarts", "Number of restarts", role["restarts"])
         if not now:
             return
         yield metric(CounterMetricFamily, "steps", "Steps stored", now["stored"])
@@ -68,9 +81,9 @@ class IngestMetrics(Collector):
         yield metric(
             CounterMetricFamily, "refusals", "Frames rejected, by reason", now["refusals"], "reason"
         )
-        if is_running:
-            text = "Time of the last frame from entering the stream to being stored"
-            yield metric(GaugeMetricFamily, "lag_seconds", text, now["lag_s"])
+        if role["lag_s"] is not None:
+            text = "How long the oldest frame that is not stored may have been in the stream"
+            yield metric(GaugeMetricFamily, "lag_seconds", text, role["lag_s"])
         if is_running and "batch" in now:
             yield metric(GaugeMetricFamily, "batch", "Number of Spark's last batch", now["batch"])
             yield metric(GaugeMetricFamily, "batch_rows", "Frames in that batch", now["batch_rows"])
@@ -97,8 +110,7 @@ def main(data: DataFolder, config: Config) -> None:
                 clock=opened.clock,
             )
         )
-        ingest = IngestMetrics(roles_folder(data) / "ingest.json", opened.clock)
-        states[-1].metrics.registry.register(ingest)
+        states[-1].metrics.registry.register(RoleMetrics(data, opened.clock))
         return states[-1]
 
     server = GatewayServer(Gateway(create_state), config.listen)
@@ -107,6 +119,8 @@ def main(data: DataFolder, config: Config) -> None:
     def watch() -> None:
         while not stop.is_set():
             if is_ready.wait(0.05):
+                roles = read_roles(data, opened.clock.now())
+                states[-1].roles = {role["role"]: role["state"] for role in roles}
                 report(
                     {
                         "is_ready": True,

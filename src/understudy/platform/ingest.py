@@ -36,7 +36,13 @@ from understudy.core.errors import ConfigError, StorageFull, Unreachable
 from understudy.core.log import FileLock, make_folder
 from understudy.experience.intake import deployment_key
 from understudy.ingest.check import check
-from understudy.ingest.service import IngestService, log_not_drained, log_undrained_on_stop
+from understudy.ingest.service import (
+    BatchMark,
+    IngestConfig,
+    IngestService,
+    log_not_drained,
+    log_undrained_on_stop,
+)
 from understudy.ingest.spark import (
     Opened,
     SparkJob,
@@ -153,9 +159,10 @@ class IngestRole:
                     deployment_key(data.root)
                 # The store is opened first: its lock makes this process the only writer, so claims
                 # can belong to the folder instead of a process.
-                self._store: FullStore = opened.enter_context(
-                    open_local_store(data.store, specs=self._specs)
-                )
+                store = opened.enter_context(open_local_store(data.store, specs=self._specs))
+                self._store: FullStore = store
+                if isinstance(self._specs, SpecFolder):
+                    _restore_specs(data, store, self._specs)
             else:
                 make_folder(data.root)
                 opened.callback(FileLock(data.root / "ingest.lock", what="ingest").close)
@@ -164,8 +171,9 @@ class IngestRole:
             if open_store is not None:
                 self._store = opened.enter_context(contextlib.closing(open_store()))
             owner = f"embedded@{socket.gethostname()}" if self._is_embedded else owner_of(data)
+            mark = opened.enter_context(contextlib.closing(BatchMark(data.root / "ingest.batch")))
             self.service = IngestService(
-                self._stream, self._store, self._specs, owner=owner, spread=spark
+                self._stream, self._store, self._specs, owner=owner, spread=spark, mark=mark
             )
             self._opened = opened.pop_all()
         self._next_requests_s = self._next_trim_s = self._next_expiry_s = 0.0
@@ -227,7 +235,7 @@ class IngestRole:
         stats = self.service.stats
         return {
             "stored": stats.steps,
-            "lag_s": round(stats.lag_s, 4),
+            "lag_s": round(self.service.lag_s, 4),
             "fates": dict(stats.fates),
             "refusals": dict(stats.refusals),
             "storage_error": stats.error[:300],
@@ -242,6 +250,7 @@ class IngestRole:
         """Delete stored parts of a file stream older than `retention_s`; return the bytes freed."""
         freed = trim_file_stream(self._stream, self.store.positions(), retention_s=retention_s)
         if freed:  # partitions disappear only then
+            self.store.mark()
             existing = {partition.id for partition in self._stream.partitions()}
             self.store.release([name for name in self.store.positions() if name not in existing])
         return freed
@@ -277,10 +286,12 @@ class IngestRole:
         """Erase players by pseudonym; also deletes all stored frames from a file stream."""
         self.service.drain()
         chunks = sum(self.store.forget(player) for player in players)
+        # Rejects frames of these players that arrived meanwhile, so that they are deleted too.
+        self.service.drain()
         return {
             "chunks": chunks,
             "stream_bytes": self.trim(0.0),
-            "is_finished": not self.store.is_erasing,
+            "is_erasing": self.store.is_erasing,
         }
 
     def close(self) -> None:
@@ -378,16 +389,41 @@ def open_in_task(address: str) -> Opened:
     return open_stream(urls["stream"], data), open_store(urls["store"], specs=specs), specs
 
 
+def _restore_specs(data: DataFolder, store: "LocalStore", specs: SpecFolder) -> None:
+    """Write the specs that were removed or damaged again, from the copies in the store."""
+    registry = Registry(open_objects(models_folder(data)), trusted={})
+    for spec in store.stored_specs():
+        if specs.spec(spec.game, spec.schema) is None:
+            registry.register(spec)
+            _log.warning("spec_restored", game=spec.game, schema=spec.schema)
+
+
 # --- replaying quarantined frames -----------------------------------------------------------------
 
 
 def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, int]:
     """Check quarantined frames again, store those that pass, and return counts; `ids` None: all."""
+    for number in ids or ():
+        page = store.quarantined(after_id=number - 1, limit=1)
+        if not page or page[0].id != number:
+            raise ConfigError(
+                f"there is no frame {number} in quarantine, so nothing was replayed; see "
+                "'understudy data quarantine list' for the numbers"
+            )
     counts = {"tried": 0, "stored": 0, "still_refused": 0, "duplicates": 0}
+    passed: list[tuple[int, Candidate]] = []
+    decoded_bytes = 0
     after = 0
+
+    def store_passed() -> None:
+        receipt = store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
+        counts["stored"] += sum(fate == "new" for fate in receipt.fates)
+        counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
+        counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
+        passed.clear()
+
     while page := store.quarantined(after_id=after, limit=256):
         after = page[-1].id
-        passed: list[tuple[int, Candidate]] = []
         for frame in page:
             if ids is not None and frame.id not in ids:
                 continue
@@ -395,12 +431,14 @@ def replay(store: FullStore, specs: Specs, ids: list[int] | None) -> dict[str, i
             checked = check(frame.raw, specs=specs, received_s=frame.received_s)
             if checked.candidate is None:
                 counts["still_refused"] += 1
-            else:
-                passed.append((frame.id, checked.candidate))
-        receipt = store.replay([id_ for id_, _ in passed], [candidate for _, candidate in passed])
-        counts["stored"] += sum(fate == "new" for fate in receipt.fates)
-        counts["duplicates"] += sum(fate == "duplicate" for fate in receipt.fates)
-        counts["still_refused"] += sum(fate in ("refused", "conflict") for fate in receipt.fates)
+                continue
+            passed.append((frame.id, checked.candidate))
+            if checked.candidate.chunk is not None:
+                decoded_bytes += checked.candidate.chunk.size_bytes
+            if decoded_bytes >= IngestConfig().max_decoded_bytes:
+                store_passed()
+                decoded_bytes = 0
+        store_passed()
     return counts
 
 

@@ -29,7 +29,7 @@ from understudy.backends.deployment import open_deployment
 from understudy.backends.local import open_view, open_window
 from understudy.backends.specs import RegistrySpecs
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import Fenced, StorageFull, Unreachable
+from understudy.core.errors import Corrupt, Fenced, StorageFull, Unreachable
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import game_name_of_env
 from understudy.learn.compile_cache import use_compile_cache
@@ -206,7 +206,11 @@ class LearnerRole:
         )
         for name in self._registry.games():
             if name in stats.schemas and name not in self._games:
-                self._games[name] = GameLearner(name, context, owner=self._owner)
+                try:
+                    self._games[name] = GameLearner(name, context, owner=self._owner)
+                except Corrupt as error:
+                    _log.error("game_not_learned", game=name, error=str(error)[:500])
+                    continue
                 _log.info("game", game=name, epoch=self._games[name].epoch)
 
     def _save_stats(self) -> None:

@@ -21,7 +21,7 @@ from understudy.backends.data import DataFolder
 from understudy.backends.deployment import Deployment, open_deployment
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Refused
-from understudy.core.log import FileLock, make_folder, write_file
+from understudy.core.log import FileLock, is_locked, make_folder, write_file
 from understudy.experience.intake import deployment_key
 from understudy.platform.children import FENCED, USAGE_ERROR, Child, python_module
 from understudy.platform.config import Config, write_config
@@ -51,6 +51,16 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 15.0
 _STEADY_S = 20.0
 """After this time without a crash, a role's crash count restarts at 0."""
+_SILENT_S = 5.0
+"""After this time without a report, a role is shown as silent."""
+_HUNG_S = 12.0
+"""After this time without a report, a role is killed and restarted. Roles report from a thread of
+their own, so a busy one, such as a learner that compiles, is not silent."""
+_HUNG_START_S = 120.0
+"""The same for a role that has never reported: it may still be importing its modules."""
+_LONGEST_TICK_S = 1.0
+"""The most time between two steps that counts as silence: while a supervisor is suspended, or waits
+for a busy machine, it cannot receive reports."""
 _RATED = ("requests", "frames", "stored", "updates")
 
 Command = Callable[[Mapping[str, Any]], Sequence[str]]
@@ -72,6 +82,8 @@ class Role:
     """Whether the platform is ready only when this role is ready."""
     stops_after: tuple[str, ...] = ()
     """Roles that must have ended before this one is stopped."""
+    drains_at_start: bool = False
+    """Whether it has work to finish even if it is stopped before its first report."""
     takeover_exit_code: int | None = None
     """Exit code which means that another process took over its work: it is not restarted."""
 
@@ -83,7 +95,7 @@ class RoleStatus:
     role: Role
     child: Child | None = None
     state: str = "starting"
-    """starting, running, waiting (for its restart), stopping or ended."""
+    """starting, running, silent, waiting (for its restart), stopping or ended."""
     since_s: float = 0.0
     restarts: int = 0
     last_error: str = ""
@@ -93,6 +105,12 @@ class RoleStatus:
     """The delay before its last restart."""
     crashes: int = 0
     """Consecutive crashes."""
+    heartbeats: int = 0
+    """Reports of its process that were seen."""
+    silent_s: float = 0.0
+    """How long its process has reported nothing."""
+    why_killed: str = ""
+    """Why the supervisor killed its process; empty if it did not."""
     last_report: Mapping[str, Any] = field(default_factory=dict)
     samples: deque[tuple[float, Mapping[str, Any]]] = field(default_factory=lambda: deque(maxlen=6))
 
@@ -130,6 +148,7 @@ class RoleStatus:
             "at_s": round(now_s, 3),
             "supervisor": os.getpid(),
             "report": dict(self.report),
+            "report_age_s": round(self.silent_s, 3),
             "rates": self.rates(),
         }
 
@@ -159,6 +178,7 @@ class Supervisor:
         self._on_state_change = on_state_change
         self._log = log
         self._written_s = 0.0
+        self._stepped_s = clock.monotonic()
         self.statuses = {role.name: RoleStatus(role, since_s=clock.now()) for role in roles}
         with contextlib.ExitStack() as opened:
             for role in roles:
@@ -175,8 +195,9 @@ class Supervisor:
 
     def step(self) -> None:
         """Start, restart or update every role; ConfigError if the settings of one are invalid."""
+        passed_s = self._passed_s()
         for status in self.statuses.values():
-            self._update(status)
+            self._update(status, passed_s)
         if self._clock.monotonic() - self._written_s >= _WRITE_EVERY_S:
             self._written_s = self._clock.monotonic()
             for status in self.statuses.values():
@@ -190,9 +211,15 @@ class Supervisor:
             each()
             self._clock.wait(stop, _TICK_S)
 
+    def _passed_s(self) -> float:
+        """Return the seconds since the last call, without those of a suspended supervisor."""
+        before_s = self._stepped_s
+        self._stepped_s = self._clock.monotonic()
+        return min(self._stepped_s - before_s, _LONGEST_TICK_S)
+
     # --- one role ---------------------------------------------------------------------------------
 
-    def _update(self, status: RoleStatus) -> None:
+    def _update(self, status: RoleStatus, passed_s: float) -> None:
         now_s = self._clock.monotonic()
         if status.child is None:
             if now_s >= status.due_s and status.state != "ended":
@@ -201,14 +228,42 @@ class Supervisor:
                 status.child = Child(name, status.role.command(status.report), on_log=on_log)
                 status.started_s = self._clock.monotonic()
                 status.samples.clear()
+                status.heartbeats = 0
+                status.silent_s = 0.0
+                status.why_killed = ""
                 status.state = "starting"
                 self._write(status)
         elif not status.is_alive:
             self._ended(status, now_s)
         elif status.state == "starting" and status.child.latest:
             self._set_state(status, "running", f"runs (process {status.child.pid})")
-        elif status.crashes and now_s - status.started_s > _STEADY_S:
-            status.crashes = 0
+        else:
+            if status.crashes and now_s - status.started_s > _STEADY_S:
+                status.crashes = 0
+            self._listen(status, passed_s)
+
+    def _listen(self, status: RoleStatus, passed_s: float) -> None:
+        """Count how long a live role has been silent, and kill it when that is too long."""
+        child = status.child
+        assert child is not None
+        if child.heartbeats != status.heartbeats:
+            status.heartbeats = child.heartbeats
+            status.silent_s = 0.0
+            if status.state == "silent":
+                self._set_state(status, "running", "reports again")
+            return
+        status.silent_s += passed_s
+        limit_s = _HUNG_S if status.heartbeats else _HUNG_START_S
+        if status.silent_s >= limit_s:
+            status.why_killed = f"reported nothing for {limit_s:.0f} s and was killed"
+            child.kill()
+        elif status.silent_s >= _SILENT_S and status.state == "running":
+            self._set_state(
+                status,
+                "silent",
+                f"has reported nothing for {status.silent_s:.0f} s; it is restarted after "
+                f"{limit_s:.0f} s",
+            )
 
     def _ended(self, status: RoleStatus, now_s: float) -> None:
         child = status.child
@@ -217,6 +272,7 @@ class Supervisor:
         code = child.wait(1.0)
         before = status.last_error
         reason, last_line = _reason(code, child)
+        reason = status.why_killed or reason
         status.child = None
         status.last_error = reason
         if code == USAGE_ERROR and not has_run:
@@ -283,32 +339,43 @@ class Supervisor:
     def stop(self, at_once: Event | None = None) -> bool:
         """Stop all roles in order; return whether all finished and none was killed.
 
-        Setting `at_once` kills those that are still running.
+        Setting `at_once` kills those that are still running. A role that is still starting is
+        killed too, unless it has work to finish: a learner may need half a minute to start.
         """
         running = dict(self.statuses)
         asked_s: dict[str, float] = {}
+        unstarted: set[str] = set()
         all_finished = True
         while running:
+            passed_s = self._passed_s()
             for name, status in list(running.items()):
                 if status.child is None or not status.is_alive:
-                    all_finished &= status.state == "ended" or self._finished(status)
+                    is_unstarted = name in unstarted
+                    all_finished &= status.state == "ended" or self._finished(status, is_unstarted)
                     del running[name]
                 elif name not in asked_s:
                     if not set(status.role.stops_after) & running.keys():
                         asked_s[name] = self._clock.monotonic()
+                        if status.state == "starting" and not status.role.drains_at_start:
+                            unstarted.add(name)
+                            status.child.kill()
                         self._set_state(status, "stopping", "is stopping")
                         status.child.stop()
                 elif (at_once is not None and at_once.is_set()) or (
                     self._clock.monotonic() - asked_s[name] > status.role.drain_s
                 ):
                     status.child.kill()
+                else:
+                    self._listen(status, passed_s)
             self._clock.wait(Event(), _TICK_S)
         return all_finished
 
-    def _finished(self, status: RoleStatus) -> bool:
+    def _finished(self, status: RoleStatus, is_unstarted: bool) -> bool:
         code = status.child.wait(5.0) if status.child else 0
+        code = 0 if is_unstarted else code
         if status.child is not None and code:
-            status.last_error, _ = _reason(code, status.child)
+            reason, _ = _reason(code, status.child)
+            status.last_error = status.why_killed or reason
         self._set_state(status, "ended", "has finished" if not code else status.last_error)
         return not code
 
@@ -340,6 +407,68 @@ def _reason(code: int | None, child: Child) -> tuple[str, str]:
     return f"{how}: {last_line[:300]}" if last_line and (code or 0) > 0 else how, last_line
 
 
+# --- the state of roles, for other processes ------------------------------------------------------
+
+
+def roles_folder(data: DataFolder) -> Path:
+    """Return the folder of the roles' status files."""
+    return data.root / "roles"
+
+
+def read_roles(data: DataFolder, now_s: float) -> list[dict[str, Any]]:
+    """Return the state of every role that was started in a data folder, as JSON fields.
+
+    `report_age_s` is the age of the role's last sign of life. A role is `silent` if that is too
+    long ago, or if its supervisor no longer writes its status.
+    """
+    paths = sorted(roles_folder(data).glob("*.json"))
+    return [_read_role(path, now_s) for path in paths if path.with_suffix(".lock").exists()]
+
+
+def _read_role(path: Path, now_s: float) -> dict[str, Any]:
+    saved: dict[str, Any] = {
+        "role": path.stem,
+        "state": "unknown",
+        "at_s": 0.0,
+        "report": {},
+        "rates": {},
+    }
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        saved |= json.loads(path.read_text())
+    is_watched = is_locked(path.with_suffix(".lock"))
+    written_s = max(0.0, now_s - saved["at_s"])
+    is_stale = is_watched and written_s > _SILENT_S
+    age_s = saved.get("report_age_s", 0.0) + written_s
+    state = saved["state"] if is_watched else "not running"
+    last_error = saved.get("last_error", "")
+    if is_stale:
+        state = "silent"
+        last_error = f"its supervisor has written no status for {written_s:.0f} s"
+    elif state == "silent":
+        last_error = (
+            f"it has reported nothing for {age_s:.0f} s, and will be restarted if it stays silent"
+        )
+    alive = state in ("starting", "running", "stopping")
+    lag_s = None
+    if state in ("running", "stopping") or (state == "silent" and not is_stale):
+        lag_s = saved["report"].get("lag_s")
+        # What has entered the stream since the last report is not known to be stored.
+        lag_s = lag_s + age_s if lag_s is not None and state == "silent" else lag_s
+    return {
+        "role": saved["role"],
+        "alive": alive,
+        "state": state,
+        "pid": saved.get("pid") if is_watched else None,
+        "since_s": saved.get("since_s", 0.0),
+        "restarts": saved.get("restarts", 0),
+        "last_error": last_error,
+        "rates": saved["rates"] if alive else {},
+        "report": saved["report"],
+        "report_age_s": round(age_s, 3) if is_watched else None,
+        "lag_s": None if lag_s is None else round(lag_s, 4),
+    }
+
+
 # --- the platform ---------------------------------------------------------------------------------
 
 
@@ -349,11 +478,6 @@ class DevelopmentKeys:
 
     key: str
     admin_key: str
-
-
-def roles_folder(data: DataFolder) -> Path:
-    """Return the folder of the roles' status files."""
-    return data.root / "roles"
 
 
 class Platform:
@@ -413,6 +537,7 @@ class Platform:
                 name="ingest",
                 command=self._module("ingest"),
                 drain_s=120.0,
+                drains_at_start=True,
                 stops_after=("gateway",),
             ),
             "learner": Role(

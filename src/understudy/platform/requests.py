@@ -77,7 +77,10 @@ def remove_stale_answers(folder: Path, *, older_than_s: float) -> None:
     if folder.is_dir():
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > older_than_s:
+                if (
+                    path.suffix in (".request", ".answer", ".tmp")
+                    and time.time() - path.stat().st_mtime > older_than_s
+                ):
                     remove(path)
 
 

@@ -16,7 +16,7 @@ except where noted:
 
 import hashlib
 import math
-import shutil
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -30,6 +30,7 @@ from understudy.core.errors import ConfigError, Corrupt, Fenced, UnderstudyError
 from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
+from understudy.models.catalogue import Catalogue
 from understudy.models.gate import Bounds, GateDecision
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
@@ -53,6 +54,8 @@ from understudy.training.training_job import Checkpoints, TrainingJob
 _log = structlog.get_logger("understudy.learner")
 _RETRY_S = 30.0
 """Pause before a game is tried again after an error."""
+_READ_CANARY_EVERY_S = 60.0
+"""How often the file of a canary that is being compared is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ class GameTraining:
         self.spec = spec
         self.algorithm = settings.algorithm
         self.marks = Marks()
-        self._settings = settings
+        self.settings = settings
         self._context = context
         self._on_guarded = on_guarded
         self._metrics: Mapping[str, float] = {}
@@ -139,7 +142,7 @@ class GameTraining:
         try:
             checkpoint = Checkpoints(self._folder).latest()
         except Corrupt as error:
-            self._remove(error)
+            self._set_aside(error)
         self._create_engine()
         try:
             if checkpoint is not None:
@@ -147,20 +150,22 @@ class GameTraining:
                 self.marks = Marks(**checkpoint.facts["marks"])
         except (ConfigError, KeyError, TypeError) as error:  # written by another version
             self.engine.close()
-            self._remove(error)
+            self._set_aside(error)
             self._create_engine()
         except BaseException:  # includes a damaged store: the checkpoint is good and is kept
             self.engine.close()
             raise
         self.saved_s = context.clock.monotonic()
 
-    def _remove(self, error: Exception) -> None:
-        """Delete unusable checkpoints; only time is lost, since the store has every step."""
-        shutil.rmtree(self._folder)
-        self._on_guarded(Guarded(env_steps=0, what=f"{error}; the training restarts"))
+    def _set_aside(self, error: Exception) -> None:
+        """Rename the folder of unusable checkpoints; only time is lost, the store has the steps."""
+        aside = self._folder.with_name(f"{self._folder.name}.unusable-{secrets.token_hex(4)}")
+        self._folder.rename(aside)
+        what = f"{error}; the training restarts, the old checkpoints are in {aside}"
+        self._on_guarded(Guarded(env_steps=0, what=what))
 
     def _create_engine(self) -> None:
-        settings = self._settings
+        settings = self.settings
         context = self._context
         algorithm = settings.algorithm_type(self.spec, settings.config)
         config = replace(settings.learner_config(), limiter=None)
@@ -168,6 +173,7 @@ class GameTraining:
             Learner(algorithm, settings.knobs, root_seed=context.config.seed, config=config),
             context.follower,
             steps=settings.run.steps,
+            horizon=settings.run.horizon,
             clock=context.clock,
             on_event=self._handle_event,
             learn_from=context.config.learn_from,
@@ -195,7 +201,7 @@ class GameTraining:
             code_version=understudy.__version__,
             cursor_to=self.engine.position.cursor or "",
             steps=self.steps,
-            config={"settings": self._settings.to_toml(), "learn_from": list(config.learn_from)},
+            config={"settings": self.settings.to_toml(), "learn_from": list(config.learn_from)},
             metrics=metrics | {"updates": float(self.updates)},
         )
 
@@ -249,6 +255,7 @@ class GameLearner:
         self._n_guarded = 0
         self._error = ""
         self._retry_at_s = 0.0
+        self._read_canary_s = 0.0
 
     def step(self) -> bool:
         """Do the schedule's next action; False if there was none, or an error, which is logged."""
@@ -327,6 +334,9 @@ class GameLearner:
         overrides = dict(config.settings.get(algorithm, {}))
         if algorithm == "bc":
             overrides.setdefault("steps", config.schedule.bc_updates)
+        if "steps" in overrides:
+            # The service trains without an end: `steps` is only the length of the schedules.
+            overrides.setdefault("horizon", overrides["steps"])
         settings = resolve(TrainRequest(algorithm=algorithm, settings=overrides), spec)
         training = GameTraining(spec, settings, self._context, on_guarded=self._record_guarded)
         self._training = training
@@ -346,7 +356,10 @@ class GameLearner:
             steps=training.engine.n_usable if training.algorithm == "bc" else training.steps,
         )
         with held_out_play(
-            config.envs.get(self.game), training.spec, attempt=manifest.model_no
+            config.envs.get(self.game),
+            training.spec,
+            attempt=manifest.model_no,
+            max_steps=training.settings.run.eval_max_steps,
         ) as play:
             decision = context.keeper.admit(
                 self.game, manifest.model_no, epoch=self.epoch, play=play
@@ -358,7 +371,13 @@ class GameLearner:
         canary = self._context.registry.catalogue(self.game).model_of("canary")
         if not canary:
             return False
-        decision = self._context.keeper.judge(self.game, self._returns, epoch=self.epoch)
+        now_s = self._context.clock.monotonic()
+        reads_file = now_s >= self._read_canary_s
+        if reads_file:
+            self._read_canary_s = now_s + _READ_CANARY_EVERY_S
+        decision = self._context.keeper.judge(
+            self.game, self._returns, epoch=self.epoch, reads_file=reads_file
+        )
         if decision is None or decision.decision == "wait":
             return False
         self._record(canary, decision)
@@ -384,7 +403,10 @@ class GameLearner:
         context = self._context
         training = self._training
         spec = self._spec
-        now = context.registry.catalogue(self.game)
+        try:
+            now = context.registry.catalogue(self.game)
+        except Corrupt:
+            now = Catalogue(self.game)  # `step` has reported it as the error
         champion, canary = (now.model_of(alias) for alias in ("champion", "canary"))
         since_s = now.aliases["canary"].at_s if canary else 0.0
         unknown = 0

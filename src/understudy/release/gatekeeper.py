@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 import understudy
 from understudy.backends.deployment import Deployment
@@ -31,6 +32,8 @@ from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_in_subprocess
 from understudy.release.store_stats import Played
 from understudy.training.folder import RunFolder
+
+_log = structlog.get_logger("understudy.learner")
 
 CheckModel = Callable[[Manifest, bytes, Budget], Sequence[ModelCheck]]
 
@@ -94,11 +97,14 @@ class Gatekeeper:
             self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
         return decision
 
-    def judge(self, game: str, returns: Returns, *, epoch: int) -> GateDecision | None:
+    def judge(
+        self, game: str, returns: Returns, *, epoch: int, reads_file: bool = True
+    ) -> GateDecision | None:
         """Compare the returns of canary and champion since the canary started.
 
-        If that is conclusive, the canary is promoted or rejected, and the alias cleared. Returns
-        None without a canary to compare.
+        If that is conclusive, the canary is promoted or rejected, and the alias cleared. With
+        `reads_file`, a canary whose file is damaged is rejected at once: games cannot play it.
+        Returns None without a canary to compare.
         """
         now = self._registry.catalogue(game)
         canary = now.aliases.get("canary")
@@ -121,14 +127,14 @@ class Gatekeeper:
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
         decision = compare(canary_episodes, champion_episodes, self.bounds)
-        if decision.decision == "wait":
-            return decision
-        if decision.decision == "promote":
-            # The file may have been damaged since it was checked; no game could load it.
+        if decision.decision == "promote" or reads_file:
+            # The file may have been damaged since it was checked.
             try:
                 self._registry.policy(game, canary.model_no)
             except (Refused, Corrupt) as error:
                 decision = GateDecision("reject", f"its file is no longer valid: {error}")
+        if decision.decision == "wait":
+            return decision
         if decision.decision == "promote":
             self._registry.set_alias(
                 game, "champion", canary.model_no, why=decision.why, epoch=epoch
@@ -194,8 +200,13 @@ def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds
 
 
 @contextlib.contextmanager
-def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterator[Play | None]:
-    """Yield a function that plays held-out episodes; None without an env that matches the spec."""
+def held_out_play(
+    env_id: str | None, spec: GameSpec, *, attempt: int, max_steps: int
+) -> Iterator[Play | None]:
+    """Yield a function that plays held-out episodes; None without an env that matches the spec.
+
+    Episodes of a game without a step limit are cut after `max_steps` steps, which is logged.
+    """
     env_info = None
     if env_id:
         with contextlib.suppress(ImportError, ConfigError):
@@ -209,17 +220,27 @@ def held_out_play(env_id: str | None, spec: GameSpec, *, attempt: int) -> Iterat
         yield None
         return
     with contextlib.ExitStack() as opened:
-        evaluator = make_evaluator(choice, env_info, 100, opened)
+        evaluator = make_evaluator(
+            choice, env_info, episodes=100, max_steps=max_steps, opened=opened
+        )
 
         def play(policy: Policy, episodes: int) -> Array:
-            returns = evaluator.returns(
+            evaluated = evaluator.play(
                 policy, episodes=episodes, series=AFTERWARDS, attempt=attempt
             )
-            if returns is None:
+            if evaluated is None:
                 raise GameFailed(
                     f"{env_id} could not be played; remove it from `envs` to decide by live play"
                 )
-            return returns
+            if evaluated.n_cut:
+                _log.warning(
+                    "held_out_episodes_cut",
+                    env=env_id,
+                    episodes=episodes,
+                    cut=evaluated.n_cut,
+                    max_steps=max_steps,
+                )
+            return evaluated.returns
 
         yield play
 

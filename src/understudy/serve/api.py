@@ -19,11 +19,11 @@ from understudy.core.errors import InvalidName, Refused, StorageFull, Understudy
 from understudy.core.names import game_name
 from understudy.models import keys
 from understudy.models.keys import NO_KEY, Key, Keys
-from understudy.serve.state import GatewayState
-from understudy.serve.wire import Failed, Failure
+from understudy.serve.state import GatewayState, HeldMemory
+from understudy.serve.wire import Failed, Failure, read_json
 
 JSON = "application/json"
-_PART_BYTES = 256 * 1024
+_PART_BYTES = 64 * 1024
 _INLINE_BYTES = 32 * 1024
 """Larger compressed bodies are decompressed in a thread, so that other requests do not wait."""
 
@@ -46,6 +46,8 @@ class Call(Request):
         self.head: dict[str, str] = scope["head"]
         """Headers by name; a lookup costs a tenth of Starlette's."""
         self.key: Key | None = scope["key"]
+        self.address: str = scope.get("address", "")
+        """The client's address, by which connections and memory are counted."""
         self.game = ""
         self.content = b""
         """The complete body, decompressed."""
@@ -61,10 +63,7 @@ class Call(Request):
 
     def read(self, kind: type[Any]) -> Any:
         """Decode the body as that type; Refused if it is invalid."""
-        try:
-            return msgspec.json.decode(self.content, type=kind)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise Refused("bad_body", str(error)[:200]) from None
+        return read_json(self.content, kind)
 
     def integer(self, name: str) -> int:
         """Return a non-negative integer from the query; 0 if it is missing."""
@@ -95,7 +94,10 @@ class Answer(Response):
         *,
         kind: str = JSON,
         headers: Mapping[str, str] | None = None,
+        own_bytes: int = 0,
     ) -> None:
+        """`own_bytes` is the size of content that no other answer shares, if it may be large."""
+        self.own_bytes = own_bytes
         always = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
         media_type = None if status in (204, 304) else kind
         super().__init__(content, status, always | dict(headers or {}), media_type)
@@ -152,7 +154,16 @@ class ApiRoute(Route):
         answer = await self._answer(call)
         if self.waits:
             key_of(call.head, call.gateway_state.keys)  # the key may have been revoked meanwhile
-        await answer(scope, receive, send)
+        if answer.own_bytes:
+            await self._send_own(call, answer, send)
+        else:
+            await answer(scope, receive, send)
+
+    async def _send_own(self, call: Call, answer: Answer, send: Send) -> None:
+        with call.gateway_state.memory_budget.hold(call.key, call.address) as held:
+            held.take(answer.own_bytes)
+            held.evict = call.scope["connection"].abort
+            await answer(call.scope, call.receive, send)
 
     def _check(self, call: Call) -> None:
         if self.scope is not None:
@@ -182,23 +193,22 @@ class ApiRoute(Route):
 
     async def _answer(self, call: Call) -> Answer:
         state = call.gateway_state
-        announced = call.announced_bytes()
         if call.key is not None:
-            # A body that is too large is rejected unread, so it counts as a request without bytes.
-            wait_s = state.limits.take(call.key, announced if announced <= self.max_bytes else 0)
+            # Its bytes are charged as they arrive: the key's other players must not wait for bytes
+            # that were only announced.
+            wait_s = state.limits.take(call.key, 0)
             if wait_s > 0:
                 what = "this key exceeds its limit of requests or bytes"
                 raise Denied("too_many", f"{what}; retry in {wait_s:.2f} s", retry_after_s=wait_s)
-        with state.memory_budget.hold() as take:
+        with state.memory_budget.hold(call.key, call.address) as held:
             call.content = await read_body(
-                call, max_bytes=self.max_bytes, timeout_s=state.config.body_timeout_s, take=take
+                call, max_bytes=self.max_bytes, timeout_s=state.config.body_timeout_s, held=held
             )
             if call.key is not None:
-                # A chunked body has no Content-Length, and that of a compressed one is too small.
-                state.limits.owe(call.key, len(call.content) - announced)
                 # The key may have been revoked while a slow body arrived.
                 key_of(call.head, state.keys)
             answer: Answer = await self.endpoint(call)
+            call.content = b""  # released before the answer waits for its reader
             return answer
 
 
@@ -221,13 +231,11 @@ def _not_allowed(scope: Scope) -> Refused:
 # --- Bodies ---------------------------------------------------------------------------------------
 
 
-async def read_body(
-    call: Call, *, max_bytes: int, timeout_s: float, take: Callable[[int], None]
-) -> bytes:
+async def read_body(call: Call, *, max_bytes: int, timeout_s: float, held: HeldMemory) -> bytes:
     """Return a request's body, decompressed; Refused if it is too large, too slow or unreadable.
 
-    The size limit applies before and after decompression. `take` reserves memory: it is called with
-    the size of every part before the next is read.
+    The size limit applies before and after decompression. Memory is reserved, and the key charged,
+    for every part before the next is read.
     """
     if (announced := call.announced_bytes()) > max_bytes:
         raise Refused(
@@ -237,7 +245,8 @@ async def read_body(
     size_bytes = 0
     message: Message = {"more_body": True}
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as timeout:
+            held.evict = lambda: None if timeout.expired() else timeout.reschedule(0)
             while message.get("more_body", False):
                 message = await call.receive()
                 if message["type"] == "http.disconnect":
@@ -248,11 +257,20 @@ async def read_body(
                     raise Refused(
                         "too_large", f"the body has more than the {max_bytes} bytes allowed"
                     )
-                take(len(part))
+                held.take(len(part))
+                _charge(call, len(part))
                 parts.append(part)
     except TimeoutError:
+        if held.is_evicted:
+            raise Refused(
+                "busy",
+                "the memory for bodies is full, and this one was still arriving; send it again",
+            ) from None
         raise Refused("too_slow", f"the body did not arrive within {timeout_s:.3g} s") from None
+    finally:
+        held.evict = None
     raw = b"".join(parts)
+    parts.clear()
     encoding = call.head.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
         return raw
@@ -265,8 +283,14 @@ async def read_body(
         body = _decompressed(raw, max_bytes)
     else:
         body = await asyncio.to_thread(_decompressed, raw, max_bytes)
-    take(len(body))
+    held.take(len(body))
+    _charge(call, len(body) - len(raw))
     return body
+
+
+def _charge(call: Call, size_bytes: int) -> None:
+    if call.key is not None:
+        call.gateway_state.limits.owe(call.key, size_bytes)
 
 
 def _decompressed(raw: bytes, max_bytes: int) -> bytes:
@@ -303,6 +327,7 @@ STATUS = {
     "bad_encoding": 415,
     "too_many": 429,
     "head_too_large": 431,
+    "keys_damaged": 503,
     "not_ready": 503,
     "busy": 503,
 }
@@ -315,8 +340,7 @@ class Denied(Refused):
     def __init__(
         self, reason: str, detail: str, *, retry_after_s: float | None = None, allow: str = ""
     ) -> None:
-        super().__init__(reason, detail)
-        self.retry_after_s = retry_after_s
+        super().__init__(reason, detail, retry_after_s=retry_after_s)
         self.allow = allow
 
 
@@ -338,6 +362,10 @@ def error_answer(error: Exception) -> Answer:
         case StorageFull():
             code = "not_available"
             detail = "the storage is full at the moment"
+            status = 503
+        case MemoryError():
+            code = "busy"
+            detail = "the gateway has no memory left at the moment; try again"
             status = 503
         case UnderstudyError() | OSError():
             # The client learns that it can retry, but nothing about the storage.

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import structlog
 
@@ -20,7 +21,7 @@ from understudy.models.registry import Registry
 from understudy.nn.heads import env_actions, masked
 from understudy.nn.policy import Policy
 from understudy.ports import LiveModels
-from understudy.serve.wire import Acted, Advice, Advised, Ask
+from understudy.serve.wire import Acted, Advice, Advised, Ask, read_numbers
 
 _log = structlog.get_logger("understudy.gateway")
 GATHER_S = 0.002
@@ -370,7 +371,8 @@ def _as_json(action: Any) -> Any:
     return action.tolist() if isinstance(action, np.ndarray) else action
 
 
-def _columns(spec: GameSpec, obs: Any) -> dict[str, Array]:
+def _columns(spec: GameSpec, raw: msgspec.Raw) -> dict[str, Array]:
+    obs = read_numbers(raw, (space.shape for space in spec.obs.values()), what="obs")
     columns = {
         name: np.empty((1, *space.shape), space.dtype) for name, space in spec.obs_columns.items()
     }
@@ -395,6 +397,9 @@ def _action_mask(spec: GameSpec, action_mask: list[bool] | None) -> Array | None
 
 
 def _decide(group: list[_Question], seed: int) -> list[Any]:
+    if all(question.answer.done() for question in group):
+        # All timed out while they queued; computing them would delay the next ones.
+        return [None] * len(group)
     policy = group[0].policy
     obs = {
         name: np.concatenate([question.obs[name] for question in group]) for name in group[0].obs

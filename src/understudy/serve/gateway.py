@@ -12,13 +12,13 @@ import structlog
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from understudy.core.errors import ConfigError, Refused, UnderstudyError
+from understudy.core.errors import ConfigError, Corrupt, Refused, UnderstudyError
 from understudy.models.keys import Keys
 from understudy.serve.api import Answer, ApiRoute, error_answer, key_of, not_found
 from understudy.serve.pages import PAGES, load_pages
 from understudy.serve.routes import ROUTES
 from understudy.serve.state import GatewayState
-from understudy.serve.wire import MAX_HEAD_BYTES
+from understudy.serve.wire import HEAD_TOO_LARGE, MAX_HEAD_BYTES, MAX_HEADERS
 
 _log = structlog.get_logger("understudy.gateway")
 _MAX_PATH = 512
@@ -113,6 +113,8 @@ class Gateway:
                 return await Answer(b"", 204)(scope, receive, answer)
             scope["own_origins"] = own_origins(scope["scheme"], host, state.config.hosts)
             scope["key"] = key_of(head, state.keys)
+            if scope["key"] is not None:
+                scope["connection"].show_key()
             # The undecoded path, since an encoded slash must not separate parts of it.
             scope["path"] = scope["raw_path"].decode("latin-1")
             return await self._router(scope, receive, answer)
@@ -131,7 +133,10 @@ class Gateway:
 
 
 async def follow_keys(state: GatewayState) -> None:
-    """Read the keys regularly; if that fails, log it once and keep the known keys valid."""
+    """Read the keys regularly; if that fails, log it once and keep the known keys valid.
+
+    If the stored keys are damaged so that a revocation may be lost, no key is valid.
+    """
     loop = asyncio.get_running_loop()
     is_failing = False
     while True:
@@ -143,7 +148,9 @@ async def follow_keys(state: GatewayState) -> None:
                 _log.warning(
                     "keys_not_readable",
                     error=str(error)[:300],
-                    next="the known keys stay valid",
+                    next="no key is accepted until the keys are repaired"
+                    if isinstance(error, Corrupt)
+                    else "the known keys stay valid",
                 )
             is_failing = True
         else:
@@ -178,12 +185,9 @@ def read_head(scope: Scope) -> dict[str, str]:
             # A proxy in front of the gateway might use the other value.
             raise Refused("bad_headers", f"the header {name} is repeated; send it once")
         head[name] = raw_value.decode("latin-1")
-    if size_bytes > MAX_HEAD_BYTES:
+    if size_bytes > MAX_HEAD_BYTES or len(scope["headers"]) > MAX_HEADERS:
         # Checked here too, since `server.py` does not count a head that arrives in one piece.
-        raise Refused(
-            "head_too_large",
-            f"the head of a request has more than {MAX_HEAD_BYTES} bytes; send smaller headers",
-        )
+        raise Refused("head_too_large", HEAD_TOO_LARGE)
     return head
 
 

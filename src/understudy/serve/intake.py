@@ -1,6 +1,7 @@
 """How experience enters the stream: JSON becomes frames, frames are checked and appended."""
 
 import asyncio
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,11 +32,14 @@ from understudy.experience.intake import Intake
 from understudy.ingest.check import check_against_spec
 from understudy.models.keys import Key
 from understudy.ports import Ack, Stream
-from understudy.serve.wire import ChunkColumns, Close
+from understudy.serve.wire import ChunkColumns, Close, read_numbers
 
 _log = structlog.get_logger("understudy.gateway")
 _MAX_APPEND_BYTES = 8 * 1024 * 1024
 _RETRY_AFTER_S = 1.0
+_LOG_EVERY_S = 60.0
+_MAX_ROWS = 2 * MAX_STEPS
+"""Rows of a chunk, at most: a final or bootstrap row follows at least one step."""
 
 # --- Columns: JSON experience, converted to the same frames that other clients send ---------------
 
@@ -49,21 +53,23 @@ def frame_of(sent: ChunkColumns, specs: Mapping[str, GameSpec]) -> tuple[Frame, 
                 "unknown_schema", f"this game has no such schema; send one of {sorted(specs)[:4]}"
             )
         return _frame(sent, specs[sent.schema]), player
-    frames = []
+    fitting = None
     refused = Refused("unknown_schema", "no spec of this game is known; register one")
     for spec in specs.values():
         try:
-            frames.append(_frame(sent, spec))
+            frame = _frame(sent, spec)
         except Refused as error:
             refused = error
-    if len(frames) > 1:
-        raise Refused(
-            "which_schema",
-            f"the columns fit {len(frames)} specs of this game; choose one with 'schema'",
-        )
-    if not frames:
+            continue
+        if fitting is not None:
+            raise Refused(
+                "which_schema",
+                "the columns fit more than one spec of this game; choose one with 'schema'",
+            )
+        fitting = frame
+    if fitting is None:
         raise refused
-    return frames[0], player
+    return fitting, player
 
 
 def close_of(sent: Close) -> tuple[Frame, PlayerName]:
@@ -97,27 +103,33 @@ def _frame(sent: ChunkColumns, spec: GameSpec) -> Frame:
 
 
 def _arrays(sent: ChunkColumns, spec: GameSpec) -> dict[str, Array]:
-    dtypes: dict[str, Any] = {
-        name: np.dtype(dtype) for name, dtype in (REQUIRED | OPTIONAL).items()
+    kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+        name: (np.dtype(dtype), ()) for name, dtype in (REQUIRED | OPTIONAL).items()
     }
-    dtypes |= {
-        name: space.dtype for name, space in (spec.obs_columns | spec.action_columns).items()
+    kinds |= {
+        name: (space.dtype, space.shape)
+        for name, space in (spec.obs_columns | spec.action_columns).items()
     }
-    dtypes["action_mask"] = np.dtype(np.bool_)
-    if unknown := sent.columns.keys() - dtypes.keys():
+    n_actions = spec.discrete.n if spec.discrete is not None else 0
+    kinds["action_mask"] = (np.dtype(np.bool_), (n_actions,))
+    if unknown := sent.columns.keys() - kinds.keys():
         names = [name[:40] for name in sorted(unknown)[:4]]
         raise Refused(
-            "bad_columns", f"{names} are not columns of {spec.game}; known: {sorted(dtypes)[:40]}"
+            "bad_columns", f"{names} are not columns of {spec.game}; known: {sorted(kinds)[:40]}"
         )
     if missing := {*REQUIRED, *spec.obs_columns, *spec.action_columns} - sent.columns.keys():
         raise Refused("bad_columns", f"the columns {sorted(missing)[:8]} are missing; add them")
-    return {name: _array(name, values, dtypes[name]) for name, values in sent.columns.items()}
+    return {name: _array(name, values, *kinds[name]) for name, values in sent.columns.items()}
 
 
-def _array(name: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
+def _array(name: str, values: msgspec.Raw, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if b'"' in bytes(values):
+        # NumPy would make every element as wide as the longest text.
+        raise Refused("bad_columns", f"column {name} contains text; send numbers")
+    numbers = read_numbers(values, [(_MAX_ROWS, *shape)], what=f"column {name}")
     try:
         with np.errstate(all="ignore"):
-            received = np.array(values)
+            received = np.array(numbers)
             array = received.astype(dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise Refused(
@@ -175,6 +187,7 @@ class Admission:
         self._deployment_key = deployment_key
         self._clock = clock
         self._intakes: dict[str, Intake] = {}
+        self._log_at_s = -math.inf
 
     def admit(
         self,
@@ -183,7 +196,7 @@ class Admission:
         frames: Sequence[Frame | Refused],
         players: Mapping[uuid.UUID, PlayerName],
     ) -> list[Admitted | Refused]:
-        """Return each frame with player and time set, or why it is rejected for good.
+        """Return each frame with player and time set, or why it is rejected, for good or for now.
 
         The game must be registered.
         """
@@ -192,6 +205,10 @@ class Admission:
             intake = self._intakes[game] = Intake(self._deployment_key, GameName(game), self._clock)
         outcomes = iter(intake.admit([item for item in frames if isinstance(item, Frame)], players))
         stamped = [next(outcomes) if isinstance(item, Frame) else item for item in frames]
+        again = [item for item in stamped if isinstance(item, Refused) and item.retry_after_s]
+        if again and self._clock.monotonic() >= self._log_at_s:
+            self._log_at_s = self._clock.monotonic() + _LOG_EVERY_S
+            _log.error(again[0].reason, game=game, error=again[0].detail)
         return [_allowed(item, key, game) if isinstance(item, Frame) else item for item in stamped]
 
 

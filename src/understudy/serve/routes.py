@@ -22,7 +22,7 @@ from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import Catalogue
 from understudy.models.keys import Key
 from understudy.models.manifest import Manifest
-from understudy.ports import Ack, LiveModels
+from understudy.ports import LiveModels, refused_ack
 from understudy.serve import wire
 from understudy.serve.api import JSON, Answer, ApiRoute, Call
 from understudy.serve.intake import Admitted, close_of, frame_of
@@ -84,7 +84,7 @@ async def _send(call: Call, batch: FrameBatch) -> Answer:
     recording_rate = state.count(call.game, admitted, appended, batch.skipped_steps)
     remaining_acks = iter(appended)
     acks = [
-        next(remaining_acks) if isinstance(outcome, Admitted) else Ack(False, refused=str(outcome))
+        next(remaining_acks) if isinstance(outcome, Admitted) else refused_ack(outcome)
         for outcome in outcomes
     ]
     return Answer(wire.SendResponse(acks=acks, recording_rate=recording_rate))
@@ -174,13 +174,13 @@ async def show_policy(call: Call) -> Answer:
     """Return any model's policy; fails unless its bytes match the signed hash."""
     manifest, _ = await _model(call)
     served = await call.gateway_state.bots.now(call.game)
-    raw = (
-        served.raw
-        if served.model_no == manifest.model_no
-        else await _on_disk(call, _signed_policy, call, manifest)
-    )
+    is_shared = served.model_no == manifest.model_no
+    raw = served.raw if is_shared else await _on_disk(call, _signed_policy, call, manifest)
     return Answer(
-        raw, kind=POLICY_TYPE, headers={"cache-control": "private, max-age=31536000, immutable"}
+        raw,
+        kind=POLICY_TYPE,
+        headers={"cache-control": "private, max-age=31536000, immutable"},
+        own_bytes=0 if is_shared else len(raw),
     )
 
 
@@ -265,10 +265,13 @@ async def health(call: Call) -> Answer:
 
 
 async def ready(call: Call) -> Answer:
-    return (
-        Answer(wire.Health(status="ready"))
-        if call.gateway_state.is_ready
-        else Answer(wire.Health(status="stopping"), 503)
+    """Requests are served even if another role is down: acknowledged frames are in the stream."""
+    state = call.gateway_state
+    if not state.is_ready:
+        return Answer(wire.Readiness(status="stopping"), 503)
+    is_well = not set(state.roles.values()) & {"silent", "waiting", "ended", "unknown"}
+    return Answer(
+        wire.Readiness(status="ready" if is_well else "degraded", roles=dict(state.roles))
     )
 
 
@@ -349,7 +352,7 @@ ROUTES = (
         max_bytes=16 * _KIB,
     ),
     ApiRoute("GET", "/healthz", None, health, "Whether the process is alive", gives=wire.Health),
-    ApiRoute("GET", "/readyz", None, ready, "Whether requests can be served", gives=wire.Health),
+    ApiRoute("GET", "/readyz", None, ready, "Whether requests can be served", gives=wire.Readiness),
     ApiRoute("GET", "/metrics", "read", metrics, "Metrics for Prometheus", gives="text/plain"),
     ApiRoute("GET", "/v1/openapi.json", "play", openapi, "This document", gives=JSON),
     ApiRoute("GET", "/v1/games", "play", list_games, "Registered games", gives=wire.GameList),

@@ -5,9 +5,11 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from understudy.core.errors import ConfigError
 from understudy.core.location import is_loopback
 from understudy.serve.gateway import Gateway
-from understudy.serve.wire import MAX_HEAD_BYTES, Failed, Failure
+from understudy.serve.wire import (
+    HEAD_TOO_LARGE,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    Failed,
+    Failure,
+)
 
 _BACKLOG = 2048
 _OTHER_FILES = 256
+_MAX_PIPELINED = 64
+_MAX_PIPELINED_BYTES = 64 * 1024
+"""Requests of a connection, and their bytes, that may wait for the answer to an earlier one."""
+_MAX_PROXIES = 16
 _GOODBYE_S = 1.0
 """How long a client may take to read the rest of an answer on a closing connection."""
 
@@ -38,8 +50,12 @@ class Listen:
     certificate_key: Path | None = None
     insecure: bool = False
     """Whether to allow plain HTTP from other machines, where something else encrypts."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies, whose X-Forwarded-For header names the client."""
     max_connections: int = 8192
-    """Maximum number of connections; requests beyond it are answered with 503."""
+    """Maximum number of connections; beyond it, the address with the most loses one."""
+    max_keyless_connections: int = 1024
+    """Maximum number of connections of one address that have not sent a valid key."""
     head_timeout_s: float = 10.0
     """How long a client may take to send a request's head."""
     body_timeout_s: float = 20.0
@@ -69,11 +85,20 @@ class Listen:
             self.idle_timeout_s,
             self.drain_s,
         )
-        if self.max_connections < 1 or not all(0 < time_s < 1e6 for time_s in times):
+        most = (self.max_connections, self.max_keyless_connections)
+        if min(most) < 1 or not all(0 < time_s < 1e6 for time_s in times):
             raise ConfigError(
-                f"max_connections is {self.max_connections} and the timeouts are {times} s; pass "
-                "at least 1 connection, and timeouts above 0 and below 1e6"
+                f"max_connections and max_keyless_connections are {most} and the timeouts are "
+                f"{times} s; pass at least 1 connection, and timeouts above 0 and below 1e6"
             )
+        for proxy in self.trusted_proxies:
+            try:
+                ip_network(proxy)
+            except ValueError as error:
+                raise ConfigError(
+                    f"trusted_proxies has {proxy[:60]!r}: {error}; pass addresses or networks, "
+                    "such as 10.0.0.7 or 10.0.0.0/8"
+                ) from None
 
 
 class GatewayServer:
@@ -83,14 +108,12 @@ class GatewayServer:
         self._gateway = gateway
         self._uvicorn = _Uvicorn(gateway, listen)
         self._socket = _bound(listen)
-        self._max_connections = listen.max_connections
         self.port: int = self._socket.getsockname()[1]
         name = f"[{listen.host}]" if ":" in listen.host else listen.host
         self.url = f"{'https' if listen.certificate else 'http'}://{name}:{self.port}"
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is called and all requests in progress are answered."""
-        _allow_files(self._max_connections)
         try:
             with asyncio.Runner(loop_factory=_new_loop) as runner:
                 runner.run(self._serve(on_ready))
@@ -109,17 +132,23 @@ class GatewayServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without signal handlers; when it stops, it ends the gateway's long polls."""
+    """uvicorn's server without signal handlers; when it stops, it ends the gateway's long polls.
+
+    With TLS it accepts connections itself, since they must be counted before their handshake.
+    """
 
     def __init__(self, gateway: Gateway, listen: Listen) -> None:
         self._gateway = gateway
-        self._connections: set[Connection] = set()
-        facts = {"listen": listen, "others": self._connections}
+        self._listen = listen
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections = Connections(listen)
+        facts = {"listen": listen, "others": self.connections}
+        self._protocol: Any = type("Connection", (Connection,), facts)
         # uvicorn's warnings about invalid requests would flood the log.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         config = uvicorn.Config(
             gateway,
-            http=type("Connection", (Connection,), facts),
+            http=self._protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -127,7 +156,6 @@ class _Uvicorn(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             backlog=_BACKLOG,
-            limit_concurrency=listen.max_connections,
             timeout_keep_alive=listen.idle_timeout_s,
             timeout_graceful_shutdown=listen.drain_s,
             ssl_certfile=listen.certificate,
@@ -146,12 +174,180 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.ssl is None:
+            return await super().startup(sockets)
+        assert sockets is not None
+        self.servers = []
+        self._start(self._accept(sockets[0]))
+        self.started = True
+        return None
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        while True:
+            try:
+                accepted, peer = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # the client has gone, or no descriptor is left
+                await asyncio.sleep(_GOODBYE_S / 10)
+            else:
+                self._start(self._secure(accepted, peer[0]))
+
+    async def _secure(self, accepted: socket.socket, peer: str) -> None:
+        """Complete the TLS handshake in time, as a connection without a key."""
+        handshake = Handshake()
+        is_proxy = self.connections.is_trusted(peer)
+        self.connections.use(handshake, "" if is_proxy else client_address(peer))
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._protocol(
+                    config=self.config,
+                    server_state=self.server_state,
+                    app_state=self.lifespan.state,
+                ),
+                accepted,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self._listen.head_timeout_s,
+            )
+        except OSError:  # includes TLS errors
+            accepted.close()
+        finally:
+            self.connections.discard(handshake)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.drain()
+        for task in list(self._tasks):
+            task.cancel()
         await super().shutdown(sockets)
-        for connection in list(self._connections):
-            connection.transport.abort()
+        for connection in self.connections.all():
+            connection.abort()
         await asyncio.sleep(0)
+
+
+class Handshake:
+    """A connection whose TLS handshake is in progress."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.has_key = False
+        self.is_gone = False
+        self._task = asyncio.current_task()
+
+    def abort(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
+
+@dataclass(slots=True)
+class _Client:
+    """The connections of one address, in order of last use."""
+
+    connections: dict["Connection | Handshake", None] = field(default_factory=dict)
+    keyless: dict["Connection | Handshake", None] = field(default_factory=dict)
+    """Those that have not sent a valid key yet."""
+
+
+class Connections:
+    """All connections of a server by address; closes one when there are too many.
+
+    An address with too many connections without a key loses one of these. When the server has too
+    many, the address with the most loses one. Either way it is the one that was used longest ago,
+    so a new connection always gets in, and one address cannot lock out the others.
+    """
+
+    def __init__(self, listen: Listen) -> None:
+        self._max_connections = _allow_files(listen.max_connections)
+        self._max_keyless = listen.max_keyless_connections
+        self._trusted = [ip_network(proxy) for proxy in listen.trusted_proxies]
+        self._clients: dict[str, _Client] = {}
+        self._n_connections = 0
+
+    def all(self) -> list["Connection | Handshake"]:
+        return [each for client in self._clients.values() for each in client.connections]
+
+    def is_trusted(self, text: str) -> bool:
+        """Whether this is the address of a trusted proxy."""
+        address = _ip(text) if self._trusted else None
+        return address is not None and any(address in network for network in self._trusted)
+
+    def forwarded(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
+        """The client of a request from a trusted proxy: the last address that is not a proxy's."""
+        value = b",".join(value for name, value in headers if name == b"x-forwarded-for")
+        for text in reversed(value.decode("latin-1").split(",")[-_MAX_PROXIES:]):
+            if text.strip() and not self.is_trusted(text.strip()):
+                return client_address(text.strip())
+        return client_address(peer)
+
+    def use(self, connection: "Connection | Handshake", address: str) -> None:
+        """Add a connection, or make it the last used one; close another if there are too many.
+
+        The address is empty for a connection of a proxy that has not sent a request yet.
+        """
+        if connection.is_gone:
+            return
+        if address != connection.address:
+            self.discard(connection)
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = _Client()
+        if client.connections.pop(connection, _ABSENT) is _ABSENT:
+            self._n_connections += 1
+        client.connections[connection] = None
+        client.keyless.pop(connection, None)
+        if not connection.has_key:
+            client.keyless[connection] = None
+        connection.address = address
+        if address and len(client.keyless) > self._max_keyless:
+            self._close(next(iter(client.keyless)))
+        elif self._n_connections > self._max_connections:
+            busiest = max(self._clients.values(), key=lambda client: len(client.connections))
+            self._close(next(iter(busiest.connections)))
+
+    def discard(self, connection: "Connection | Handshake") -> None:
+        client = self._clients.get(connection.address)
+        if client is not None and connection in client.connections:
+            del client.connections[connection]
+            client.keyless.pop(connection, None)
+            self._n_connections -= 1
+            if not client.connections:
+                del self._clients[connection.address]
+
+    def _close(self, connection: "Connection | Handshake") -> None:
+        self.discard(connection)
+        connection.is_gone = True
+        connection.abort()
+
+
+_ABSENT = object()
+
+
+@lru_cache(4096)
+def client_address(text: str) -> str:
+    """The address that a client is counted by: of IPv6 the /64, since one client has all of it."""
+    address = _ip(text)
+    if address is None:
+        return text[:64]
+    return (
+        str(address) if address.version == 4 else str(IPv6Network((int(address) >> 64 << 64, 64)))
+    )
+
+
+def _ip(text: str) -> IPv4Address | IPv6Address | None:
+    """Parse an address, which may have a port or a zone; None if it is not an address."""
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 class Connection(HttpToolsProtocol):
@@ -159,14 +355,14 @@ class Connection(HttpToolsProtocol):
 
         connected ─ head ─► head complete ─ body ─► complete ─► answered ─ idle ─► next head …
 
-    uvicorn limits only the idle time. Here head and body must arrive in time, the size of a head is
-    limited, and an answer must be read in time; a connection that exceeds a limit is aborted. The
-    class overrides callbacks of asyncio (`connection_made` …) and of httptools (`on_message_begin`
-    …), and three of uvicorn's.
+    uvicorn limits only the idle time. Here head and body must arrive in time, the size of a head
+    and the requests that wait behind another are limited, and an answer must be read in time; a
+    connection that exceeds a limit is aborted. The class overrides callbacks of asyncio
+    (`connection_made` …) and of httptools (`on_message_begin` …), and three of uvicorn's.
     """
 
     listen: Listen
-    others: "set[Connection]"
+    others: Connections
     """Every open connection of the server; this and `listen` are set in a subclass."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -179,7 +375,24 @@ class Connection(HttpToolsProtocol):
         self._is_arriving = False
         self._is_last = False
         self._head_bytes = 0
+        self._pipelined_bytes = 0
         self._unanswered = 0
+        self._peer = ""
+        self._is_from_proxy = False
+        self.address = ""
+        """The client's address; behind a proxy, of the client that sent the last request."""
+        self.has_key = False
+        """Whether a request with a valid key has been received."""
+        self.is_gone = False
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def show_key(self) -> None:
+        """Count this connection as one with a key from now on."""
+        if not self.has_key:
+            self.has_key = True
+            self.others.use(self, self.address)
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -216,26 +429,30 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.others.add(self)
+        self._peer = self.client[0] if self.client else ""
+        self._is_from_proxy = self.others.is_trusted(self._peer)
+        self.others.use(self, "" if self._is_from_proxy else client_address(self._peer))
         self._within(self.listen.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.others.discard(self)
+        self.is_gone = True
         for timer in (self._timer, self._stalled):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._is_in_head
         super().data_received(data)
-        self._head_bytes = self._head_bytes + len(data) if was_in_head and self._is_in_head else 0
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
+        is_too_large = self._head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS
+        if self._is_in_head and is_too_large and not self.transport.is_closing():
             self._refuse(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                "head_too_large",
-                f"the head of a request has more than {MAX_HEAD_BYTES} bytes; send smaller headers",
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", HEAD_TOO_LARGE
             )
+        self._pipelined_bytes = self._pipelined_bytes + len(data) if self.pipeline else 0
+        if self._pipelined_bytes > _MAX_PIPELINED_BYTES:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -250,6 +467,9 @@ class Connection(HttpToolsProtocol):
     # --- Callbacks of the parser ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._unanswered >= _MAX_PIPELINED:
+            self.transport.abort()
+            raise ConnectionAbortedError  # stops the parser
         self._is_in_head = True
         self._is_arriving = True
         self._within(self.listen.head_timeout_s)
@@ -258,6 +478,11 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._unanswered += 1
+        address = self.address
+        if self._is_from_proxy:
+            address = self.others.forwarded(self._peer, self.headers)
+        self.others.use(self, address)
+        self.scope.update(address=address, connection=self)  # type: ignore[call-arg]
         self._within(self.listen.body_timeout_s)
         super().on_headers_complete()
 
@@ -288,6 +513,8 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP in the same form as every other error."""
+        if self.transport.is_closing():  # the parser was stopped by a limit
+            return
         self._refuse(HTTPStatus.BAD_REQUEST, "bad_http", "this is not a valid HTTP/1.1 request")
 
     def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
@@ -306,17 +533,20 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _allow_files(n_connections: int) -> None:
-    """Raise the limit of open files to what the connections need, as far as the system allows."""
+def _allow_files(n_connections: int) -> int:
+    """Raise the limit of open files for this many connections; return how many it allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return
+        return n_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = n_connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return n_connections
+    most = max(soft, needed if hard == resource.RLIM_INFINITY else min(needed, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    # Without descriptors left, new connections could not even be accepted.
+    return max(1, min(n_connections, most - min(_OTHER_FILES, most // 2)))
 
 
 def _bound(listen: Listen) -> socket.socket:

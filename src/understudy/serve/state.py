@@ -7,9 +7,9 @@ number of steps played is known exactly, whatever share is recorded.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -43,6 +43,8 @@ _MAX_SKIPPED_STEPS = 1_000_000
 BURST_S = 2.0
 """A key may use the allowance of this many seconds at once, so that a short burst passes."""
 _MAX_BUCKETS = 100_000
+_STALLED_S = 1.0
+"""When memory is full, a request that has received nothing for this long is evicted first."""
 _WINDOW_S = 20.0
 """Time constant of the estimated rate of played steps: steps this old count about a third."""
 
@@ -68,7 +70,7 @@ class GatewayConfig:
     decide_within_s: float = 0.05
     """The timeout of a decision, after which a game gets a random valid action."""
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Memory for the bodies of all requests together; requests beyond it must retry."""
+    """Memory for the bodies of all requests together; stalled or excessive ones are rejected."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
@@ -144,8 +146,12 @@ class SpecCache:
 
     async def register(self, spec: GameSpec, *, may_add: bool) -> None:
         """Register a spec; Refused if it is new and the caller may not add specs."""
-        if spec.schema in await self._run(self._read, spec.game):
-            return
+        try:
+            if spec.schema in await self._run(self._read, spec.game):
+                return
+        except Corrupt:
+            if not may_add:
+                raise  # only a caller that may add specs repairs a damaged one
         if not may_add:
             raise Refused(
                 "not_registered", f"{spec.game} is not registered with this schema; {_HOW}"
@@ -238,7 +244,7 @@ class Limits:
         return wait_s
 
     def owe(self, key: Key, size_bytes: int) -> None:
-        """Charge the key for bytes beyond Content-Length, which delays its later requests."""
+        """Charge the key for bytes of a body that arrived, which delays its later requests."""
         bucket = self._buckets.get(key.id)
         if bucket is not None and size_bytes > 0:
             bucket.size_bytes -= size_bytes
@@ -280,28 +286,90 @@ class Quota:
         return min(1.0, self._target / played) if played > 0 else 1.0
 
 
+@dataclass(slots=True, eq=False)
+class HeldMemory:
+    """Memory of one request; `evict` is set while it may be freed for another request."""
+
+    budget: "MemoryBudget"
+    owner: tuple[str, str]
+    """Key and address."""
+    size_bytes: int = 0
+    at_s: float = 0.0
+    """When bytes last arrived."""
+    evict: Callable[[], None] | None = None
+    is_evicted: bool = False
+
+    def take(self, size_bytes: int) -> None:
+        """Reserve more bytes; Refused if none are left."""
+        self.budget.make_room(self, size_bytes)
+        self.budget.left_bytes -= size_bytes
+        self.size_bytes += size_bytes
+
+    def release(self) -> None:
+        """Release all reserved bytes."""
+        self.budget.left_bytes += self.size_bytes
+        self.size_bytes = 0
+
+    def __enter__(self) -> "HeldMemory":
+        self.budget.held.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.budget.held.discard(self)
+        self.release()
+
+
 class MemoryBudget:
-    """Limits the memory for the bodies of all requests together; for the event loop only."""
+    """Limits the memory for the bodies of all requests together; for the event loop only.
 
-    def __init__(self, most_bytes: int) -> None:
+    When it is full, requests that are still waiting for data from their client are evicted: first
+    those that have stalled, then those of the key that holds most, and within that key, of the
+    address that holds most. So neither a game nor a player can lock out the others, although all
+    players of a game share its key.
+    """
+
+    def __init__(self, most_bytes: int, clock: Clock) -> None:
         self.left_bytes = most_bytes
+        self._clock = clock
+        self.held: set[HeldMemory] = set()
 
-    @contextmanager
-    def hold(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes until the block ends, or raises Refused."""
-        held_bytes = 0
+    def hold(self, key: Key | None, address: str) -> HeldMemory:
+        """Return an empty reservation, a context manager that releases it."""
+        return HeldMemory(self, (key.id if key is not None else "", address))
 
-        def take(size_bytes: int) -> None:
-            nonlocal held_bytes
-            if size_bytes > self.left_bytes:
+    def make_room(self, requester: HeldMemory, size_bytes: int) -> None:
+        """Evict other requests until this many bytes are left; Refused if none may be evicted."""
+        now_s = self._clock.monotonic()
+        requester.at_s = now_s
+        while size_bytes > self.left_bytes:
+            by_key = defaultdict[str, int](int, {requester.owner[0]: size_bytes})
+            by_owner = defaultdict[tuple[str, str], int](int, {requester.owner: size_bytes})
+            for held in self.held:
+                by_key[held.owner[0]] += held.size_bytes
+                by_owner[held.owner] += held.size_bytes
+            others = [
+                held
+                for held in self.held
+                if held.evict is not None and held.size_bytes and held is not requester
+            ]
+            victim = min(others, key=lambda held: held.at_s, default=None)
+            if victim is not None and now_s - victim.at_s < _STALLED_S:
+                victim = max(
+                    others,
+                    key=lambda held: (by_key[held.owner[0]], by_owner[held.owner], -held.at_s),
+                )
+                if (by_key[victim.owner[0]], by_owner[victim.owner]) <= (
+                    by_key[requester.owner[0]],
+                    by_owner[requester.owner],
+                ):
+                    victim = None
+            if victim is None:
                 raise Refused("busy", "too many large requests at once; try again")
-            self.left_bytes -= size_bytes
-            held_bytes += size_bytes
-
-        try:
-            yield take
-        finally:
-            self.left_bytes += held_bytes
+            assert victim.evict is not None
+            victim.is_evicted = True
+            victim.evict()
+            victim.evict = None
+            victim.release()
 
 
 @dataclass(slots=True)
@@ -316,6 +384,8 @@ class GatewayState:
     deployment_key: bytes
     clock: Clock
     is_ready: bool = field(default=False, init=False)
+    roles: Mapping[str, str] = field(default_factory=dict, init=False)
+    """The state of each role that runs beside this gateway, by name; `/readyz` returns it."""
 
     disk: ThreadPoolExecutor = field(init=False)
     """Threads that read and write the registry."""
@@ -332,7 +402,7 @@ class GatewayState:
     def __post_init__(self) -> None:
         self.disk = ThreadPoolExecutor(8, thread_name_prefix="understudy-gateway")
         self.limits = Limits(self.clock)
-        self.memory_budget = MemoryBudget(self.config.max_bodies_bytes)
+        self.memory_budget = MemoryBudget(self.config.max_bodies_bytes, self.clock)
         self.admission = Admission(self.deployment_key, self.clock)
         self.appender = Appender(self.stream)
         self.specs = SpecCache(self.registry, self.disk, self.clock)

@@ -1,10 +1,13 @@
 """The JSON types of the API; its OpenAPI document is generated from them."""
 
+import math
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from understudy.core.errors import Refused
 from understudy.experience.frame import MAX_COUNT
 from understudy.ports import Ack
 
@@ -17,6 +20,58 @@ Schema = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum size of a request's head: its request line and headers."""
+MAX_HEADERS = 100
+HEAD_TOO_LARGE = (
+    f"the head of a request has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers; send "
+    "fewer and smaller headers"
+)
+MAX_TEXTS = 65_536
+"""Maximum number of objects, keys and texts in a JSON body."""
+
+
+def read_json(content: bytes, kind: Any) -> Any:
+    """Decode a JSON body as that type; Refused if it is invalid.
+
+    Objects and texts, which need many times their size in memory, are counted before anything is
+    allocated: the lengths in the types are only checked once everything is decoded.
+    """
+    n_texts = content.count(b"{") + content.count(b'"') // 2
+    if n_texts > MAX_TEXTS:
+        raise Refused(
+            "bad_body",
+            f"the body has {n_texts} objects, keys and texts; send at most {MAX_TEXTS}",
+        )
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Refused("bad_body", str(error)[:200]) from None
+
+
+def read_numbers(raw: msgspec.Raw, shapes: Iterable[tuple[int, ...]], *, what: str) -> Any:
+    """Decode nested lists of numbers, or objects of them; Refused if they exceed these shapes.
+
+    Values and lists are counted before anything is allocated.
+    """
+    text = bytes(raw)
+    n_values = text.count(b",")
+    n_lists = text.count(b"[") + text.count(b"{")
+    max_values = 0
+    max_lists = 0
+    for shape in shapes:
+        max_values += math.prod(shape)
+        # Lists within lists, and the objects or lists around this part.
+        max_lists += len(shape) * math.prod(shape[:-1]) + _MAX_PATH
+    if n_values > max_values + _MAX_PATH or n_lists > max_lists:
+        raise Refused(
+            "bad_shape",
+            f"{what} has {n_values + 1} values in {n_lists} lists; at most {max_values} values in "
+            f"{max_lists} lists fit this game",
+        )
+    return read_json(text, Any)
+
+
+_MAX_PATH = 8
+"""Levels above a part of an observation, at most."""
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +133,8 @@ class ChunkColumns(Struct, frozen=True, kw_only=True):
     """The schema of the game's spec; optional if the columns fit only one spec."""
     consent: Text = "unknown"
     client: Text = "json"
-    columns: dict[str, list[Any]]
+    columns: dict[str, msgspec.Raw]
+    """Lists of numbers, decoded by `read_numbers` once the column's shape is known."""
     episodes: Annotated[list[Note], Meta(max_length=4096)] | None = None
     """A note per episode in the chunk; null: none, and episodes start where `is_first` is true."""
     skipped_steps: Count = 0
@@ -134,7 +190,8 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
 class Ask(Struct, frozen=True, kw_only=True):
     """A request for a decision: an observation and the valid actions."""
 
-    obs: Any
+    obs: msgspec.Raw
+    """Numbers in the game's shape, decoded by `read_numbers`."""
     action_mask: list[bool] | None = None
     """Whether each action is valid; null: all are."""
     deterministic: bool = True
@@ -186,6 +243,16 @@ class Pointed(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Whether the gateway is alive and ready."""
+    """Whether the gateway is alive."""
 
-    status: Literal["ok", "ready", "starting", "stopping"]
+    status: Literal["ok"]
+
+
+class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether the gateway serves requests, and the state of the roles that run beside it."""
+
+    status: Literal["ready", "degraded", "stopping"]
+    """`degraded`: requests are served, but another role is down."""
+    roles: dict[str, str] = {}
+    """By role: starting, running, silent, waiting (for its restart), stopping, ended, unknown or
+    not running."""

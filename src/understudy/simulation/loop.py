@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from understudy.act.evaluate import evaluate
 from understudy.act.vector import make_envs
 from understudy.backends.addresses import create_stream, init_store, open_store, open_stream
@@ -190,7 +188,7 @@ class BotJudge:
 
     def evaluate(self, model_no: int, policy: Policy) -> str:
         """Evaluate a champion; describe its mean return, or its share of points in a match."""
-        estimate = mean(np.asarray(evaluate(policy, self._envs, seeds=self._seeds)))
+        estimate = mean(evaluate(policy, self._envs, seeds=self._seeds).returns)
         self.returns[model_no] = estimate
         if not self.is_match:
             return (

@@ -3,23 +3,29 @@
 import hashlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from understudy.backends.data import DataFolder
 from understudy.backends.deployment import open_link, register
 from understudy.backends.local import (
+    EXPIRED,
     FORGOTTEN,
+    QUARANTINED,
     STORED,
     AuditedFrame,
     Findings,
     audit_store,
+    lost_in_stream,
     summary,
 )
+from understudy.client.receipts import AckedFrame
 from understudy.client.sender import send_unsent_frames
+from understudy.client.spool import unreadable_spools
 from understudy.core.canonical import canonical_json
 from understudy.core.clock import SystemClock
 from understudy.core.errors import Corrupt, Locked, Refused
@@ -30,7 +36,17 @@ from understudy.experience.session import tombstone_of
 from understudy.platform.config import Config
 from understudy.platform.ingest import open_own_ingest
 from understudy.platform.requests import send_request
-from understudy.ports import Audit, Cursor, Forgotten, FullStore, Link, Stored, Tail
+from understudy.ports import (
+    DAMAGED_STREAM,
+    Audit,
+    Cursor,
+    Forgotten,
+    FullStore,
+    Gone,
+    Link,
+    Stored,
+    Tail,
+)
 from understudy.simulation.ledger import LedgerEntry, LedgerLink, read_ledger
 
 if TYPE_CHECKING:
@@ -38,12 +54,33 @@ if TYPE_CHECKING:
 
 TailOf = Callable[[Cursor | None], Tail]
 """Returns a page of a store's tail after a cursor."""
+FrameFate = Literal["stored", "quarantined", "expired", "forgotten", "missing"]
+"""What became of an acknowledged frame; parked frames are in quarantine, too."""
+_FATES: dict[int, FrameFate] = {
+    STORED: "stored",
+    QUARANTINED: "quarantined",
+    EXPIRED: "expired",
+    FORGOTTEN: "forgotten",
+}
 _ASK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedReceipt:
+    """A client's receipt, and what became of its frame."""
+
+    session: str
+    chunk_no: int
+    fate: FrameFate
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of verify; `exit_code` is 0, 1 (loss, gap, duplicate or damage) or 2 (no ledger)."""
+    """Result of verify.
+
+    `exit_code` is 0; 1 for a loss, gap, duplicate or damage; or 2 if there are neither a ledger nor
+    receipts to compare with.
+    """
 
     steps: int
     sessions: int
@@ -65,6 +102,16 @@ class Verification:
     corrupt: tuple[str, ...]
     recovered_frames: int
     live_writer: bool
+    receipts: tuple[CheckedReceipt, ...] = ()
+    unreadable_spools: tuple[str, ...] = ()
+    """Folders of frames that cannot be sent, and were never acknowledged: a damaged spool.json,
+    as after a power cut."""
+
+    @property
+    def receipt_fates(self) -> dict[FrameFate, int]:
+        """The number of receipts by fate."""
+        counts = Counter(receipt.fate for receipt in self.receipts)
+        return {fate: counts[fate] for fate in get_args(FrameFate)}
 
     @property
     def exit_code(self) -> int:
@@ -72,21 +119,35 @@ class Verification:
             self.lost_chunks
             or self.duplicate_steps
             or self.corrupt
+            or self.receipt_fates["missing"]
             or (self.gap_chunks and not self.live_writer)
         ):
             return 1
-        return 0 if self.ledger_chunks else 2
+        return 0 if self.ledger_chunks or self.receipts else 2
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
-        return {**fields, "corrupt": list(self.corrupt), "ok": self.exit_code == 0}
+        counts = self.receipt_fates
+        return {
+            **fields,
+            "corrupt": list(self.corrupt),
+            "receipt_fates": counts,
+            "ok": self.exit_code == 0,
+        }
 
 
-def verify(data: DataFolder, *, config: Config | None = None, finish: bool = True) -> Verification:
+def verify(
+    data: DataFolder,
+    *,
+    config: Config | None = None,
+    finish: bool = True,
+    receipts: Iterable[AckedFrame] = (),
+) -> Verification:
     """Store everything recorded before this call in the data folder's own store, and check it.
 
     `config` locates the stream and the games; by default they are in the data folder. Without
-    `finish`, only steps that are already stored are checked.
+    `finish`, only steps that are already stored are checked. `receipts` are checked beside the
+    ledger.
     """
     config = config or Config()
     promises = list(read_ledger(data.ledger))
@@ -99,35 +160,39 @@ def verify(data: DataFolder, *, config: Config | None = None, finish: bool = Tru
     except (Corrupt, Refused) as error:
         live = False
         findings = Findings(corrupt=[f"the store cannot be opened: {error}"])
-    return _compare(findings, promises, recovered, live)
+    found = _compare(findings, promises, recovered, live, receipts=receipts)
+    return replace(found, unreadable_spools=tuple(map(str, unreadable_spools(data.spool))))
 
 
-def verify_remote_store(data: DataFolder, store: FullStore, *, live: bool) -> Verification:
-    """Check the ledger against a remote store; `live`: a process may be writing to the store."""
+def verify_remote_store(
+    data: DataFolder, store: FullStore, *, live: bool, receipts: Iterable[AckedFrame] = ()
+) -> Verification:
+    """Check ledger and receipts against a remote store; `live`: a process may be writing to it."""
     promises = list(read_ledger(data.ledger))
     stored: dict[Key, AuditedFrame] = {}
-    removed: set[Key] = set()
+    removed: dict[Key, Gone] = {}
     for item in tail_items(lambda cursor: store.tail(cursor, max_items=512, wait_s=0.0)):
         if isinstance(item, Stored):
             steps = item.chunk.meta.n_steps if item.chunk is not None else 0
             stored[item.frame.session.bytes, item.frame.chunk_no] = AuditedFrame(
-                item.frame.body_crc, item.frame.kind, 0, steps
+                item.frame.body_crc, item.frame.kind, 0, steps, length=len(item.frame.body)
             )
         else:
-            removed |= {(session.bytes, number) for session, number in item.chunks}
+            removed |= {(session.bytes, number): item.reason for session, number in item.chunks}
     quarantined: dict[Key, list[int]] = {}
     totals = store.audit()
+    lost: list[str] = []
     after = 0
     while page := store.quarantined(after_id=after):
         after = page[-1].id
         for entry in page:
+            if entry.reason == DAMAGED_STREAM:
+                lost.append(lost_in_stream(entry.detail))
             if entry.session is not None and entry.chunk_no is not None:
                 quarantined.setdefault((entry.session.bytes, entry.chunk_no), []).append(entry.crc)
-    findings = Findings(frames=stored, quarantined=quarantined)
-    for promise in promises:
-        if (key := (promise.session, promise.chunk_no)) in removed and key not in stored:
-            findings.frames[key] = AuditedFrame(promise.crc, 0, 0, promise.n_steps, FORGOTTEN)
-    return _compare(findings, promises, 0, live, totals=totals)
+    findings = Findings(frames=stored, quarantined=quarantined, removed=removed)
+    totals = replace(totals, corrupt=(*totals.corrupt, *lost))
+    return _compare(findings, promises, 0, live, totals=totals, receipts=receipts)
 
 
 def finish_unsent_frames(data: DataFolder, config: Config, *, with_ledger: bool) -> int:
@@ -176,6 +241,7 @@ def _compare(
     live: bool,
     *,
     totals: Audit | None = None,
+    receipts: Iterable[AckedFrame] = (),
 ) -> Verification:
     totals = totals or summary(findings)
     counted = set()
@@ -186,11 +252,16 @@ def _compare(
             continue  # acknowledged again after a retry
         counted.add(key)
         ledger_steps += promise.n_steps
-        if not _is_accounted_for(findings, promise):
+        fate = _fate(findings, key, promise.crc, n_steps=promise.n_steps)
+        if fate == "missing":
             lost_chunks += 1
             lost_steps += promise.n_steps
-        elif not _is_stored(findings, promise):
+        elif fate != "stored":
             set_aside_steps += promise.n_steps
+    checked = {
+        acked: _fate(findings, (acked.session, acked.chunk_no), acked.crc, length=acked.length)
+        for acked in receipts
+    }
     return Verification(
         steps=totals.steps,
         sessions=totals.sessions,
@@ -211,24 +282,35 @@ def _compare(
         corrupt=tuple(totals.corrupt),
         recovered_frames=recovered,
         live_writer=live,
+        receipts=tuple(
+            CheckedReceipt(str(uuid.UUID(bytes=acked.session)), acked.chunk_no, fate)
+            for acked, fate in checked.items()
+        ),
     )
 
 
-def _is_stored(findings: Findings, promise: LedgerEntry) -> bool:
-    frame = findings.frames.get((promise.session, promise.chunk_no))
-    return frame is not None and frame.crc == promise.crc and frame.fate == STORED
-
-
-def _is_accounted_for(findings: Findings, promise: LedgerEntry) -> bool:
-    """Return whether a frame is stored once with its checksum, or recorded as set aside."""
-    frame = findings.frames.get((promise.session, promise.chunk_no))
-    if frame is not None and frame.crc == promise.crc:
-        return frame.fate != STORED or frame.kind != 0 or frame.n_steps == promise.n_steps
-    if promise.crc in findings.quarantined.get((promise.session, promise.chunk_no), ()):
-        return True
-    if tombstone_of(promise.session) in findings.forgotten_sessions:
-        return True
-    return session_time_s(uuid.UUID(bytes=promise.session)) < findings.pruned_before_s
+def _fate(
+    findings: Findings,
+    key: "Key",
+    crc: int,
+    *,
+    n_steps: int | None = None,
+    length: int | None = None,
+) -> FrameFate:
+    """Return what became of a frame with this checksum, and these steps or this length if known."""
+    frame = findings.frames.get(key)
+    if frame is not None and frame.crc == crc:
+        has_other_steps = frame.kind == 0 and n_steps not in (None, frame.n_steps)
+        is_other = has_other_steps or length not in (None, frame.length)
+        return "missing" if is_other and frame.fate == STORED else _FATES[frame.fate]
+    if crc in findings.quarantined.get(key, ()):
+        return "quarantined"
+    if frame is None and (reason := findings.removed.get(key, "damaged")) != "damaged":
+        return reason
+    if tombstone_of(key[0]) in findings.forgotten_sessions:
+        return "forgotten"
+    is_pruned = session_time_s(uuid.UUID(bytes=key[0])) < findings.pruned_before_s
+    return "expired" if is_pruned else "missing"
 
 
 # --- Digests: one hash per session, to compare the contents of two stores -------------------------

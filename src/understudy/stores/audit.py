@@ -12,7 +12,7 @@ from understudy.core.names import session_time_s
 from understudy.experience.chunk import chunk_of
 from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.experience.session import tombstone_of
-from understudy.ports import Audit
+from understudy.ports import DAMAGED_STREAM, Audit, Gone
 from understudy.stores.database import checked, quarantine_check
 from understudy.stores.view import (
     COLUMNS,
@@ -37,6 +37,8 @@ class AuditedFrame:
     first_step: int
     n_steps: int
     fate: int = STORED
+    length: int = 0
+    """Bytes of the body."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class Findings:
     frames: dict[Key, AuditedFrame] = field(default_factory=dict)
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
+    removed: dict[Key, Gone] = field(default_factory=dict)
+    """Why a frame was removed, where a remote store keeps no checksum of it."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
     """The tombstones of sessions of forgotten players."""
     pruned_before_s: int = 0
@@ -136,7 +140,8 @@ def _audit_frames(view: StoreView, findings: Findings) -> None:
                 f"the session of arrival number {row.arrival} is not in the store"
             )
         elif row.fate != STORED:
-            frame = AuditedFrame(row.body_crc, row.kind, row.first_step, row.n_steps, row.fate)
+            fields = (row.body_crc, row.kind, row.first_step, row.n_steps, row.fate, row.body_len)
+            frame = AuditedFrame(*fields)
             findings.add_frame((session, row.chunk_no), frame)
         else:
             _audit_frame(row, (session, row.chunk_no), player, raw or b"", findings)
@@ -179,7 +184,8 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
     if recorded != actual or steps != (row.first_step, row.n_steps):
         findings.corrupt.append(f"{_name(session, number)} does not match its record in the store")
         return
-    findings.add_frame(key, AuditedFrame(frame.body_crc, int(frame.kind), *steps))
+    kind = int(frame.kind)
+    findings.add_frame(key, AuditedFrame(frame.body_crc, kind, *steps, length=len(frame.body)))
     if chunk is None:
         try:
             findings.control(session, number, frame.kind, raw)
@@ -187,14 +193,24 @@ def _audit_frame(row: FrameRow, key: Key, player: bytes, raw: bytes, findings: F
             findings.corrupt.append(f"{_name(session, number)}: {error}")
 
 
+def lost_in_stream(detail: str) -> str:
+    """What a quarantined note about a damaged stream means, and the next step."""
+    return (
+        f"acknowledged frames of the stream are lost: {detail}; restore that file from a copy of "
+        "the disk"
+    )
+
+
 def _audit_quarantine(view: StoreView, findings: Findings) -> None:
     for *columns, crc, raw in view.rows(
         "SELECT * FROM quarantine WHERE id > ? ORDER BY id LIMIT ?", start=0
     ):
-        number, _, _, parked, _, _, session, chunk_no, body_crc, _, replayed = columns
+        number, reason, detail, parked, _, _, session, chunk_no, body_crc, _, replayed = columns
         if quarantine_check(columns, raw) != crc:
             findings.corrupt.append(f"frame {number} in quarantine does not match its checksum")
             continue
+        if reason == DAMAGED_STREAM:
+            findings.corrupt.append(lost_in_stream(detail))
         if not replayed:
             findings.n_parked += parked
             findings.n_quarantined += not parked

@@ -1,7 +1,8 @@
 """The database of the embedded store: one SQLite file, its tables, and how it is opened.
 
     STORE/.lock               held by the one process that writes
-    STORE/store.json          the store's id and format
+    STORE/store.json          the store's id and format, and the mark: an arrival number that the
+                              database has reached
     STORE/experience.sqlite   everything else, with SQLite's -wal and -shm beside it
     STORE/reserve             space that forgetting and expiry use when the disk is full
 
@@ -9,6 +10,7 @@ A process that has the database open must not open or copy the file by its path 
 that second descriptor would release SQLite's locks, which are POSIX locks.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +21,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, StorageFull
@@ -178,10 +180,12 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
     _refuse_network_file_system(folder)
     make_folder(folder)
     path = folder / FILE_NAME
-    expected_id = _identity(folder)
-    if expected_id is None and not path.exists():
+    known = _read_facts(folder)
+    if known is None and not path.exists():
         # Private to this user; SQLite gives -wal and -shm the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    if path.stat().st_size:
+        _check_unopened(folder, known)
     with disk(f"opening the store in {folder}"):
         db = _connect(path, "")
         try:
@@ -196,13 +200,12 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
             if sys.platform == "darwin":
                 db.execute("PRAGMA fullfsync = ON")
                 db.execute("PRAGMA checkpoint_fullfsync = ON")
-            identity = _created(db, folder, expected_id)
+            identity = _created(db, folder, known)
         except BaseException:
             db.close()
             raise
-    if expected_id is None:
-        facts = {"format": FORMAT, "id": str(identity), "crc": check_of(FORMAT, str(identity))}
-        write_file(folder / "store.json", json.dumps(facts).encode())
+    if known is None:
+        _write_facts(folder, _StoreFacts(identity, 0))
     return db
 
 
@@ -217,6 +220,7 @@ class Database:
         self, folder: Path, *, synchronous: Synchronous = "FULL", reserve_bytes: int = RESERVE_BYTES
     ) -> None:
         self.lock = threading.RLock()
+        self._folder = folder
         self._reserve = folder / "reserve"
         self._reserve_bytes = reserve_bytes
         self._is_disk_short = False
@@ -330,6 +334,17 @@ class Database:
         else:
             self._is_disk_short = False
 
+    def mark(self, next_arrival: int) -> None:
+        """Write to store.json that the database has reached this arrival number.
+
+        Called after a change that cannot be read again from the stream: frames were trimmed, a
+        player was forgotten. An older copy of the database is rejected from then on.
+        """
+        with self.lock, contextlib.suppress(OSError):  # on a full disk, the old mark stays
+            known = _read_facts(self._folder)
+            if known is not None and known.mark < next_arrival:
+                _write_facts(self._folder, known._replace(mark=next_arrival))
+
     def close(self) -> None:
         self.db.close()
 
@@ -338,8 +353,8 @@ def open_reader(folder: Path) -> sqlite3.Connection:
     """Open a read-only connection; ConfigError if there is no store, Corrupt if it is damaged."""
     check_folder(folder)
     path = folder / FILE_NAME
-    expected_id = _identity(folder)
-    if expected_id is None and not path.exists():
+    known = _read_facts(folder)
+    if known is None and not path.exists():
         raise ConfigError(
             f"there is no store in {folder}; record something, store it with `understudy ingest "
             "--until-empty`, or use another --data folder"
@@ -348,9 +363,9 @@ def open_reader(folder: Path) -> sqlite3.Connection:
         db = _connect(path, "?mode=ro")
         try:
             if _tables(db, path):
-                head = db.execute("SELECT store FROM head").fetchone()
-                if expected_id is not None and head is not None and head[0] != expected_id.bytes:
-                    raise _of_another_store(folder, expected_id)
+                head = db.execute("SELECT store, next_arrival FROM head").fetchone()
+                if head is not None:
+                    _compare(folder, known, uuid.UUID(bytes=head[0]), head[1])
                 return db
         except sqlite3.OperationalError as error:
             db.close()
@@ -369,10 +384,29 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
     )
 
 
-def _created(db: sqlite3.Connection, folder: Path, expected_id: uuid.UUID | None) -> uuid.UUID:
-    """Create the tables of a new database; return its id; Corrupt if store.json has another id."""
+def _check_unopened(folder: Path, known: "_StoreFacts | None") -> None:
+    """Raise Corrupt if the files of a store are inconsistent; changes none of them.
+
+    A connection that may write merges the log into the database when it closes, and the log of
+    another copy would destroy the database.
+    """
+    path = folder / FILE_NAME
+    log = folder / f"{FILE_NAME}-wal"
+    try:
+        reading = disk(f"opening the store in {folder}")
+        with reading, contextlib.closing(_connect(path, "?mode=ro")) as db:
+            if _tables(db, path):
+                _fit(db, folder, known)
+    except Corrupt as error:
+        if not log.exists():
+            raise
+        raise Corrupt(f"{error}; if {log.name} belongs to another copy, move it away") from error
+
+
+def _created(db: sqlite3.Connection, folder: Path, known: "_StoreFacts | None") -> uuid.UUID:
+    """Create the tables of a new database; return its id; Corrupt if it is inconsistent."""
     if not _tables(db, folder / FILE_NAME):
-        if expected_id is not None:
+        if known is not None:
             raise _lost(folder)
         fresh = uuid.uuid4()
         head = (1, fresh.bytes, 1, 1, 1, 1, 0)
@@ -382,11 +416,27 @@ def _created(db: sqlite3.Connection, folder: Path, expected_id: uuid.UUID | None
         db.execute("INSERT INTO head VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*head, check_of(*head)))
         db.execute("COMMIT")
         return fresh
+    return _fit(db, folder, known)
+
+
+def _fit(db: sqlite3.Connection, folder: Path, known: "_StoreFacts | None") -> uuid.UUID:
+    """Return the id of a database; Corrupt if its tables and store.json are inconsistent."""
     if (row := db.execute("SELECT * FROM head").fetchone()) is None:
         raise _lost(folder)
-    identity = uuid.UUID(bytes=checked("head", row)[1])
-    if expected_id is not None and expected_id != identity:
-        raise _of_another_store(folder, expected_id)
+    _, store, next_arrival, next_quarantine, next_session, *_ = checked("head", row)
+    identity = uuid.UUID(bytes=store)
+    _compare(folder, known, identity, next_arrival)
+    query = (
+        "SELECT (SELECT max(arrival) FROM frames), (SELECT max(arrival) FROM events), "
+        "(SELECT max(id) FROM quarantine), (SELECT max(id) FROM sessions)"
+    )
+    limits = (next_arrival, next_arrival, next_quarantine, next_session)
+    numbers = db.execute(query).fetchone()
+    if any(top is not None and top >= limit for top, limit in zip(numbers, limits, strict=True)):
+        raise Corrupt(
+            f"the tables of {folder / FILE_NAME} are inconsistent, as if one of its files had been "
+            f"replaced by another copy's; {_WAY_OUT}"
+        )
     return identity
 
 
@@ -401,15 +451,48 @@ def _tables(db: sqlite3.Connection, path: Path) -> set[str]:
     return names
 
 
-def _of_another_store(folder: Path, expected_id: uuid.UUID) -> Corrupt:
-    return Corrupt(
-        f"{folder / FILE_NAME} is not the database of store {expected_id}, which store.json beside "
-        "it names; restore both files from the same backup"
-    )
+_WAY_OUT = (
+    "restore the store from a backup; without one, move the store's folder away: ingest then "
+    "creates a new store from what the stream still has"
+)
 
 
-def _identity(folder: Path) -> uuid.UUID | None:
-    """The store's id in store.json, None without that file; raises if it or the database is bad."""
+def _compare(
+    folder: Path, known: "_StoreFacts | None", identity: uuid.UUID, next_arrival: int
+) -> None:
+    """Raise Corrupt if the database is not the one that store.json describes, or an older copy."""
+    if known is None:
+        return
+    if known.id != identity:
+        raise Corrupt(
+            f"{folder / FILE_NAME} is not the database of store {known.id}, which store.json "
+            "beside it names; restore both files from the same backup"
+        )
+    if next_arrival < known.mark:
+        raise Corrupt(
+            f"{folder / FILE_NAME} is an older copy: it ends at arrival number {next_arrival - 1}, "
+            f"but store.json says that it reached {known.mark - 1}, and the stream may no longer "
+            "have the frames between; put the newest database back, or restore both files from the "
+            "same backup; to continue with this copy and lose the rest, delete store.json"
+        )
+
+
+class _StoreFacts(NamedTuple):
+    """The contents of store.json."""
+
+    id: uuid.UUID
+    mark: int
+    """The database has reached this arrival number."""
+
+
+def _write_facts(folder: Path, known: _StoreFacts) -> None:
+    fields = (FORMAT, str(known.id), known.mark)
+    facts = {"format": FORMAT, "id": str(known.id), "mark": known.mark, "crc": check_of(*fields)}
+    write_file(folder / "store.json", json.dumps(facts).encode())
+
+
+def _read_facts(folder: Path) -> _StoreFacts | None:
+    """The contents of store.json, None without that file; raises if it or the database is bad."""
     try:
         text = (folder / "store.json").read_text()
     except FileNotFoundError:
@@ -417,12 +500,14 @@ def _identity(folder: Path) -> uuid.UUID | None:
     try:
         facts = json.loads(text)
         store_format = facts["format"]
-        identity = uuid.UUID(facts["id"])
-        is_valid = facts["crc"] == check_of(store_format, facts["id"])
+        known = _StoreFacts(uuid.UUID(facts["id"]), int(facts["mark"]))
+        is_valid = facts["crc"] == check_of(store_format, facts["id"], facts["mark"])
     except (ValueError, KeyError, TypeError):
         is_valid = False
     if not is_valid:
-        raise Corrupt(f"{folder / 'store.json'} is damaged; restore it from a backup")
+        raise Corrupt(
+            f"{folder / 'store.json'} is damaged; delete it: it is written again from the database"
+        )
     if store_format != FORMAT:
         raise ConfigError(
             f"the store in {folder} has format {store_format!r}, but this version of understudy "
@@ -431,13 +516,11 @@ def _identity(folder: Path) -> uuid.UUID | None:
     path = folder / FILE_NAME
     if not path.exists() or not path.stat().st_size:
         raise _lost(folder)
-    return identity
+    return known
 
 
 def _lost(folder: Path) -> Corrupt:
-    return Corrupt(
-        f"the database {FILE_NAME} in {folder} is missing or empty; restore the store from a backup"
-    )
+    return Corrupt(f"the database {FILE_NAME} in {folder} is missing or empty; {_WAY_OUT}")
 
 
 def check_folder(folder: Path) -> None:

@@ -28,6 +28,7 @@ from understudy.core.errors import (
 )
 from understudy.core.log import FileLock, GroupCommit, make_folder, write_file
 from understudy.experience.frame import FrameKind, decode_frame
+from understudy.experience.game import GameSpec
 from understudy.experience.session import REMEMBER_S, tombstone_of, withdraw
 from understudy.ports import (
     Audit,
@@ -217,6 +218,7 @@ class LocalStore:
             # Under one lock: a commit in between would store a new session that is never erased.
             self._erasing("forgetting a player", promise)
             self.lookup.forget(tombstone_of(player), at_s)
+            self.mark()
         return self.erase()
 
     def forget_tombstone(self, tombstone: bytes, *, at_s: float | None = None) -> int:
@@ -233,6 +235,7 @@ class LocalStore:
             with self._changing("forgetting a player"):
                 self._event("forgotten", at_s, player=tombstone)
             self.lookup.forget(tombstone, at_s)
+            self.mark()
         return 0
 
     # --- the StoreAdmin port ----------------------------------------------------------------------
@@ -301,6 +304,7 @@ class LocalStore:
                 quarantine_bytes = self._bound_quarantine(sum(row.body_len for row in rows))
             self._quarantine_bytes = quarantine_bytes
             self._database.wrote(sum(2 * row.body_len for row in rows))
+            self.mark()
             return len(rows)
 
     def replay(self, ids: Sequence[int], candidates: Sequence[Candidate]) -> Receipt:
@@ -314,6 +318,7 @@ class LocalStore:
                 ]
             if draft.is_worth_writing:
                 self._save(draft)
+                self.mark()
             return Receipt([fate for fate, _ in decided], [reason for _, reason in decided])
 
     def expire(self, before_s: float) -> int:
@@ -372,6 +377,11 @@ class LocalStore:
                 self._positions.pop(name, None)
                 self._owners.pop(name, None)
 
+    def stored_specs(self) -> list[GameSpec]:
+        """The specs of all stored chunks, as far as they were registered."""
+        self._check_not_closed()
+        return self._view.specs()
+
     def positions(self) -> dict[str, Position | None]:
         """Every partition's durable position."""
         with self._state:
@@ -379,6 +389,10 @@ class LocalStore:
                 name: None if text is None else Position(text)
                 for name, text in self._positions.items()
             }
+
+    def mark(self) -> None:
+        """Make older copies of the database detectable; call after the stream was trimmed."""
+        self._database.mark(self._head.next_arrival)
 
     @property
     def next_arrival(self) -> int:
@@ -401,6 +415,8 @@ class LocalStore:
         """
         self._check_open()
         make_folder(target)
+        # Read first: the copy has everything up to this mark.
+        facts = (self.folder / "store.json").read_bytes()
         with disk("a copy of the store"):
             (target / FILE_NAME).touch(0o600, exist_ok=False)  # as private as the database itself
             with closing(sqlite3.connect(target / FILE_NAME, isolation_level=None)) as copy:
@@ -409,7 +425,7 @@ class LocalStore:
                 )
                 # One file, which can be read from a read-only disk.
                 copy.execute("PRAGMA journal_mode = DELETE")
-            write_file(target / "store.json", (self.folder / "store.json").read_bytes())
+            write_file(target / "store.json", facts)
 
     def compact(self, *, slice_s: float = 0.05, between: Callable[[], object] | None = None) -> int:
         """Shrink the database in slices of about `slice_s`; return the bytes freed.

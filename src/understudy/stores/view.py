@@ -23,6 +23,7 @@ from understudy.experience.frame import FrameKind, decode_frame
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.experience.session import SessionState, tombstone_of, unpack_state
 from understudy.ports import (
+    TAIL_BYTES,
     Cursor,
     Forgotten,
     Gone,
@@ -175,7 +176,7 @@ class StoreView:
                 items = page.items()
                 last = items[-1]
                 number = last.last_no if isinstance(last, Forgotten) else last.arrival_no
-                return Tail(items, Cursor(str(number)))
+                return Tail(items, Cursor(str(number)), is_cut=number < page.last)
             if time.monotonic() >= deadline:
                 return Tail([], Cursor(str(first - 1)))
             time.sleep(_POLL_S)
@@ -392,7 +393,7 @@ class _Page:
         rows: Sequence[tuple[Any, ...]],
     ) -> None:
         self._first = first
-        self._last = last
+        self.last = last
         self._pruned_below = head.pruned_below
         self._rows = {row[0]: row for row in rows}
         self._events = _events(db, first, last)
@@ -409,17 +410,23 @@ class _Page:
                 self._sessions[session] = row
 
     def items(self) -> list[Stored | Forgotten]:
-        """Every arrival number once; missing ones are reported as damaged."""
+        """Every arrival number once, up to TAIL_BYTES; missing ones are reported as damaged."""
         items: list[Stored | Forgotten] = []
+        decoded_bytes = 0
         first = self._first
         if first < self._pruned_below:
             items.append(Forgotten(first, self._pruned_below - 1, "expired"))
             first = self._pruned_below
-        for number in range(first, self._last + 1):
+        for number in range(first, self.last + 1):
+            if decoded_bytes >= TAIL_BYTES:
+                break
             if (event := self._events.get(number)) is not None:
                 items.append(event)
             elif (row := self._rows.get(number)) is not None:
-                items.append(self._item(FrameRow(*row[:-1]), row[-1]))
+                item = self._item(FrameRow(*row[:-1]), row[-1])
+                items.append(item)
+                if isinstance(item, Stored) and item.chunk is not None:
+                    decoded_bytes += item.chunk.size_bytes
             else:
                 items.append(Forgotten(number, number, "damaged"))
         return items

@@ -88,6 +88,8 @@ class Window:
         self._gone: OrderedDict[uuid.UUID, list[tuple[int, Gone]]] = OrderedDict()
         self.items = 0
         """Items of the remote tail that were copied since this window was opened."""
+        self.is_cut = False
+        """Whether the last page ended early because its chunks are large."""
         self.error = ""
         """Why copying fails now; empty while it works."""
 
@@ -109,6 +111,7 @@ class Window:
             self._write_page(page.items, page.cursor)
             self.items += len(page.items)
         self._cursor = page.cursor
+        self.is_cut = page.is_cut
         if self._clock.monotonic() >= self._next_bound_s:
             self._next_bound_s = self._clock.monotonic() + _BOUND_EVERY_S
             self.enforce_limits()

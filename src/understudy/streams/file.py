@@ -5,7 +5,8 @@
 
 A partition whose lock is free has ended: its process closed it or died. A position FILE:ENTRY:INDEX
 points just past frame INDEX of the entry that starts at byte ENTRY. INDEX -1 points before the
-first frame, so a reader that waits at the end of a file does not read an old entry again.
+first frame, so a reader that waits at the end of a file does not read an old entry again. An entry
+of zeros replaces what was trimmed of a file that may still grow.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ from understudy.core.log import (
     LogFile,
     LogReader,
     Sync,
+    erase_before,
     is_locked,
     make_folder,
     remove,
@@ -37,7 +39,7 @@ from understudy.core.log import (
     sync_folder,
 )
 from understudy.experience.frame import MAX_FRAME_BYTES, Frame, announced_size
-from understudy.ports import Ack, Partition, Position, Read, Record
+from understudy.ports import DAMAGED_ENTRY, Ack, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
 _POLL_S = 0.004
@@ -45,7 +47,7 @@ _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
 ROLL_S = 60.0
 """No entry is added to a file older than this, so that files with frames of a forgotten player can
-be trimmed while others play."""
+be deleted while others play."""
 _TOO_LARGE = Ack(False, refused=f"too_large: the limit is {MAX_FRAME_BYTES} bytes per frame")
 
 
@@ -125,7 +127,7 @@ class FileStream:
         return [
             Partition(path.name)
             for path in sorted(self._folder.iterdir())
-            if not path.name.startswith(".")
+            if not path.name.startswith(".") and path.is_dir()
         ]
 
     def read(
@@ -141,8 +143,23 @@ class FileStream:
                 return Read(records, following, ended and not records)
             self._clock.wait(self._closed, _POLL_S)
 
+    def damage(self) -> list[str]:
+        """One line per damaged entry; reads every file."""
+        lines: list[str] = []
+        for partition in self.partitions():
+            folder = self._folder / partition.id
+            for number in _file_numbers(folder):
+                path = _file(folder, number)
+                with contextlib.suppress(FileNotFoundError), LogReader(path) as reader:
+                    damaged = [entry for entry in _entries(reader, 0) if not entry.payload]
+                    lines += [_damage(path, entry) for entry in damaged]
+        return lines
+
     def trim(self, stored: Mapping[str, Position | None], *, before_s: float) -> int:
-        """Delete fully stored files last written before `before_s`; return the bytes freed."""
+        """Delete stored frames from files last written before `before_s`; return their bytes.
+
+        Of a file with later frames, and of one that may still grow, the stored part is overwritten.
+        """
         freed = 0
         for partition in self.partitions():
             position = stored.get(partition.id)
@@ -155,12 +172,17 @@ class FileStream:
             is_fully_read = ended and _is_fully_read(folder, position)
             for number in numbers:
                 path = _file(folder, number)
-                if path.stat().st_mtime >= before_s or not (number < place.file or is_fully_read):
+                if path.stat().st_mtime >= before_s:
                     break
-                freed += path.stat().st_size
-                remove(path)
+                if number < place.file or is_fully_read:
+                    freed += path.stat().st_size
+                    remove(path)
+                elif number == place.file:
+                    freed += erase_before(path, place.entry)
             if ended and not _file_numbers(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder / ".lock")
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # a folder with files of other programs stays
         return freed
 
     def close(self) -> None:
@@ -270,7 +292,7 @@ def _file(folder: Path, number: int) -> Path:
 
 def _file_numbers(folder: Path) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
-        return sorted(int(path.stem) for path in folder.glob("*.log"))
+        return sorted(int(path.stem) for path in folder.glob("[0-9]" * 8 + ".log"))
     return []
 
 
@@ -299,7 +321,7 @@ def _read_from(
         with contextlib.suppress(FileNotFoundError), LogReader(_file(folder, number)) as reader:
             start = place if place is not None and place.file == number else None
             for entry in _entries(reader, start.entry if start is not None else 0):
-                entry_records = _records(number, entry, start)
+                entry_records = _records(reader.path, number, entry, start)
                 records += entry_records
                 size += sum(len(record.raw) for record in entry_records)
                 if size >= max_bytes:
@@ -308,27 +330,34 @@ def _read_from(
 
 
 def _entries(reader: LogReader, at: int) -> Iterator[Entry]:
-    """Yield entries from an offset on; damage before a readable entry becomes one empty entry."""
+    """Yield entries from an offset on; damage becomes one empty entry, a torn end becomes none."""
     while True:
         entry = reader.at(at)
         if entry is None:
-            following = reader.next_readable(at) if at < reader.size_bytes else None
-            if following is None:
+            end = reader.damage_end(at) if at < reader.size_bytes else None
+            if end is None:
                 return
-            # This entry may have been half written at the first read. Another entry follows it now,
-            # so it is either complete or damaged.
-            entry = reader.at(at) or Entry(at, following, b"")
+            # This entry may have been half written at the first read. Its end mark or another entry
+            # follows it now, so it is either complete or damaged.
+            entry = reader.at(at) or Entry(at, end, b"")
         yield entry
         at = entry.end
 
 
-def _records(number: int, entry: Entry, start: _Place | None) -> list[Record]:
+def _damage(path: Path, entry: Entry) -> str:
+    return f"{path.parent.name}/{path.name}, bytes {entry.start} to {entry.end}"
+
+
+def _records(path: Path, number: int, entry: Entry, start: _Place | None) -> list[Record]:
     """An entry's frames after `start`; a damaged entry becomes one invalid record."""
     skip = start.index if start is not None and entry.start == start.entry else -1
     after_entry = _Place(number, entry.end, -1).text()
     if not entry.payload:
-        return [Record(after_entry, 0.0, b"damaged stream entry")] if skip < 0 else []
+        raw = DAMAGED_ENTRY + f": {_damage(path, entry)}".encode()
+        return [Record(after_entry, path.stat().st_mtime, raw)]
     (time_s,) = _TIME.unpack_from(entry.payload)
+    if not time_s:
+        return []  # trimmed
     view = memoryview(entry.payload)
     at = _TIME.size
     index = 0

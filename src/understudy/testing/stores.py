@@ -801,3 +801,14 @@ class StoreAdminContract(StoreFactory):
         assert list(harness.store.quarantined()) == []
         assert harness.put(chunk) == ["duplicate"]
         assert harness.store.audit().gap_chunks == 0
+
+    def test_a_frame_quarantined_after_its_time_expired_is_deleted_by_the_next_expiry(self) -> None:
+        harness = self.harness()
+        late = harness.refusal(self.chunks(1)[0])
+        harness.clock.advance(100.0)
+        harness.store.expire(harness.clock.now() - 50.0)
+        harness.write(refused=[late])
+        assert len(harness.store.quarantined()) == 1
+        harness.clock.advance(1.0)
+        harness.store.expire(harness.clock.now() - 50.0)
+        assert list(harness.store.quarantined()) == []

@@ -9,8 +9,10 @@ from typing import Any
 import gymnasium
 
 from understudy.act.vector import Envs, game_of, make_envs
+from understudy.act.vector_envs import layers_of
 from understudy.core.errors import ConfigError, GameFailed, UnderstudyError
 from understudy.experience.game import GameSpec
+from understudy.experience.spaces import Box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,9 @@ class GameChoice:
     """A Gymnasium id, a function that creates an env, or an env (copied, never modified)."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[Any] = ()
-    """`module:Class`, or an importable class; the first one is the innermost."""
+    """`module:Class`, or an importable class; the first one is the innermost.
+
+    `train:module:Class` wraps only the envs of training."""
     frame_skip: int = 1
     """Frames that each action is repeated for."""
 
@@ -62,14 +66,18 @@ class GameChoice:
         game = self.game.unwrapped if isinstance(self.game, gymnasium.Env) else self.game
         return str(getattr(spec, "id", None) or getattr(game, "__name__", type(game).__name__))
 
-    def make(self, num_envs: int) -> Envs:
+    def make(self, num_envs: int, *, is_training: bool = False) -> Envs:
         """Create `num_envs` envs that are stepped together."""
         try:
             return make_envs(
                 self.game,
                 num_envs,
                 env_kwargs=dict(self.env_kwargs),
-                wrappers=list(self.wrappers),
+                wrappers=[
+                    wrapper.removeprefix(_TRAIN_ONLY) if _is_train_only(wrapper) else wrapper
+                    for wrapper in self.wrappers
+                    if is_training or not _is_train_only(wrapper)
+                ],
                 frame_skip=self.frame_skip,
             )
         except UnderstudyError:
@@ -112,6 +120,14 @@ def choice_of(facts: Mapping[str, Any], choice: GameChoice | None, *, call: str 
     return replace(choice, **{name: facts[name] for name in omitted})
 
 
+_TRAIN_ONLY = "train:"
+
+
+def _is_train_only(wrapper: Any) -> bool:
+    """Whether it is `train:module:Class`; `train:Class` is a class of a module called train."""
+    return isinstance(wrapper, str) and wrapper.startswith(_TRAIN_ONLY) and wrapper.count(":") > 1
+
+
 def _path_of(wrapper: Any) -> str:
     """`module:Class` of a wrapper; ConfigError if it cannot be imported by that path."""
     if isinstance(wrapper, str):
@@ -139,10 +155,57 @@ class EnvInfo:
 
 
 def inspect_env(choice: GameChoice) -> EnvInfo:
-    """Create and reset one env, and return its properties; GameFailed if its reset fails."""
-    envs = choice.make(1)
+    """Create and reset one env, and return its properties.
+
+    GameFailed if its reset fails; ConfigError if its wrappers do not fit a run.
+    """
+    info = _inspect(choice, is_training=False)
+    if any(map(_is_train_only, choice.wrappers)):
+        spec = _inspect(choice, is_training=True).spec
+        if replace(spec, max_episode_steps=info.spec.max_episode_steps) != info.spec:
+            raise ConfigError(
+                f"the wrappers {list(choice.wrappers)} change the spaces of {choice.name} in "
+                "training only, where its policy could not be evaluated; remove the prefix "
+                f"{_TRAIN_ONLY!r} of those that change spaces"
+            )
+    return info
+
+
+def different_spaces(env: GameSpec, other: GameSpec) -> str:
+    """How an env's spaces differ from another spec's; empty if a policy of that spec can play it.
+
+    Names, the step limit and the bounds of observations do not matter to a policy.
+    """
+
+    def layout(spec: GameSpec) -> dict[str, Any]:
+        return {
+            name: (space.shape, space.dtype) if isinstance(space, Box) else space
+            for name, space in spec.obs_columns.items()
+        }
+
+    for what, here, there in (
+        ("observations are", layout(env), layout(other)),
+        ("actions are", dict(env.action), dict(other.action)),
+        ("has_action_mask is", env.has_action_mask, other.has_action_mask),
+    ):
+        if here != there:
+            return f"{what} {here}, not {there}"
+    return ""
+
+
+def _inspect(choice: GameChoice, *, is_training: bool) -> EnvInfo:
+    envs = choice.make(1, is_training=is_training)
     try:
         env = envs.envs[0].unwrapped if hasattr(envs, "envs") else envs
+        for layer in layers_of(envs.envs[0]) if hasattr(envs, "envs") else ():
+            # Statistics that are frozen are constants of the env.
+            if "obs_rms" in vars(layer) and getattr(layer, "update_running_mean", True):
+                raise ConfigError(
+                    f"{type(layer).__name__} around {choice.name} keeps running statistics in each "
+                    "env, where evaluations and bots do not have them; remove it and set "
+                    "observation_norm to true (--set observation_norm=true), which keeps them in "
+                    "the policy"
+                )
         spec = game_of(envs)
         threshold = getattr(envs.spec, "reward_threshold", None)
         env_class = f"{type(env).__module__}:{type(env).__qualname__}"

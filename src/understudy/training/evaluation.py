@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from understudy.act.evaluate import evaluate
+from understudy.act.evaluate import MAX_STEPS, Evaluated, evaluate
 from understudy.act.vector import Envs
 from understudy.core.errors import ConfigError
 from understudy.core.statistics import bootstrap, iqm
 from understudy.core.tensors import Array
 from understudy.nn.policy import Policy
-from understudy.training.env_info import EnvInfo, GameChoice, choice_of, inspect_env
+from understudy.training.env_info import (
+    EnvInfo,
+    GameChoice,
+    choice_of,
+    different_spaces,
+    inspect_env,
+)
 from understudy.training.folder import RunFolder, seed_folders
+from understudy.training.settings import read_preset
 
 WHILE_TRAINING, CONFIRMING, AT_THE_END, AFTERWARDS = range(4)
 """Series of held-out seeds; `AFTERWARDS` is for evaluations of finished runs."""
@@ -44,22 +51,32 @@ class Evaluator:
     """Plays held-out episodes with a policy; without envs, every result is None."""
 
     envs: Envs | None
+    max_steps: int = MAX_STEPS
+    """Steps after which an episode is cut, if the game has no step limit."""
+    why_not: str = ""
+    """Why there are no envs."""
 
-    def returns(
+    def play(
         self, policy: Policy, *, episodes: int, series: int, attempt: int = 0
-    ) -> Array | None:
+    ) -> Evaluated | None:
         if self.envs is None:
             return None
         seeds = held_out_seeds(episodes, series=series, attempt=attempt)
-        return evaluate(policy, self.envs, episodes=episodes, seeds=seeds)
+        return evaluate(policy, self.envs, episodes=episodes, seeds=seeds, max_steps=self.max_steps)
 
 
 def make_evaluator(
-    choice: GameChoice, env_info: EnvInfo, episodes: int, opened: contextlib.ExitStack
+    choice: GameChoice,
+    env_info: EnvInfo,
+    *,
+    episodes: int,
+    max_steps: int,
+    opened: contextlib.ExitStack,
 ) -> Evaluator:
     """An evaluator with its own parallel envs, closed with `opened`."""
     num_envs = min(episodes, _MAX_ENVS if env_info.is_builtin else _MAX_GYM_ENVS)
-    return Evaluator(opened.enter_context(contextlib.closing(choice.make(num_envs))))
+    envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
+    return Evaluator(envs, max_steps)
 
 
 # --- Finished runs --------------------------------------------------------------------------------
@@ -83,6 +100,9 @@ class EvaluationResult:
     runs: int
     played: int
     """Episodes in total."""
+    cut: int
+    """Episodes that were cut after `max_steps` steps, since the game has no step limit."""
+    max_steps: int
 
 
 def evaluate_run(
@@ -92,13 +112,18 @@ def evaluate_run(
     seeds: int = 10,
     policy: str = "best",
     game: Any = None,
+    max_steps: int | None = None,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> EvaluationResult:
     """The IQM of a run's returns on held-out seeds, with its interval; or of all runs of a folder.
 
-    `game` is required for runs that were trained on an env object or function.
+    `game` is required for runs that were trained on an env object or function. An episode of a game
+    without a step limit is cut after `max_steps` steps, by default the run's `eval_max_steps`.
     """
-    for name, value in (("episodes", episodes), ("seeds", seeds)):
+    counts = {"episodes": episodes, "seeds": seeds}
+    if max_steps is not None:
+        counts["max_steps"] = max_steps
+    for name, value in counts.items():
         if type(value) is not int or not 1 <= value <= MAX_EPISODES:
             raise ConfigError(f"{name} is {value!r}; give a whole number from 1 to {MAX_EPISODES}")
     if policy not in ("best", "last"):
@@ -115,25 +140,31 @@ def evaluate_run(
         )
     folders = [RunFolder(path) for path in seed_folders(root)]
     groups: list[list[Array]] = []
+    n_cut = 0
     for folder in folders:
         facts = folder.facts()
         played = folder.policy(policy)
         choice = choice_of(facts, None if game is None else GameChoice(game=game))
         env_info = inspect_env(choice)
-        if env_info.spec.schema != played.game.schema:
+        if difference := different_spaces(env_info.spec, played.game):
             raise ConfigError(
-                f"the spaces of {choice.name} differ from those {folder.root} was trained on; "
-                "evaluate it with the package versions it was trained with"
+                f"the spaces of {choice.name} differ from those {folder.root} was trained on: "
+                f"{difference}; evaluate it with the package versions it was trained with"
             )
+        preset = read_preset(str(folder.root / "preset.toml"))
+        limit = max_steps or preset.get("run", {}).get("eval_max_steps", MAX_STEPS)
         groups.append([])
         with contextlib.ExitStack() as opened:
-            evaluator = make_evaluator(choice, env_info, episodes, opened)
+            evaluator = make_evaluator(
+                choice, env_info, episodes=episodes, max_steps=limit, opened=opened
+            )
             for seed in range(seeds):
-                returns = evaluator.returns(
+                evaluated = evaluator.play(
                     played, episodes=episodes, series=AFTERWARDS, attempt=seed
                 )
-                assert returns is not None
-                groups[-1].append(returns)
+                assert evaluated is not None
+                groups[-1].append(evaluated.returns)
+                n_cut += evaluated.n_cut
                 on_progress(sum(map(len, groups)), len(folders) * seeds)
     # With several runs the interval is over runs; with one run, only env seeds can vary.
     pooled = groups[0] if len(groups) == 1 else [np.concatenate(group) for group in groups]
@@ -150,4 +181,6 @@ def evaluate_run(
         seeds=seeds,
         runs=len(folders),
         played=len(all_returns),
+        cut=n_cut,
+        max_steps=limit,
     )

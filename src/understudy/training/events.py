@@ -14,6 +14,8 @@ class InitFrom:
     """Names of the copied weights."""
     new: Sequence[str]
     """Names of newly initialised weights: the other run has none of this name and shape."""
+    unused: Sequence[str] = ()
+    """Names of the other run's weights that have no place in this network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +37,18 @@ class Started:
     """Whether it trains from a store and plays nothing; `env_steps` then counts updates."""
     init_from: InitFrom | None = None
     """The weights copied from another run, if any."""
+    horizon: int = 0
+    """Steps that schedules span; 0: those of the run."""
+    cut_schedules: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Schedules that end after the run: the value at its last step, and the schedule's own end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnded:
-    """An actor's episode ended; its return is a training return, not an evaluation."""
+    """An actor's episode ended; its return is a training return, not an evaluation.
+
+    Like that of an evaluation, it is the sum of the game's rewards, below any wrappers.
+    """
 
     env_steps: int
     env: int
@@ -72,6 +81,8 @@ class Evaluation:
     """The ends, low and high, of the mean's 95 % interval; None with fewer than 5 episodes."""
     high: float | None
     is_best: bool
+    n_cut: int = 0
+    """Episodes cut after `eval_max_steps` steps, since the game has no step limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ RUN/preset.toml            every setting; with the game, the seed and the files 
                            reproduces the run
 RUN/checkpoints/           where a killed run resumes
 RUN/store/                 the experience of its actors, to refill the replay
-RUN/network.json           only if a network was given by its spec
+RUN/network.json           only if a network was given by its spec, or taken from another run
 RUN/start.safetensors      only if it started from another run's policy
 RUN/curve.csv, curve.png   evaluations over time
 RUN/guarded.csv            rejected chunks and updates, and restored weights, if any

@@ -42,12 +42,14 @@ class FromStore:
         steps: int,
         clock: Clock,
         on_event: OnEvent,
+        horizon: int = 0,
         learn_from: Sequence[str] = ("granted",),
         only_people: bool = False,
     ) -> None:
-        """`only_people`: use only episodes in which no decision is known to be by a bot or actor.
+        """`horizon`: updates that schedules span; 0: `steps`.
 
-        The learner service sets it for cloning. `train --algorithm bc --from-store` does not, and
+        `only_people`: use only episodes in which no decision is known to be by a bot or actor. The
+        learner service sets it for cloning. `train --algorithm bc --from-store` does not, and
         also clones the decisions of bots and actors in the store.
         """
         if not isinstance(learner.source, ReplaySource):
@@ -59,6 +61,7 @@ class FromStore:
         self._replay = learner.source.replay
         self._follower = follower
         self._steps = steps
+        self._horizon = horizon or steps
         self._on_event = on_event
         self._clock = clock
         self._learn_from = tuple(learn_from)
@@ -69,6 +72,8 @@ class FromStore:
         self._received_s: dict[uuid.UUID, float] = {}
         self.left_out_chunks = 0
         """Chunks skipped because their players did not consent to learning."""
+        self.rejected_chunks = 0
+        """Chunks skipped because the learner rejected them, such as for rewards of NaN."""
         self.policy = learner.publish()
         follower.join(self)
 
@@ -83,7 +88,7 @@ class FromStore:
 
     @property
     def progress(self) -> float:
-        return min(1.0, self.steps / self._steps)
+        return min(1.0, self.steps / self._horizon)
 
     @property
     def is_done(self) -> bool:
@@ -96,8 +101,8 @@ class FromStore:
         if not learner.may_step:
             raise ConfigError(
                 f"the store has nothing to learn from: {learner.counts.inserted_steps} usable "
-                f"steps, {self.left_out_chunks} chunks without consent; record with "
-                "consent='granted', or check the game and its schema"
+                f"steps, {self.left_out_chunks} chunks without consent, {self.rejected_chunks} "
+                "rejected; record with consent='granted', or check the game and its schema"
             )
         calls = learner.counts.calls
         return learner.run(lambda: learner.counts.calls > calls, self)
@@ -183,6 +188,7 @@ class FromStore:
         try:
             self.learner.insert(chunk, is_own=False)
         except Refused as error:
+            self.rejected_chunks += 1
             self._on_event(
                 Guarded(
                     env_steps=self.steps,

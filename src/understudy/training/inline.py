@@ -119,6 +119,8 @@ class InlineConfig:
 
     steps: int
     """Env steps of the whole run, over all envs."""
+    horizon: int = 0
+    """Env steps that schedules span; 0: those of the run."""
     collect: int = 32
     """Steps per env and round."""
     is_asynchronous: bool = False
@@ -184,7 +186,7 @@ class Inline:
 
     @property
     def progress(self) -> float:
-        return min(1.0, self.steps / self._config.steps)
+        return min(1.0, self.steps / (self._config.horizon or self._config.steps))
 
     @property
     def is_done(self) -> bool:

@@ -32,6 +32,7 @@ from understudy.core.settings import (
 )
 from understudy.experience.game import GameSpec
 from understudy.nn.network import NetworkSpec
+from understudy.nn.policy import Policy
 
 if TYPE_CHECKING:
     from understudy.learn.learner import LearnerConfig
@@ -131,7 +132,17 @@ class RunPart:
     eval_every: int = setting(
         10_000, 1, 10**12, "env steps (from a store: updates) between two evaluations"
     )
+    horizon: int = setting(
+        0,
+        0,
+        10**12,
+        "env steps (from a store: updates) that schedules span; 0: the preset's steps, or those of "
+        "a longer run",
+    )
     eval_episodes: int = setting(100, 1, 100_000, "episodes per evaluation")
+    eval_max_steps: int = setting(
+        10_000, 1, 10**9, "steps after which evaluations cut an episode, if the game has no limit"
+    )
     checkpoint_every: int = setting(
         10_000, 1, 10**12, "env steps (from a store: updates) between two checkpoints"
     )
@@ -204,6 +215,27 @@ class RunSettings:
             max_lag_versions=part.max_lag_versions,
             replay=ReplayConfig(capacity=part.capacity, alpha=part.alpha),
         )
+
+    def with_horizon(self, planned_steps: int) -> "RunSettings":
+        """These settings with schedules that span the planned steps, or all of a longer run.
+
+        A horizon that is shorter than the planned steps was set on purpose and stays.
+        """
+        run = self.run
+        horizon = run.horizon or planned_steps
+        if horizon >= planned_steps:
+            horizon = max(horizon, run.steps)
+        return replace(self, run=replace(run, horizon=horizon))
+
+    def cut_schedules(self) -> dict[str, tuple[float, float]]:
+        """Knobs whose schedule the run cuts: the value at its last step, and the schedule's end."""
+        share = self.run.steps / (self.run.horizon or self.run.steps)
+        knobs = {name: getattr(self.knobs, name) for name in _field_names(self.knobs)}
+        return {
+            name: (knob.at(share), knob.end)
+            for name, knob in knobs.items()
+            if isinstance(knob, Schedule) and share < knob.until and knob.start != knob.end
+        }
 
     def to_toml(self) -> str:
         """These settings as a preset."""
@@ -472,11 +504,22 @@ def resolve(request: TrainRequest, game: GameSpec) -> RunSettings:
     resolver = Resolver(name, None if isinstance(algorithm, str) else algorithm)
     preset = request.preset or default_preset(name, game)
     settings = fill_resolver(resolver, request, preset, with_environment=True).settings()
+    if "horizon" not in without_preset(request, settings)["run"]:
+        plan = Resolver(name, settings.algorithm_type)
+        if preset:
+            plan.add(read_preset(preset))
+        settings = settings.with_horizon(plan.values()["run"].get("steps", RunPart().steps))
     return (
         settings
         if not isinstance(request.network, NetworkSpec)
         else with_network(settings, request.network)
     )
+
+
+def without_preset(request: TrainRequest, settings: RunSettings) -> dict[str, dict[str, Any]]:
+    """The values that file, environment and flags set, by section."""
+    resolver = Resolver(settings.algorithm, settings.algorithm_type)
+    return fill_resolver(resolver, request, None, with_environment=True).collected
 
 
 def fill_resolver(
@@ -503,3 +546,29 @@ def with_network(settings: RunSettings, network: NetworkSpec | None) -> RunSetti
     if not hasattr(settings.config, "network"):
         raise ConfigError(f"{settings.algorithm} does not support a custom network; omit it")
     return replace(settings, config=replace(settings.config, network=network))
+
+
+_OF_NETWORKS = {"widths", "activation", "observation_norm", "stack"}
+"""Settings that shape the default network."""
+
+
+def with_network_of(
+    start: Policy, settings: RunSettings, request: TrainRequest, game: GameSpec
+) -> RunSettings:
+    """The settings with the input and trunk layers of the policy that the run starts from.
+
+    Its weights compute something else in other layers. The settings stay as they are if the request
+    itself describes a network, or if the policy reads other observations.
+    """
+    requested = without_preset(request, settings)["config"]
+    own = getattr(settings.algorithm_type(game, settings.config), "network", None)
+    if request.network is not None or requested.keys() & _OF_NETWORKS or own is None:
+        return settings
+    columns, start_columns = (
+        {name: (column.shape, column.dtype) for name, column in network.inputs.items()}
+        for network in (own, start.network)
+    )
+    network = NetworkSpec(start.network.inputs, start.network.trunk, own.heads)
+    if columns != start_columns or network == own or not hasattr(settings.config, "network"):
+        return settings
+    return with_network(settings, network)

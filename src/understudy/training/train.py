@@ -19,12 +19,17 @@ from understudy.core.log import FileLock
 from understudy.core.names import game_name_of_env
 from understudy.core.settings import load_object
 from understudy.core.statistics import bootstrap, iqm
-from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.learn.compile_cache import use_compile_cache
-from understudy.nn.network import NetworkSpec
+from understudy.nn.network import Activation, NetworkSpec
 from understudy.nn.policy import Policy
-from understudy.training.env_info import EnvInfo, GameChoice, choice_of, inspect_env
+from understudy.training.env_info import (
+    EnvInfo,
+    GameChoice,
+    choice_of,
+    different_spaces,
+    inspect_env,
+)
 from understudy.training.evaluation import AT_THE_END, Evaluator, held_out_seeds, make_evaluator
 from understudy.training.events import InitFrom, OnEvent, Started
 from understudy.training.folder import RunFolder, check_free, default_folder, draw_curve, is_empty
@@ -45,6 +50,7 @@ from understudy.training.settings import (
     requested_algorithm,
     resolve,
     with_network,
+    with_network_of,
 )
 from understudy.training.sinks import Feed, Feeds, call_all, sinks_named
 from understudy.training.video import check_video, film
@@ -81,7 +87,9 @@ class TrainOptions:
     network: Any = None
     """Layer widths, a NetworkSpec, or the import path of one."""
     wrapper: Any = ()
-    """Env wrappers, as classes or import paths; the first one is the innermost."""
+    """Env wrappers, as classes or import paths; the first one is the innermost.
+
+    `train:module:Class` wraps only the envs of training."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for creating an env: of `gymnasium.make`, or of the function."""
     frame_skip: int = 1
@@ -261,6 +269,8 @@ def _start_run(
         store = store_folder(request.from_store)
         spec = stored_spec(store, choice.name)
     settings = resolve(request, spec)
+    if start is not None:
+        settings = with_network_of(start, settings, request, spec)
     # The resolved goal is stored with the settings, so that their preset reproduces the run
     # however its steps were passed.
     until = request.until if request.until is not None else settings.run.until
@@ -317,9 +327,11 @@ def _resume_run(
     choice = choice_of(facts, choice, call=f"train(env, out={str(folder.root)!r}, resume=True)")
     with _locked(folder, is_new=False):
         if result is not None:
+            planned_steps = settings.run.steps
             for name, value in extension.items():
                 resolver.set(name, value)
             settings = with_network(resolver.settings(), folder.network())
+            settings = settings.with_horizon(planned_steps)
             facts = extend_run(folder, facts, settings, result)
         if settings.run.asynchronous:
             # Episodes restart, so their chunks need new ids.
@@ -328,8 +340,8 @@ def _resume_run(
         env_info = inspect_env(choice) if facts["from_store"] is None else None
         if env_info is not None and env_info.spec.schema != facts["schema"]:
             raise ConfigError(
-                f"the spaces of {choice.name} have changed since {folder.root} was started; resume "
-                "it with the package versions it was started with"
+                f"the spaces or the step limit of {choice.name} have changed since {folder.root} "
+                "was started; resume it with the package versions it was started with"
             )
         return _run(folder, choice, settings, facts, env_info=env_info, listener=listener)
 
@@ -375,18 +387,28 @@ def _run(
 
     use_compile_cache()
     with contextlib.ExitStack() as opened:
+        played = env_info
+        why_not = ""
         if env_info is not None:
             spec = env_info.spec
-            evaluator = make_evaluator(choice, env_info, settings.run.eval_episodes, opened)
         else:
             spec = stored_spec(Path(facts["from_store"]), choice.name)
-            evaluator = Evaluator(None)
-            installed = None
-            with contextlib.suppress(ConfigError, GameFailed):
-                installed = inspect_env(choice)
             # Evaluated only if the game is installed, works, and matches what was recorded.
-            if installed is not None and installed.spec.schema == spec.schema:
-                evaluator = make_evaluator(choice, installed, settings.run.eval_episodes, opened)
+            try:
+                played = inspect_env(choice)
+                if difference := different_spaces(played.spec, spec):
+                    why_not = f"{choice.name} is not the game that was recorded: its {difference}"
+            except (ConfigError, GameFailed) as error:
+                why_not = str(error)
+        evaluator = Evaluator(None, why_not=why_not)
+        if played is not None and not why_not:
+            evaluator = make_evaluator(
+                choice,
+                played,
+                episodes=settings.run.eval_episodes,
+                max_steps=settings.run.eval_max_steps,
+                opened=opened,
+            )
         training = build(
             folder,
             settings,
@@ -403,7 +425,7 @@ def _run(
         init_from = None
         if facts["init_from"] is not None:
             init_from = matching_weights(
-                facts["init_from"], folder.start().weights, training.engine.policy.network
+                facts["init_from"], folder.start(), training.engine.policy.network
             )
         training.clocks.startup_s = time.perf_counter() - listener.started_s
         training.handle_event(
@@ -417,6 +439,8 @@ def _run(
                 until=facts["until"],
                 init_from=init_from,
                 is_from_store=env_info is None,
+                horizon=settings.run.horizon,
+                cut_schedules=settings.cut_schedules(),
             )
         )
         training.run()
@@ -424,6 +448,11 @@ def _run(
             training, facts, env_class=env_info.env_class if env_info is not None else ""
         )
         result["init_from"] = init_from and dataclasses.asdict(init_from)
+        result["horizon"] = settings.run.horizon or settings.run.steps
+        result["cut_schedules"] = {
+            name: list(values) for name, values in settings.cut_schedules().items()
+        }
+        result["eval_max_steps"] = settings.run.eval_max_steps
         draw_curve(folder, title=f"{facts['name']}, {settings.algorithm}", goal=facts["until"])
         folder.write_json("result.json", result)  # last: this file marks the run as finished
         policy = folder.policy()
@@ -441,7 +470,9 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
         "solved": training.is_solved,
         "return_mean": mean,
         "return_std": std if std is not None and math.isfinite(std) else None,
+        "why_no_return": training.why_no_return if returns is None else "",
         "episodes": 0 if returns is None else len(returns),
+        "cut_episodes": training.final_cut,
         "until": facts["until"],
         "env_steps": training.engine.env_steps,
         "updates": counts.updates,
@@ -464,8 +495,12 @@ def result_of(training: "Training", facts: Mapping[str, Any], *, env_class: str)
     }
 
 
-def matching_weights(run: str, weights: Mapping[str, Array], network: NetworkSpec) -> InitFrom:
-    """The weights of another run that fit this network; ConfigError if no kernel fits."""
+def matching_weights(run: str, start: Policy, network: NetworkSpec) -> InitFrom:
+    """The weights of another run's policy that fit this network.
+
+    ConfigError if no kernel fits, or if the layers around the fitting ones are of another kind.
+    """
+    weights = start.weights
     run_shapes = {name: " x ".join(map(str, array.shape)) for name, array in weights.items()}
     shapes = {name: " x ".join(map(str, shape)) for name, shape in network.shapes().items()}
     fit = [name for name, shape in shapes.items() if run_shapes.get(name) == shape]
@@ -479,7 +514,26 @@ def matching_weights(run: str, weights: Mapping[str, Array], network: NetworkSpe
             f"needs ({first} {got}, and {shapes[first]} here); choose a run of the same game, and "
             f"use --algorithm and --network as in {run}/preset.toml"
         )
-    return InitFrom(run=run, fit=fit, new=[name for name in shapes if name not in fit])
+    run_layers = dict(start.network.places())
+    for place, layers in network.places():
+        for index, (here, there) in enumerate(zip(layers, run_layers.get(place, ()), strict=False)):
+            kinds = [
+                layer.name if isinstance(layer, Activation) else type(layer).__name__
+                for layer in (here, there)
+            ]
+            if kinds[0] != kinds[1] and not place.startswith("heads."):
+                raise ConfigError(
+                    f"cannot start from {run}: {place}.{index} is {kinds[0]} in this network and "
+                    f"{kinds[1]} there, so its weights would compute something else; omit "
+                    "--network, activation and observation_norm to use the network of that run, or "
+                    "omit --init-from"
+                )
+    return InitFrom(
+        run=run,
+        fit=fit,
+        new=[name for name in shapes if name not in fit],
+        unused=[name for name in weights if name not in fit],
+    )
 
 
 # --- Training from a store ------------------------------------------------------------------------
@@ -582,12 +636,22 @@ def combined_result(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str
     """The results of several seeds combined: total work, and IQM with interval of the returns."""
     means = [result["return_mean"] for result in results if result["return_mean"] is not None]
     estimate = bootstrap([[mean] for mean in means], iqm) if means else None
-    work = ("episodes", "env_steps", "updates", "guarded_chunks", "train_s", "compile_s", "eval_s")
+    work = (
+        "episodes",
+        "cut_episodes",
+        "env_steps",
+        "updates",
+        "guarded_chunks",
+        "train_s",
+        "compile_s",
+        "eval_s",
+    )
     return {
         "solved": all(result["solved"] for result in results),
         "solved_seeds": sum(result["solved"] for result in results),
         "seeds": len(results),
         "return_mean": sum(means) / len(means) if means else None,
+        "why_no_return": "" if means else results[0].get("why_no_return", ""),
         "return_iqm": estimate and estimate.value,
         "return_low": estimate and estimate.low,
         "return_high": estimate and estimate.high,

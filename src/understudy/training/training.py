@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from understudy.act.actor import Actor
+from understudy.act.evaluate import Evaluated
 from understudy.algorithm import Rollouts, Transitions
 from understudy.core.clock import SystemClock
-from understudy.core.errors import ConfigError
+from understudy.core.errors import ConfigError, LearningFailed
 from understudy.core.statistics import mean
 from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
@@ -79,6 +80,8 @@ class Training:
         self.best_mean = -math.inf
         self.is_solved = False
         self._final: Array | None = None
+        self.final_cut = 0
+        """Episodes of the final test that were cut after `eval_max_steps` steps."""
         self.episodes = 0
         self.guarded_chunks = 0
         self._recent: deque[float] = deque(maxlen=100)
@@ -105,12 +108,23 @@ class Training:
     # --- The loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train to the end; after an exception or a kill, the last checkpoint can be resumed."""
+        """Train to the end; after an exception or a kill, the last checkpoint can be resumed.
+
+        LearningFailed if it ends without a single update, because chunks or updates were rejected.
+        """
         while not (self.engine.is_done or self.is_solved or self._must_stop):
             self.step()
         if self.evaluated_steps != self.engine.steps:
             self._evaluate()
         self._save()  # also if solved: the run may be extended from here
+        counts = self.engine.learner.counts
+        n_rejected = self.guarded_chunks + counts.skipped_updates
+        if counts.updates == counts.skipped_updates and n_rejected and not self._must_stop:
+            raise LearningFailed(
+                f"nothing was learned: {self.guarded_chunks} chunks were rejected and "
+                f"{counts.skipped_updates} updates skipped; correct the game's rewards and "
+                f"observations ({self.folder.guarded} has the reasons), then train again"
+            )
 
     def step(self) -> None:
         """One round, then the evaluation and the checkpoint that are due."""
@@ -134,13 +148,13 @@ class Training:
         env_steps = self.engine.steps
         self._next_eval = env_steps + self._part.eval_every
         self.evaluated_steps = env_steps
-        played = self._evaluator.returns(
+        played = self._evaluator.play(
             self.engine.policy, episodes=self._part.eval_episodes, series=WHILE_TRAINING
         )
-        if played is None or not len(returns := self._finite(played)):
+        if played is None or not len(returns := self._finite(played.returns)):
             return
         estimate = mean(returns)
-        all_finite = len(returns) == len(played)
+        all_finite = len(returns) == len(played.returns)
         is_best = all_finite and estimate.value > self.best_mean
         if is_best:
             self.best_mean = estimate.value
@@ -170,16 +184,18 @@ class Training:
                 low=estimate.low,
                 high=estimate.high,
                 is_best=is_best,
+                n_cut=played.n_cut,
             )
         )
 
     def _confirm(self, until: float) -> None:
         """Test a reached goal again on unused seeds; if it is reached there, the run is solved."""
-        returns = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
+        tested = self._hundred(self.engine.policy, series=CONFIRMING, attempt=self.confirmations)
         self.confirmations += 1
-        if returns is not None and returns.mean() >= until:
+        if tested is not None and tested.returns.mean() >= until:
             self.is_solved = True
-            self._final = returns
+            self._final = tested.returns
+            self.final_cut = tested.n_cut
             self.folder.save_policy("best", self.engine.policy)
 
     def final_returns(self) -> Array | None:
@@ -191,19 +207,30 @@ class Training:
         if self._final is None:
             # The same policy always gets the same seeds, however often its run is extended, so
             # that it has only one final test.
-            self._final = self._hundred(
+            tested = self._hundred(
                 self.folder.policy(), series=AT_THE_END, attempt=self._best_extension
             )
+            if tested is None:
+                return None
+            self._final = tested.returns
+            self.final_cut = tested.n_cut
             # Solved only if the goal was reached twice: in an evaluation and here.
-            if self._final is not None and self._until is not None:
+            if self._until is not None:
                 self.is_solved = min(self.best_mean, float(self._final.mean())) >= self._until
         return self._final
 
-    def _hundred(self, policy: Policy, *, series: int, attempt: int = 0) -> Array | None:
-        returns = self._evaluator.returns(
+    @property
+    def why_no_return(self) -> str:
+        """Why there is no final return, if there is none."""
+        return self._evaluator.why_not or "returns of its final episodes are not finite"
+
+    def _hundred(self, policy: Policy, *, series: int, attempt: int = 0) -> Evaluated | None:
+        tested = self._evaluator.play(
             policy, episodes=FINAL_EPISODES, series=series, attempt=attempt
         )
-        return None if returns is None or len(self._finite(returns)) < len(returns) else returns
+        if tested is None or len(self._finite(tested.returns)) < len(tested.returns):
+            return None
+        return tested
 
     def _finite(self, returns: Array) -> Array:
         """The finite returns; a Guarded event reports NaN and infinite ones."""
@@ -239,6 +266,7 @@ class Training:
             "episodes": self.episodes,
             "guarded_chunks": self.guarded_chunks,
             "confirmations": self.confirmations,
+            "final_cut": self.final_cut,
             "best_extension": self._best_extension,
             "train_s": self.clocks.train_s,
             "eval_s": self.clocks.eval_s,
@@ -269,6 +297,7 @@ class Training:
             # Killed between its last checkpoint and its result, and not extended since.
             self.is_solved = True
             self._final = checkpoint.arrays["training.final"]
+            self.final_cut = facts.get("final_cut", 0)
         self.resumed_at_step = checkpoint.env_steps
         self._next_checkpoint = checkpoint.env_steps + self._part.checkpoint_every
         return True
@@ -319,7 +348,7 @@ def build(
         if isinstance(needs, Rollouts):
             num_envs = needs.envs
             collect = needs.steps
-        envs = opened.enter_context(contextlib.closing(choice.make(num_envs)))
+        envs = opened.enter_context(contextlib.closing(choice.make(num_envs, is_training=True)))
         history = None
         if not learner.is_on_policy:
             history = opened.enter_context(
@@ -338,6 +367,7 @@ def build(
             ),
             config=InlineConfig(
                 steps=part.steps,
+                horizon=part.horizon,
                 collect=collect,
                 is_asynchronous=part.asynchronous,
                 has_ladder=part.ladder,
@@ -346,7 +376,12 @@ def build(
     else:
         follower = StoreFollower(Path(facts["from_store"]))
         engine = FromStore(
-            learner, follower, steps=part.steps, clock=SystemClock(), on_event=handle_event
+            learner,
+            follower,
+            steps=part.steps,
+            horizon=part.horizon,
+            clock=SystemClock(),
+            on_event=handle_event,
         )
     opened.callback(engine.close)
     training = Training(

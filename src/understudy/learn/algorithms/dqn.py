@@ -36,6 +36,9 @@ class DqnConfig:
     n_step: int = setting(3, 1, 100, "steps per transition")
     discount: float = setting(0.99, 0.0, 1.0, "discount per step (gamma)")
     stack: int = setting(1, 1, 16, "frames per observation stack")
+    observation_norm: bool = setting(
+        False, 0, 1, "normalise observations by their running mean and variance"
+    )
     double: bool = setting(
         True, 0, 1, "the online network chooses the next action, the target network evaluates it"
     )
@@ -106,7 +109,11 @@ class Dqn:
         size = self.head.size
         q = (Dueling(size),) if config.dueling else (Dense(size, gain=1.0),)
         return config.network or network_for(
-            self.game, heads={"q": q}, widths=config.widths, stack=config.stack
+            self.game,
+            heads={"q": q},
+            widths=config.widths,
+            stack=config.stack,
+            observation_norm=config.observation_norm,
         )
 
     @cached_property

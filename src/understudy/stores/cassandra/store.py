@@ -84,6 +84,8 @@ _AT_ONCE = 256
 _WITHDRAWN_AT_ONCE = 64
 """Most chunks that one admin commit withdraws, since writers wait for it."""
 _PAGE = 64
+_READ_BYTES = 32 * 1024 * 1024
+"""A list of quarantined frames ends with the page that brings it to this size."""
 _POLL_S = 0.05
 _TRIES = 20
 
@@ -503,7 +505,7 @@ class CassandraStore:
                 for row, raw in zip(waiting, raws_of(self.wire, waiting), strict=True)
                 if raw is not None
             ]
-            if len(frames) >= limit:
+            if len(frames) >= limit or sum(len(frame.raw) for frame in frames) >= _READ_BYTES:
                 break
         return frames[:limit]
 
@@ -601,10 +603,12 @@ class CassandraStore:
             self._expire_partition(name, head, old, new) for name, head in heads.items()
         )
         for rows in self._quarantine_pages():
+            # Includes frames that were older than an earlier expiry when they were quarantined.
+            expired = [row for row in rows if row.received_s < before_s]
             keys = [
                 frame_key(row.session, row.chunk_no, row.digest)
-                for row in rows
-                if old <= row.received_s < before_s
+                for row, raw in zip(expired, raws_of(self.wire, expired), strict=True)
+                if raw is not None
             ]
             self.wire.all([erased_frame(self.wire, key) for key in keys])
         self._journal.expired_before_s = new

@@ -13,7 +13,7 @@ from understudy.core.errors import ConfigError, Refused
 from understudy.experience.chunk import chunk_of
 from understudy.experience.frame import Frame, FrameKind, decode_frame
 from understudy.experience.session import tombstone_of
-from understudy.ports import Cursor, Forgotten, Gone, Stored, Tail
+from understudy.ports import TAIL_BYTES, Cursor, Forgotten, Gone, Stored, Tail
 from understudy.stores.cassandra.commits import (
     ADMIN,
     COMMIT_BUCKET,
@@ -36,6 +36,8 @@ SLACK_S = 3600.0
 """Tolerated clock difference: data that is missing up to this long before its expiry counts as
 expired, not as damaged."""
 _AT_ONCE = 16
+_READ_BYTES = 32 * 1024 * 1024
+"""A page ends with the commit that brings its frames to this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,18 @@ class Tailer:
         """The next items after a cursor; empty when none arrive within `wait_s`."""
         places = read_cursor(cursor)
         deadline = time.monotonic() + wait_s
+        is_cut = False
         while True:
             pending, after = self._next(places, max_items)
             if pending:
-                return Tail(self._items(places.last_arrival_no, pending), after.text())
+                items = self._items(places.last_arrival_no, pending)
+                if len(items) == len(pending):
+                    is_cut |= _frame_bytes(pending) >= _READ_BYTES
+                    return Tail(items, after.text(), is_cut)
+                # Read again for the cursor after fewer items.
+                is_cut = True
+                max_items = len(items)
+                continue
             # Commits without an item, such as those with only quarantine, advance the cursor too.
             places = after
             remaining_s = deadline - time.monotonic()
@@ -159,7 +169,8 @@ class Tailer:
         places = places.copy()
         sources = self._sources(heads, places)
         pending: list[PendingItem] = []
-        while len(pending) < max_items:
+        size_bytes = 0
+        while len(pending) < max_items and size_bytes < _READ_BYTES:
             self._fill(sources, places)
             ready = [
                 (source.commits[0].at_s, name == ADMIN, name)
@@ -178,9 +189,11 @@ class Tailer:
                 name = ADMIN
                 if not sources[ADMIN].commits:
                     break
+            shown = len(pending)
             places.at[name] = self._show(
                 sources[name], places.at.get(name, TailPosition()), pending, max_items
             )
+            size_bytes += _frame_bytes(pending[shown:])
         with self._lock:
             self._ahead.update(
                 {name: source.commits for name, source in sources.items() if source.commits}
@@ -257,6 +270,7 @@ class Tailer:
     # --- items ----------------------------------------------------------------------------------
 
     def _items(self, before: int, pending: Sequence[PendingItem]) -> list[Stored | Forgotten]:
+        """The items of a page; fewer than are pending if these have more than TAIL_BYTES."""
         readable = [
             item.arrived
             for item in pending
@@ -271,9 +285,15 @@ class Tailer:
             self.heads()
         items: list[Stored | Forgotten] = []
         number = before
-        for item in pending:
-            items.append(self._item(number + 1, item, frames))
-            number += item.n_lost or 1
+        decoded_bytes = 0
+        for pending_item in pending:
+            item = self._item(number + 1, pending_item, frames)
+            items.append(item)
+            number += pending_item.n_lost or 1
+            if isinstance(item, Stored) and item.chunk is not None:
+                decoded_bytes += item.chunk.size_bytes
+                if decoded_bytes >= TAIL_BYTES:
+                    break
         return items
 
     def _item(
@@ -340,6 +360,10 @@ class Tailer:
                 if frame.body_crc == crcs[key]:
                     frames[key] = frame
         return frames
+
+
+def _frame_bytes(pending: Iterable[PendingItem]) -> int:
+    return sum(item.arrived.length for item in pending if item.arrived is not None)
 
 
 def _event(number: int, event: Event) -> Forgotten:

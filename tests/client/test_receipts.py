@@ -1,0 +1,111 @@
+"""Receipts: every acknowledged frame leaves a line, and a full disk does not stop a game."""
+
+import json
+import os
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from understudy.backends.data import DataFolder
+from understudy.client.connect import ClientConfig, Game, connect, local_link
+from understudy.client.receipts import Receipts, read_receipts
+from understudy.client.sender import SenderConfig
+from understudy.client.session import RecordingWarning
+from understudy.core.clock import SystemClock
+from understudy.core.errors import ConfigError, Corrupt
+from understudy.experience.game import game_spec
+from understudy.simulation.ledger import LedgerLink, read_ledger
+from understudy.testing.samples import cart_spec, random_session
+
+
+def game(folder: Path, receipts: Path) -> Game:
+    config = ClientConfig(background=False, sender=SenderConfig(receipts=receipts))
+    return connect("tag", obs=3, actions=2, data=folder, consent="granted", config=config)
+
+
+def play(game: Game, steps: int, *, player: str = "ada") -> None:
+    episode = game.episode(player=player)
+    for _ in range(steps):
+        episode.acted([0.0, 0.0, 0.0], 1)
+    episode.end()
+
+
+def test_every_acknowledged_frame_has_a_receipt(tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts.jsonl"
+    with game(tmp_path / "D", receipts) as first:
+        play(first, 700)
+        play(first, 20, player="bob")
+    acked = list(read_receipts(receipts))
+    assert len(acked) == first.stats().acked_frames > 4
+    assert {uuid.UUID(bytes=frame.session).version for frame in acked} == {7}
+    with game(tmp_path / "D", receipts) as second:
+        play(second, 20)
+    assert len(list(read_receipts(receipts))) == len(acked) + second.stats().acked_frames
+    assert receipts.stat().st_mode & 0o077 == 0
+
+
+def test_receipts_match_an_independent_ledger(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path / "D")
+    spec = game_spec("tag", obs=3, actions=2)
+    link = LedgerLink(local_link(data.root, spec, SystemClock()), data.ledger)
+    sender = SenderConfig(receipts=tmp_path / "receipts.jsonl")
+    config = ClientConfig(link=link, background=False, spool=data.spool, sender=sender)
+    with connect(spec=spec, consent="granted", config=config) as recording:
+        play(recording, 600)
+    promised = {(entry.session, entry.chunk_no, entry.crc) for entry in read_ledger(data.ledger)}
+    receipts = read_receipts(tmp_path / "receipts.jsonl")
+    assert {(acked.session, acked.chunk_no, acked.crc) for acked in receipts} == promised
+
+
+def test_a_cut_line_is_skipped_and_a_damaged_one_named(tmp_path: Path) -> None:
+    path = tmp_path / "receipts.jsonl"
+    with game(tmp_path / "D", path) as first:
+        play(first, 20)
+    whole = list(read_receipts(path))
+    with path.open("ab") as file:
+        file.write(b'{"session": "0190')  # killed while writing
+    with game(tmp_path / "D", path) as second:
+        play(second, 20)
+    assert list(read_receipts(path))[: len(whole)] == whole
+    assert len(list(read_receipts(path))) == 2 * len(whole)
+    path.write_bytes(path.read_bytes().replace(b'"chunk_no"', b'"chunk_mo"', 1))
+    with pytest.raises(Corrupt, match=r"line 1 of .* is not a receipt"):
+        list(read_receipts(path))
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_warned_of_later(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="use a file in an existing folder"):
+        game(tmp_path / "D", tmp_path / "nowhere" / "receipts.jsonl")
+    path = tmp_path / "receipts.jsonl"
+    with game(tmp_path / "D", path) as recording:
+        path.unlink()
+        path.mkdir()
+        play(recording, 20)
+        with pytest.warns(RecordingWarning, match="cannot be added"):
+            assert recording.flush()
+    assert recording.stats().acked_steps == 20
+
+
+def test_a_line_names_session_number_length_and_checksum_and_no_descriptor_stays(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = tmp_path / "receipts.jsonl"
+    receipts = Receipts(path, warn=lambda topic, text: pytest.fail(text))
+    frames = [chunk.frame() for chunk in random_session(cart_spec(), rng, n_chunks=3)]
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    receipts.add(frames)
+    receipts.add([])
+    if before:
+        assert len(os.listdir("/proc/self/fd")) == before
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["chunk_no"] for line in lines] == [0, 1, 2]
+    assert lines[0] == {
+        "session": str(frames[0].session),
+        "chunk_no": 0,
+        "length": len(frames[0].body),
+        "crc": frames[0].body_crc,
+    }
