@@ -78,7 +78,7 @@ def test_roles_games_schedule_and_advice_are_shown(tmp_path: Path, held: ExitSta
 
 def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitStack):
     leave(tmp_path, "gateway", held, state="waiting", last_error="ended with exit code 7: no luck")
-    leave(tmp_path, "ingest", None)
+    leave(tmp_path, "ingest", None, state="ended")
     found = look(tmp_path)
     assert [(role["state"], role["alive"]) for role in found["roles"]] == [
         ("waiting", False),
@@ -90,6 +90,28 @@ def test_a_waiting_silent_or_ended_role_is_unhealthy(tmp_path: Path, held: ExitS
     assert look(tmp_path)["roles"][2]["alive"]
     silent = look(tmp_path, later_s=60)["roles"][2]
     assert (silent["state"], silent["alive"], silent["rates"]) == ("silent", False, {})
+
+
+def test_a_role_whose_supervisor_was_killed_has_ended(tmp_path: Path):
+    leave(tmp_path, "ingest", None)
+    found = look(tmp_path)
+    assert [role["state"] for role in found["roles"]] == ["ended"]
+    assert found["next"][0].startswith("ingest ended: its supervisor was killed; start it again")
+
+
+def test_damaged_keys_are_unhealthy_and_the_next_step_is_shown(tmp_path: Path, held: ExitStack):
+    data = tmp_path / "D"
+    keys = open_deployment(DataFolder(data)).keys
+    keys.create(["admin"])
+    _, key = keys.create(["play"])
+    keys.revoke(key.id)
+    leave(data, "gateway", held)
+    assert look(data)["ok"]
+    (*_, last) = sorted((data / "models" / "keys").iterdir())
+    last.write_bytes(last.read_bytes()[:-3])
+    found = look(data)
+    assert not found["ok"]
+    assert "understudy keys repair" in found["next"][0]
 
 
 def test_a_role_that_stopped_reporting_is_unhealthy_and_its_lag_grows(

@@ -1,6 +1,7 @@
 """The files that a killed game leaves, and how the next start uses them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from understudy.client.spool import (
     read_game,
     unreadable_spools,
 )
-from understudy.core.errors import Corrupt, Locked, SpecError, StorageFailed
+from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
 from understudy.experience.frame import (
@@ -339,7 +340,8 @@ def test_a_folder_without_its_game_stays_as_it_is(tmp_path, raw):
     before = logs(tmp_path)[0].read_bytes()
     with pytest.raises(Corrupt, match="missing or damaged"):
         read_game(folder)
-    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (0, [folder])
+    n_deleted, left = forget_spooled(tmp_path, "anna", ["my-game"])
+    assert (n_deleted, list(left)) == (0, [folder])
     assert send_unsent_frames(tmp_path / "tag", lambda spec: MemoryLink()) == 0
     spool = Spool(tmp_path / "tag")
     for later_s in (7200, SPOOL_S + 1):
@@ -389,9 +391,10 @@ def test_forgetting_deletes_a_players_sessions_in_unlocked_folders_and_no_others
         read_game(left[0]).spec()
     spool, played = spool_of(tmp_path / "a")
     fill(played, 1)
-    assert forget_spooled(tmp_path, "anna", ["other-game"]) == (0, [])
+    assert forget_spooled(tmp_path, "anna", ["other-game"]) == (0, {})
     in_use = tmp_path / "a" / str(played.session)
-    assert forget_spooled(tmp_path, "anna", ["my-game", "other-game"]) == (2, [in_use])
+    n_deleted, still_spooled = forget_spooled(tmp_path, "anna", ["my-game", "other-game"])
+    assert (n_deleted, list(still_spooled)) == (2, [in_use])
     assert [folder.exists() for folder in left] == [False, True, True]
     for folder in left[1:]:
         assert not any(b"anna" in path.read_bytes() for path in folder.iterdir())
@@ -427,7 +430,7 @@ def test_acknowledged_frames_of_a_forgotten_player_are_deleted_too(tmp_path):
     spool.write()
     spool.remove(ones[0])
     spool.close()
-    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (1, [])
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (1, {})
     assert not any(b"anna" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert count_spooled(tmp_path) == 1
 
@@ -436,9 +439,11 @@ def test_forgetting_on_a_full_disk_says_that_it_did_not(tmp_path, monkeypatch):
     left_by(tmp_path / "tag", "anna", "ben")
     with monkeypatch.context() as patch:
         patch.setattr("understudy.core.log._pwrite", no_room)
-        with pytest.raises(StorageFailed, match=r"'anna' is not erased .*no room"):
-            forget_spooled(tmp_path, "anna", ["my-game"])
-    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (1, [])
+        n_deleted, left = forget_spooled(tmp_path, "anna", ["my-game"])
+    assert n_deleted == 0
+    (reason,) = left.values()
+    assert re.search(r"could not be moved .*no room.*free some disk space", reason)
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (1, {})
     assert count_spooled(tmp_path) == 1
 
 

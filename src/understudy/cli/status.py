@@ -104,7 +104,7 @@ def platform_status(
     has_own = data.has_store() and not store
     counts = count_store(data if has_own else DataFolder(data.root, store_name="window"))
     learner = next((role for role in roles if role["role"] == "learner"), None)
-    games, models_error = _games(data, models, counts["games"], learner)
+    games, damage = _games(data, models, counts["games"], learner)
     gateway = next((role for role in roles if role["role"] == "gateway" and role["alive"]), None)
     has_damage = any(game.get("damage", {}).keys() & {"champion", "journal"} for game in games)
     is_stuck = any(_storage_error(role) or _window_error(role) for role in roles)
@@ -113,7 +113,7 @@ def platform_status(
         and all(role["alive"] for role in roles)
         and not has_damage
         and not is_stuck
-        and not models_error,
+        and not damage,
         "url": gateway["report"].get("url") if gateway else None,
         "roles": roles,
         "lag_s": next((role["lag_s"] for role in roles if role["role"] == "ingest"), None),
@@ -121,10 +121,7 @@ def platform_status(
         "quarantined": counts["quarantined"],
         "parked": counts["parked"],
         "games": games,
-        "next": [
-            *([f"cannot read models: {models_error}"] if models_error else []),
-            *_next(data, roles, counts, games),
-        ],
+        "next": [*damage, *_next(data, roles, counts, games)],
     }
 
 
@@ -140,24 +137,26 @@ def _window_error(role: dict[str, Any]) -> str:
 
 def _games(
     data: DataFolder, models: str, steps: dict[str, int], learner: dict[str, Any] | None
-) -> tuple[list[dict[str, Any]], str]:
-    """The state of each game, and the error of reading the models; empty if they were read."""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The state of each game, and what is wrong with the deployment's models and keys."""
     reports = learner["report"].get("games", {}) if learner else {}
-    models_error = ""
+    damage = []
     if signing_key(data).exists():
         try:
-            registry = open_deployment(data, models=models).registry
+            deployment = open_deployment(data, models=models)
+            if keys := deployment.keys.damage():
+                damage.append(f"keys: {keys}")
             return [
-                _game(registry, name, steps.get(name, 0), reports.get(name, {}))
-                for name in registry.games()
-            ], ""
+                _game(deployment.registry, name, steps.get(name, 0), reports.get(name, {}))
+                for name in deployment.registry.games()
+            ], damage
         except (ConfigError, StorageFailed) as error:
-            models_error = str(error)
+            damage.append(f"cannot read models: {error}")
     names = sorted(steps.keys() | reports.keys())
     return [
         {"game": name, "steps": steps.get(name, 0), **_shown(reports.get(name, {}))}
         for name in names
-    ], models_error
+    ], damage
 
 
 def _game(registry: Registry, name: str, steps: int, report: dict[str, Any]) -> dict[str, Any]:

@@ -710,9 +710,8 @@ class SpoolFolder:
             self.write()
             if self.error:
                 raise StorageFailed(
-                    f"{player!r} is not erased from {self.path}, because the frames of other "
-                    f"players could not be moved: {self.error}; free some disk space, then run the "
-                    "command again"
+                    f"the frames of other players could not be moved ({self.error}); free some "
+                    "disk space, then run this command again"
                 )
         for spool in spools:
             self.remove_session(spool)
@@ -911,14 +910,16 @@ def _owner_of(folder: Path) -> uuid.UUID | None:
         return None
 
 
-def forget_spooled(folder: Path, player: str, games: Collection[str]) -> tuple[int, list[Path]]:
+def forget_spooled(
+    folder: Path, player: str, games: Collection[str]
+) -> tuple[int, dict[Path, str]]:
     """Delete a player's unsent sessions of killed games, for any platform.
 
-    Returns how many were deleted, and the folders that may have others: those of games that run or
-    send now, and those that cannot be read.
+    Returns how many were deleted, and why a folder may have others: those of games that run or send
+    now, and those that cannot be read or written.
     """
     n_deleted = 0
-    left: list[Path] = []
+    left: dict[Path, str] = {}
     for path in sorted(path for path in folder.glob("*/*") if path.is_dir()):
         try:
             if read_game(path).game not in games:
@@ -930,10 +931,12 @@ def forget_spooled(folder: Path, player: str, games: Collection[str]) -> tuple[i
             # player was forgotten.
             slots, _ = read_slots(path)
             if any(slot is not None and slot.player == player for slot in slots):
-                left.append(path)
-        except (Corrupt, OSError):
+                left[path] = "its game is running; end the game, then run this command again"
+        except StorageFailed as error:
+            left[path] = str(error)
+        except (Corrupt, OSError) as error:
             if any(path.glob("*.log")):
-                left.append(path)
+                left[path] = f"it cannot be read ({error}); delete it, or repair it"
     return n_deleted, left
 
 

@@ -119,10 +119,9 @@ def _forget_copies(
     """Erase what the data folder holds besides store and stream; return the rest of the result."""
     spooled, still_spooled = forget_spooled(data.spool, player_name(player), games)
     if still_spooled:
+        reasons = "; ".join(f"{path}: {reason}" for path, reason in still_spooled.items())
         left["spool"] = (
-            f"{len(still_spooled)} spool folders are damaged or in use by a running game, such as "
-            f"{still_spooled[0]}; the platform rejects their frames; end the game, then run this "
-            "command again"
+            f"unsent frames of the player, which the platform rejects, may be in {reasons[:2000]}"
         )
     UnfinishedImports(data.root).forget(players)
     window = DataFolder(data.root, store_name="window").store

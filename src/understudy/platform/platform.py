@@ -419,7 +419,8 @@ def read_roles(data: DataFolder, now_s: float) -> list[dict[str, Any]]:
     """Return the state of every role that was started in a data folder, as JSON fields.
 
     `report_age_s` is the age of the role's last sign of life. A role is `silent` if that is too
-    long ago, or if its supervisor no longer writes its status.
+    long ago, or if its supervisor no longer writes its status. It is `not running` if it was
+    stopped, and `ended` if it ended in another way, such as with its supervisor.
     """
     paths = sorted(roles_folder(data).glob("*.json"))
     return [_read_role(path, now_s) for path in paths if path.with_suffix(".lock").exists()]
@@ -439,9 +440,12 @@ def _read_role(path: Path, now_s: float) -> dict[str, Any]:
     written_s = max(0.0, now_s - saved["at_s"])
     is_stale = is_watched and written_s > _SILENT_S
     age_s = saved.get("report_age_s", 0.0) + written_s
-    state = saved["state"] if is_watched else "not running"
+    was_stopped = saved["state"] in ("ended", "unknown")
+    state = saved["state"] if is_watched else "not running" if was_stopped else "ended"
     last_error = saved.get("last_error", "")
-    if is_stale:
+    if not is_watched and not was_stopped:
+        last_error = "its supervisor was killed; start it again with understudy up"
+    elif is_stale:
         state = "silent"
         last_error = f"its supervisor has written no status for {written_s:.0f} s"
     elif state == "silent":
