@@ -372,7 +372,7 @@ class Bots:
         if point["alias"] != alias or type(number) is not int or type(model_no) is not int:
             raise Refused(
                 "bad_entry",
-                f"the platform sent an invalid entry of the {alias}, which names "
+                f"the platform sent an invalid entry for the {alias}: its alias is "
                 f"{str(point['alias'])[:20]!r}",
             )
         if number < self._seen[alias]:

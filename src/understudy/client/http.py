@@ -88,7 +88,10 @@ class HttpLink:
         rate = response.get("recording_rate")
         acks = response.get("acks")
         if not isinstance(rate, int | float) or not 0 <= rate <= 1 or not isinstance(acks, list):
-            raise _unexpected(f"acks {str(acks)[:40]} and recording_rate {str(rate)[:20]}")
+            raise _unexpected(
+                f"acks is {str(acks)[:40]} and not a list, or recording_rate is {str(rate)[:20]} "
+                "and not a number from 0 to 1"
+            )
         self.recording_rate = float(rate)
         try:
             return [

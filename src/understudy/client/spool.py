@@ -146,7 +146,7 @@ class SpoolFile:
         self.live_bytes += entry.size_bytes
 
     def release(self, entry: "SpooledFrame") -> None:
-        """Note that a frame need not stay; does nothing the second time."""
+        """Mark a frame as no longer needed in the file; does nothing the second time."""
         if entry in self.entries:
             self.entries.remove(entry)
             self.live_bytes -= entry.size_bytes

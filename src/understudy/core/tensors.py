@@ -80,7 +80,9 @@ def decode(
 ) -> tuple[dict[str, Array], dict[str, str]]:
     """All tensors as read-only views, and the metadata; Refused unless the format is exact."""
     if len(raw) < 8:
-        raise Refused("bad_tensors", f"{len(raw)} bytes; the header length alone has 8")
+        raise Refused(
+            "bad_tensors", f"{len(raw)} bytes are too few: the length of the header takes 8"
+        )
     length = int.from_bytes(raw[:8], "little")
     if length > max_header_bytes or 8 + length > len(raw):
         raise Refused(

@@ -407,7 +407,8 @@ def _check_columns(columns: Mapping[str, Array]) -> None:
         if count == 0 or (count > 1 and head in columns):
             raise Refused(
                 "bad_columns",
-                f"expected either {head!r} or {head + '.<key>'!r} columns, got {count}",
+                f"give one column {head!r}, or one column {head + '.<key>'!r} for each key; got "
+                + ("none of them" if count == 0 else "both"),
             )
 
 

@@ -109,7 +109,7 @@ class Intake:
     def admit(
         self, frames: Sequence[Frame], players: Mapping[uuid.UUID, PlayerName]
     ) -> list[Frame | Refused]:
-        """Return each frame with its stamps, or why it is rejected, for good or for now."""
+        """Return each frame with its stamps, or why it is rejected and whether to retry."""
         now_s = self._clock.now()
         for frame in frames:
             if frame.session in players and frame.session.version == 7:

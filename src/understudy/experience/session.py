@@ -155,9 +155,9 @@ Rejection = Literal[
 
 
 def admit(state: SessionState | None, arrival: Arrival) -> tuple[SessionState, Rejection]:
-    """Return the state after a frame and `""`, or the unchanged state and why it does not count.
+    """Return the new state and `""` if the frame counts, else the same state and the reason.
 
-    "seen" is not an error: the caller compares bytes to tell a duplicate from a conflict.
+    The reason "seen" is no error: the caller compares bytes to tell a duplicate from a conflict.
     """
     before = SessionState(player=arrival.player) if state is None else state
     if before.forgotten:

@@ -38,9 +38,9 @@ class _Track:
 class RolloutQueue:
     """Collects the newest steps of each session until every env has enough for one rollout.
 
-    A skipped chunk also drops its session's earlier chunks, since a rollout has no gaps; meanwhile
-    the other sessions replace their oldest steps by newer ones. Frame stacks still reach back to
-    skipped rows.
+    A rollout has no gaps: when a chunk is skipped, its session's earlier chunks are discarded too.
+    Until that session has enough steps again, the other sessions replace their oldest steps with
+    newer ones. Skipped rows are still used as history by frame stacks.
 
     A source of the learner, like `ReplaySource`: one update per rollout.
     """

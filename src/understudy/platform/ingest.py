@@ -340,7 +340,7 @@ def open_own_ingest(
     retention_s: float = RETENTION_S,
     keep_s: float | None = None,
 ) -> IngestRole:
-    """Open the role for the data folder's own store, with the config's stream and games."""
+    """Open ingest into the data folder's own store, with the config's stream and games."""
     specs = registered_specs(data, models=config.models.url)
     stream = partial(open_stream, config.stream.url, data)
     return IngestRole(data, specs=specs, open_stream=stream, retention_s=retention_s, keep_s=keep_s)

@@ -164,7 +164,7 @@ class Tailer:
     # --- merging --------------------------------------------------------------------------------
 
     def _next(self, places: TailCursor, max_items: int) -> tuple[list[PendingItem], TailCursor]:
-        """The next items after these places, by the time of their commits, and the new places."""
+        """The next items after a cursor, by the time of their commits, and the new cursor."""
         heads = self.heads()
         places = places.copy()
         sources = self._sources(heads, places)
@@ -203,7 +203,7 @@ class Tailer:
         return pending, places
 
     def _sources(self, heads: Mapping[str, int], places: TailCursor) -> dict[str, _ReadAhead]:
-        """Partitions with commits after these places, each with the commits already read ahead."""
+        """The partitions with commits after a cursor, each with the commits read in advance."""
         sources: dict[str, _ReadAhead] = {}
         for name, head in heads.items():
             at = places.at.get(name, TailPosition()).commit_no
