@@ -100,7 +100,7 @@ def headlines() -> str:
                     "experience.json",
                 ),
                 (
-                    "from a step to its sample in another process, p99",
+                    "until a recorded step can be sampled in another process, p99",
                     recorded["step to sampleable in another process, 20 ms linger: p99"],
                     "experience.json",
                 ),

@@ -205,12 +205,14 @@ def test_the_example_lists_every_setting_and_changes_none(tmp_path: Path):
     assert all(leaf.name.rpartition(".")[2] in example() for leaf in leaves(Config))
 
 
-def test_default_consents_depend_on_whether_the_gateway_is_on_loopback():
-    def learns_from(**gateway: str) -> tuple[str, ...]:
+def test_default_consents_depend_on_whether_only_this_machine_reaches_the_gateway():
+    def learns_from(**gateway: object) -> tuple[str, ...]:
         return from_tree(Config, {"gateway": gateway}, where="here").learn_from
 
     assert learns_from() == learns_from(host="localhost") == ("granted", "unknown")
     assert learns_from(host="0.0.0.0") == learns_from(host="game.example") == ("granted",)
+    assert learns_from(trusted_proxies=["127.0.0.1"]) == ("granted",)
+    assert from_tree(Config, {"roles": ["learner"]}, where="here").learn_from == ("granted",)
     assert from_tree(Config, {"learner": {"learn_from": ["granted"]}}, where="here").learn_from == (
         "granted",
     )

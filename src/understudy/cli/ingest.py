@@ -24,7 +24,7 @@ from understudy.cli.options import (
 from understudy.core.errors import ConfigError
 from understudy.platform.children import log_to_stderr
 from understudy.platform.config import Config, mask_secrets, resolve
-from understudy.platform.ingest import RETENTION_S, open_ingest
+from understudy.platform.ingest import open_ingest
 
 _INTERRUPTED = (
     b"interrupted; steps that are not stored yet stay in the stream until the next start\n"
@@ -45,13 +45,13 @@ _INTERRUPTED = (
     "--retention",
     "retention_s",
     type=float,
-    help="Seconds that a local stream keeps frames after they are stored "
-    f"(default: {RETENTION_S:g}).",
+    help="Seconds that a local stream keeps frames after they are stored (default: as in the "
+    "config, 3600).",
 )
 @click.option(
     "--keep-days",
     type=float,
-    help="Expire steps in the local store after this many days (default: keep them forever).",
+    help="Expire steps in the local store after this many days (default: as in the config, never).",
 )
 @click.option(
     "--stream",
@@ -81,9 +81,7 @@ def ingest(data_text: str | None, as_json: bool, until_empty: bool, **flags: Any
     data.root.mkdir(parents=True, exist_ok=True)
     if not until_empty:
         _stop_on_signals(stop)  # before the store opens, so that an early stop drains, too
-    retention_s = RETENTION_S if flags["retention_s"] is None else flags["retention_s"]
-    keep_s = None if flags["keep_days"] is None else flags["keep_days"] * 86_400
-    with open_ingest(config.folder, config, retention_s=retention_s, keep_s=keep_s) as role:
+    with open_ingest(config.folder, config) as role:
         if until_empty:
             role.store_all()
         else:
@@ -112,6 +110,8 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
         "store_url": "store.url",
         "engine": "ingest.engine",
         "master": "ingest.master",
+        "retention_s": "ingest.retention_s",
+        "keep_days": "ingest.keep_days",
     }
     overrides = {name: flags[flag] for flag, name in names.items()}
     config = dataclasses.replace(
@@ -121,11 +121,6 @@ def _config(data_text: str | None, flags: dict[str, Any]) -> Config:
         raise ConfigError(
             "--master needs the Spark engine, but ingest.engine is native; omit it, or give "
             "--engine spark"
-        )
-    if flags["keep_days"] is not None and config.store.url:
-        raise ConfigError(
-            "--keep-days applies to a store in the data folder only; omit it and set ttl_s in the "
-            "store's URL"
         )
     if flags["retention_s"] is not None and config.stream.url:
         raise ConfigError(

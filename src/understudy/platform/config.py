@@ -110,6 +110,9 @@ class StoreSection:
     )
 
 
+RETENTION_S = 3600.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSection:
     """[ingest]: settings of ingest, which moves frames from the stream to the store."""
@@ -122,6 +125,18 @@ class IngestSection:
     )
     master: str = setting(
         "local[2]", description="Where Spark runs: this machine, or spark://HOST:7077."
+    )
+    retention_s: float = setting(
+        RETENTION_S,
+        0.0,
+        1e10,
+        description="Seconds that a stream in the data folder keeps frames after they are stored.",
+    )
+    keep_days: float = setting(
+        0.0,
+        0.0,
+        1e5,
+        description="Days that a store in the data folder keeps steps; 0: forever.",
     )
 
 
@@ -227,15 +242,19 @@ class Config:
 
     @property
     def learn_from(self) -> tuple[str, ...]:
-        """Consents to learn from; by default also `unknown` if only this machine has players."""
+        """Consents to learn from; by default also `unknown` if all players are on this machine."""
         return self.learner.learn_from or (
             ("granted", "unknown") if self.is_local else ("granted",)
         )
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the gateway."""
-        return is_loopback(self.gateway.host)
+        """Whether the gateway runs here, and only this machine can reach it."""
+        return (
+            "gateway" in self.roles
+            and is_loopback(self.gateway.host)
+            and not self.gateway.trusted_proxies
+        )
 
     @property
     def listen(self) -> "Listen":
@@ -305,6 +324,11 @@ class Config:
             _check_hosts(self.gateway)
             _ = self.listen, self.gateway_config
         check_backends(stream=self.stream.url, store=self.store.url)
+        if self.ingest.keep_days and self.store.url:
+            raise ConfigError(
+                f"ingest.keep_days is {self.ingest.keep_days:g}, but only steps in the data folder "
+                "expire by it; leave it out, and set ttl_s in the store's URL"
+            )
         if self.ingest.engine == "spark":
             check_spark_store(self)
         if self.models.url:

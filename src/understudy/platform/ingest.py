@@ -61,7 +61,7 @@ from understudy.platform.children import (
     run_role,
     stop_with_parent,
 )
-from understudy.platform.config import Config, check_spark_store
+from understudy.platform.config import RETENTION_S, Config, check_spark_store
 from understudy.platform.requests import Handler, handle_requests, remove_stale_answers
 from understudy.ports import Candidate, FullStore, Specs, Stream
 
@@ -74,8 +74,6 @@ TRIM_EVERY_S = 20.0
 EXPIRE_EVERY_S = 600.0
 _IDLE_S = 0.004
 _TROUBLE_S = 1.0
-RETENTION_S = 3600.0
-"""How long the stream keeps frames that are already stored."""
 DRAIN_S = 15.0
 """How long `understudy ingest` may take to store the rest of the stream when it stops."""
 ROLE_DRAIN_S = 100.0
@@ -135,16 +133,6 @@ class IngestRole:
         registered games; `open_stream`, `open_store`: open backends outside the data folder;
         `spark`: runs the service's work as Spark tasks.
         """
-        if keep_s is not None and not 0 < keep_s < 1e10:
-            raise ConfigError(
-                f"the retention of stored steps is {keep_s} s; pass a time above 0, or none to "
-                "keep them for ever"
-            )
-        if not 0 <= retention_s < 1e10:
-            raise ConfigError(
-                f"the stream's retention of stored frames is {retention_s} s; pass at least 0, "
-                "such as 3600"
-            )
         self._data = data
         self._retention_s = retention_s
         self._keep_s = keep_s
@@ -307,43 +295,32 @@ class IngestRole:
 # --- opening the stream, the store and the games of a config --------------------------------------
 
 
-def open_ingest(
-    data: DataFolder,
-    config: Config,
-    *,
-    retention_s: float = RETENTION_S,
-    keep_s: float | None = None,
-) -> IngestRole:
-    """Open the role for the stream, the store and the engine that a config names.
-
-    `retention_s`: how long a stream in the data folder keeps stored frames; `keep_s`: how long a
-    store in it keeps steps.
-    """
+def open_ingest(data: DataFolder, config: Config) -> IngestRole:
+    """Open the role for the stream, the store and the engine that a config names."""
     spark = _spark_tasks(data, config) if config.ingest.engine == "spark" else None
     if not config.store.url:
-        return open_own_ingest(data, config, retention_s=retention_s, keep_s=keep_s)
+        return open_own_ingest(data, config)
     specs = RegistrySpecs(open_deployment(data, models=config.models.url).registry)
     return IngestRole(
         data,
         specs=specs,
         open_stream=partial(open_stream, config.stream.url, data),
         open_store=partial(open_store, config.store.url, specs=specs),
-        retention_s=retention_s,
+        retention_s=config.ingest.retention_s,
         spark=spark,
     )
 
 
-def open_own_ingest(
-    data: DataFolder,
-    config: Config,
-    *,
-    retention_s: float = RETENTION_S,
-    keep_s: float | None = None,
-) -> IngestRole:
+def open_own_ingest(data: DataFolder, config: Config) -> IngestRole:
     """Open ingest into the data folder's own store, with the config's stream and games."""
     specs = registered_specs(data, models=config.models.url)
-    stream = partial(open_stream, config.stream.url, data)
-    return IngestRole(data, specs=specs, open_stream=stream, retention_s=retention_s, keep_s=keep_s)
+    return IngestRole(
+        data,
+        specs=specs,
+        open_stream=partial(open_stream, config.stream.url, data),
+        retention_s=config.ingest.retention_s,
+        keep_s=config.ingest.keep_days * 86_400 or None,
+    )
 
 
 def open_own_store(data: DataFolder, config: Config) -> "LocalStore":

@@ -513,9 +513,7 @@ class Platform:
         with contextlib.ExitStack() as failing:
             failing.callback(self.supervisor.close)
             write_config(config, self._config_file)
-            self.keys = (
-                development_keys(opened) if config.is_local and "gateway" in config.roles else None
-            )
+            self.keys = development_keys(opened) if config.is_local else None
             failing.pop_all()
 
     @property
