@@ -47,7 +47,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "models").mkdir()
     (folder / "models" / "canary.json").write_text(CANARY)
     logging.getLogger("requests").setLevel(logging.ERROR)
-    with running(folder, GatewayConfig(max_poll_s=0.02, body_timeout_s=0.5)) as found:
+    with running(folder, GatewayConfig(max_poll_s=0.02)) as found:
         found.release(found.register())
         found.register(cart_spec("elsewhere"))
         yield found

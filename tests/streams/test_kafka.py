@@ -266,7 +266,9 @@ def test_a_full_queue_asks_to_retry_later(silent_server: str):
     frames = sample_frames(1) * 2000
     errors = [outcome.error or "" for outcome in writer.append(frames)]
     assert len(errors) == 2000
-    assert "too many frames are waiting" in errors[-1]
+    # On a slow machine, the first frames time out and leave room for the last ones.
+    assert any("too many frames are waiting" in error for error in errors)
+    assert all(errors)
     writer.close()
 
 
