@@ -83,7 +83,8 @@ def test_an_invalid_key_is_reported_and_consent_is_not_requested(browser: Any, g
         )
         assert tab.page.evaluate(SPARE_WIDTH) >= 40, "the selected text is fully visible"
         tab.page.click("#start")
-        tab.page.wait_for_selector("body[data-phase=playing]")
+        # A slow machine may compute a whole attempt in one frame; then it is over at once.
+        tab.page.wait_for_selector("body:not([data-phase=ready])")
         assert (tab.page.is_checked("#consent"), tab.page.is_disabled("#consent")) == (
             False,
             True,

@@ -17,7 +17,7 @@ from tests.cli.platforms import processes_of, wait_for
 COMMAND = [sys.executable, "-m", "understudy.cli.main", "demo"]
 
 
-def run(*arguments: str, timeout_s: float = 280.0) -> tuple[int, dict[str, Any], str]:
+def run(*arguments: str, timeout_s: float = 560.0) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [*COMMAND, *arguments, "--json"], capture_output=True, text=True, timeout=timeout_s
     )
@@ -29,6 +29,7 @@ def run(*arguments: str, timeout_s: float = 280.0) -> tuple[int, dict[str, Any],
     ("game", "kill"),
     [("rally", "learner"), pytest.param("CartPole-v1", "", marks=pytest.mark.slow)],
 )
+@pytest.mark.timeout(600)
 def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     game: str, kill: str, tmp_path: Path, card: Card
 ) -> None:
@@ -39,7 +40,7 @@ def test_the_demo_ends_by_itself_with_a_better_bot_and_nothing_lost(
     picture = tmp_path / "demo.svg"
     killing = ["--kill", kill] if kill else []
     code, found, said = run(
-        "--game", game, "--check", "--seconds", "240", "--svg", str(picture), *killing
+        "--game", game, "--check", "--seconds", "480", "--svg", str(picture), *killing
     )
     assert code == 0, said
     assert found["improved"]
