@@ -49,7 +49,7 @@ def test_the_welcome_fits_the_court_and_the_page_does_not_scroll_sideways(
                     "visible without scrolling"
                 )
         tab.page.tap("#quietly")
-        tab.page.wait_for_selector("body[data-phase=playing]")
+        tab.page.wait_for_selector("body:not([data-phase=ready])")
         tab.screenshot(f"{game.game}-playing-{width}")
         # During play the court keeps its aspect ratio, and its container is no higher.
         court, around = (
