@@ -1,6 +1,7 @@
 """The link over HTTP: responses of a gateway, messages to game developers, and no losses."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -597,3 +598,57 @@ assert found == ["LinkFailed"] * 2, found
 """
     for _ in range(5):
         subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_during_the_first_request_or_registration_leaves_no_lock_held(tmp_path) -> None:
+    script = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from understudy.client import local
+from understudy.client.http import HttpLink
+from understudy.client.connect import Address, local_link
+from understudy.core.clock import SystemClock
+from understudy.core.errors import LinkFailed
+from understudy.experience.game import game_spec
+
+spec = game_spec("pong", obs=2, actions=3)
+
+class Slow:
+    started = threading.Event()
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "urllib3.connection":
+            self.started.set()
+            time.sleep(0.2)
+
+def slow_write(*arguments, **settings):
+    started.set()
+    time.sleep(0.2)
+    return true_write(*arguments, **settings)
+
+def send():
+    try:
+        HttpLink(Address("http://127.0.0.1:9", "uk_x"), "pong").send([], {})
+    except LinkFailed:
+        pass
+
+def register():
+    local_link(Path(sys.argv[1]), spec, SystemClock()).register(spec)
+
+sys.meta_path.insert(0, Slow())
+true_write = local.write_file
+local.write_file = slow_write
+started = threading.Event()
+for call, is_started in ((send, Slow.started), (register, started)):
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert is_started.wait(10)
+    if (child := os.fork()) == 0:
+        signal.alarm(10)
+        call()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, call
+    thread.join()
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)

@@ -3,15 +3,23 @@
 import numpy as np
 import pytest
 
+from tests.act.policies import random_policy
 from tests.client.fakes import FakeClock, chunks, client
 from tests.streams.memory import MemoryStream
-from understudy.client import RecordingWarning
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
+from understudy.client import ClientConfig, RecordingWarning, connect
+from understudy.client.connect import local_link
 from understudy.client.local import RETRY_AFTER_S, LocalLink
-from understudy.core.errors import StorageFailed, StorageFull
+from understudy.core.errors import LinkFailed, StorageFailed, StorageFull
 from understudy.core.names import game_name, new_session, player_name
+from understudy.core.signed import Signer
 from understudy.experience.frame import data_frame, decode_frame
 from understudy.experience.game import game_spec, spec_from_json
 from understudy.experience.intake import Intake, pseudonym
+from understudy.models.manifest import Lineage
+from understudy.models.objects import FolderObjects
+from understudy.models.registry import Registry, write_trust
 from understudy.ports import Ack
 
 KEY = bytes(32)
@@ -52,6 +60,40 @@ def test_a_spec_is_written_once_to_the_specs_folder(tmp_path):
     (path,) = (tmp_path / "games").rglob("*.json")
     assert path == tmp_path / "games" / "my-game" / f"{spec.schema}.json"
     assert spec_from_json(path.read_bytes()) == spec
+
+
+def test_a_key_that_was_added_to_the_models_signs_no_bot(tmp_path):
+    spec = game_spec("my-game", obs=2, actions=3)
+    deployment = open_deployment(DataFolder(tmp_path))
+    registry = deployment.registry
+    registry.register(spec)
+    epoch = registry.takeover(spec.game, owner="learner")
+    registry.release(random_policy(spec, "argmax", seed=0), Lineage(algorithm="bc"), epoch=epoch)
+    registry.set_alias(spec.game, "champion", 1, why="test")
+    # May write below models, but cannot read signing.key.
+    signer = Signer(b"E" * 32)
+    objects = FolderObjects(tmp_path / "models")
+    write_trust(objects, signer)
+    forging = Registry(
+        objects,
+        trusted={**deployment.trusted, signer.key_id: signer.public},
+        signer=signer,
+    )
+    forging.release(random_policy(spec, "argmax", seed=1), Lineage(algorithm="bc"), epoch=epoch)
+    forging.set_alias(spec.game, "champion", 2, why="forged")
+    config = ClientConfig(background=False)
+    with connect(spec=spec, data=tmp_path, config=config) as game:
+        assert game.wait_for_bot(5.0)
+        assert game.stats().bot == "my-game/1"
+
+
+def test_an_unreadable_signing_key_gives_no_bot(tmp_path):
+    link = local_link(tmp_path, game_spec("my-game", obs=2, actions=3), CLOCK)
+    assert link.bot(0, wait_s=0.0) is None
+    (tmp_path / "signing.key").write_bytes(b"damaged")
+    with pytest.raises(LinkFailed, match=r"signing\.key is damaged"):
+        link.bot(0, wait_s=0.0)
+    link.close()
 
 
 def test_admitted_frames_are_stamped_and_acknowledged(tmp_path):

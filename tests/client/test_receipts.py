@@ -109,3 +109,35 @@ def test_a_line_names_session_number_length_and_checksum_and_no_descriptor_stays
         "length": len(frames[0].body),
         "crc": frames[0].body_crc,
     }
+
+
+def test_lines_that_did_not_fit_into_one_write_are_added(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_write = os.write
+    monkeypatch.setattr(os, "write", lambda file, raw: true_write(file, raw[:100]))
+    receipts = Receipts(tmp_path / "receipts.jsonl", warn=lambda topic, text: pytest.fail(text))
+    frames = [chunk.frame() for chunk in random_session(cart_spec(), rng, n_chunks=3)]
+    receipts.add(frames)
+    acked = list(read_receipts(tmp_path / "receipts.jsonl"))
+    assert [frame.chunk_no for frame in acked] == [0, 1, 2]
+
+
+def test_lines_that_are_cut_at_a_limit_are_warned_of_and_skipped(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "receipts.jsonl"
+    warned: list[str] = []
+    receipts = Receipts(path, warn=lambda topic, text: warned.append(text))
+    frames = [chunk.frame() for chunk in random_session(cart_spec(), rng, n_chunks=3)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        receipts.add(frames)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(warned) == 1
+    assert path.stat().st_size == 200
+    receipts.add(frames)
+    assert [frame.chunk_no for frame in read_receipts(path)] == [0, 0, 1, 2]

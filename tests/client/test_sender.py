@@ -305,12 +305,13 @@ def test_a_real_thread_flushes_within_its_time(tmp_path):
     assert stored_steps(link) == 199
 
 
-def test_a_sender_continues_after_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["spool", "send"])
+def test_a_sender_continues_after_an_error(tmp_path, monkeypatch, name):
     link = MemoryLink()
     sender = SenderConfig(linger_s=0.01)
     config = ClientConfig(link=link, spool=tmp_path / "spool", sender=sender)
     with connect("my-game", obs=2, actions=3, config=config) as game:
-        true_step = game._sender.step
+        true_step = getattr(game._sender, name)
         tripped = threading.Event()
 
         def step():
@@ -319,7 +320,7 @@ def test_a_sender_continues_after_an_error(tmp_path, monkeypatch):
                 raise RuntimeError("tripped")
             return true_step()
 
-        monkeypatch.setattr(game._sender, "step", step)
+        monkeypatch.setattr(game._sender, name, step)
         with pytest.warns(RecordingWarning, match="tripped"):
             short_game(game, tripped)
     assert stored_steps(link) == 10
@@ -366,6 +367,7 @@ def test_a_drop_report_is_sent_before_the_numbers_after_its_gap(tmp_path):
         game.pump()
     link.is_down = False
     game.close()
+    game = client(link, tmp_path, clock=clock, spool_cap_bytes=64 * 1024)
     for _ in range(60):
         clock.advance(31)
         game.pump()

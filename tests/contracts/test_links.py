@@ -11,6 +11,7 @@ from tests.serve.gateways import SIGNER, TRUSTED, running
 from understudy.client.connect import Address, local_link
 from understudy.client.http import HttpLink
 from understudy.core.clock import SystemClock
+from understudy.experience.intake import create_once, key_file
 from understudy.models.manifest import Lineage
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
@@ -41,6 +42,7 @@ class _WithRegistry(LinkContract):
 
 class TestLocalLink(_WithRegistry):
     def make(self) -> Link:
+        create_once(self.data / "signing.key", key_file(SIGNER._private))
         return local_link(self.data, self.spec, SystemClock())
 
 

@@ -9,10 +9,11 @@ import random
 import secrets
 import sys
 import threading
-import warnings
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import understudy
@@ -34,7 +35,7 @@ from understudy.ports import Link
 Opened = TypeVar("Opened", Episode, Recorder)
 
 _JOIN_S = 1.0
-"""How long `close` waits for the sender thread after telling it to stop."""
+"""How long `close` waits for threads after telling them to stop."""
 
 _GAMES: "set[Game]" = set()
 """Every open game. They are closed at exit, even those the program no longer refers to."""
@@ -125,8 +126,12 @@ class Game:
             has_thread=config.background,
         )
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
+        self._closing = threading.Lock()
+        """Acquired by the first `close`, and never released."""
+        self._closer: threading.Thread | None = None
+        """Closes the game for a signal handler."""
         self._player: PlayerName | None = None
         self._closed: str | None = None
         self._all_sent = False
@@ -220,7 +225,7 @@ class Game:
         """
         if self._closed:
             return self._all_sent
-        return self._sender.flush(timeout_s, pumps=self._thread is None)
+        return self._sender.flush(timeout_s, pumps=not self._threads)
 
     def pump(self) -> float:
         """Send and check for bots once, without threads; returns seconds until it is due again."""
@@ -246,53 +251,70 @@ class Game:
     def close(self, timeout_s: float | None = None) -> bool:
         """Cut open episodes and send until the timeout; return whether nothing is left to send.
 
-        All steps are spooled first, even if that takes longer; what is not sent stays there.
+        All steps are spooled first, even if that takes longer; what is not sent stays there. In a
+        signal handler that interrupted a call on an episode, the last steps of its session are
+        spooled only when that call continues: `close` returns False after the timeout.
         """
-        with self._lock:
-            if self._closed:
-                return self._all_sent
+        timeout_s = self._config.close_timeout_s if timeout_s is None else timeout_s
+        if self._closing.acquire(blocking=False):
             self._closed = f"the game {self.spec.game} was closed; to record, connect again"
-        _GAMES.discard(self)
-        self._bots.stop()
-        sessions = self._sessions.close(self._closed)
-        if self._thread is None:
-            self._sender.finish(sessions, 0.0)
-            pause_s = 0.0
-            while pause_s <= 0 and not self._sender.is_clear:
-                pause_s = self._sender.step()
-            self._all_sent = self._sender.is_clear
-        else:
-            timeout_s = self._config.close_timeout_s if timeout_s is None else timeout_s
-            self._all_sent = self._sender.finish(sessions, timeout_s)
-        self._stop.set()
-        self._sender.wake.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
-        if self._thread is None or not self._thread.is_alive():
-            lost_steps = self._sender.release()
-            self._link.close()
-            self._bots.join(_JOIN_S)
-            if lost_steps:
-                self._sender.warn(
-                    "lost",
-                    f"{lost_steps} recorded steps are lost: they did not reach the platform, and "
-                    f"could not be saved in {self._spool_folder}; free some space there",
-                )
-            elif not self._all_sent:
-                self._sender.warn(
-                    "left",
-                    "some recorded steps have not reached the platform yet; they are saved on this "
-                    "machine and will be sent when the game starts again, with the same address",
-                )
-        else:
-            warnings.warn(
-                f"the sender thread of {self.spec.game} did not stop within {_JOIN_S} s because a "
-                "request is still running; unsent steps are saved on this machine and will be sent "
-                "when the game starts again",
-                RecordingWarning,
-                stacklevel=2,
+            if not _interrupts_call():
+                self._close(timeout_s)
+                return self._all_sent
+            # The interrupted call may hold any lock of this game.
+            self._closer = threading.Thread(
+                target=self._close, args=(timeout_s,), name="understudy-close", daemon=True
             )
+            self._closer.start()
+        if self._closer is not None:
+            self._closer.join(timeout_s + _JOIN_S)
+            if self._closer.is_alive():
+                self._sender.warn(
+                    "interrupted",
+                    f"the game {self.spec.game} was closed in a signal handler that interrupted "
+                    "one of its calls; the last steps are lost if the process ends before that "
+                    "call does, such as by os._exit",
+                )
+                return False
         return self._all_sent
+
+    def _close(self, timeout_s: float) -> None:
+        with self._lock:
+            # Threads that start now are in the list, and no others will start.
+            threads = list(self._threads)
+        self._bots.stop()
+        sessions = self._sessions.close(self._closed or "")
+        try:
+            is_clear = self._sender.finish(sessions, timeout_s if threads else 0.0)
+            pause_s = 0.0
+            while not threads and pause_s <= 0 and not self._sender.is_clear:
+                pause_s = self._sender.step()
+            self._all_sent = is_clear or self._sender.is_clear
+        finally:
+            self._stop.set()
+            self._sender.wake_all()
+            self._release()
+            _join(threads)
+            # If a request still hangs, this ends it; its frames are in the spool.
+            self._link.close()
+            _join(threads)
+            self._bots.join(_JOIN_S)
+            _GAMES.discard(self)
+
+    def _release(self) -> None:
+        lost_steps = self._sender.release()
+        if lost_steps:
+            self._sender.warn(
+                "lost",
+                f"{lost_steps} recorded steps are lost: they did not reach the platform, and "
+                f"could not be saved in {self._spool_folder}; free some space there",
+            )
+        elif not self._all_sent:
+            self._sender.warn(
+                "left",
+                "some recorded steps have not reached the platform yet; they are saved on this "
+                "machine and will be sent when the game starts again, with the same address",
+            )
 
     def __enter__(self) -> "Game":
         return self
@@ -301,14 +323,23 @@ class Game:
         self.close()
 
     def _start(self) -> None:
-        if self._thread is None and self._config.background:
-            with self._lock:
-                if self._thread is None and not self._closed:
-                    name = f"understudy-sender-{self.spec.game}"
-                    self._thread = threading.Thread(
-                        target=self._sender.run, args=(self._stop,), name=name, daemon=True
-                    )
-                    self._thread.start()
+        if self._threads or not self._config.background:
+            return
+        with self._lock:
+            if self._threads or self._closed:
+                return
+            # Two threads: while a request waits for the platform, steps are still spooled.
+            self._threads = [
+                threading.Thread(
+                    target=run, args=(self._stop,), name=f"{name}-{self.spec.game}", daemon=True
+                )
+                for name, run in (
+                    ("understudy-spool", self._sender.run_spooling),
+                    ("understudy-sender", self._sender.run_sending),
+                )
+            ]
+            for thread in self._threads:
+                thread.start()
 
     def abandon(self) -> None:
         """Close this Game in a forked child: its sender and its spool belong to the parent."""
@@ -317,6 +348,9 @@ class Game:
             "call understudy.connect again in the child"
         )
         self._lock = threading.Lock()
+        self._threads = []
+        self._closing.acquire(blocking=False)
+        self._closer = None
         self._sessions.abandon(self._closed)
         self._sender.abandon()
         self._bots.abandon()
@@ -539,7 +573,7 @@ def default_player(folder: Path) -> PlayerName:
         return player_name(path.read_text().strip())
 
 
-# --- At exit and after a fork ---------------------------------------------------------------------
+# --- At exit, in a signal handler and after a fork ------------------------------------------------
 
 
 def _close_all() -> None:
@@ -547,6 +581,27 @@ def _close_all() -> None:
         # A warning raised as an error (-W error) must not stop the other games from closing.
         with contextlib.suppress(RecordingWarning):
             game.close()
+
+
+def _interrupts_call() -> bool:
+    """Whether `close` runs in a signal handler, while another call of this package is running."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _CALLS and frame.f_code not in _CLOSING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CALLS = (__name__, Episode.__module__)
+_CLOSING = (Game.__exit__.__code__, _close_all.__code__)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    deadline_s = time.monotonic() + _JOIN_S
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _after_fork() -> None:

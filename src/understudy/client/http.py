@@ -4,7 +4,9 @@ urllib3 is imported by the first request, in the thread that sends it.
 """
 
 import contextlib
+import logging  # noqa: F401, before `_LOADING`: a fork acquires locks in the reverse order
 import math
+import os
 import socket
 import threading
 import uuid
@@ -30,8 +32,15 @@ TIMEOUT_S = 10.0
 _MAX_RESPONSE_BYTES = 1024 * 1024
 _TOO_LARGE = 413
 _TEXTS = ("champion", "champion_release", "canary", "canary_release")
-_LOADING = threading.Lock()
-"""Held while urllib3 is imported: if two threads import it at once, one may see half of it."""
+_LOADING = threading.RLock()
+"""Held while urllib3 is imported: if two threads import it at once, one may see half of it. A fork
+waits for it, because the child could never finish an import that another thread has begun."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_LOADING.acquire,
+        after_in_parent=_LOADING.release,
+        after_in_child=_LOADING.release,
+    )
 
 
 class HttpLink:
@@ -169,7 +178,7 @@ class _Connection:
         }
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def request(
         self,
@@ -182,14 +191,14 @@ class _Connection:
         max_bytes: int = _MAX_RESPONSE_BYTES,
     ) -> tuple[int, bytes]:
         """Return status and body of a success; LinkFailed with the gateway's message otherwise."""
-        from http.client import HTTPException
-
         with _LOADING:
+            from http.client import HTTPException
+
             from urllib3.exceptions import HTTPError
 
         headers = self._headers | ({"content-type": kind} if kind else {})
         with self._lock:
-            if self._is_closed:
+            if self._closed.is_set():
                 raise LinkFailed("closed", "the link was closed; connect again")
             try:
                 connection = self._open(wait_s)
@@ -211,6 +220,9 @@ class _Connection:
             except BaseException:
                 self._drop()
                 raise
+            finally:
+                if self._closed.is_set():
+                    self._drop()
         if response.status in (200, 204):
             return response.status, raw
         raise _failure(self._address, response.status, response.headers.get("retry-after"), raw)
@@ -245,13 +257,14 @@ class _Connection:
             connection.close()
 
     def close(self) -> None:
-        self._is_closed = True
+        self._closed.set()
         sock = getattr(self._connection, "sock", None)
         if sock is not None:
             # A request that waits in another thread fails with an error.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        if self._lock.acquire(timeout=1.0):
+        # Otherwise that request drops the connection when it ends.
+        if self._lock.acquire(blocking=False):
             self._drop()
             self._lock.release()
 

@@ -1,21 +1,28 @@
 """LocalLink: writes to a Stream in this process, with the same intake checks as over HTTP."""
 
 import hashlib
+import os
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from understudy.core.clock import Clock, SystemClock
-from understudy.core.errors import Corrupt, LinkFailed, Refused, StorageFailed, StorageFull
+from understudy.core.errors import (
+    ConfigError,
+    Corrupt,
+    LinkFailed,
+    Refused,
+    StorageFailed,
+    StorageFull,
+)
 from understudy.core.log import make_folder, write_file
 from understudy.core.names import PlayerName
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.experience.intake import Intake
+from understudy.experience.intake import Intake, read_key
 from understudy.ports import Ack, LiveModels, Stream, refused_ack
 
 if TYPE_CHECKING:
@@ -23,7 +30,14 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 1.0
 _POLL_EVERY_S = 0.25
-_REGISTERING = Lock()
+_REGISTERING = threading.RLock()
+"""Held while a spec is written. A fork waits for it, or a child could never acquire it."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_REGISTERING.acquire,
+        after_in_parent=_REGISTERING.release,
+        after_in_child=_REGISTERING.release,
+    )
 
 
 class LocalLink:
@@ -105,16 +119,26 @@ class LocalLink:
             ) from None
 
     def _models(self) -> "Registry | None":
-        """Return the registry beside the specs; None until it has a key that signs models."""
-        from understudy.core.signed import trusted_keys
+        """Return the registry beside the specs; None until there is a key that signs models."""
+        from understudy.core.signed import Signer, public_key_text
         from understudy.models.objects import FolderObjects
-        from understudy.models.registry import Registry, read_trust
+        from understudy.models.registry import Registry
 
-        objects = FolderObjects(self._specs_folder.parent)
-        trust = read_trust(objects)
-        if trust != self._trust:
-            self._trust = trust
-            self._registry = Registry(objects, trusted=trusted_keys(*trust))
+        if self._registry is None:
+            models = self._specs_folder.parent
+            # Not models/trust: a user who may write only the models must not add a key.
+            path = models.parent / "signing.key"
+            if not path.exists():
+                return None
+            try:
+                signer = Signer(read_key(path))
+            except (OSError, ConfigError) as error:
+                raise LinkFailed(
+                    "no_signing_key", f"models cannot be verified without {path}: {error}"
+                ) from None
+            self._trust = (public_key_text(signer.public),)
+            trusted = {signer.key_id: signer.public}
+            self._registry = Registry(FolderObjects(models), trusted=trusted)
         return self._registry
 
     def close(self) -> None:

@@ -64,10 +64,14 @@ class Receipts:
         try:
             # Opened for each call: a game with many connections keeps no descriptor for it.
             descriptor = self._open()
+            n_written = 0
             try:
-                self._is_cut = os.write(descriptor, raw) < len(raw)
+                while n_written < len(raw):
+                    n_written += os.write(descriptor, raw[n_written:])
             finally:
                 os.close(descriptor)
+                if n_written:
+                    self._is_cut = n_written < len(raw)
         except OSError as error:
             self._warn(
                 "receipts",

@@ -40,6 +40,8 @@ _CHECK_BYTES = 1024 * 1024
 """The spool's cap is checked each time this much, or a 32nd of the cap, was spooled."""
 _WRITE_BYTES = 256 * 1024
 """Encoded frames are written to the spool together, up to this much at once."""
+_BUSY_S = 0.05
+"""How long to wait for a call on a session; only one that a signal interrupted takes longer."""
 _CHUNK_S = 0.0005
 """Each open session adds this to the linger, so that at most 2,000 chunks a second are encoded."""
 
@@ -222,6 +224,10 @@ class Sender:
         self._settled = threading.Condition(self._work)
         self._never = threading.Event()
         self.wake = sessions.handoff.filled
+        """Set when there is something to spool."""
+        self._can_send = threading.Event()
+        """Set when there is something to send."""
+        self._is_released = False
         self.counts = SenderCounts()
         self._open: dict[uuid.UUID, SessionSpool] = {}
         self._ending: dict[uuid.UUID, SessionSpool] = {}
@@ -246,44 +252,83 @@ class Sender:
 
     def step(self) -> float:
         """Spool recorded steps and send one batch; returns seconds until the next call is due."""
+        self.spool()
+        send_wait_s = self.send()
         with self._work:
+            return min(send_wait_s, self._spool_wait_s())
+
+    def spool(self) -> float:
+        """Spool recorded steps; returns seconds until the next call is due."""
+        with self._work:
+            if self._is_released:
+                return self._config.adopt_every_s
             self._adopt()
             self._collect()
+            if self._waiting or self._recording_rate.unreported_steps:
+                self._can_send.set()
+            return self._spool_wait_s()
+
+    def send(self) -> float:
+        """Send one batch of spooled steps; returns seconds until the next call is due."""
+        with self._work:
+            if self._is_released:
+                return self._config.adopt_every_s
             batch = self._batch()
         if batch or (
             self._recording_rate.unreported_steps
             and self._clock.monotonic() >= self._report_at_s
             and self._backoff.remaining_s <= 0
         ):
+            # Without the lock: while the platform does not respond, steps are still spooled.
             acks, error = self._send(batch)
             with self._work:
-                self._settle(batch, acks, error)
+                if not self._is_released:
+                    self._settle(batch, acks, error)
         with self._work:
-            return self._wait_s()
+            return self._send_wait_s()
 
-    def run(self, stop: threading.Event) -> None:
-        """Repeat `step` until `stop` is set; errors do not end the thread."""
+    def run_spooling(self, stop: threading.Event) -> None:
+        """Repeat `spool` until `stop` is set; errors do not end the thread."""
+        self._repeat(self.spool, self.wake, stop)
+
+    def run_sending(self, stop: threading.Event) -> None:
+        """Repeat `send` until `stop` is set; errors do not end the thread."""
+        self._repeat(self.send, self._can_send, stop)
+
+    def _repeat(
+        self, step: Callable[[], float], wake: threading.Event, stop: threading.Event
+    ) -> None:
         while not stop.is_set():
-            self.wake.clear()
+            wake.clear()
             try:
-                wait_s = self.step()
+                wait_s = step()
             except Exception as error:
                 self.warn("sender", f"sending recorded steps failed and is retried: {error!r}")
                 wait_s = 1.0
             if wait_s > 0:
-                self._clock.wait(self.wake, wait_s)
+                self._clock.wait(wake, wait_s)
 
-    def _wait_s(self) -> float:
+    def wake_all(self) -> None:
+        """Wake both threads, such as to end them."""
+        self.wake.set()
+        self._can_send.set()
+
+    def _spool_wait_s(self) -> float:
         now_s = self._clock.monotonic()
         due_s = [0.0 if self._spool.can_adopt_more else self._adopt_at_s - now_s]
-        if self._waiting or self._fresh:
-            due_s.append(self._backoff.remaining_s)
-        if self._recording_rate.unreported_steps:
-            due_s.append(max(self._report_at_s - now_s, self._backoff.remaining_s))
         if self._sessions.n_live:
             # A step that closes right after this check is due in `linger_s` at the earliest.
             oldest_s = min(queue[0][1] if queue else now_s for queue in self._queues)
             due_s.append(oldest_s + self._linger_s - now_s)
+        return max(0.0, min(due_s))
+
+    def _send_wait_s(self) -> float:
+        due_s = [self._config.adopt_every_s]
+        if self._waiting or self._fresh:
+            due_s.append(self._backoff.remaining_s)
+        if self._recording_rate.unreported_steps:
+            report_s = self._report_at_s - self._clock.monotonic()
+            due_s.append(max(report_s, self._backoff.remaining_s))
         return max(0.0, min(due_s))
 
     # --- From the game into the spool -------------------------------------------------------------
@@ -314,13 +359,14 @@ class Sender:
 
     def _collect(self) -> None:
         self._sessions.release_abandoned()
-        until_s = self._clock.monotonic() - self._linger_s
+        now_s = self._clock.monotonic()
         for queue in self._queues:
-            while queue and (self._hurry or queue[0][1] <= until_s):
+            for _ in range(len(queue)):
+                if not self._hurry and queue[0][1] > now_s - self._linger_s:
+                    break
                 session, _ = queue.popleft()
-                with session.lock:
-                    session.is_due = False
-                    session.submit()
+                if not session.submit_due(_BUSY_S):
+                    queue.append((session, now_s))
                 self._drain()
         self._sessions.retire(idle_s=self._config.session_idle_s)
         self._end_sessions()
@@ -487,8 +533,11 @@ class Sender:
             # The next response may come from another or a new gateway, which does not know the
             # game.
             self._registered.clear()
-            where = "in memory" if self._spool.error else "saved on this machine"
-            self.warn(failed.code, f"recorded steps are {where} and will be sent later: {failed}")
+            if not self._is_released:
+                where = "in memory" if self._spool.error else "saved on this machine"
+                self.warn(
+                    failed.code, f"recorded steps are {where} and will be sent later: {failed}"
+                )
             ack = Ack(False, retry_after_s=failed.retry_after_s, error=str(failed))
             return [ack] * len(batch), str(failed)
         except Exception as error:
@@ -521,6 +570,8 @@ class Sender:
         for spool in {entry.spool for entry, _ in batch}:
             self._close_if_finished(spool)
         self.counts.spooled_steps += self._spool.tidy()
+        if self._spool.can_adopt_more:
+            self.wake.set()
         if again or error:
             self.counts.failed_sends += 1
             self.counts.last_error = error or self.counts.last_error
@@ -557,10 +608,18 @@ class Sender:
 
     def finish(self, sessions: Iterable[Session], timeout_s: float) -> bool:
         """End, spool, send and close these sessions until the timeout; the rest stays spooled."""
+        busy = []
         with self._work:
             for session in sessions:
-                self._sessions.end(session)
+                if not self._sessions.end(session, timeout_s=_BUSY_S):
+                    busy.append(session)
                 self._drain()
+            self._end_sessions()
+            self._write()
+        # A signal handler interrupted a call on them: every other session is spooled by now.
+        for session in busy:
+            self._sessions.end(session)
+        with self._work:
             self._end_sessions()
             self._write()
             waiting = list(self._ending)
@@ -577,13 +636,16 @@ class Sender:
         self._settled = threading.Condition(self._work)
         self._spool.abandon()
         self._clear()
+        self._is_released = True
 
     def release(self) -> int:
         """Release the spool, so that another process can adopt it; returns how many steps are lost.
 
-        A step is lost if it was neither acknowledged nor saved, such as on a full disk.
+        A step is lost if it was neither acknowledged nor saved, such as on a full disk. Responses
+        that arrive later are ignored: the next start sends those frames again.
         """
         with self._work:
+            self._is_released = True
             self._write()
             lost_steps = self._spool.close()
             self.counts.dropped_steps += lost_steps

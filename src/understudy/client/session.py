@@ -243,12 +243,31 @@ class Session:
         if self.builder.in_episode and self.builder.cut():
             self.submit()
 
-    def end(self) -> None:
-        """Cut the episode and submit all rows; nothing is recorded afterwards."""
-        with self.lock:
+    def submit_due(self, timeout_s: float) -> bool:
+        """Submit the rows of a session in the queue `due`; False if a call runs on for longer."""
+        if not self.lock.acquire(timeout=timeout_s):
+            return False
+        try:
+            self.is_due = False
+            self.submit()
+        finally:
+            self.lock.release()
+        return True
+
+    def end(self, timeout_s: float = -1) -> bool:
+        """Cut the episode and submit all rows; nothing is recorded afterwards.
+
+        Returns False, and does nothing, if a call on the session runs on for longer.
+        """
+        if not self.lock.acquire(timeout=timeout_s):
+            return False
+        try:
             self.cut()
             self.submit()
             self.ended = True
+        finally:
+            self.lock.release()
+        return True
 
 
 _Slot = tuple[PlayerName, int, bool]
@@ -409,10 +428,15 @@ class Sessions:
             self.n_live = 0
         return sessions
 
-    def end(self, session: Session) -> None:
-        """End a session that was removed from `live`; the sender closes it."""
-        session.end()
-        self.ended.append(session)
+    def end(self, session: Session, *, timeout_s: float = -1) -> bool:
+        """End a session that was removed from `live`; the sender closes it.
+
+        Returns False, and does nothing, if a call on the session runs on for longer.
+        """
+        has_ended = session.end(timeout_s)
+        if has_ended:
+            self.ended.append(session)
+        return has_ended
 
     def _remove(self, session: Session) -> None:
         sessions = self._live[session.player]

@@ -28,7 +28,7 @@ from understudy.core.errors import (
     StorageFailed,
 )
 from understudy.core.names import game_name
-from understudy.core.signed import Signer, Trusted, public_key_text, trusted_keys
+from understudy.core.signed import Signer, Trusted, public_key_text
 from understudy.experience.game import GameSpec, spec_from_json
 from understudy.models.catalogue import ALIASES, MAX_WHY, Catalogue
 from understudy.models.manifest import (
@@ -47,19 +47,6 @@ from understudy.ports import Objects
 def write_trust(objects: Objects, signer: Signer) -> None:
     """Publish the signer's public key, with which clients verify signatures."""
     objects.create(f"trust/{signer.key_id}.txt", public_key_text(signer.public).encode())
-
-
-def read_trust(objects: Objects) -> tuple[str, ...]:
-    """The published public keys as text; invalid ones are skipped."""
-    texts = []
-    for name in objects.list("trust"):
-        text = (objects.get(name) or b"").decode("ascii", "replace").strip()
-        try:
-            trusted_keys(text)
-        except ConfigError:
-            continue
-        texts.append(text)
-    return tuple(texts)
 
 
 class Registry:
