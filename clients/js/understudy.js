@@ -1837,18 +1837,18 @@ class ScopedStorage {
 }
 
 /**
- * Removes values of all deployments that are older than MAX_AGE_MS: frames, which the platform would no longer accept,
- * heartbeats, and policies of games not played for that long. Pinned keys and the highest entry numbers stay.
+ * Removes values of all deployments that are older than MAX_AGE_MS and can be replaced: heartbeats, and policies of games
+ * not played for that long. Pinned keys and the highest entry numbers stay. So do unsent frames: the clock of this
+ * machine may be wrong, and the platform rejects frames that are too old.
  * @param {TextStorage} storage
  * @param {number} nowMs
  */
 function removeExpired(storage, nowMs) {
   const all = new ScopedStorage(storage, "understudy/");
   for (const name of all.names("")) {
-    const [place, kind, owner, session] = name.split("/");
+    const [place, kind] = name.split("/");
     let lastMs = nowMs;
-    if (kind === "frame" || kind === "gap") lastMs = sessionStartMs(session ?? owner);
-    else if (kind === "held") lastMs = Number(all.read(name)) || 0;
+    if (kind === "held") lastMs = Number(all.read(name)) || 0;
     else if (kind === "policy") lastMs = Number(all.read(`${place}/used`)) || 0;
     if (!(nowMs - lastMs <= MAX_AGE_MS)) all.remove(name);
   }
@@ -1992,8 +1992,9 @@ const MAX_REPORTED = 1024;
 const IDLE_MS = 60_000;
 const REPORT_MS = 10_000;
 const DAY_MS = 86_400_000;
-/** Limits of stored frames: the age up to which the platform accepts a session, and characters of storage. */
+/** How long heartbeats, and policies of games that are not played, are stored. */
 const MAX_AGE_MS = 8 * DAY_MS;
+/** How many characters of frames are stored. */
 const MAX_STORED_CHARS = 2 * 1024 * 1024;
 /** Browsers run background timers about once a minute; a page without a heartbeat for longer is gone. */
 const HEARTBEAT_MS = 20_000;
@@ -2400,6 +2401,7 @@ class Sender {
         this._storedChars += chars;
         this.counts.adopted += nSteps;
       } catch {
+        warn("damaged", "stored frames of an earlier page were damaged, and are deleted");
         storage.remove(name);
       }
     }
@@ -2499,7 +2501,12 @@ class Sender {
 
   _batch() {
     if (!this._canTry) return [];
-    this._waiting = this._waiting.filter((entry) => !entry.isDone);
+    const waiting = this._waiting.filter((entry) => !entry.isDone);
+    // Own frames first: the platform may put off those of an earlier page for long, such as for their age.
+    this._waiting = [
+      ...waiting.filter(({ session }) => session.rows),
+      ...waiting.filter(({ session }) => !session.rows),
+    ];
     let bytesLeft = MAX_BATCH_BYTES;
     const end = this._waiting.findIndex(
       (entry, at) => at === this._batchFrames || ((bytesLeft -= entry.frame.length) < 0 && at > 0),

@@ -237,17 +237,3 @@ def test_two_threads_that_pump_at_once_count_an_ack_once(tmp_path):
     assert [frame.kind for frame in link.frames] == [FrameKind.DATA] * 2
     assert (game.stats().acked_steps, game.stats().acked_frames) == (9, 1)
     game.close()
-
-
-def test_sessions_too_old_to_be_sent_are_counted(tmp_path):
-    link = MemoryLink()
-    clock = FakeClock()
-    link.is_down = True
-    game = client(link, tmp_path, clock=clock)
-    play(game.episode(player="anna"), 3)
-    game.close()
-    clock.advance(8 * 86_400)
-    again = client(link, tmp_path, clock=clock)
-    again.pump()
-    assert (again.stats().expired_sessions, again.stats().adopted_sessions) == (1, 0)
-    again.close()

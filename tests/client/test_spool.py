@@ -40,7 +40,7 @@ from understudy.experience.frame import (
     read_drop,
 )
 from understudy.experience.game import game_spec
-from understudy.experience.session import SPOOL_S
+from understudy.ports import Ack
 
 SPEC = game_spec("my-game", obs=2, actions=3)
 ANNA = player_name("anna")
@@ -63,7 +63,7 @@ def fill(one: SessionSpool, n: int, *, size: int = 100) -> list[SpooledFrame]:
 
 def adopt(folder: Path) -> tuple[Spool, SessionSpool, list[SpooledFrame]]:
     spool = Spool(folder)
-    ((one, entries),) = spool.adopt(FakeClock().now())
+    ((one, entries),) = spool.adopt()
     return spool, one, entries
 
 
@@ -119,7 +119,7 @@ def test_a_live_folder_is_left_alone(tmp_path):
     spool, one = spool_of(tmp_path)
     fill(one, 1)
     other = Spool(tmp_path)
-    assert list(other.adopt(FakeClock().now())) == []
+    assert list(other.adopt()) == []
     assert other.foreign_bytes > 100
     with pytest.raises(Locked):
         FileLock(tmp_path / str(one.session) / ".lock", what="it")
@@ -141,9 +141,7 @@ def test_all_sessions_share_one_folder_and_one_log(tmp_path):
     spool.close()
     assert count_spooled(tmp_path) == 100
     again = Spool(tmp_path / "tag")
-    assert {one.player for one, _ in again.adopt(FakeClock().now())} == {
-        f"p{n}" for n in range(1, 200, 2)
-    }
+    assert {one.player for one, _ in again.adopt()} == {f"p{n}" for n in range(1, 200, 2)}
     again.close()
 
 
@@ -160,7 +158,7 @@ def test_a_session_that_is_never_acknowledged_does_not_keep_the_frames_of_others
     frame = stuck.read(kept)
     crash(spool)
     again = Spool(tmp_path)
-    found = {spool.player: numbers(entries) for spool, entries in again.adopt(FakeClock().now())}
+    found = {spool.player: numbers(entries) for spool, entries in again.adopt()}
     assert found[ANNA] == [0]
     assert all(spool.lost_numbers == [] for spool in again._adopted[0].sessions.values())
     ((entry,),) = [spool._order for spool in again._adopted[0].sessions.values() if spool._order]
@@ -196,25 +194,216 @@ def test_a_flipped_byte_costs_its_group_alone(tmp_path):
     spool.close()
 
 
+def damage_sessions(path: Path, damage: str) -> None:
+    raw = bytearray(path.read_bytes())
+    if damage == "flipped":
+        raw[20] ^= 1
+    elif damage == "zeroed":
+        raw[:512] = bytes(512)
+    elif damage == "cut":
+        del raw[512:]
+    elif damage == "cut at a growth":
+        del raw[64 * 512 :]
+    elif damage == "empty":
+        raw.clear()
+    path.write_bytes(raw)
+    if damage == "missing":
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "players"),
+    [
+        ("flipped", 3),
+        ("zeroed", 3),
+        ("cut", 3),
+        ("cut at a growth", 70),
+        ("empty", 3),
+        ("missing", 3),
+    ],
+)
+def test_steps_whose_slots_are_damaged_are_sent_and_the_damage_is_named(tmp_path, damage, players):
+    names = [f"p{n}" for n in range(players)]
+    folder = left_by(tmp_path / "spool" / spool_tag("memory", "my-game"), *names)
+    damage_sessions(folder / "sessions", damage)
+    link = MemoryLink()
+    with client(link, tmp_path) as game:
+        with pytest.warns(UserWarning, match=r"file sessions in .* was damaged"):
+            game.pump()
+        while game.pump() <= 0:
+            pass
+        assert game.stats().dropped_steps == 0
+    assert sorted(link.players.values()) == sorted(names)
+    assert {(session, *numbers) for session, numbers in link.by_session().items()} == {
+        (session, 0, 1) for session in link.players
+    }
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_sessions_without_a_readable_slot_are_found_by_their_frames(tmp_path, damage):
     spool, one = spool_of(tmp_path)
     entries = fill(one, 4)
     one.done(entries[0], arrived=True)
     spool.close()
-    path = tmp_path / str(one.session) / "sessions"
-    raw = bytearray(path.read_bytes())
-    raw[20] ^= 1
-    path.write_bytes(raw)
-    if damage == "missing":
-        path.unlink()
-    spool, other, found = adopt(tmp_path)
-    assert numbers(found) == [0, 1, 2, 3]
-    assert (other.player, other.next_no, other.n_steps, other.lost_numbers) == ("anna", 4, 40, [])
+    damage_sessions(tmp_path / str(one.session) / "sessions", damage)
+    for is_damaged in (True, False):
+        spool, other, found = adopt(tmp_path)
+        assert numbers(found) == [0, 1, 2, 3]
+        assert (other.player, other.next_no, other.n_steps) == ("anna", 4, 40)
+        assert (other.lost_numbers, other.folder.is_damaged) == ([], is_damaged)
+        spool.close()
+
+
+def test_a_finished_session_is_sent_again_only_if_its_slot_is_damaged(tmp_path):
+    spool = Spool(tmp_path, cap_bytes=64 * 1024)
+    anna, ben = [
+        spool.create(new_session(FakeClock().now()), player=player_name(name), spec=SPEC)
+        for name in ("anna", "ben")
+    ]
+    fill(ben, 1, size=3000)
+    entries = fill(anna, 1, size=1500)
+    entries += fill(anna, 2, size=5000)
+    entries.append(anna.add(close_frame(anna.session, 3, CloseReport(3, 30)), 0))
+    fill(ben, 1, size=5000)
+    for entry in entries:
+        anna.done(entry, arrived=True)
+    spool.remove(anna)
+    spool.tidy()
+    assert [path.stem for path in logs(tmp_path)] == ["00000001", "00000003"]
     spool.close()
-    spool, other, found = adopt(tmp_path)
-    assert numbers(found) == [0, 1, 2, 3]
+    spool, other, _ = adopt(tmp_path)
+    assert other.player == "ben"
     spool.close()
+    damage_sessions(other.folder.path / "sessions", "zeroed")
+    spool = Spool(tmp_path)
+    found = {one.player: (numbers(entries), one.lost_numbers) for one, entries in spool.adopt()}
+    assert found == {"anna": ([0, 3], []), "ben": ([0, 1], [])}
+    spool.close()
+
+
+def test_a_kill_while_damaged_slots_are_replaced_makes_no_session_seem_finished(
+    tmp_path, monkeypatch
+):
+    spool, one = spool_of(tmp_path)
+    fill(one, 2)
+    spool.close()
+    (tmp_path / str(one.session) / "sessions").unlink()
+    spool, _, _ = adopt(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", no_room)
+        spool.write()
+    crash(spool)
+    _, _, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1]
+
+
+def test_a_log_that_cannot_be_opened_now_is_neither_deleted_nor_lost(tmp_path, monkeypatch):
+    folder = left_by(tmp_path, "anna")
+    spool, one, (entry,) = adopt(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.client.spool.LogReader", no_files)
+        with pytest.raises(OSError, match="Too many"):
+            one.read(entry)
+        spool.close()
+        again = Spool(tmp_path)
+        assert list(again.adopt()) == []
+        assert list(again.unreadable) == [folder]
+    _, one, (entry,) = adopt(tmp_path)
+    assert one.read(entry) is not None
+
+
+def no_files(*_):
+    raise OSError(24, "Too many open files")
+
+
+def test_a_folder_of_which_nothing_can_be_read_stays(tmp_path):
+    folder = left_by(tmp_path, "anna")
+    (log,) = logs(tmp_path)
+    raw = bytearray(log.read_bytes())
+    raw[40] ^= 1
+    log.write_bytes(raw)
+    damage_sessions(folder / "sessions", "empty")
+    spool = Spool(tmp_path)
+    assert list(spool.adopt()) == []
+    assert "neither the sessions nor the frames" in spool.unreadable[folder]
+    assert log.read_bytes() == raw
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_deletes_no_file_of_its_parent(tmp_path, monkeypatch):
+    spool, one = spool_of(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.core.log._pwrite", no_room)
+        fill(one, 2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(logs(tmp_path)) == 1
+    child = os.fork()
+    if child == 0:
+        try:
+            spool.abandon()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert spool.write() == 20
+    crash(spool)
+    _, _, found = adopt(tmp_path)
+    assert numbers(found) == [0, 1]
+
+
+def test_a_clock_that_is_ahead_deletes_nothing(tmp_path):
+    clock = FakeClock()
+    folder = left_by(tmp_path / "spool" / spool_tag("memory", "my-game"), "anna")
+    clock.advance(30 * 86_400)
+    link = MemoryLink()
+    link.is_down = True
+    game = client(link, tmp_path, clock=clock)
+    game.pump()
+    game.close()
+    assert logs(folder) != []
+    link.is_down = False
+    with client(link, tmp_path, clock=clock) as game:
+        game.pump()
+    assert [frame.kind for frame in link.frames] == [FrameKind.DATA, FrameKind.CLOSE]
+
+
+def test_sessions_that_the_platform_finds_too_old_are_counted_and_named_by_a_warning(tmp_path):
+    folder = left_by(tmp_path / "spool" / spool_tag("memory", "my-game"), "anna")
+    link = MemoryLink()
+    link.refuses = lambda frame: True
+    with client(link, tmp_path) as game:
+        with pytest.warns(UserWarning, match="rejected recorded steps permanently: not_today"):
+            game.pump()
+        while folder.exists():
+            game.pump()
+        assert game.stats().refused_steps == 10
+
+
+def test_old_sessions_that_the_platform_puts_off_do_not_stop_new_steps(tmp_path):
+    class Undecided(MemoryLink):
+        """Answers as a platform that cannot know yet whether its own clock is wrong."""
+
+        def send(self, frames, players, *, skipped_steps=0):
+            super().send(frames, players, skipped_steps=skipped_steps)
+            later = Ack(False, retry_after_s=30.0, error="clocks_differ")
+            return [later if players[frame.session] == "anna" else Ack(True) for frame in frames]
+
+    spool = Spool(tmp_path / "spool" / spool_tag("memory", "my-game"))
+    old = spool.create(new_session(FakeClock().now()), player=ANNA, spec=SPEC)
+    fill(old, 100)
+    spool.close()
+    clock = FakeClock()
+    game = client(Undecided(), tmp_path, clock=clock)
+    game.pump()
+    ep = game.episode(player="ben")
+    for _ in range(10):
+        ep.acted(np.zeros(2, np.float32), 1)
+    clock.advance(60)
+    game.pump()
+    assert game.stats().acked_steps == 9
+    game.close()
+    assert logs(old.folder.path) != []
 
 
 def test_dropped_frames_whose_report_was_spooled_are_not_sent(tmp_path):
@@ -303,22 +492,6 @@ def test_a_spooled_close_frame_is_not_created_twice(tmp_path):
     spool.close()
 
 
-def test_sessions_older_than_a_week_are_dropped_and_counted(tmp_path):
-    clock = FakeClock()
-    spool, one = spool_of(tmp_path, clock)
-    fill(one, 1)
-    later = spool.create(new_session(clock.now() + 60), player=ANNA, spec=SPEC)
-    fill(later, 1)
-    spool.close()
-    spool = Spool(tmp_path)
-    ((found, entries),) = spool.adopt(clock.now() + SPOOL_S + 1)
-    assert (found.session, numbers(entries), spool.expired_sessions) == (later.session, [0], 1)
-    spool.close()
-    assert list(spool.adopt(clock.now() + SPOOL_S + 61)) == []
-    assert spool.expired_sessions == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_names_its_game(tmp_path):
     spool, one = spool_of(tmp_path)
     fill(one, 1)
@@ -329,7 +502,6 @@ def test_a_folder_names_its_game(tmp_path):
 
 @pytest.mark.parametrize("raw", [None, b"", b"[]", b'{"game":""}', b'{"spec":"{}"}', b"\xff"])
 def test_a_folder_without_its_game_stays_as_it_is(tmp_path, raw):
-    clock = FakeClock()
     spool, one = spool_of(tmp_path / "tag")
     fill(one, 1)
     spool.close()
@@ -344,8 +516,7 @@ def test_a_folder_without_its_game_stays_as_it_is(tmp_path, raw):
     assert (n_deleted, list(left)) == (0, [folder])
     assert send_unsent_frames(tmp_path / "tag", lambda spec: MemoryLink()) == 0
     spool = Spool(tmp_path / "tag")
-    for later_s in (7200, SPOOL_S + 1):
-        assert list(spool.adopt(clock.now() + later_s)) == []
+    assert list(spool.adopt()) == []
     assert list(spool.unreadable) == [folder]
     assert unreadable_spools(tmp_path) == [folder]
     assert logs(tmp_path)[0].read_bytes() == before
@@ -357,8 +528,16 @@ def test_files_of_other_programs_in_a_folder_stop_nothing(tmp_path):
     spool.close()
     (tmp_path / str(one.session) / "old.log").write_bytes(b"not ours")
     (tmp_path / ".DS_Store").write_bytes(b"not ours")
-    _, _, entries = adopt(tmp_path)
+    spool, other, entries = adopt(tmp_path)
     assert numbers(entries) == [0]
+    other.done(entries[0], arrived=True)
+    spool.remove(other)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        ".DS_Store",
+        "old.log",
+    ]
+    assert list(Spool(tmp_path).adopt()) == []
+    assert unreadable_spools(tmp_path.parent) == []
 
 
 def test_steps_of_a_spec_that_this_version_cannot_read_are_never_deleted(tmp_path):
@@ -373,7 +552,7 @@ def test_steps_of_a_spec_that_this_version_cannot_read_are_never_deleted(tmp_pat
     with pytest.warns(UserWarning, match="stay in .*cannot read them"):
         game.pump()
     game.close()
-    assert (link.frames, game.stats().expired_sessions) == ([], 0)
+    assert link.frames == []
     path.write_bytes(good)
     with client(link, tmp_path) as game:
         game.pump()
@@ -435,6 +614,46 @@ def test_acknowledged_frames_of_a_forgotten_player_are_deleted_too(tmp_path):
     assert count_spooled(tmp_path) == 1
 
 
+def finished_beside(folder: Path) -> Spool:
+    """Return a spool with a finished session of anna in the log of an unfinished one of ben."""
+    spool = Spool(folder)
+    anna, ben = [
+        spool.create(new_session(FakeClock().now()), player=player_name(name), spec=SPEC)
+        for name in ("anna", "ben")
+    ]
+    anna.add(data_frame(anna.session, 0, b"a body of anna"), 10)
+    ben.add(data_frame(ben.session, 0, b"a body of ben" * 100), 10)
+    spool.write()
+    spool.remove(anna)
+    ben.folder.save()
+    return spool
+
+
+def test_frames_of_a_forgotten_players_finished_session_are_deleted(tmp_path):
+    spool = finished_beside(tmp_path / "tag")
+    n_deleted, left = forget_spooled(tmp_path, "anna", ["my-game"])
+    assert (n_deleted, [path.parent.name for path in left]) == (0, ["tag"]), "the game runs"
+    assert forget_spooled(tmp_path, "carl", ["my-game"]) == (0, {})
+    spool.close()
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (0, {})
+    assert not any(b"anna" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    _, one, (entry,) = adopt(tmp_path / "tag")
+    frame = one.read(entry)
+    assert frame is not None
+    assert (one.player, frame.body) == ("ben", b"a body of ben" * 100)
+
+
+def test_forgetting_says_if_a_file_could_not_be_deleted(tmp_path, monkeypatch):
+    finished_beside(tmp_path / "tag").close()
+    with monkeypatch.context() as patch:
+        patch.setattr("understudy.client.spool.remove", no_room)
+        n_deleted, left = forget_spooled(tmp_path, "anna", ["my-game"])
+    (reason,) = left.values()
+    assert (n_deleted, "could not be changed or deleted" in reason) == (0, True)
+    assert forget_spooled(tmp_path, "anna", ["my-game"]) == (0, {})
+    assert not any(b"anna" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
 def test_forgetting_on_a_full_disk_says_that_it_did_not(tmp_path, monkeypatch):
     left_by(tmp_path / "tag", "anna", "ben")
     with monkeypatch.context() as patch:
@@ -464,17 +683,15 @@ def test_a_folder_that_is_being_created_is_not_adopted(tmp_path):
     folder = tmp_path / str(new_session(clock.now()))
     folder.mkdir()
     spool = Spool(tmp_path)
-    assert list(spool.adopt(clock.now() + 1)) == []
-    assert folder.exists()
-    assert list(spool.adopt(clock.now() + 7200)) == []
-    assert not folder.exists()
+    assert list(spool.adopt()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_unknown_files_in_the_spool_folder_are_ignored(tmp_path):
     spool = Spool(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     assert not spool.has_sessions()
-    assert list(spool.adopt(FakeClock().now())) == []
+    assert list(spool.adopt()) == []
 
 
 def test_the_next_start_sends_what_a_closed_game_could_not(tmp_path):

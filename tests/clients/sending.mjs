@@ -244,13 +244,12 @@ const scenarios = {
     await second.flush();
     return done(second, log, { isFirstAll: isAll, stopped, waiting, left: frameNames(stored).length });
   },
-  async swept() {
-    const [log, stored, dayMs] = [fakeGateway(), storage(), 86_400_000];
-    const clock = { ms: Date.now() };
-    const how = (url) => ({ storage: stored, url, now: () => clock.ms, random: Math.random });
-    for (const [at, ageDays] of [9, 7].entries()) {
-      clock.ms = Date.now() - ageDays * dayMs;
-      const game = await opened(log, how(`http://127.0.0.${at + 1}:1`));
+  /** Frames of two deployments wait in the storage; a page of one of them starts with its clock 30 days ahead. */
+  async clockAhead() {
+    const [log, stored, clock] = [fakeGateway(), storage(), { ms: Date.now() }];
+    const how = (at) => ({ storage: stored, url: `http://127.0.0.${at}:1`, now: () => clock.ms, random: Math.random });
+    for (const at of [1, 2]) {
+      const game = await opened(log, how(at));
       log.isDown = true;
       played(game, 3);
       await game.flush(0); // its page is gone now, without closing
@@ -258,9 +257,38 @@ const scenarios = {
       log.isDown = false;
     }
     const before = frameNames(stored).length;
-    clock.ms = Date.now();
-    const game = await opened(log, how("http://127.0.0.3:1"));
+    clock.ms += 30 * 86_400_000;
+    const game = await opened(log, how(2));
     return done(game, log, { before, after: frameNames(stored).length });
+  },
+  /** The platform puts off all frames of an earlier page; those of this one are sent nevertheless. */
+  async putOff() {
+    const stored = storage();
+    const away = fakeGateway();
+    const first = await opened(away, { storage: stored });
+    away.isDown = true;
+    for (let at = 0; at < 70; at++) {
+      played(first, 1);
+      first._sender.collect({ isAll: true });
+    }
+    await first.close(0);
+    const later = { accepted: false, refused: null, retry_after_s: 0.01, error: "clocks_differ" };
+    let isSecond = false;
+    const log = fakeGateway((frames) =>
+      answer(200, {
+        acks: frames.map(({ chunkNo }) => (isSecond && chunkNo === 0 ? ACCEPTED : later)),
+        recording_rate: 1,
+      }),
+    );
+    const second = await opened(log, { storage: stored });
+    await second.flush(0.05);
+    isSecond = true;
+    played(second, 4);
+    await second.flush(0.5);
+    const stats = second.stats();
+    second._sender.end();
+    second.close(0);
+    return { adopted: stats.adopted, acked: stats.acked };
   },
   async beyondTheStorage() {
     const [log, stored] = [fakeGateway(), storage()];

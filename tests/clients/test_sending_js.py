@@ -261,8 +261,14 @@ def arrived(scenario: dict[str, Any]) -> dict[int, int]:
     return {frame.chunk_no: chunk_of(frame).meta.n_steps for frame in data}
 
 
-def test_unsent_frames_of_other_deployments_are_removed_when_they_expire(scenarios):
-    assert (scenarios["swept"]["before"], scenarios["swept"]["after"]) == (2, 1)
+def test_a_clock_that_is_ahead_removes_no_unsent_frames(scenarios):
+    scenario = scenarios["clockAhead"]
+    assert (scenario["before"], scenario["after"], scenario["stats"]["adopted"]) == (2, 1, 3)
+    assert [len(batch) for batch in scenario["frames"]] == [1]
+
+
+def test_frames_that_the_platform_puts_off_do_not_stop_new_steps(scenarios):
+    assert scenarios["putOff"] == {"adopted": 70, "acked": 4}
 
 
 def test_frames_that_a_closed_page_could_not_store_are_reported_by_the_next(scenarios):

@@ -87,7 +87,6 @@ class SenderCounts:
     refused_frames: int = 0
     failed_sends: int = 0
     adopted_sessions: int = 0
-    expired_sessions: int = 0
     last_error: str = ""
 
 
@@ -109,8 +108,6 @@ class Stats:
     refused_frames: int
     failed_sends: int
     adopted_sessions: int
-    expired_sessions: int
-    """Deleted sessions of killed games that were not sent within a week."""
     bad_inputs: int
     last_bad_input: str
     """The last invalid input of the game, as `code: detail`; empty while there was none."""
@@ -338,7 +335,7 @@ class Sender:
         if now_s < self._adopt_at_s and not self._spool.can_adopt_more:
             return
         self._adopt_at_s = now_s + self._config.adopt_every_s
-        adopted = list(self._spool.adopt(self._clock.now()))
+        adopted = list(self._spool.adopt())
         self.counts.adopted_sessions += len(adopted)
         for spool, entries in adopted:
             self._open[spool.session] = spool
@@ -349,7 +346,12 @@ class Sender:
         self._report_lost()
         for spool, _ in adopted:
             self._close_if_finished(spool)
-        self.counts.expired_sessions = self._spool.expired_sessions
+        for folder in self._spool.damaged:
+            self.warn(
+                f"damaged {folder}",
+                f"the file sessions in {folder} was damaged, so all frames there are sent again; "
+                "the platform discards those that it has",
+            )
         for folder, reason in self._spool.unreadable.items():
             self.warn(
                 f"unreadable {folder}",

@@ -10,15 +10,21 @@ All sessions of a process share the log. A file is deleted once every frame in i
 than half of it is left, the rest moves to the end of the log, so that a session which is never
 acknowledged does not keep the frames of other sessions on disk. Slots are written in place.
 Nothing is synced: spooled frames survive a killed game, but maybe not a power failure.
+
+No clock decides what is deleted: a frame stays until it is acknowledged, rejected, dropped and
+reported, or forgotten. A session without a slot is finished only if every slot can be read;
+otherwise its frames are sent again, and the platform discards duplicates.
 """
 
 import contextlib
-import shutil
+import errno
+import os
 import struct
 import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
@@ -34,16 +40,14 @@ from understudy.core.errors import (
     UnderstudyError,
 )
 from understudy.core.log import FileLock, LogFile, LogReader, no_sync, remove
-from understudy.core.names import PlayerName, player_name, session_time_s
+from understudy.core.names import PlayerName, player_name
 from understudy.experience.frame import Frame, FrameKind, decode_frame, read_drop
 from understudy.experience.game import GameSpec, spec_from_json
-from understudy.experience.session import SPOOL_S
 
 ROLL_BYTES = 1024 * 1024
 MAX_ADOPTED = 8
 """The most folders of killed games that a process has open at once."""
 
-_SETTLED_S = 3600.0
 _GROUP_BYTES = 64 * 1024
 """Frames are written in groups of about this size; damage on disk costs the group."""
 _FRAME = struct.Struct("<IIQH")
@@ -53,6 +57,8 @@ _SLOT = struct.Struct("<16sQQQQH")
 _SLOT_BYTES = 512
 """A divisor of the page size, so that a killed process leaves whole slots."""
 _SLOTS_PER_GROWTH = 64
+_COUNT = struct.Struct("<I")
+"""Before the checksum of a slot: how many slots the file had at least when it was written."""
 _CRC = struct.Struct("<I")
 
 
@@ -88,7 +94,8 @@ class Slot:
     next_no: int
     n_steps: int
 
-    def encode(self) -> bytes:
+    def encode(self, n_slots: int) -> bytes:
+        """Return the slot for a file that has this many slots."""
         player = self.player.encode()
         head = _SLOT.pack(
             self.session.bytes,
@@ -98,34 +105,51 @@ class Slot:
             self.n_steps,
             len(player),
         )
-        raw = (head + player).ljust(_SLOT_BYTES - _CRC.size, b"\0")
-        return raw + _CRC.pack(crc32(raw))
+        return _sealed(head + player, n_slots)
+
+
+def _sealed(raw: bytes, n_slots: int) -> bytes:
+    raw = raw.ljust(_SLOT_BYTES - _COUNT.size - _CRC.size, b"\0") + _COUNT.pack(n_slots)
+    return raw + _CRC.pack(crc32(raw))
 
 
 def read_slots(folder: Path) -> tuple[list[Slot | None], bool]:
-    """Return a folder's slots, None for each empty or damaged one, and whether any is damaged."""
-    slots: list[Slot | None] = []
-    is_damaged = False
+    """Return a folder's slots, None for each free or damaged one, and whether any is damaged.
+
+    A file that is missing or shorter than its slots say is damaged, too.
+    """
     try:
         raw = (folder / "sessions").read_bytes()
     except OSError:
         return [], True
+    slots: list[Slot | None] = []
+    n_slots = 1
+    is_damaged = False
     for start in range(0, len(raw), _SLOT_BYTES):
-        slot = _read_slot(raw[start : start + _SLOT_BYTES])
-        is_damaged |= slot is None and any(raw[start : start + _SLOT_BYTES])
+        slot = None
+        try:
+            slot, least = _read_slot(raw[start : start + _SLOT_BYTES])
+            n_slots = max(n_slots, least)
+        except Corrupt:
+            is_damaged = True
         slots.append(slot)
-    return slots, is_damaged
+    return slots, is_damaged or len(slots) < n_slots
 
 
-def _read_slot(raw: bytes) -> Slot | None:
+def _read_slot(raw: bytes) -> tuple[Slot | None, int]:
+    """Return the slot, None if it is free, and how many slots the file has at least."""
     if len(raw) < _SLOT_BYTES or _CRC.pack(crc32(raw[: -_CRC.size])) != raw[-_CRC.size :]:
-        return None
+        raise Corrupt("a slot has a wrong checksum")
     session, done_below, done_steps, next_no, n_steps, length = _SLOT.unpack_from(raw)
+    (least,) = _COUNT.unpack_from(raw, _SLOT_BYTES - _COUNT.size - _CRC.size)
+    if not length:
+        return None, least
     try:
         player = player_name(raw[_SLOT.size : _SLOT.size + length].decode())
     except (InvalidName, UnicodeDecodeError):
-        return None
-    return Slot(uuid.UUID(bytes=session), player, done_below, done_steps, next_no, n_steps)
+        raise Corrupt("a slot has an invalid player") from None
+    slot = Slot(uuid.UUID(bytes=session), player, done_below, done_steps, next_no, n_steps)
+    return slot, least
 
 
 class SpoolFile:
@@ -335,7 +359,8 @@ class SessionSpool:
     ) -> list[SpooledFrame]:
         """Adopt the entries of a killed game; returns those to send.
 
-        Without a slot, because it is damaged, everything before the first entry counts as done.
+        Without a slot, because it is damaged, everything before the first entry counts as done, and
+        everything before a close frame.
         """
         first = min(entries.values(), key=lambda entry: entry.chunk_no, default=None)
         if slot is not None:
@@ -357,7 +382,8 @@ class SessionSpool:
                 self._n_waiting += 1
                 assert entry.file is not None
                 entry.file.add(entry)
-        self._find_lost(done_below, done_steps, dropped)
+        if slot is not None or not self.is_closing:
+            self._find_lost(done_below, done_steps, dropped)
         for entry in [entry for entry in self._order if entry.chunk_no in dropped]:
             self.done(entry, arrived=False)
         self.has_ended = True
@@ -399,6 +425,9 @@ class SpoolFolder:
         self._slots: list[SessionSpool | None] = []
         self._free_slots: list[int] = []
         self._n_slots_on_disk = 0
+        self.is_damaged = False
+        """Whether the file `sessions` was damaged when this folder was loaded."""
+        self._must_replace = False
         self.changed: set[int] = set()
         """Slots whose contents on disk are outdated."""
         self._unsaved: set[int] = set()
@@ -547,30 +576,56 @@ class SpoolFolder:
         if not self._is_open or not self.changed:
             return
         path = self.path / "sessions"
-        with open(path, "r+b" if path.exists() else "w+b") as file:
-            while len(self._slots) > self._n_slots_on_disk:
-                # All at once, so that slots of later sessions can be written on a full disk.
-                file.seek(self._n_slots_on_disk * _SLOT_BYTES)
-                file.write(bytes(_SLOTS_PER_GROWTH * _SLOT_BYTES))
-                file.flush()
-                self._n_slots_on_disk += _SLOTS_PER_GROWTH
-            for slot_no in sorted(self.changed):
-                spool = self._slots[slot_no]
-                file.seek(slot_no * _SLOT_BYTES)
-                file.write(bytes(_SLOT_BYTES) if spool is None else spool.slot().encode())
+        n_slots = self._n_slots_on_disk
+        while n_slots < len(self._slots):
+            n_slots += _SLOTS_PER_GROWTH
+        if self._must_replace:
+            # At once: half of it, without damage, would make unfinished sessions seem finished.
+            new = self.path / "sessions.new"
+            new.write_bytes(b"".join(self._slot(slot_no, n_slots) for slot_no in range(n_slots)))
+            os.replace(new, path)
+            self._n_slots_on_disk = n_slots
+            self._must_replace = False
+        else:
+            self._write_slots(path, n_slots)
         self.changed.clear()
         self._unsaved.clear()
 
+    def _write_slots(self, path: Path, n_slots: int) -> None:
+        with open(path, "r+b" if path.exists() else "w+b") as file:
+            if n_slots > self._n_slots_on_disk:
+                # All at once, so that slots of later sessions can be written on a full disk.
+                file.seek(self._n_slots_on_disk * _SLOT_BYTES)
+                file.write(_sealed(b"", 0) * (n_slots - self._n_slots_on_disk))
+                file.flush()
+                self._n_slots_on_disk = n_slots
+                self.changed.add(0)  # which then has the new length
+            for slot_no in sorted(self.changed):
+                file.seek(slot_no * _SLOT_BYTES)
+                file.write(self._slot(slot_no, n_slots))
+
+    def _slot(self, slot_no: int, n_slots: int) -> bytes:
+        spool = self._slots[slot_no] if slot_no < len(self._slots) else None
+        return _sealed(b"", n_slots) if spool is None else spool.slot().encode(n_slots)
+
     def read(self, entry: SpooledFrame) -> Frame | None:
-        """Return a frame from disk; None if its bytes are damaged."""
+        """Return a frame from disk; None if its bytes are damaged or gone.
+
+        OSError if they cannot be read now, such as with too many open files.
+        """
         if entry.file is None:
             return None
         if self._group is None or self._group[:2] != (entry.file, entry.start):
             self._group = None
-            with contextlib.suppress(OSError), LogReader(entry.file.path) as reader:
-                record = reader.at(entry.start)
-                if record is not None:
-                    self._group = (entry.file, entry.start, record.payload)
+            try:
+                with LogReader(entry.file.path) as reader:
+                    record = reader.at(entry.start)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.EIO):
+                    raise
+                record = None
+            if record is not None:
+                self._group = (entry.file, entry.start, record.payload)
         if self._group is None:
             return None
         try:
@@ -605,9 +660,10 @@ class SpoolFolder:
     def move_from(self, file: SpoolFile) -> None:
         """Let the next `write` copy the frames of a file to the end of the log."""
         for entry in sorted(file.entries, key=lambda entry: (entry.start, entry.offset)):
-            frame = entry.frame or self.read(entry)
-            if frame is not None:
-                self.pending.append((entry, frame))
+            with contextlib.suppress(OSError):
+                frame = entry.frame or self.read(entry)
+                if frame is not None:
+                    self.pending.append((entry, frame))
 
     def close(self) -> int:
         """Release the folder for the next start; returns how many steps are not on disk."""
@@ -621,8 +677,10 @@ class SpoolFolder:
         return sum(entry.n_steps for entry, _ in self.pending)
 
     def abandon(self) -> None:
-        """Close the parent's files in a forked child; the parent keeps its lock."""
-        self._stop_writing()
+        """Close the parent's files in a forked child; the parent keeps writing them."""
+        if self._writing is not None and self._writing.log is not None:
+            self._writing.log.close()
+        self._writing = None
         if self._lock is not None:
             self._lock.abandon()
             self._lock = None
@@ -632,14 +690,19 @@ class SpoolFolder:
         self._stop_writing()
         if self._lock is None:
             return
-        # Without spool.json and log files no process adopts the folder. The lock is released
-        # before the folder is deleted, because Windows does not delete open files.
-        for name in ("*.log", "sessions", "spool.json"):
-            for path in self.path.glob(name):
-                _removed(path)
+        # The slots first, and spool.json last: whatever a kill leaves is deleted by the next start.
+        # The lock is released before it is deleted, because Windows does not delete open files.
+        with contextlib.suppress(OSError):
+            self.save()
+        names = ("sessions.new", "sessions", "spool.json")
+        paths = [*_logs(self.path), *(self.path / name for name in names)]
+        is_removed = all(_removed(path) for path in paths)
         self._lock.close()
         self._lock = None
-        shutil.rmtree(self.path, ignore_errors=True)
+        if is_removed and _removed(self.path / ".lock"):
+            # Files of other programs stay.
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
 
     # --- Adopting what a killed game left ---------------------------------------------------------
 
@@ -647,32 +710,33 @@ class SpoolFolder:
         """Read the sessions of another process and their unsent frames.
 
         Damaged groups are skipped; sessions whose slot is damaged are found by their frames.
+        Corrupt if neither slots nor frames can be read, OSError if a file cannot.
         """
-        slots, is_damaged = read_slots(self.path)
+        slots, self.is_damaged = read_slots(self.path)
+        self._must_replace = self.is_damaged
         self._n_slots_on_disk = len(slots)
         by_session: dict[uuid.UUID, Slot | None] = {}
         for slot_no, slot in enumerate(slots):
             self._slots.append(None)
             if slot is None:
                 self._free_slots.append(slot_no)
-                if is_damaged:
-                    self.changed.add(slot_no)
                 continue
             spool = SessionSpool(self, slot.session, slot.player, slot_no=slot_no)
             self._slots[slot_no] = spool
             self.sessions[slot.session] = spool
             by_session[slot.session] = slot
+        if self.is_damaged:
+            self.changed.update(range(len(slots)))
         entries: dict[uuid.UUID, dict[int, SpooledFrame]] = {}
         dropped: dict[uuid.UUID, set[int]] = {}
-        paths = sorted(self.path.glob("*.log"))
-        for path in [path for path in paths if path.stem.isdecimal()]:
+        for path in _logs(self.path):
             file = SpoolFile(path, size_bytes=path.stat().st_size)
             self._files.append(file)
             self._next_file = max(self._next_file, int(path.stem) + 1)
             for start, offset, n_steps, total, player, frame in _frames(path):
                 session = frame.session
                 if session not in self.sessions:
-                    if not is_damaged:
+                    if not self.is_damaged:
                         continue  # a finished session
                     self.create(session, player)
                 entry = SpooledFrame(self.sessions[session], frame, n_steps, steps_before=total)
@@ -685,6 +749,8 @@ class SpoolFolder:
                 entry.tried = True
                 entries.setdefault(session, {})[frame.chunk_no] = entry
                 dropped.setdefault(session, set()).update(_dropped(frame))
+        if self.is_damaged and self.size_bytes and not self.sessions:
+            raise Corrupt(f"neither the sessions nor the frames in {self.path} can be read")
         return [
             (
                 spool,
@@ -698,21 +764,23 @@ class SpoolFolder:
     def forget(self, player: str) -> int:
         """Delete a player's sessions from a folder that is not loaded yet; returns how many.
 
-        StorageFailed if the frames of other players could not be moved.
+        Also deletes acknowledged frames of the player. StorageFailed if something could not be
+        moved or deleted.
         """
         self.load()
+        name = player.encode()
         spools = [spool for spool in self.sessions.values() if spool.player == player]
-        if spools and len(spools) < len(self.sessions):
-            # Out of every file, since it may have frames of the player that were acknowledged.
-            for file in self._files:
-                self.move_from(file)
-            self.pending = [item for item in self.pending if item[0].spool.player != player]
-            self.write()
-            if self.error:
-                raise StorageFailed(
-                    f"the frames of other players could not be moved ({self.error}); free some "
-                    "disk space, then run this command again"
-                )
+        # Found by bytes, so that damaged groups are found, too; another match only costs a copy.
+        files = [file for file in self._files if name in file.path.read_bytes()]
+        for file in files:
+            self.move_from(file)
+        self.pending = [item for item in self.pending if item[0].spool.player != player]
+        self.write()
+        if self.error:
+            raise StorageFailed(
+                f"the frames of other players could not be moved ({self.error}); free some "
+                "disk space, then run this command again"
+            )
         for spool in spools:
             self.remove_session(spool)
         if self.sessions:
@@ -720,11 +788,21 @@ class SpoolFolder:
             self.close()
         else:
             self.remove()
+        is_named = bool(self.changed) and (self.path / "sessions").exists()
+        if is_named or any(file.path.exists() for file in files):
+            raise StorageFailed(
+                "files with the player's name could not be changed or deleted; check the "
+                "permissions of its files, then run this command again"
+            )
         return len(spools)
 
 
+def _logs(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.log") if path.stem.isdecimal())
+
+
 def _frames(path: Path) -> Iterator[tuple[int, int, int, int, PlayerName, Frame]]:
-    with contextlib.suppress(OSError), LogReader(path) as reader:
+    with LogReader(path) as reader:
         start: int | None = 0
         while start is not None:
             record = reader.at(start)
@@ -775,7 +853,8 @@ class Spool:
         """Whether `adopt` left folders for later, because MAX_ADOPTED are open."""
         self.foreign_bytes = 0
         """Bytes of other processes' folders, as of the last `adopt`."""
-        self.expired_sessions = 0
+        self.damaged: set[Path] = set()
+        """Folders of killed games whose file `sessions` was damaged: all in them is sent again."""
         self.unreadable: dict[Path, str] = {}
         """Folders of killed games that this version cannot read, and why; they stay as they are."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -850,57 +929,53 @@ class Spool:
         """Whether there is any folder of a process."""
         return any(_owner_of(path) for path in self.folder.iterdir())
 
-    def adopt(self, now_s: float) -> Iterator[tuple[SessionSpool, list[SpooledFrame]]]:
-        """Yield the sessions of killed games and their unsent frames; deletes expired ones."""
+    def adopt(self) -> Iterator[tuple[SessionSpool, list[SpooledFrame]]]:
+        """Yield the sessions of killed games and their unsent frames.
+
+        However old they are: only the platform knows whether it accepts them, since the clock of
+        this machine may be wrong.
+        """
         self.foreign_bytes = 0
         self.may_have_more = False
         mine = {folder.path for folder in self._folders}
         for path in sorted(self.folder.iterdir()):
-            owner = _owner_of(path)
-            if owner is None or path in mine or path in self.unreadable:
+            if _owner_of(path) is None or path in mine or path in self.unreadable:
                 continue
             if len(self._adopted) >= MAX_ADOPTED:
                 self.may_have_more = True
                 break
-            folder = self._take(path, is_settled=now_s - session_time_s(owner) >= _SETTLED_S)
-            if folder is None:
+            lock = self._lock(path)
+            if lock is None:
                 continue
-            sessions = folder.load()
-            expired = [
-                spool for spool, _ in sessions if now_s - session_time_s(spool.session) > SPOOL_S
-            ]
-            for spool in expired:
-                folder.remove_session(spool)
-            self.expired_sessions += len(expired)
-            if not folder.sessions:
+            try:
+                spec = read_game(path).spec()
+                folder = SpoolFolder(path, spec, lock=lock, roll_bytes=self._roll_bytes)
+                sessions = folder.load()
+            except (Corrupt, SpecError, OSError) as error:
+                lock.close()
+                if _logs(path):
+                    self.unreadable[path] = str(error)
+                continue
+            if not sessions:
                 folder.remove()
                 continue
+            if folder.is_damaged:
+                self.damaged.add(path)
             self._adopted.append(folder)
-            yield from ((spool, entries) for spool, entries in sessions if spool not in expired)
+            yield from sessions
 
-    def _take(self, path: Path, *, is_settled: bool) -> SpoolFolder | None:
-        if not (path / "spool.json").exists() and not is_settled:
+    def _lock(self, path: Path) -> FileLock | None:
+        if not (path / "spool.json").exists() and not _logs(path):
             # The folder is being created or removed, and its owner needs the lock.
             return None
         try:
-            lock = FileLock(path / ".lock", what=f"the spool folder {path}")
+            return FileLock(path / ".lock", what=f"the spool folder {path}")
         except Locked:
             with contextlib.suppress(OSError):
-                self.foreign_bytes += sum(log.stat().st_size for log in path.glob("*.log"))
-            return None
+                self.foreign_bytes += sum(log.stat().st_size for log in _logs(path))
         except OSError:
-            return None
-        try:
-            spec = read_game(path).spec()
-        except (Corrupt, SpecError) as error:
-            lock.close()
-            if any(path.glob("*.log")):
-                self.unreadable[path] = str(error)
-            elif is_settled:
-                # Its process was killed before anything was spooled.
-                shutil.rmtree(path, ignore_errors=True)
-            return None
-        return SpoolFolder(path, spec, lock=lock, roll_bytes=self._roll_bytes)
+            pass
+        return None
 
 
 def _owner_of(folder: Path) -> uuid.UUID | None:
@@ -929,22 +1004,36 @@ def forget_spooled(
         except Locked:
             # The platform rejects the player's frames, since their sessions started before the
             # player was forgotten.
-            slots, _ = read_slots(path)
-            if any(slot is not None and slot.player == player for slot in slots):
+            if _has_player(path, player):
                 left[path] = "its game is running; end the game, then run this command again"
         except StorageFailed as error:
             left[path] = str(error)
         except (Corrupt, OSError) as error:
-            if any(path.glob("*.log")):
+            if _logs(path) or (path / "sessions").exists():
                 left[path] = f"it cannot be read ({error}); delete it, or repair it"
     return n_deleted, left
+
+
+def _has_player(folder: Path, player: str) -> bool:
+    """Whether a session or frame of the player, acknowledged or not, may be in a locked folder."""
+    if any(slot is not None and slot.player == player for slot in read_slots(folder)[0]):
+        return True
+    for path in _logs(folder):
+        try:
+            if any(name == player for *_, name, _ in _frames(path)):
+                return True
+        except FileNotFoundError:
+            continue  # everything in it was acknowledged
+        except OSError:
+            return True
+    return False
 
 
 def unreadable_spools(folder: Path) -> list[Path]:
     """Return the folders with unsent frames whose spool.json is missing or damaged."""
     unreadable: list[Path] = []
     for path in sorted(folder.glob("*/*")):
-        if path.is_dir() and any(log.stat().st_size for log in path.glob("*.log")):
+        if path.is_dir() and any(log.stat().st_size for log in _logs(path)):
             try:
                 read_game(path).spec()
             except (Corrupt, SpecError):
@@ -968,15 +1057,18 @@ class UnackedFrames:
         self._memory_bytes = memory_bytes
         self._used_bytes = 0
         self._entries: deque[SpooledFrame] = deque()
+        self._adopted: deque[SpooledFrame] = deque()
+        """After the entries: the platform may put them off for long, such as for their age."""
 
     def __bool__(self) -> bool:
-        return bool(self._entries)
+        return bool(self._entries or self._adopted)
 
     def __iter__(self) -> Iterator[SpooledFrame]:
         """Yield the entries that are not done, in order."""
-        while self._entries and self._entries[0].is_done:
-            self._entries.popleft()
-        return (entry for entry in self._entries if not entry.is_done)
+        for entries in (self._entries, self._adopted):
+            while entries and entries[0].is_done:
+                entries.popleft()
+        return (entry for entry in chain(self._entries, self._adopted) if not entry.is_done)
 
     def add(self, entry: SpooledFrame) -> None:
         """Append an entry; if memory is full and the frame is on disk, it is freed from memory."""
@@ -993,7 +1085,7 @@ class UnackedFrames:
 
     def adopt(self, entries: Iterable[SpooledFrame]) -> None:
         """Append entries that another process spooled; their frames are only on disk."""
-        self._entries.extend(entries)
+        self._adopted.extend(entries)
 
     def finish(self, entry: SpooledFrame, *, arrived: bool) -> None:
         """Mark an entry as acknowledged, rejected or dropped."""
@@ -1020,3 +1112,4 @@ class UnackedFrames:
 
     def clear(self) -> None:
         self._entries.clear()
+        self._adopted.clear()

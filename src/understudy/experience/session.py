@@ -291,10 +291,10 @@ AHEAD_S = 1 * DAY_S
 """How far a player's clock may be ahead."""
 
 SPOOL_S = 7 * DAY_S
-"""How long a client tries to send recorded frames."""
+"""How long recorded frames may wait in a client's spool."""
 
 INTAKE_MAX_AGE_S = SPOOL_S + 1 * DAY_S
-"""A day more than clients try, so that differing clocks refuse nothing that was sent in time."""
+"""A day more, so that differing clocks refuse nothing that was sent in time."""
 
 INGEST_S = INTAKE_MAX_AGE_S + 7 * DAY_S
 """A week more than the intake accepts, for streams that other producers append to and that stamp

@@ -120,9 +120,7 @@ def _forget_copies(
     spooled, still_spooled = forget_spooled(data.spool, player_name(player), games)
     if still_spooled:
         reasons = "; ".join(f"{path}: {reason}" for path, reason in still_spooled.items())
-        left["spool"] = (
-            f"unsent frames of the player, which the platform rejects, may be in {reasons[:2000]}"
-        )
+        left["spool"] = f"frames of the player may be in {reasons[:2000]}"
     UnfinishedImports(data.root).forget(players)
     window = DataFolder(data.root, store_name="window").store
     snapshots = data.root / "snapshots"
