@@ -29,8 +29,8 @@ import numpy as np  # noqa: E402
 
 from bench.figures import Figure, Findings, Gate, Ratio, Took, all_of, rate_ratios  # noqa: E402
 from bench.games import CART, person_frames  # noqa: E402
+from bench.load import Endpoint, lines, play_all  # noqa: E402
 from bench.one_pass import run_once  # noqa: E402
-from bench.players import Endpoint, lines, play_all  # noqa: E402
 from bench.served import ask_peer, memory_mib, processor_s, seed_server, served, stop_peer  # noqa: E402
 from understudy.backends.deployment import Deployment  # noqa: E402
 from understudy.client.sender import SenderConfig  # noqa: E402

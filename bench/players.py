@@ -1,175 +1,161 @@
-"""Simulated players in one thread: many open connections that send real frame batches on time.
+"""Nine games and their scripted people, from whom bots are to learn.
 
-The players of `understudy.simulation` use the client, which sends for all of its players over one
-connection. A thousand games on a thousand machines are a thousand connections, and a thousand
-clients would need more than the two measured cores. So these players write requests of previously
-recorded frames directly to sockets.
+    python bench/players.py people                  measure random play and the five people of each
+                                                    game over 500 episodes, in some minutes; writes
+                                                    bench/results/people.json
+    python bench/players.py people --game vault     one game only; writes nothing unless --out is
+                                                    given
+    python bench/players.py people --quick          20 episodes each; writes nothing unless --out is
+                                                    given
+
+On the scale on which random play is 0 and the best person is 1, the average person of each game is
+at 0.5 ± 0.05. The faults of the people were chosen with seed 0; the result is measured with seed 1.
+Everybody plays the same seeds of a game.
 """
 
-import asyncio
-import random
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-from understudy.core.names import PlayerName, player_name
-from understudy.experience.frame import CONTENT_TYPE, Frame, encode_frame_batch
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
-Answer = tuple[int, bytes]
-"""Status and body; status 0 if the connection was lost."""
-_AGAIN_S = 0.5
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    # Run as a file, sys.path starts with bench/; replace it with the folder that contains bench/.
+    sys.path[0] = str(ROOT)
 
+from bench.machine import commit, machine  # noqa: E402
+from bench.people import FAULTLESS, GAMES, RANDOM, PeopleGame, Person, Skill, play  # noqa: E402
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The gateway, key and game that players send to."""
-
-    host: str
-    port: int
-    key: str
-    game: str
-
-    def frame_batch(self, frames: Sequence[Frame], player: str) -> bytes:
-        """A complete request, ready to be sent."""
-        players: Mapping[uuid.UUID, PlayerName] = {
-            frame.session: player_name(player) for frame in frames
-        }
-        body = encode_frame_batch(frames, players)
-        return (
-            self._head(
-                "POST",
-                "/frames",
-                f"content-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n",
-            )
-            + body
-        )
-
-    def weights(self, after: int, wait_s: float) -> bytes:
-        """A request that waits for the next policy."""
-        return self._head("GET", f"/weights?after={after}&wait_s={wait_s:g}", "")
-
-    def _head(self, method: str, path: str, more: str) -> bytes:
-        return (
-            f"{method} /v1/games/{self.game}{path} HTTP/1.1\r\nhost: {self.host}:{self.port}\r\n"
-            f"authorization: Bearer {self.key}\r\n{more}\r\n"
-        ).encode()
+RESULT = ROOT / "bench" / "results" / "people.json"
+EPISODES = 500
+QUICK_EPISODES = 20
+CALIBRATION_SEED = 0
+SEED = 1
+MIDWAY = 0.5
+TOLERANCE = 0.05
 
 
-class Line(asyncio.Protocol):
-    """One open connection; one request at a time."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._answer: asyncio.Future[Answer] | None = None
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((0, b""))
-
-    def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        assert self._transport is not None
-        self._answer = asyncio.get_running_loop().create_future()
-        if self._transport.is_closing():
-            self._answer.set_result((0, b""))
-        else:
-            self._transport.write(request)
-        return self._answer
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        at = self._buffer.find(b"\r\n\r\n")
-        if at < 0:
-            return
-        head = bytes(self._buffer[:at]).lower()
-        length_at = head.find(b"content-length:")
-        size = int(head[length_at + 15 :].split(b"\r\n", 1)[0]) if length_at >= 0 else 0
-        if len(self._buffer) < at + 4 + size:
-            return
-        body = bytes(self._buffer[at + 4 : at + 4 + size])
-        del self._buffer[: at + 4 + size]
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((int(head[9:12]), body))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-async def lines(endpoint: Endpoint, count: int) -> list[Line]:
-    """Open this many connections."""
-    loop = asyncio.get_running_loop()
-    return [
-        (await loop.create_connection(Line, endpoint.host, endpoint.port))[1] for _ in range(count)
-    ]
-
-
-@dataclass(slots=True)
-class Answers:
-    """The gateway's answers to all players."""
-
-    took_s: list[float] = field(default_factory=list)
-    """Time from when a batch was due until its acknowledgement."""
-    late_s: list[float] = field(default_factory=list)
-    """How late each batch was sent; a delay of the players, not of the gateway."""
-    acked: list[Frame] = field(default_factory=list)
-    again: int = 0
-    """Number of answers other than an ack; the batch is then sent again, as a client does."""
-
-    async def play(
-        self, line: Line, requests: Sequence[tuple[Frame, bytes]], *, first_s: float, every_s: float
-    ) -> None:
-        """Send each frame when it is due and the previous one is answered."""
-        loop = asyncio.get_running_loop()
-        for at, (frame, request) in enumerate(requests):
-            due_s = first_s + at * every_s
-            next_s = due_s
-            while True:
-                await asyncio.sleep(max(0.0, next_s - loop.time()))
-                self.late_s.append(max(0.0, loop.time() - due_s))
-                status, body = await line.ask(request)
-                if status == 200 and b'"accepted":true' in body:
-                    break
-                self.again += 1
-                if not status:
-                    return
-                next_s = loop.time() + _AGAIN_S
-            self.took_s.append(loop.time() - due_s)
-            self.acked.append(frame)
-
-
-async def play_all(
-    endpoint: Endpoint,
-    played: Sequence[Sequence[Frame]],
-    *,
-    linger_s: float,
-    rng: random.Random,
-    each: Callable[[], None],
-) -> Answers:
-    """Play all sessions to the end, with random phases; calls `each` ten times a second."""
-    answers = Answers()
-    opened = await lines(endpoint, len(played))
-    requests = [
-        [(frame, endpoint.frame_batch([frame], f"p-{at}")) for frame in frames]
-        for at, frames in enumerate(played)
-    ]
-    now_s = asyncio.get_running_loop().time() + 0.5
-    waiting = asyncio.gather(
-        *(
-            answers.play(
-                line, requests[at], first_s=now_s + rng.uniform(0.0, linger_s), every_s=linger_s
-            )
-            for at, line in enumerate(opened)
-        )
+def main() -> int:
+    """Run the command; 0 unless an average person of a full run is not midway."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    while not waiting.done():
+    commands = parser.add_subparsers(dest="command", required=True)
+    people = commands.add_parser(
+        "people",
+        help="measure random play and the people of each game",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    people.add_argument("--game", choices=sorted(GAMES), help="measure only this game")
+    people.add_argument("--quick", action="store_true", help=f"{QUICK_EPISODES} episodes each")
+    people.add_argument("--seed", type=int, default=SEED, help=f"default: {SEED}")
+    people.add_argument("--out", type=Path, help="file for the result")
+    options = parser.parse_args()
+    if options.seed < 0:
+        parser.error(f"--seed is {options.seed}; pass a number of at least 0")
+    games = [GAMES[options.game]] if options.game else list(GAMES.values())
+    episodes = QUICK_EPISODES if options.quick else EPISODES
+    began_s = time.monotonic()
+    rows = {}
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("people", total=len(games) * 7)
+        for game in games:
+            progress.update(bar, description=game.name)
+            rows[game.name] = measure(
+                game, episodes=episodes, seed=options.seed, each=lambda: progress.advance(bar)
+            )
+    minutes = (time.monotonic() - began_s) / 60
+    result = {
+        "format": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "seed": options.seed,
+        "calibration_seed": CALIBRATION_SEED,
+        "episodes": episodes,
+        "minutes": round(minutes, 1),
+        "games": rows,
+    }
+    is_record = not options.game and not options.quick and options.seed == SEED
+    out = options.out or (RESULT if is_record else None)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    _show(rows)
+    print(f"{episodes} episodes each, seed {options.seed}, {minutes:.1f} minutes")
+    return 0 if options.quick or all(row["is_midway"] for row in rows.values()) else 1
+
+
+def measure(
+    game: PeopleGame, *, episodes: int, seed: int, each: Callable[[], None]
+) -> dict[str, Any]:
+    """Measure random play, the people and the expert without faults; calls `each` after each."""
+
+    def returns(skill: Skill) -> dict[str, Any]:
+        env = game.make()
+        person = Person(game, skill)
+        played = [
+            play(env, person, np.random.default_rng([seed, episode])) for episode in range(episodes)
+        ]
+        env.close()
         each()
-        await asyncio.wait([waiting], timeout=0.1)
-    await waiting  # raises the error of a failed player
-    for line in opened:
-        line.close()
-    return answers
+        totals = np.array([outcome.total for outcome in played])
+        return {
+            "mean": round(float(totals.mean()), 4),
+            "standard_error": round(float(totals.std(ddof=1) / np.sqrt(episodes)), 4),
+            "mean_steps": round(float(np.mean([outcome.n_steps for outcome in played])), 1),
+        }
+
+    random = returns(RANDOM)
+    people = [dataclasses.asdict(skill) | returns(skill) for skill in game.people]
+    means = [person["mean"] for person in people]
+    average = sum(means) / len(means)
+    best = max(means)
+    scaled = (average - random["mean"]) / (best - random["mean"])
+    return {
+        "random": random,
+        "people": people,
+        "faultless": returns(FAULTLESS),
+        "average": round(average, 4),
+        "best": best,
+        "average_on_scale": round(scaled, 4),
+        "is_midway": abs(scaled - MIDWAY) <= TOLERANCE,
+    }
+
+
+def _show(rows: dict[str, dict[str, Any]]) -> None:
+    table = Table("game", title="Mean returns", title_justify="left")
+    people = ("novice", "2", "3", "4", "expert")
+    for heading in ("random", *people, "average", "best", "average on scale", "without faults"):
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        means = [row["random"], *row["people"]]
+        numbers = [*(measured["mean"] for measured in means), row["average"], row["best"]]
+        verdict = "" if row["is_midway"] else " (not midway)"
+        table.add_row(
+            name,
+            *(f"{number:.4g}" for number in numbers),
+            f"{row['average_on_scale']:.3f}{verdict}",
+            f"{row['faultless']['mean']:.4g}",
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

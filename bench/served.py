@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.games import CART
-from bench.players import Endpoint
+from bench.load import Endpoint
 from understudy.backends.deployment import open_deployment
 from understudy.platform.config import Config, GatewaySection
 from understudy.platform.platform import Platform
