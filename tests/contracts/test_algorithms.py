@@ -1,5 +1,7 @@
 """Every built-in algorithm passes the Algorithm contract."""
 
+import pytest
+
 from understudy.algorithm import Algorithm
 from understudy.core.tensors import DTYPES
 from understudy.experience.game import game_spec
@@ -65,6 +67,7 @@ class TestIql(AlgorithmContract):
         return Iql(MASKED, IqlConfig(widths=(16,), batch=16))
 
 
+@pytest.mark.slow
 class TestIqlOfContinuousActions(AlgorithmContract):
     lane_tolerance = 1e-4
 

@@ -166,7 +166,7 @@ def test_the_conservative_term_is_the_gap_between_the_soft_maximum_and_the_recor
     state = state_of(q, target)
     _, without = update[True](state, given, KNOBS)
     conservative = Dqn(GAME, replace(TABLE, conservative=2.0))
-    _, told = conservative.update(state, given, KNOBS)
+    _, told = jax.jit(conservative.update)(state, given, KNOBS)
     rows = q[given.obs["obs"]]
     gap = np.log(np.exp(rows).sum(1)) - rows[np.arange(ROWS), given.action]
     added = float(told.metrics["loss"]) - float(without.metrics["loss"])

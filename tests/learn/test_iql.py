@@ -1,4 +1,4 @@
-"""IQL: values of what was recorded, and a policy that plays better than the people it learned from."""
+"""IQL: values of what was recorded, and a policy that plays better than those who taught it."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -67,7 +67,7 @@ def mask_at(state: int) -> Any:
 
 
 def play(choose: Any, *, seed: int) -> list[Move]:
-    """An episode: resting pays 0.1 once in three times, the top of the stairs 5; 20 steps at most."""
+    """An episode of at most 20 steps: resting pays 0.1 once in three times, the top 5."""
     rng = np.random.default_rng(seed)
     states = [0]
     actions: list[int] = []
@@ -206,7 +206,6 @@ def test_the_policy_has_the_weights_of_the_actor_alone():
 
 
 def test_a_recorded_action_that_its_mask_forbids_is_reported_with_its_row():
-    algorithm = Iql(GAME, IqlConfig(**TABLE))
     mask = np.ones((64, 3), np.bool_)
     mask[7, 2] = False
     action = np.zeros(64, np.int32)
@@ -226,7 +225,6 @@ def test_a_recorded_action_that_its_mask_forbids_is_reported_with_its_row():
     _, feedback = learner._call(learner.state, batches, learner.knobs_at(0.0))
     assert not feedback.ok.any()
     np.testing.assert_array_equal(feedback.row_ok[0], np.arange(64) != 7)
-    assert algorithm.game.has_action_mask
 
 
 # --- Continuous actions ---------------------------------------------------------------------------

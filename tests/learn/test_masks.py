@@ -167,13 +167,10 @@ def test_the_conservative_term_of_dqn_counts_only_valid_actions_and_the_recorded
     given = batch(action_mask, action_mask)
     given.action[0] = 3  # a row whose mask allows nothing, not even what was recorded
     losses = []
-    for conservative in (0.0, 1.0):
-        config = DqnConfig(
-            widths=(), batch=ROWS, dueling=False, double=True, conservative=conservative
-        )
-        state = first["dqn"]._replace(weights=vector(doubles[True], table))
-        _, told = Dqn(GAME, config).update(state, given, KNOBS)
-        losses.append(float(told.metrics["loss"]))
+    conservative = Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False, conservative=1.0))
+    for run in (update[True], jax.jit(conservative.update)):
+        state = first["dqn"]._replace(weights=vector(conservative, table))
+        losses.append(float(run(state, given, KNOBS)[1].metrics["loss"]))
     rows = table[given.obs["obs"]]
     gap = np.log(np.exp(rows[:, :2]).sum(1)) - rows[np.arange(ROWS), given.action]
     gap[0] = 0.0

@@ -95,7 +95,7 @@ class Dqn:
         if self.game.discrete is None:
             raise ConfigError(
                 f"dqn needs one Discrete action; {self.game.game} has {dict(self.game.action)}; "
-                "use ppo"
+                "use ppo, or iql for recorded play"
             )
 
     @property
