@@ -238,11 +238,8 @@ def test_a_run_from_another_ones_policy_and_a_video(
 
 def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.CaptureFixture[str]):
     out, _ = said(capsys, "train", "--list")
-    assert [name for name in ("bc", "dqn", "ppo") if f"\n{name}  " in "\n" + out] == [
-        "bc",
-        "dqn",
-        "ppo",
-    ]
+    names = ["bc", "dqn", "iql", "ppo"]
+    assert [name for name in names if f"\n{name}  " in "\n" + out] == names
     assert "n_step 3 1 to 100 steps per transition" in [
         " ".join(line.split()) for line in out.splitlines()
     ]
@@ -250,7 +247,7 @@ def test_list_shows_every_setting_with_default_range_and_help(capsys: pytest.Cap
     assert "double true true or false the online network" in " ".join(out.split())
     out, _ = said(capsys, "train", "--list", "--json")
     fields = json.loads(out)
-    assert list(fields["algorithms"]) == ["bc", "dqn", "ppo"]
+    assert list(fields["algorithms"]) == names
     parts = [one[part] for one in fields["algorithms"].values() for part in ("config", "knobs")]
     for row in (row for part in (*parts, fields["run"], fields["learner"]) for row in part):
         assert row["says"], row

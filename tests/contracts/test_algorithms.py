@@ -1,11 +1,14 @@
 """Every built-in algorithm passes the Algorithm contract."""
 
+import pytest
+
 from understudy.algorithm import Algorithm
 from understudy.core.tensors import DTYPES
 from understudy.experience.game import game_spec
 from understudy.experience.spaces import Box
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig
+from understudy.learn.algorithms.iql import Iql, IqlConfig
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig
 from understudy.testing.algorithm import AlgorithmContract
 from understudy.testing.samples import cart_spec
@@ -52,3 +55,21 @@ class TestBcOfContinuousActions(AlgorithmContract):
 
     def make(self) -> Algorithm:
         return Bc(PULL, BcConfig(widths=(64, 64), batch=64))
+
+
+class TestIql(AlgorithmContract):
+    lane_tolerance = 1e-6
+
+    def make(self) -> Algorithm:
+        return Iql(cart_spec(), IqlConfig(widths=(64, 64), batch=64, observation_norm=False))
+
+    def make_masked(self) -> Algorithm:
+        return Iql(MASKED, IqlConfig(widths=(16,), batch=16))
+
+
+@pytest.mark.slow
+class TestIqlOfContinuousActions(AlgorithmContract):
+    lane_tolerance = 1e-4
+
+    def make(self) -> Algorithm:
+        return Iql(PULL, IqlConfig(widths=(64, 64), batch=64, n_step=3))

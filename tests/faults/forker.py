@@ -179,7 +179,7 @@ def _preload() -> None:
         "numba",
         "understudy.training.train",
         "understudy.cli.train",
-        *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "ppo")),
+        *(f"understudy.learn.algorithms.{one}" for one in ("bc", "dqn", "iql", "ppo")),
     ):
         importlib.import_module(name)
     bridge = importlib.import_module("jax._src.xla_bridge")

@@ -90,6 +90,9 @@ CASES = {
         "ppo", STEPS, EVERY, {**PPO, "stack": 3, "observation_norm": True}
     ),
     "bc from a store": Case("bc", 592, 80, {"updates_per_call": 16, "batch": 16}, is_stored=True),
+    "iql from a store": Case(
+        "iql", 592, 80, {"updates_per_call": 16, "batch": 16, "n_step": 3}, is_stored=True
+    ),
     "dqn uniform": Case("dqn", STEPS, EVERY, {**DQN, "prioritised": False, "stack": 2}),
     "ppo": Case("ppo", STEPS, EVERY, PPO),
 }

@@ -161,6 +161,25 @@ def test_the_target_moves_every_period_by_its_rate(rate):
     assert int(state.updates) == 4
 
 
+def test_the_conservative_term_is_the_gap_between_the_soft_maximum_and_the_recorded_action():
+    (q, target), given = tables(6), batch(6)
+    state = state_of(q, target)
+    _, without = update[True](state, given, KNOBS)
+    conservative = Dqn(GAME, replace(TABLE, conservative=2.0))
+    _, told = jax.jit(conservative.update)(state, given, KNOBS)
+    rows = q[given.obs["obs"]]
+    gap = np.log(np.exp(rows).sum(1)) - rows[np.arange(ROWS), given.action]
+    added = float(told.metrics["loss"]) - float(without.metrics["loss"])
+    assert added == pytest.approx(2.0 * gap.mean(), abs=1e-5)
+    np.testing.assert_array_equal(told.priorities, without.priorities)
+    # Without it, no operation of the program belongs to it: its bits are those of plain DQN.
+    programs = [
+        str(jax.make_jaxpr(one.update)(state, given, KNOBS))
+        for one in (algorithms[True], conservative)
+    ]
+    assert ["exp" in program for program in programs] == [False, True]
+
+
 # --- As data --------------------------------------------------------------------------------------
 
 

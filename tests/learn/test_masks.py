@@ -19,6 +19,7 @@ from understudy.experience.spaces import Discrete
 from understudy.learn import flat
 from understudy.learn.algorithms.bc import Bc, BcConfig
 from understudy.learn.algorithms.dqn import Dqn, DqnConfig, DqnKnobs
+from understudy.learn.algorithms.iql import Iql, IqlConfig, IqlKnobs
 from understudy.learn.algorithms.ppo import Ppo, PpoConfig, PpoKnobs
 from understudy.learn.learner import Learner, LearnerConfig
 from understudy.learn.replay import LimiterConfig
@@ -32,6 +33,7 @@ ALGORITHMS: Mapping[str, Any] = {
     "dqn": Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False)),
     "ppo": Ppo(GAME, PpoConfig(widths=(), rollout=8, envs=2, epochs=1)),
     "bc": Bc(GAME, BcConfig(widths=(), batch=ROWS)),
+    "iql": Iql(GAME, IqlConfig(widths=(), batch=ROWS)),
 }
 act = {name: jax.jit(algorithm.act) for name, algorithm in ALGORITHMS.items()}
 first = {name: algorithm.init(jax.random.PRNGKey(0)) for name, algorithm in ALGORITHMS.items()}
@@ -59,7 +61,7 @@ def vector(algorithm: Any, table: Any) -> Any:
 
 def state_with(name: str, table: Any) -> Any:
     algorithm = ALGORITHMS[name]
-    field = "policy" if name == "ppo" else "weights"
+    field = "policy" if name in ("ppo", "iql") else "weights"
     return first[name]._replace(**{field: vector(algorithm, table)})
 
 
@@ -157,6 +159,24 @@ def test_with_an_empty_mask_after_truncation_every_action_counts(double):
     np.testing.assert_array_equal(empty.weights, full.weights)
 
 
+def test_the_conservative_term_of_dqn_counts_only_valid_actions_and_the_recorded_one():
+    rng = np.random.default_rng(2)
+    table = rng.normal(size=(STATES, ACTIONS)).astype(np.float32)
+    action_mask = np.zeros((ROWS, ACTIONS), np.bool_)
+    action_mask[1:, :2] = True
+    given = batch(action_mask, action_mask)
+    given.action[0] = 3  # a row whose mask allows nothing, not even what was recorded
+    losses = []
+    conservative = Dqn(GAME, DqnConfig(widths=(), batch=ROWS, dueling=False, conservative=1.0))
+    for run in (update[True], jax.jit(conservative.update)):
+        state = first["dqn"]._replace(weights=vector(conservative, table))
+        losses.append(float(run(state, given, KNOBS)[1].metrics["loss"]))
+    rows = table[given.obs["obs"]]
+    gap = np.log(np.exp(rows[:, :2]).sum(1)) - rows[np.arange(ROWS), given.action]
+    gap[0] = 0.0
+    assert losses[1] - losses[0] == pytest.approx(gap.mean(), abs=1e-5)
+
+
 def test_bc_moves_no_invalid_action_and_counts_only_valid_ones():
     action_mask = np.zeros((ROWS, ACTIONS), np.bool_)
     action_mask[:, :2] = True
@@ -176,6 +196,26 @@ def test_bc_moves_no_invalid_action_and_counts_only_valid_ones():
     logits = table[made.obs["obs"], :2]
     chance = np.exp(logits[np.arange(ROWS), made.action]) / np.exp(logits).sum(1)
     assert float(told.metrics["loss"]) == pytest.approx(-np.log(chance).mean(), rel=1e-5)
+
+
+def test_iql_moves_no_invalid_action_and_does_not_read_the_next_masks():
+    action_mask = np.zeros((ROWS, ACTIONS), np.bool_)
+    action_mask[:, :2] = True
+    iql = ALGORITHMS["iql"]
+    state = first["iql"]
+    knobs = {name: np.float32(0.1) for name in IqlKnobs.__dataclass_fields__}
+    update = jax.jit(iql.update)
+    after, told = update(state, batch(action_mask, action_mask), knobs)
+    moved = flat.unpack(iql.network, np.asarray(after.policy) - np.asarray(state.policy))
+    kernel = moved["heads.logits.0.kernel"]
+    assert bool(told.ok)
+    assert (kernel[:, :2] != 0).any()
+    # Only the decay, of a 0.01 of each weight, moves what is not valid.
+    before = flat.unpack(iql.network, np.asarray(state.policy))["heads.logits.0.kernel"]
+    np.testing.assert_allclose(kernel[:, 2:], -0.01 * before[:, 2:], atol=1e-7)
+    other, _ = update(state, batch(action_mask, np.zeros_like(action_mask)), knobs)
+    for one, same in zip(jax.tree.leaves(after), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(one, same)
 
 
 def test_ppo_learns_with_the_probabilities_its_masks_gave():

@@ -329,7 +329,7 @@ def test_a_missing_file_is_rejected(tmp_path: Path):
         read_preset("dqn-vektor")
 
 
-@pytest.mark.parametrize("preset", ["dqn-vector", "dqn-pixels", "bc-vector"])
+@pytest.mark.parametrize("preset", ["dqn-vector", "dqn-pixels", "bc-vector", "iql-vector"])
 @pytest.mark.parametrize("samples_per_insert", [1e-3, 0.4, 8.0, 1e6])
 def test_every_samples_per_insert_within_its_range_is_accepted(
     preset: str, samples_per_insert: float

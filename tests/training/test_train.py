@@ -353,11 +353,28 @@ def test_a_game_recorded_under_another_limit_is_evaluated(
     assert run.result["why_no_return"] == ""
 
 
-def test_what_a_run_played_can_be_learned_from_without_playing(tmp_path: Path, trained: Run):
-    run = train(tmp_path / "R", algorithm="bc", from_store=trained.folder, steps=200)
+@pytest.mark.parametrize("algorithm", ["bc", "iql"])
+def test_what_a_run_played_can_be_learned_from_without_playing(
+    tmp_path: Path, trained: Run, algorithm: str
+):
+    settings = {"widths": [8], "batch": 32, "learning_rate": 1e-2}
+    run = train(
+        tmp_path / "R",
+        algorithm=algorithm,
+        from_store=trained.folder,
+        steps=600,
+        settings=settings,
+    )
     assert run.result["env_steps"] == 0
-    assert run.result["updates"] >= 200
-    assert run.result["return_mean"] is not None
+    assert run.result["updates"] >= 600
+    assert run.result["return_mean"] > 8
+
+
+def test_iql_also_learns_from_its_own_actors(tmp_path: Path):
+    settings = {"widths": [8], "batch": 32, "learning_rate": 1e-2, "updates_per_call": 16}
+    run = train(tmp_path / "R", algorithm="iql", steps=3_000, settings=settings)
+    assert run.result["env_steps"] >= 3_000
+    assert run.result["return_mean"] > 8
 
 
 # --- Wrappers -------------------------------------------------------------------------------------

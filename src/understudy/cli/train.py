@@ -49,7 +49,7 @@ _UNTIL = (
         "understudy train CartPole-v1 --algorithm dqn --seed 0 --until 475 --out R --json",
         "understudy train Pendulum-v1 --set learning_rate=3e-4 --network 256,256 --steps 200000",
         "understudy train Pendulum-v1 --wrapper gymnasium.wrappers:NormalizeReward",
-        "understudy train CartPole-v1 --algorithm bc --from-store D --steps 5000",
+        "understudy train CartPole-v1 --algorithm iql --from-store D",
         "understudy train --resume --out R",
         "understudy train --list --algorithm dqn",
     )
@@ -57,7 +57,8 @@ _UNTIL = (
 @click.argument("game", required=False)
 @click.option(
     "--algorithm",
-    help="dqn, ppo, bc, or your own as module:Class (default: the preset's, else ppo).",
+    help="dqn, ppo, bc, iql, or your own as module:Class (default: the preset's, else ppo; with "
+    "--from-store bc).",
 )
 @click.option(
     "--preset",

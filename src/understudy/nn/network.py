@@ -350,9 +350,10 @@ class NetworkSpec:
         if not self.inputs or not self.heads:
             raise ConfigError("the network has no inputs or no heads; give at least one of each")
         for name in self.inputs:
-            if name != "obs" and not name.startswith("obs."):
+            if name not in ("obs", "action") and not name.startswith("obs."):
                 raise ConfigError(
-                    f"input {name!r} is not an observation column; use 'obs' or 'obs.NAME'"
+                    f"input {name!r} is not a column; use 'obs', 'obs.NAME' or, for the action "
+                    "that a critic values, 'action'"
                 )
         for name in self.heads:
             if not _HEAD.fullmatch(name):

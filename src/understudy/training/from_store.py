@@ -55,7 +55,7 @@ class FromStore:
         if not isinstance(learner.source, ReplaySource):
             raise ConfigError(
                 "an on-policy algorithm learns from its own rollouts and cannot train from a "
-                "store; use bc or dqn"
+                "store; use bc, iql or dqn"
             )
         self.learner = learner
         self._replay = learner.source.replay

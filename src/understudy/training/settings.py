@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 ALGORITHMS: Mapping[str, str] = {
     "bc": "understudy.learn.algorithms.bc:Bc",
     "dqn": "understudy.learn.algorithms.dqn:Dqn",
+    "iql": "understudy.learn.algorithms.iql:Iql",
     "ppo": "understudy.learn.algorithms.ppo:Ppo",
 }
 """Short names; any other algorithm is named by its import path, `module:Class`."""

@@ -329,8 +329,8 @@ def build(
         config = replace(config, limiter=None)
         if not isinstance(algorithm.needs, Transitions):
             raise ConfigError(
-                f"{settings.algorithm} is on-policy and learns only from its own play; use bc or "
-                "dqn with --from-store"
+                f"{settings.algorithm} is on-policy and learns only from its own play; use bc, "
+                "iql or dqn with --from-store"
             )
     start = None if facts["init_from"] is None else folder.start().weights
     learner = Learner(

@@ -1,4 +1,7 @@
-"""DQN with double, dueling, n-step and prioritised extensions; Ape-X uses all four."""
+"""DQN with double, dueling, n-step and prioritised extensions; Ape-X uses all four.
+
+For recorded play, a conservative term (CQL) lowers the values of actions that were not tried.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +50,9 @@ class DqnConfig:
     target_period: int = setting(
         128, 1, 1_000_000, "updates between two updates of the target network"
     )
+    conservative: float = setting(
+        0.0, 0.0, 1e3, "weight of the conservative term (CQL), for training from a store; 0: off"
+    )
     max_gradient: float = setting(10.0, 1e-3, 1e6, "largest gradient norm")
 
 
@@ -89,7 +95,7 @@ class Dqn:
         if self.game.discrete is None:
             raise ConfigError(
                 f"dqn needs one Discrete action; {self.game.game} has {dict(self.game.action)}; "
-                "use ppo"
+                "use ppo, or iql for recorded play"
             )
 
     @property
@@ -177,6 +183,11 @@ class Dqn:
         size = jnp.abs(error)
         small = jnp.minimum(size, 1.0)  # only small errors are squared: 1e30^2 overflows
         huber = 0.5 * small * small + (size - small)
+        if self.config.conservative:  # lowers Q of actions that were not recorded
+            taken = jax.nn.one_hot(batch.action, q.shape[1], dtype=jnp.bool_)
+            valid = True if batch.action_mask is None else batch.action_mask | taken
+            gap = jax.nn.logsumexp(q, axis=1, where=valid) - q_taken
+            huber = huber + self.config.conservative * gap
         return (batch.weight * huber).mean(), error
 
     def _td_target(self, weights: Any, target: Any, batch: Batch) -> Any:
