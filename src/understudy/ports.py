@@ -79,6 +79,9 @@ DAMAGED_ENTRY = b"damaged stream entry"
 DAMAGED_STREAM = "damaged_stream"
 """The reason code of such a record in quarantine: every frame that it held is lost."""
 
+CRASHED_INGEST = "crashed_ingest"
+"""The reason code of a quarantined frame that repeatedly crashed ingest before it was checked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -353,6 +356,8 @@ class Audit:
     expired_chunks: int
     corrupt: Sequence[str] = field(default=())
     """One line per damaged chunk or file."""
+    evicted: int = 0
+    """Quarantined or parked frames whose bytes were deleted because the quarantine was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +383,7 @@ class StoreAdmin(Protocol):
     def audit(self) -> Audit: ...
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> Sequence[Quarantined]:
-        """Return quarantined frames in order of their ids, without replayed and expired ones."""
+        """Return quarantined frames by id, without replayed, expired and evicted ones."""
         ...
 
     def quarantine(self, chunks: Sequence[tuple[uuid.UUID, int]], *, reason: str) -> int:

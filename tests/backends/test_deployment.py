@@ -30,7 +30,7 @@ def a_run(folder: Path, *, seed: int = 0, has_ended: bool = True) -> Path:
     return folder
 
 
-def test_concurrent_processes_create_one_signing_key_readable_by_its_owner_only(
+def test_concurrent_processes_create_each_key_once_readable_by_its_owner_only(
     tmp_path: Path,
 ):
     data = DataFolder(tmp_path / "D")
@@ -38,7 +38,7 @@ def test_concurrent_processes_create_one_signing_key_readable_by_its_owner_only(
         opened = list(pool.map(lambda _: open_deployment(data), range(8)))
     assert len({one.signer.key_id for one in opened}) == 1
     assert stat.S_IMODE(signing_key(data).stat().st_mode) == 0o600
-    assert sorted(path.name for path in data.root.iterdir()) == ["models", "signing.key"]
+    assert sorted(path.name for path in data.root.iterdir()) == ["key", "models", "signing.key"]
     assert [path.name for path in (data.root / "models").iterdir()] == ["deployment.json"]
 
 
@@ -79,6 +79,30 @@ def test_a_lost_or_replaced_signing_key_is_noticed_before_any_entry_was_signed(t
     assert open_deployment(data).signer.key_id == key_id
 
 
+def test_a_lost_or_replaced_pseudonym_key_is_noticed_where_only_models_are_local(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    open_deployment(data)
+    raw = (tmp_path / "key").read_bytes()
+    (tmp_path / "key").unlink()
+    with pytest.raises(ConfigError, match=r"missing .*key, .*restore it from a backup"):
+        open_deployment(data)
+    assert not (tmp_path / "key").exists()
+    (tmp_path / "key").write_bytes(key_file(b"another key of thirty-two bytes."))
+    with pytest.raises(ConfigError, match="key differs from the key that this deployment"):
+        open_deployment(data)
+    (tmp_path / "key").write_bytes(raw)
+    open_deployment(data)
+
+
+def test_a_deployment_without_a_fingerprint_of_its_pseudonym_key_is_opened(tmp_path: Path):
+    data = DataFolder(tmp_path)
+    key_id = open_deployment(data).signer.key_id
+    (tmp_path / "models" / "deployment.json").write_text(f'{{"signatures": "{key_id}"}}')
+    (tmp_path / "key").unlink()
+    assert open_deployment(data).signer.key_id == key_id
+    assert not (tmp_path / "key").exists(), "it is created by the first process that needs it"
+
+
 def test_the_signing_key_of_a_deployment_that_has_only_models_is_not_replaced(tmp_path: Path):
     data = DataFolder(tmp_path)
     open_deployment(data).registry.takeover("pong", owner="a")
@@ -103,7 +127,6 @@ def test_entries_that_this_machine_has_read_are_remembered_per_location_of_the_m
     data = DataFolder(tmp_path / "D")
     url = f"file://{tmp_path / 'elsewhere'}"
     open_deployment(data).keys.create(["play"])
-    (tmp_path / "D" / "key").write_bytes(key_file(bytes(32)))
     moved = open_deployment(data, models=url).keys
     moved.follow()
     assert moved.all() == []

@@ -153,7 +153,9 @@ def test_recorded_steps_that_are_not_stored_yet_are_hinted_at_and_verified_by_re
     assert "then run this command with --receipts receipts.jsonl" in shown
     assert run_command(["data", "verify", "--data", data, "--receipts", receipts]) == 0
     shown = capsys.readouterr().out
-    assert "receipts 2: stored 2, quarantined 0, expired 0, forgotten 0, missing 0" in shown
+    assert (
+        "receipts 2: stored 2, quarantined 0, expired 0, forgotten 0, evicted 0, missing 0" in shown
+    )
     with open(receipts, "a") as file:
         line = {"session": "01a1e664-43f5-7270-b29c-763765e678e2", "chunk_no": 3}
         file.write(json.dumps({**line, "length": 1, "crc": 2}) + "\n")

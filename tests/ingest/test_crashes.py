@@ -17,8 +17,8 @@ from understudy.core.names import new_session
 from understudy.experience.chunk import Chunk
 from understudy.experience.frame import Frame
 from understudy.experience.game import GameSpec
-from understudy.ingest.service import CRASHED_INGEST, BatchMark, IngestService
-from understudy.ports import Claim, Receipt, SessionFilter, Stored, WriteBatch
+from understudy.ingest.service import BatchMark, IngestService
+from understudy.ports import CRASHED_INGEST, Claim, Receipt, SessionFilter, Stored, WriteBatch
 from understudy.stores.local import LocalStore
 from understudy.streams.file import FileStream
 from understudy.testing.samples import cart_spec, random_session, stamped

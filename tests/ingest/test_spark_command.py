@@ -21,7 +21,7 @@ from understudy.cli.root import run
 from understudy.core.errors import ConfigError, MissingExtra, Unreachable
 from understudy.experience.game import GameSpec
 from understudy.ingest import spark
-from understudy.ingest.service import CRASHED_INGEST, IngestService, Turn
+from understudy.ingest.service import IngestService, Turn
 from understudy.ingest.spark import (
     Opened,
     Report,
@@ -44,6 +44,7 @@ from understudy.platform.config import (
     StreamSection,
 )
 from understudy.platform.ingest import IngestRole, open_in_task, open_ingest
+from understudy.ports import CRASHED_INGEST
 from understudy.stores.local import LocalStore
 from understudy.testing.clock import ManualClock
 from understudy.testing.faults import Crash

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from understudy.backends.data import DataFolder
 from understudy.core.log import FileLock
-from understudy.platform.gateway_process import RoleMetrics
+from understudy.platform.gateway_process import RoleMetrics, role_states
 from understudy.platform.platform import Role, RoleStatus
 from understudy.testing.clock import START_S, ManualClock
 
@@ -119,3 +119,12 @@ def test_without_an_ingest_role_there_are_no_ingest_metrics(
     registry = CollectorRegistry()
     registry.register(RoleMetrics(DataFolder(tmp_path), clock))
     assert generate_latest(registry) == b""
+
+
+def test_a_role_that_starts_again_is_restarting(tmp_path: Path):
+    for restarts, state in ((0, "starting"), (1, "restarting")):
+        role = Role(name="ingest", command=lambda _: (), drain_s=1.0)
+        status = RoleStatus(role, restarts=restarts)
+        with FileLock(tmp_path / "roles" / "ingest.lock", what="ingest"):
+            (tmp_path / "roles" / "ingest.json").write_text(json.dumps(status.to_json(START_S)))
+            assert role_states(DataFolder(tmp_path), START_S) == {"ingest": state}

@@ -192,6 +192,8 @@ def test_readiness_names_the_roles_that_are_down(gateway: Running):
             ({"ingest": "running", "learner": "not running"}, "ready"),
             ({"ingest": "silent", "learner": "running"}, "degraded"),
             ({"ingest": "waiting"}, "degraded"),
+            ({"ingest": "restarting"}, "degraded"),
+            ({"ingest": "starting"}, "ready"),
         ):
             state.roles = roles
             answer = gateway.ask("GET", "/readyz")

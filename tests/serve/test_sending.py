@@ -319,6 +319,18 @@ def test_invalid_columns_are_rejected_with_a_reason(gateway: Running, key: str):
     )
 
 
+def test_columns_of_any_other_shape_are_rejected(gateway: Running, key: str):
+    (chunk,) = played(n_chunks=1)
+    sent = as_columns(chunk)
+    names = [*sent["columns"], "by", "t_ms", "logp", "frames", "action_mask"]
+    shapes: list[Any] = [0, True, 1.5, [], [[]], [[[]]], [[[0]]], [0], [[True]], [[0, 0, 0]], None]
+    for name in names:
+        for values in shapes:
+            changed_columns = sent | {"columns": sent["columns"] | {name: values}}
+            reply = gateway.ask("POST", "/v1/games/cart/columns", key, changed_columns)
+            assert reply.status == 400, (name, values)
+
+
 def test_columns_that_fit_two_specs_need_a_schema(gateway: Running, key: str):
     specs = [game_spec("twice", obs=names, actions=2) for names in (4, ["a", "b", "c", "d"])]
     for spec in specs:

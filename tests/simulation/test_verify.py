@@ -323,8 +323,8 @@ def test_any_changed_bit_changes_the_digest(tmp_path: Path):
     assert len(found) == len({one.encode() for one in [chunk, *others]})
 
 
-def test_each_receipt_is_stored_quarantined_expired_forgotten_or_missing(
-    data: DataFolder, tmp_path: Path
+def test_each_receipt_is_stored_quarantined_expired_forgotten_evicted_or_missing(
+    data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def keep(player: str) -> list[AckedFrame]:
         path = tmp_path / f"{player}.jsonl"
@@ -351,10 +351,18 @@ def test_each_receipt_is_stored_quarantined_expired_forgotten_or_missing(
         "quarantined": 1,
         "expired": 0,
         "forgotten": len(receipts["bob"]),
+        "evicted": 0,
         "missing": 2,
     }
     assert found.exit_code == 1
     assert verify(data, receipts=sent).exit_code == 0
+    monkeypatch.setattr("understudy.stores.local.QUARANTINE_BYTES", 0)
+    with LocalStore(data.store) as store:
+        session = uuid.UUID(bytes=receipts["ada"][0].session)
+        assert store.quarantine([(session, 0)], reason="guard") == 1
+    found = verify(data, receipts=sent)
+    assert (found.receipt_fates["quarantined"], found.receipt_fates["evicted"]) == (0, 2)
+    assert (found.exit_code, found.evicted_chunks) == (1, 2)
     with LocalStore(data.store) as store:
         store.expire(time.time() + 100.0)
     found = verify(data, receipts=receipts["dan"])

@@ -164,6 +164,72 @@ def test_a_damaged_entry_is_returned_as_an_invalid_record(tmp_path: Path):
     stream.close()
 
 
+def test_a_missing_file_is_returned_as_an_invalid_record(tmp_path: Path):
+    stream = FileStream(tmp_path, roll_bytes=1)
+    frames = sample_frames(4)
+    for frame in frames:
+        stream.append([frame])
+    folder = tmp_path / only(stream)
+    first = stream.read(only(stream), None, max_bytes=1, wait_s=0.0).next
+    (folder / "00000002.log").unlink()
+    missing = DAMAGED_ENTRY + f": {folder.name}, files 2 to 2, which are missing".encode()
+    rest = [missing, frames[2].encode(), frames[3].encode()]
+    assert raws(stream) == [frames[0].encode(), *rest]
+    assert [DAMAGED_ENTRY + f": {line}".encode() for line in stream.damage()] == [missing]
+    following = stream.read(only(stream), first, max_bytes=1, wait_s=0.0)
+    assert [record.raw for record in following.records] == rest[:1]
+    after = stream.read(only(stream), following.next, max_bytes=1 << 20, wait_s=0.0)
+    assert [record.raw for record in after.records] == rest[1:], "it is reported once"
+    stream.trim({only(stream): following.next}, before_s=2 * START_S)
+    assert raws(stream) == rest[1:], "trimmed files are not missing"
+    assert stream.damage() == []
+    stream.close()
+
+
+def test_a_lost_file_of_the_position_is_reported(tmp_path: Path):
+    stream = FileStream(tmp_path, roll_bytes=1)
+    frames = sample_frames(3)
+    for frame in frames:
+        stream.append([frame])
+    folder = tmp_path / only(stream)
+    (folder / "00000002.log").unlink()
+    read = stream.read(only(stream), Position("2:0:-1"), max_bytes=1 << 20, wait_s=0.0)
+    assert read.records[0].raw.startswith(DAMAGED_ENTRY)
+    assert [record.raw for record in read.records[1:]] == [frames[2].encode()]
+    stream.close()
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_file_that_was_removed_after_a_failed_sync_is_not_missing(tmp_path: Path, failures: int):
+    sync = FaultySync(eio_at=range(2, 2 + failures))
+    stream = FileStream(tmp_path, roll_bytes=1, sync=sync)
+    frames = sample_frames(3 + failures)
+    stream.append([frames[0]])
+    for frame in frames[3:]:
+        assert not stream.append([frame])[0].accepted
+    for frame in frames[1:3]:
+        assert stream.append([frame])[0].accepted
+    names = sorted(path.name for path in (tmp_path / only(stream)).glob("*.log"))
+    assert names == [f"{number:08d}.log" for number in (1, 2 + failures, 3 + failures)]
+    assert raws(stream) == [frame.encode() for frame in frames[:3]]
+    assert stream.damage() == []
+    stream.close()
+
+
+def test_a_file_that_the_listing_missed_is_read_first(tmp_path: Path, monkeypatch):
+    stream = FileStream(tmp_path, roll_bytes=1)
+    frames = sample_frames(3)
+    for frame in frames:
+        stream.append([frame])
+    listings = [[1, 3], [1, 2, 3]]
+    real = module._file_numbers
+    monkeypatch.setattr(
+        module, "_file_numbers", lambda folder: listings.pop(0) if listings else real(folder)
+    )
+    assert raws(stream) == [frame.encode() for frame in frames]
+    stream.close()
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_flipped_bit_in_the_last_entry_is_reported_not_torn(tmp_path: Path, is_open: bool):
     stream = FileStream(tmp_path)

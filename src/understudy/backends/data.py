@@ -159,6 +159,7 @@ def count_store(data: DataFolder) -> dict[str, Any]:
             "games": {},
             "quarantined": {},
             "parked": 0,
+            "evicted": 0,
             "free_bytes": 0,
         }
     with StoreView(data.store) as view:
@@ -170,6 +171,7 @@ def count_store(data: DataFolder) -> dict[str, Any]:
         "games": counts.steps_by_game,
         "quarantined": counts.quarantined,
         "parked": counts.parked,
+        "evicted": counts.evicted,
         "free_bytes": counts.free_bytes,
     }
 

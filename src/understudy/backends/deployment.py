@@ -102,8 +102,17 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
     other's models.
     """
     path = signing_key(data)
-    files = {"signatures": path} | ({"pseudonyms": data.root / "key"} if is_remote else {})
+    files = {"signatures": path, "pseudonyms": data.root / "key"}
     shared = objects.get(_FINGERPRINTS)
+    try:
+        expected = dict(json.loads(b"{}" if shared is None else shared))
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{_FINGERPRINTS} beside the models is damaged; restore it from a backup, or delete it "
+            "if the keys of this machine are the right ones"
+        ) from None
+    if not is_remote and shared is not None and "pseudonyms" not in expected:
+        del files["pseudonyms"]  # an earlier version recorded it only for remote models
 
     def missing() -> list[str]:
         return [str(file) for file in files.values() if not file.exists()]
@@ -121,18 +130,11 @@ def _signer(data: DataFolder, objects: Objects, *, is_remote: bool) -> Signer:
         create_once(path, key_file(secrets.token_bytes(KEY_BYTES)))
     signer = Signer(read_key(path))
     own = {"signatures": signer.key_id}
-    if is_remote:
+    if "pseudonyms" in files:
         own["pseudonyms"] = key_fingerprint(deployment_key(data.root))
     if shared is None:
         objects.create(_FINGERPRINTS, json.dumps(own).encode())
-        shared = objects.get(_FINGERPRINTS) or b"{}"
-    try:
-        expected = dict(json.loads(shared))
-    except (ValueError, TypeError):
-        raise ConfigError(
-            f"{_FINGERPRINTS} beside the models is damaged; restore it from a backup, or delete it "
-            "if the keys of this machine are the right ones"
-        ) from None
+        expected = dict(json.loads(objects.get(_FINGERPRINTS) or b"{}"))
     for what, file in files.items():
         if expected.get(what, own[what]) != own[what]:
             raise ConfigError(

@@ -88,7 +88,8 @@ def stats(data_text: str | None, as_json: bool, store_url: str | None) -> int:
             f"ingest --until-empty --data {escape(data_text or 'DIR')}",
             soft_wrap=True,
         )
-    out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}")
+    evicted = f", evicted {fields['evicted']}" if fields.get("evicted") else ""
+    out.print(f"quarantined {fields['quarantined'] or 0}, parked {fields['parked']}{evicted}")
     used = ", ".join(
         f"{name} {format_size(used_bytes)}" for name, used_bytes in fields["bytes"].items()
     )
@@ -265,6 +266,11 @@ def _print_verification(
         f"{format_count(verification.gap_steps)}, quarantined {verification.quarantined_chunks} "
         "chunks"
     )
+    if verification.evicted_chunks:
+        out.print(
+            f"[yellow]evicted[/yellow] {format_count(verification.evicted_chunks)} quarantined "
+            "frames, because the quarantine was full; their bytes are lost"
+        )
     for spool in verification.unreadable_spools[:20]:
         out.print(
             f"[yellow]not sent[/yellow] the frames in {escape(spool)}, which were never "
@@ -272,13 +278,15 @@ def _print_verification(
             "the folder to discard the frames",
             soft_wrap=True,
         )
-    missing = [receipt for receipt in verification.receipts if receipt.fate == "missing"]
+    lost = [receipt for receipt in verification.receipts if receipt.fate in ("missing", "evicted")]
     if verification.receipts:
         fates = verification.receipt_fates.items()
         counts = ", ".join(f"{fate} {format_count(count)}" for fate, count in fates)
-        out.print(f"receipts {format_count(len(verification.receipts))}: {counts}")
-    for receipt in missing[:20]:
-        out.print(f"[red]missing[/red] chunk {receipt.chunk_no} of session {receipt.session}")
+        out.print(f"receipts {format_count(len(verification.receipts))}: {counts}", soft_wrap=True)
+    for receipt in lost[:20]:
+        out.print(
+            f"[red]{receipt.fate}[/red] chunk {receipt.chunk_no} of session {receipt.session}"
+        )
     _print_verdict(out, verification, is_remote=is_remote)
 
 

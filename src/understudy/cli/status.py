@@ -120,6 +120,7 @@ def platform_status(
         "steps": counts["steps"],
         "quarantined": counts["quarantined"],
         "parked": counts["parked"],
+        "evicted": counts["evicted"],
         "games": games,
         "next": [*damage, *_next(data, roles, counts, games)],
     }
@@ -233,6 +234,11 @@ def _next(
         advice.append(
             f"{counts['parked']} frames wait for their game's spec; next: understudy games add "
             "GAME, then understudy data quarantine replay"
+        )
+    if counts["evicted"]:
+        advice.append(
+            f"{counts['evicted']} frames were deleted because the quarantine was full; next: "
+            "understudy data quarantine list shows what fills it"
         )
     for game in games:
         if game.get("next"):

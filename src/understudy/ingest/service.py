@@ -30,6 +30,7 @@ from understudy.core.errors import (
 )
 from understudy.ingest.check import check
 from understudy.ports import (
+    CRASHED_INGEST,
     Candidate,
     Claim,
     ExperienceStore,
@@ -50,8 +51,6 @@ _SHRINK = 16
 """After a crash or a lack of memory, a batch has this fraction of its records."""
 MAX_CRASHES = 3
 """A frame is quarantined unchecked after this many crashes while it was checked alone."""
-CRASHED_INGEST = "crashed_ingest"
-"""The reason code of such a frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

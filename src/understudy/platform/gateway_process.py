@@ -119,8 +119,7 @@ def main(data: DataFolder, config: Config) -> None:
     def watch() -> None:
         while not stop.is_set():
             if is_ready.wait(0.05):
-                roles = read_roles(data, opened.clock.now())
-                states[-1].roles = {role["role"]: role["state"] for role in roles}
+                states[-1].roles = role_states(data, opened.clock.now())
                 report(
                     {
                         "is_ready": True,
@@ -134,6 +133,16 @@ def main(data: DataFolder, config: Config) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     server.run(on_ready=is_ready.set)
+
+
+def role_states(data: DataFolder, now_s: float) -> dict[str, str]:
+    """Return the state of each role; one that starts again after a crash is `restarting`."""
+    return {
+        role["role"]: "restarting"
+        if role["state"] == "starting" and role["restarts"]
+        else role["state"]
+        for role in read_roles(data, now_s)
+    }
 
 
 def _figures(state: GatewayState) -> dict[str, Any]:

@@ -135,6 +135,12 @@ def _array(name: str, values: msgspec.Raw, dtype: np.dtype[Any], shape: tuple[in
         raise Refused(
             "bad_columns", f"column {name} cannot be converted to {dtype}: {str(error)[:100]}"
         ) from None
+    if array.ndim != 1 + len(shape) or array.shape[1:] != shape:
+        raise Refused(
+            "bad_columns",
+            f"column {name} has the shape {list(array.shape)[:8]}; send one value of shape "
+            f"{list(shape)} per row",
+        )
     is_kind = received.dtype.kind in "biuf" and (dtype.kind == "b") == (received.dtype.kind == "b")
     # Floats may be rounded to the column's precision; other values must not change.
     if not is_kind or (dtype.kind != "f" and not np.array_equal(array, received)):

@@ -264,12 +264,15 @@ async def health(call: Call) -> Answer:
     return Answer(wire.Health(status="ok"))
 
 
+_DOWN = {"silent", "waiting", "restarting", "ended", "unknown"}
+
+
 async def ready(call: Call) -> Answer:
     """Requests are served even if another role is down: acknowledged frames are in the stream."""
     state = call.gateway_state
     if not state.is_ready:
         return Answer(wire.Readiness(status="stopping"), 503)
-    is_well = not set(state.roles.values()) & {"silent", "waiting", "ended", "unknown"}
+    is_well = not set(state.roles.values()) & _DOWN
     return Answer(
         wire.Readiness(status="ready" if is_well else "degraded", roles=dict(state.roles))
     )

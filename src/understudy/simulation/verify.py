@@ -54,8 +54,11 @@ if TYPE_CHECKING:
 
 TailOf = Callable[[Cursor | None], Tail]
 """Returns a page of a store's tail after a cursor."""
-FrameFate = Literal["stored", "quarantined", "expired", "forgotten", "missing"]
-"""What became of an acknowledged frame; parked frames are in quarantine, too."""
+FrameFate = Literal["stored", "quarantined", "expired", "forgotten", "evicted", "missing"]
+"""What became of an acknowledged frame; parked frames are in quarantine, too.
+
+An evicted one was deleted because the quarantine was full; it is lost, as a missing one is.
+"""
 _FATES: dict[int, FrameFate] = {
     STORED: "stored",
     QUARANTINED: "quarantined",
@@ -97,6 +100,7 @@ class Verification:
     dropped_steps: int
     quarantined_chunks: int
     parked_chunks: int
+    evicted_chunks: int
     forgotten_chunks: int
     expired_chunks: int
     corrupt: tuple[str, ...]
@@ -120,6 +124,7 @@ class Verification:
             or self.duplicate_steps
             or self.corrupt
             or self.receipt_fates["missing"]
+            or self.receipt_fates["evicted"]
             or (self.gap_chunks and not self.live_writer)
         ):
             return 1
@@ -253,7 +258,7 @@ def _compare(
         counted.add(key)
         ledger_steps += promise.n_steps
         fate = _fate(findings, key, promise.crc, n_steps=promise.n_steps)
-        if fate == "missing":
+        if fate in ("missing", "evicted"):
             lost_chunks += 1
             lost_steps += promise.n_steps
         elif fate != "stored":
@@ -277,6 +282,7 @@ def _compare(
         dropped_steps=totals.dropped_steps,
         quarantined_chunks=totals.quarantined,
         parked_chunks=totals.parked,
+        evicted_chunks=totals.evicted,
         forgotten_chunks=totals.forgotten_chunks,
         expired_chunks=totals.expired_chunks,
         corrupt=tuple(totals.corrupt),
@@ -299,6 +305,9 @@ def _fate(
 ) -> FrameFate:
     """Return what became of a frame with this checksum, and these steps or this length if known."""
     frame = findings.frames.get(key)
+    is_stored = frame is not None and frame.fate == STORED
+    if crc in findings.evicted.get(key, ()) and not is_stored:
+        return "evicted"
     if frame is not None and frame.crc == crc:
         has_other_steps = frame.kind == 0 and n_steps not in (None, frame.n_steps)
         is_other = has_other_steps or length not in (None, frame.length)

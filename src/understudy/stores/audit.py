@@ -13,7 +13,7 @@ from understudy.experience.chunk import chunk_of
 from understudy.experience.frame import FrameKind, decode_frame, read_close, read_drop
 from understudy.experience.session import tombstone_of
 from understudy.ports import DAMAGED_STREAM, Audit, Gone
-from understudy.stores.database import checked, quarantine_check
+from understudy.stores.database import EVICTED, checked, quarantine_check
 from understudy.stores.view import (
     COLUMNS,
     EXPIRED,
@@ -48,6 +48,8 @@ class Findings:
     frames: dict[Key, AuditedFrame] = field(default_factory=dict)
     quarantined: dict[Key, list[int]] = field(default_factory=dict)
     """Checksums of quarantined and parked frames."""
+    evicted: dict[Key, list[int]] = field(default_factory=dict)
+    """Checksums of frames that were deleted because the quarantine was full."""
     removed: dict[Key, Gone] = field(default_factory=dict)
     """Why a frame was removed, where a remote store keeps no checksum of it."""
     forgotten_sessions: set[bytes] = field(default_factory=set)
@@ -63,6 +65,7 @@ class Findings:
     """Forgotten chunks of which only the arrival number is left."""
     n_quarantined: int = 0
     n_parked: int = 0
+    n_evicted: int = 0
     corrupt: list[str] = field(default_factory=list)
 
     def add_frame(self, key: Key, frame: AuditedFrame) -> None:
@@ -211,10 +214,15 @@ def _audit_quarantine(view: StoreView, findings: Findings) -> None:
             continue
         if reason == DAMAGED_STREAM:
             findings.corrupt.append(lost_in_stream(detail))
+        key = (session, chunk_no)
+        if replayed == EVICTED:
+            findings.n_evicted += 1
+            findings.evicted.setdefault(key, []).append(body_crc)
+            continue
         if not replayed:
             findings.n_parked += parked
             findings.n_quarantined += not parked
-        findings.quarantined.setdefault((session, chunk_no), []).append(body_crc)
+        findings.quarantined.setdefault(key, []).append(body_crc)
 
 
 def _audit_tables(view: StoreView, findings: Findings) -> None:
@@ -259,6 +267,7 @@ def summary(findings: Findings) -> Audit:
         forgotten_chunks=findings.n_forgotten + sum(frame.fate == FORGOTTEN for frame in data),
         expired_chunks=sum(frame.fate == EXPIRED for frame in data),
         corrupt=tuple(findings.corrupt),
+        evicted=findings.n_evicted,
     )
 
 
@@ -267,7 +276,7 @@ def _gaps(findings: Findings) -> tuple[int, int]:
     sessions: dict[bytes, list[tuple[int, int, AuditedFrame | None]]] = {}
     for (session, number), frame in findings.frames.items():
         sessions.setdefault(session, []).append((number, number, frame))
-    for session, number in findings.quarantined:
+    for session, number in (*findings.quarantined, *findings.evicted):
         sessions.setdefault(session, []).append((number, number, None))
     for session, ranges in findings.dropped.items():
         sessions.setdefault(session, []).extend((first, last, None) for first, last in ranges)

@@ -26,6 +26,7 @@ from zlib import crc32
 
 from understudy.core.errors import ConfigError, Corrupt, StorageFailed, StorageFull
 from understudy.core.log import is_locked, make_folder, remove, storage_error, write_file
+from understudy.ports import CRASHED_INGEST, DAMAGED_STREAM
 
 FORMAT = "understudy-store/1"
 FILE_NAME = "experience.sqlite"
@@ -90,6 +91,24 @@ CREATE INDEX quarantine_by_key ON quarantine (session, chunk_no);
 # frames.gone is 0 while the frame can be read and its arrival number afterwards, so that the unique
 # index allows one readable frame per key and any number of removed ones. A forgotten player's ids
 # are erased from sessions, bodies, quarantine and erasures; only a digest of each id is left.
+# quarantine.replayed is 0 for a frame that waits or expired, else REPLAYED or EVICTED.
+
+REPLAYED, EVICTED = 1, 2
+"""Column `replayed` of a quarantined frame: stored after all, or deleted to make room."""
+
+IS_REPLAYABLE = (
+    "(parked = 1 OR detail = '' OR reason IN "
+    f"('unknown_game', '{CRASHED_INGEST}', '{DAMAGED_STREAM}'))"
+)
+"""Whether a quarantined frame is evicted last: it may be valid, or notes that frames were lost.
+
+Frames that were withdrawn from the store have no detail.
+"""
+_HELD_INDEX = (
+    f"CREATE INDEX IF NOT EXISTS quarantine_held ON quarantine ({IS_REPLAYABLE}) WHERE raw <> x''"
+)
+"""Finds the oldest frame to evict without reading the rows of those evicted before. Created when a
+store is opened, since stores of earlier versions lack it."""
 
 _NETWORK_FILE_SYSTEMS = {
     "9p",
@@ -201,6 +220,7 @@ def open_writer(folder: Path, *, synchronous: Synchronous = "FULL") -> sqlite3.C
                 db.execute("PRAGMA fullfsync = ON")
                 db.execute("PRAGMA checkpoint_fullfsync = ON")
             identity = _created(db, folder, known)
+            db.execute(_HELD_INDEX)
         except BaseException:
             db.close()
             raise

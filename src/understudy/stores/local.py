@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -46,8 +47,11 @@ from understudy.ports import (
 )
 from understudy.stores.audit import audit, summary
 from understudy.stores.database import (
+    EVICTED,
     FILE_NAME,
+    IS_REPLAYABLE,
     PAGE_BYTES,
+    REPLAYED,
     RESERVE_BYTES,
     Database,
     Synchronous,
@@ -78,7 +82,11 @@ _SLICE_BYTES = 1024 * 1024
 _SLICE_REFUSED = 4
 """Quarantined frames, of up to 512 KiB each, that one transaction erases."""
 QUARANTINE_BYTES = 256 * 1024 * 1024
-"""Most bytes of frames kept in quarantine; beyond that, the oldest are deleted."""
+"""Most bytes of rejected frames in quarantine, and of replayable ones; beyond that, the oldest of
+the same kind are evicted."""
+_LEAST_BYTES = 1024
+"""A quarantined frame counts as at least this many bytes, so that a large frame does not evict
+thousands of small ones in one commit."""
 
 _COMPACT_PAGES = 8
 
@@ -150,7 +158,7 @@ class LocalStore:
         schemas = [checked("schemas", row) for row in db.execute("SELECT * FROM schemas")]
         self._schemas: dict[str, int] = {schema: number for number, _, schema, _ in schemas}
         self._without_spec = {schema for _, _, schema, spec in schemas if spec is None}
-        self._quarantine_bytes = self._count_quarantine()
+        self._held_bytes = self._count_held()
         self.lookup = LocalLookup(db)
 
     # --- the ExperienceStore port -----------------------------------------------------------------
@@ -267,7 +275,8 @@ class LocalStore:
             sessions: Sessions = {}
             with self._changing("quarantine"):
                 event = self._event("quarantined", self._clock.now())
-                for number, row in enumerate(rows, self._head.next_quarantine):
+                first = self._head.next_quarantine
+                for number, row in enumerate(rows, first):
                     body = self._db.execute(
                         "SELECT raw FROM bodies WHERE arrival = ?", (row.arrival,)
                     ).fetchone()
@@ -300,9 +309,9 @@ class LocalStore:
                     self._put_quarantined(columns, raw)
                     self._remove_bytes(row, QUARANTINED, event=event)
                 self._save_sessions(sessions)
-                self._save_head(next_quarantine=self._head.next_quarantine + len(rows))
-                quarantine_bytes = self._bound_quarantine(sum(row.body_len for row in rows))
-            self._quarantine_bytes = quarantine_bytes
+                self._save_head(next_quarantine=first + len(rows))
+                held_bytes = self._bound_quarantine(first)
+            self._held_bytes = held_bytes
             self._database.wrote(sum(2 * row.body_len for row in rows))
             self.mark()
             return len(rows)
@@ -333,8 +342,13 @@ class LocalStore:
             f"AND kind <> {int(FrameKind.DROP)} AND received < ? ORDER BY received LIMIT ?"
         )
         n_erased = self._erase_frames(query, (int(before_s),), EXPIRED, "expiry")
-        refused = "SELECT * FROM quarantine WHERE received < ? AND raw <> x'' LIMIT ?"
-        while rows := self._database.rows(refused, (before_s, _SLICE_REFUSED)):
+        refused = (
+            "SELECT * FROM quarantine WHERE id > ? AND received < ? AND raw <> x'' ORDER BY id "
+            "LIMIT ?"
+        )
+        last = 0
+        while rows := self._database.rows(refused, (last, before_s, _SLICE_REFUSED)):
+            last = rows[-1][0]
 
             def empty(rows: list[tuple[Any, ...]] = rows) -> int:
                 for *columns, _, _ in rows:
@@ -343,7 +357,7 @@ class LocalStore:
 
             self._erasing("expiry", empty)
         with self._state:
-            self._quarantine_bytes = self._count_quarantine()
+            self._held_bytes = self._count_held()
         self._prune(min(before_s, self._clock.now() - REMEMBER_S))
         self._database.truncate_log()
         self._database.keep_reserve()
@@ -494,6 +508,7 @@ class LocalStore:
         schemas = {**self._schemas, **{schema: number for number, _, schema, _ in fresh}}
         with disk("reading the store"):
             sessions = draft.sessions()
+        has_replayed = any(new.replays for new in draft.stored)
         with self._changing("a commit"):
             rows_of_schemas = [(*row, check_of(*row)) for row in fresh]
             self._db.executemany("REPLACE INTO schemas VALUES (?, ?, ?, ?, ?)", rows_of_schemas)
@@ -520,8 +535,8 @@ class LocalStore:
                 rows.append((*row, check_of(*row)))
                 if new.replays:
                     query = "SELECT * FROM quarantine WHERE id = ?"
-                    *columns, _, _, raw = self._db.execute(query, (new.replays,)).fetchone()
-                    self._put_quarantined((*columns, 1), raw)
+                    *columns, _, _, _ = self._db.execute(query, (new.replays,)).fetchone()
+                    self._put_quarantined((*columns, REPLAYED), b"")
             self._db.executemany(_ADD_FRAME, rows)
             self._db.executemany(
                 "INSERT INTO bodies VALUES (?, ?)", enumerate(draft.stored_raws, arrival)
@@ -541,7 +556,7 @@ class LocalStore:
                     0,
                 ]
                 self._put_quarantined(columns, raw)
-            quarantine_bytes = self._bound_quarantine(sum(map(len, draft.quarantined_raws)))
+            held_bytes = self._bound_quarantine(self._head.next_quarantine, recount=has_replayed)
             positions = [
                 (name, text, check_of(name, text)) for name, text in draft.positions.items()
             ]
@@ -555,7 +570,7 @@ class LocalStore:
         self._without_spec -= {schema for _, _, schema, spec in fresh if spec is not None}
         self._without_spec |= {schema for _, _, schema, spec in fresh if spec is None}
         self._positions.update(draft.positions)
-        self._quarantine_bytes = quarantine_bytes
+        self._held_bytes = held_bytes
         self._database.wrote(
             sum(map(len, draft.stored_raws)) + sum(map(len, draft.quarantined_raws))
         )
@@ -608,23 +623,32 @@ class LocalStore:
     def _put_quarantined(self, columns: Sequence[Any], raw: bytes) -> None:
         self._db.execute(_PUT_QUARANTINED, (*columns, quarantine_check(columns, raw), raw))
 
-    def _bound_quarantine(self, added_bytes: int) -> int:
-        """Drop the oldest quarantined bytes beyond the limit; return the bytes that are left."""
-        total = self._quarantine_bytes + added_bytes
-        while total > QUARANTINE_BYTES:
-            row = self._db.execute(
-                "SELECT * FROM quarantine WHERE raw <> x'' ORDER BY id LIMIT 1"
-            ).fetchone()
-            if row is None:
-                return 0
-            *columns, _, raw = row
-            self._put_quarantined(columns, b"")
-            total -= len(raw)
-        return total
+    def _bound_quarantine(self, first_id: int, *, recount: bool = False) -> Counter[int]:
+        """Evict the oldest frames beyond the limits, after those from `first_id` on were added.
 
-    def _count_quarantine(self) -> int:
-        ((size,),) = self._database.rows("SELECT coalesce(sum(length(raw)), 0) FROM quarantine")
-        return int(size)
+        Returns the bytes that are left, by whether the frames are replayable. `recount`: others
+        were removed.
+        """
+        held_bytes = (
+            self._count_held() if recount else self._held_bytes + self._count_held(first_id)
+        )
+        for kind, size in held_bytes.items():
+            excess = size - QUARANTINE_BYTES
+            evicted: list[tuple[Any, ...]] = []
+            oldest = self._db.execute(_OLDEST_HELD, (kind,))
+            while excess > 0 and (row := oldest.fetchone()) is not None:
+                *columns, replayed, _, counted_bytes = row
+                evicted.append((*columns, replayed or EVICTED))
+                excess -= counted_bytes
+            oldest.close()
+            for columns in evicted:
+                self._put_quarantined(columns, b"")
+            held_bytes[kind] = QUARANTINE_BYTES + excess
+        return held_bytes
+
+    def _count_held(self, first_id: int = 0) -> Counter[int]:
+        """The bytes of quarantined frames from an id on, by whether the frames are replayable."""
+        return Counter(dict(self._database.rows(_HELD_BYTES, (first_id,))))
 
     def _forget_sessions(self, sessions: Iterable[bytes]) -> None:
         digests = [tombstone_of(session) for session in sessions]
@@ -680,10 +704,15 @@ class LocalStore:
         ((at_s,),) = self._database.rows("SELECT at FROM events WHERE arrival = ?", (arrival,))
         # Frames with a damaged header have no player, but may contain the pseudonym anywhere.
         refused = (
-            "SELECT id FROM quarantine WHERE received <= ?1 AND (player = ?2 OR instr(raw, ?2) > 0 "
-            "OR session IN (SELECT session FROM sessions WHERE player = ?2 AND id < ?3)) LIMIT ?4"
+            "SELECT id FROM quarantine WHERE id > ?5 AND received <= ?1 AND (player = ?2 OR "
+            "instr(raw, ?2) > 0 OR session IN (SELECT session FROM sessions WHERE player = ?2 AND "
+            "id < ?3)) ORDER BY id LIMIT ?4"
         )
-        while ids := self._database.rows(refused, (at_s, player, sessions_below, _SLICE_REFUSED)):
+        last = 0
+        while ids := self._database.rows(
+            refused, (at_s, player, sessions_below, _SLICE_REFUSED, last)
+        ):
+            last = ids[-1][0]
 
             def drop(ids: list[tuple[Any, ...]] = ids) -> int:
                 self._db.executemany("DELETE FROM quarantine WHERE id = ?", ids)
@@ -708,7 +737,7 @@ class LocalStore:
 
         self._erasing(doing, finish)
         self.lookup.clear()
-        self._quarantine_bytes = self._count_quarantine()
+        self._held_bytes = self._count_held()
         return total
 
     def _prune(self, before_s: float) -> None:
@@ -791,6 +820,16 @@ def _marks(count: int) -> str:
 _ADD_FRAME = f"INSERT INTO frames VALUES ({_marks(len(FrameRow._fields))})"
 _PUT_FRAME = f"REPLACE INTO frames VALUES ({_marks(len(FrameRow._fields))})"
 _PUT_HEAD = f"REPLACE INTO head VALUES ({_marks(len(StoreCounters._fields) + 2)})"
+_COUNTED_BYTES = f"max(length(raw), {_LEAST_BYTES})"
+_HELD_BYTES = (
+    f"SELECT {IS_REPLAYABLE}, sum({_COUNTED_BYTES}) FROM quarantine "
+    "WHERE id >= ? AND raw <> x'' GROUP BY 1"
+)
+_OLDEST_HELD = (
+    "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, player, "
+    f"replayed, crc, {_COUNTED_BYTES} FROM quarantine "
+    f"WHERE {IS_REPLAYABLE} = ? AND raw <> x'' ORDER BY id"
+)
 _PUT_QUARANTINED = f"REPLACE INTO quarantine VALUES ({_marks(13)})"
 _PUT_SESSION = (
     f"INSERT INTO sessions VALUES ({_marks(7)}) ON CONFLICT (id) DO UPDATE SET "

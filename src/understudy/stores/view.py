@@ -33,7 +33,7 @@ from understudy.ports import (
     Stored,
     Tail,
 )
-from understudy.stores.database import check_of, checked, disk, open_reader
+from understudy.stores.database import EVICTED, check_of, checked, disk, open_reader
 
 STORED, FORGOTTEN, EXPIRED, QUARANTINED = range(4)
 """Column `fate` of a frame: stored, or why its bytes were removed."""
@@ -109,6 +109,8 @@ class StoreCounts:
     quarantined: dict[str, int]
     """By reason."""
     parked: int
+    evicted: int
+    """Quarantined and parked frames that were deleted because the quarantine was full."""
     free_bytes: int
     """Unused bytes inside the database file, which new frames use first."""
 
@@ -252,7 +254,7 @@ class StoreView:
                     yield info_of(uuid.UUID(bytes=session), game, unpack_state(state))
 
     def quarantined(self, *, after_id: int = 0, limit: int = 1000) -> list[Quarantined]:
-        """Quarantined frames, oldest first, without replayed and expired ones."""
+        """Quarantined frames, oldest first, without replayed, expired and evicted ones."""
         query = (
             "SELECT id, reason, detail, parked, received, game, session, chunk_no, body_crc, raw "
             "FROM quarantine WHERE id > ? AND replayed = 0 AND raw <> x'' ORDER BY id LIMIT ?"
@@ -305,6 +307,9 @@ class StoreView:
         with self.snapshot() as db:
             games = db.execute(by_game).fetchall()
             refused = db.execute(by_reason).fetchall()
+            (evicted,) = db.execute(
+                "SELECT count(*) FROM quarantine WHERE replayed = ?", (EVICTED,)
+            ).fetchone()
             (sessions,) = db.execute("SELECT count(*) FROM sessions").fetchone()
             (free,) = db.execute("PRAGMA freelist_count").fetchone()
             (page_size,) = db.execute("PRAGMA page_size").fetchone()
@@ -314,6 +319,7 @@ class StoreView:
             sessions=sessions,
             quarantined={reason: number for reason, parked, number in refused if not parked},
             parked=sum(number for _, parked, number in refused if parked),
+            evicted=evicted,
             free_bytes=free * page_size,
         )
 

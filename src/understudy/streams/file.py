@@ -7,6 +7,10 @@ A partition whose lock is free has ended: its process closed it or died. A posit
 points just past frame INDEX of the entry that starts at byte ENTRY. INDEX -1 points before the
 first frame, so a reader that waits at the end of a file does not read an old entry again. An entry
 of zeros replaces what was trimmed of a file that may still grow.
+
+Files are numbered without gaps, so a missing one is noticed. If a file's first entry could not be
+written, the file is removed, and the first entry of the next file (append time 0) has the number of
+the file before.
 """
 
 import contextlib
@@ -42,6 +46,8 @@ from understudy.experience.frame import MAX_FRAME_BYTES, Frame, announced_size
 from understudy.ports import DAMAGED_ENTRY, Ack, Partition, Position, Read, Record
 
 _TIME = struct.Struct("<d")
+_FOLLOWS = struct.Struct("<dI")
+"""An entry that explains missing numbers: append time 0 and the number of the file before."""
 _POLL_S = 0.004
 _MOST_BYTES = 16 * 1024 * 1024
 ROLL_BYTES = 32 * 1024 * 1024
@@ -148,11 +154,18 @@ class FileStream:
         lines: list[str] = []
         for partition in self.partitions():
             folder = self._folder / partition.id
-            for number in _file_numbers(folder):
+            numbers = _file_numbers(folder)
+            previous = numbers[0] - 1 if numbers else 0
+            for number in numbers:
                 path = _file(folder, number)
                 with contextlib.suppress(FileNotFoundError), LogReader(path) as reader:
-                    damaged = [entry for entry in _entries(reader, 0) if not entry.payload]
-                    lines += [_damage(path, entry) for entry in damaged]
+                    for entry in _entries(reader, 0):
+                        if missing := _missing(folder, previous, number, entry):
+                            lines.append(missing)
+                        if not entry.payload:
+                            lines.append(_damage(path, entry))
+                        previous = number
+                    previous = number
         return lines
 
     def trim(self, stored: Mapping[str, Position | None], *, before_s: float) -> int:
@@ -206,6 +219,8 @@ class _PartitionWriter:
         self._roll_s = roll_s
         self._clock = clock
         self._number = 0
+        self._previous = 0
+        """The last file that was not removed."""
         self._log: LogFile | None = None
         self._log_since_s = 0.0
         make_folder(folder)
@@ -233,11 +248,16 @@ class _PartitionWriter:
             self._roll()
         assert self._log is not None
         try:
+            if not self._log.size_bytes and self._number > self._previous + 1:
+                self._log.append([_FOLLOWS.pack(0.0, self._previous)])
             self._log.append(parts)
+            self._previous = self._number
         except (StorageFull, StorageFailed):
             # A reader may have seen the failed entry, so its offset must not be reused.
             self._log.close()
-            if not self._log.size_bytes:
+            if self._log.size_bytes:
+                self._previous = self._number
+            else:
                 remove(self._log.path)
             self._log = None
             raise
@@ -250,11 +270,12 @@ class _PartitionWriter:
         if self._log is not None:
             self._log.close()
             self._log = None
-        self._number += 1
+        number = self._number + 1
         try:
-            self._log = LogFile(_file(self._folder, self._number), sync=self._sync)
+            self._log = LogFile(_file(self._folder, number), sync=self._sync)
         except OSError as error:
             raise storage_error(error, "opening a stream file") from error
+        self._number = number
         self._log_since_s = self._clock.monotonic()
 
     def close(self) -> None:
@@ -308,24 +329,32 @@ def _read_from(
 ) -> tuple[list[Record], Position | None]:
     numbers = _file_numbers(folder)
     place = _Place.parse(after) if after is not None else None
-    if place is not None and place.file not in numbers:
-        if numbers and numbers[0] > place.file:
-            raise PositionGone(after or "", earliest=_Place(numbers[0], 0, -1).text())
-        numbers = [number for number in numbers if number > place.file]
-        place = None if numbers else place
+    if place is not None and numbers and numbers[0] > place.file:
+        raise PositionGone(after or "", earliest=_Place(numbers[0], 0, -1).text())
+    numbers = [number for number in numbers if place is None or number >= place.file]
+    # Earlier files may have been trimmed; after the first one to read, none may be missing.
+    first = place.file if place is not None else min(numbers, default=1)
+    previous = first - 1
     records: list[Record] = []
     size = 0
     for number in numbers:
-        if place is not None and number < place.file:
-            continue
         with contextlib.suppress(FileNotFoundError), LogReader(_file(folder, number)) as reader:
             start = place if place is not None and place.file == number else None
             for entry in _entries(reader, start.entry if start is not None else 0):
+                if missing := _missing(folder, previous, number, entry):
+                    if any(previous < other < number for other in _file_numbers(folder)):
+                        # Created while the folder was listed; the next read finds it.
+                        return _within(records, max_bytes) if records else ([], after)
+                    raw = DAMAGED_ENTRY + f": {missing}".encode()
+                    time_s = reader.path.stat().st_mtime
+                    records.append(Record(_Place(number, 0, -1).text(), time_s, raw))
+                previous = number
                 entry_records = _records(reader.path, number, entry, start)
                 records += entry_records
                 size += sum(len(record.raw) for record in entry_records)
                 if size >= max_bytes:
                     return _within(records, max_bytes)
+            previous = number
     return _within(records, max_bytes) if records else ([], after)
 
 
@@ -342,6 +371,15 @@ def _entries(reader: LogReader, at: int) -> Iterator[Entry]:
             entry = reader.at(at) or Entry(at, end, b"")
         yield entry
         at = entry.end
+
+
+def _missing(folder: Path, previous: int, number: int, entry: Entry) -> str:
+    """Name the files that are missing before a file, whose first entry this is; "" if none are."""
+    if number <= previous + 1:
+        return ""
+    if len(entry.payload) == _FOLLOWS.size and _FOLLOWS.unpack(entry.payload)[1] <= previous:
+        return ""
+    return f"{folder.name}, files {previous + 1} to {number - 1}, which are missing"
 
 
 def _damage(path: Path, entry: Entry) -> str:
