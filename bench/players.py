@@ -10,7 +10,7 @@
 
 On the scale on which random play is 0 and the best person is 1, the average person of each game is
 at 0.5 ± 0.05. The faults of the people were chosen with seed 0; the result is measured with seed 1.
-Everybody plays the same seeds of a game.
+Random play and all people of a game play the same seeds.
 """
 
 import argparse
@@ -74,6 +74,10 @@ def main() -> int:
             progress.update(bar, description=game.name)
             rows[game.name] = measure(
                 game, episodes=episodes, seed=options.seed, each=lambda: progress.advance(bar)
+            )
+            # A line for each game, since a bar is not drawn where the output is not a terminal.
+            progress.console.print(
+                f"{game.name} measured after {time.monotonic() - began_s:.0f} s", highlight=False
             )
     minutes = (time.monotonic() - began_s) / 60
     result = {
