@@ -61,8 +61,12 @@ class IqlKnobs:
     expectile: float | Schedule = setting(
         0.8, 0.5, 0.999, "how far values follow the best recorded play; 0.5 is its mean"
     )
+    # The policy clones first: advantages mean nothing before the critics have learned.
     advantage_weight: float | Schedule = setting(
-        3.0, 0.0, 100.0, "preference for actions by advantage, in units of its mean size; 0 clones"
+        Schedule(0.0, 3.0, 0.5),
+        0.0,
+        100.0,
+        "preference for actions by advantage, in units of its mean size; 0 clones",
     )
     max_weight: float | Schedule = setting(20.0, 1.0, 1e6, "largest weight of a cloned action")
     target_rate: float | Schedule = setting(
