@@ -141,7 +141,7 @@ def faults(case: Case, count: int, rng: random.Random) -> list[Fault]:
     return [ways[(first + at) % len(ways)](step) for at, step in enumerate(steps)]
 
 
-@sizes("kills", short=len(SHORT), full=20)
+@sizes("kills", short=len(SHORT), full=24)
 def test_a_training_killed_repeatedly_ends_with_the_same_bits(
     forker: Forker,
     data: DataFolder,
