@@ -9,6 +9,7 @@ and the probability that the capital of a bet on a copy of the champion ever rea
 at most `error` (decision 18). A decision depends only on the episodes, not on when it is computed.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -261,33 +262,30 @@ class _Bet:
         """Whether no player has more than the allowed weight."""
         used: dict[int, float] = {}
         all_used = 0.0
-        means: dict[int, float] = {}
-        seen: dict[int, float] = {}
+        most_used = 0.0
+        means: dict[int, tuple[float, float]] = {}  # each player's mean gain, and its weight
+        ranked: list[tuple[float, int]] = []  # the players by mean gain
         for at, (player, gain, weight) in enumerate(
             zip(blocks.player.tolist(), self._gain.tolist(), blocks.weight.tolist(), strict=True)
         ):
-            before = seen.get(player, 0.0)
-            mean = means.get(player, 0.0)
-            seen[player] = before + weight
-            means[player] = mean + (gain - mean) * weight / seen[player]
-            n_players = len(seen)
+            mean, seen = means.get(player, (0.0, 0.0))
+            means[player] = (mean + (gain - mean) * weight / (seen + weight), seen + weight)
+            n_players = len(means)
             share = max(0.1, 2 / n_players)
-            allowed = weight
+            mine = used.get(player, 0.0)
             if share < 1:
-                mine = used.get(player, 0.0)
-                allowed = min(weight, max(0.0, share / (1 - share) * (all_used - mine) - mine))
-            if n_players >= _DEFENDED and before:
-                n_below = sum(
-                    (other, name) < (mean, player)
-                    for name, other in means.items()
-                    if name != player
-                )
-                if n_below < n_players // _DEFENDED:
-                    allowed = 0.0
-            self._weight[at] = allowed
-            used[player] = used.get(player, 0.0) + allowed
-            all_used += allowed
-            self._is_fair[at] = share >= 1 or max(used.values()) <= share * all_used * (1 + 1e-9)
+                weight = min(weight, max(0.0, share / (1 - share) * (all_used - mine) - mine))
+            if seen:
+                rank = bisect.bisect_left(ranked, (mean, player))
+                del ranked[rank]
+                if rank < n_players // _DEFENDED:
+                    weight = 0.0
+            bisect.insort(ranked, (means[player][0], player))
+            self._weight[at] = weight
+            used[player] = mine + weight
+            all_used += weight
+            most_used = max(most_used, used[player])
+            self._is_fair[at] = share >= 1 or most_used <= share * all_used * (1 + 1e-9)
         self._bets = np.minimum(self._weight[:, None] * _BETS, _MAX_BET)
 
     def first_proof(self, may_decide: NDArray[np.bool_]) -> int:
