@@ -33,7 +33,7 @@ _MIN_EARLIER = 20
 """Earlier episodes that are enough to tell the range of returns."""
 _DEFENDED = 10
 """The number of players from which on a tenth of them may lie."""
-_LIED_ERROR = 0.1
+_LIED_ERROR = 0.05
 """Highest probability of a wrong proof if that many lie, together and in the worst way."""
 
 
@@ -173,7 +173,7 @@ def compare(
     )
     if any(episode.player for episode in episodes):
         n_players = len(set(blocks.player[: at + 1]))
-        n_liars = n_players // _DEFENDED
+        n_liars = _n_liars(n_players)
         why += f"; players: {n_players}, " + (
             f"of whom any {n_liars} may lie"
             if n_liars
@@ -188,13 +188,18 @@ def _range(earlier: Sequence[Played]) -> tuple[float, float]:
     for episode in earlier:
         by_player.setdefault(episode.player, []).append(episode.return_)
     ends = np.sort([np.quantile(mine, (0.05, 0.95)) for mine in by_player.values()], axis=0)
-    n_liars = len(ends) // _DEFENDED
+    n_liars = _n_liars(len(ends))
     low = float(ends[n_liars, 0])
     high = float(ends[-1 - n_liars, 1])
     if high > low:
         return low, high
     margin = max(abs(low), 1.0) / 2  # all alike so far: leave room on both sides
     return low - margin, low + margin
+
+
+def _n_liars(n_players: int) -> int:
+    """How many of the players may lie: a tenth, rounded up, since some are not known yet."""
+    return math.ceil(n_players / 10) if n_players >= _DEFENDED else 0
 
 
 class _Blocks(NamedTuple):
@@ -278,7 +283,7 @@ class _Bet:
             if seen:
                 rank = bisect.bisect_left(ranked, (mean, player))
                 del ranked[rank]
-                if rank < n_players // _DEFENDED:
+                if rank < _n_liars(n_players):
                     weight = 0.0
             bisect.insort(ranked, (means[player][0], player))
             self._weight[at] = weight
@@ -293,7 +298,7 @@ class _Bet:
         growth = np.log1p(self._bets * self._gain[:, None])
         is_won = _capital(np.cumsum(growth, axis=0)) >= math.log(1 / self._error)
         for at in np.nonzero(is_won & may_decide & self._is_fair)[0].tolist():
-            n_liars = len(set(self._player[: at + 1])) // _DEFENDED
+            n_liars = _n_liars(len(set(self._player[: at + 1])))
             by_player = np.zeros((int(self._player.max()) + 1, len(_BETS)))
             np.add.at(by_player, self._player[: at + 1], growth[: at + 1])
             highest = np.sort(by_player, axis=0)[len(by_player) - n_liars :]
@@ -326,4 +331,4 @@ class _Bet:
 
 def _capital(growth: NDArray[np.float64]) -> NDArray[np.float64]:
     """The logarithm of the mean capital of all bets."""
-    return np.logaddexp.reduce(growth, axis=-1) - math.log(len(_BETS))
+    return np.asarray(np.logaddexp.reduce(growth, axis=-1) - math.log(len(_BETS)))
