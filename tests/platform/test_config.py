@@ -118,7 +118,7 @@ def test_text_from_the_environment_becomes_the_right_type(tmp_path: Path):
             "gate.min_episodes is 50, more than gate.max_episodes, 10",
         ),
         ("[gate]\nerror = nan", "gate"),
-        ("[gate]\nworse_by = 2.0", "gate.worse_by is 2.0"),
+        ("[gate]\nerror = 0.7", "gate.error is 0.7"),
     ],
 )
 def test_invalid_files_are_rejected_with_a_suggestion(tmp_path: Path, text: str, said: str):

@@ -35,6 +35,7 @@ from understudy.learn.learner import Learner
 from understudy.models.gate import Bounds
 from understudy.models.objects import FolderObjects
 from understudy.models.registry import Registry
+from understudy.nn.policy import Policy
 from understudy.platform.children import FENCED, Child
 from understudy.platform.learner_process import LearnerRole
 from understudy.ports import Cursor
@@ -94,6 +95,18 @@ def first_bot(made: Recording) -> dict[str, Any]:
     made.play(person(0.5), 12)
     with role_of(made) as role:
         return until_idle(role)
+
+
+def in_turn(made: Recording, policies: dict[str, Policy], count: int) -> None:
+    """Store episodes of two bots in the order in which they were played: in turn."""
+    played = {name: episodes(bot(policy), count, seed=count) for name, policy in policies.items()}
+    sessions = {
+        name: chunks_of(
+            played[name], new_session(START_S + count, name.encode().rjust(10)), model=name
+        )
+        for name in policies
+    }
+    made.store([chunk for pair in zip(*sessions.values(), strict=True) for chunk in pair])
 
 
 # --- from people to the first bot -----------------------------------------------------------------
@@ -172,12 +185,13 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
     assert (status["champion"], status["canary"], status["models"]) == (1, 2, 2)
     assert made.registry().catalogue("cart").models[2].lineage.algorithm == "dqn"
     made.clock.advance(10)
-    made.play(bot(balancing_policy(spin=0.045)), 40, model="cart/1")
-    made.play(bot(balancing_policy(spin=0.5)), 29, model="cart/2")
+    in_turn(made, {"cart/1": balancing_policy(spin=0.01), "cart/2": balancing_policy(spin=0.5)}, 29)
     with role_of(made) as role:  # another one, which finds a canary that is half judged
         status = until_idle(role)
         assert (status["canary"], status["canary_episodes"]) == (2, 29)
-        made.play(bot(balancing_policy(spin=0.5)), 1, model="cart/2")
+        in_turn(
+            made, {"cart/1": balancing_policy(spin=0.01), "cart/2": balancing_policy(spin=0.5)}, 31
+        )
         role.step()
         status = role.status()["games"]["cart"]
         assert (status["champion"], status["decision"]["decision"]) == (2, "promote")
@@ -186,16 +200,16 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
         status = until_idle(role)
         assert (status["champion"], status["canary"]) == (2, 3)
         made.clock.advance(10)
-        made.play(bot(balancing_policy(spin=0.5)), 30, model="cart/2")
-        made.play(bot(balancing_policy()), 30, model="cart/3")
+        in_turn(made, {"cart/2": balancing_policy(spin=0.5), "cart/3": balancing_policy()}, 60)
         role.step()
         status = role.status()["games"]["cart"]
     assert (status["champion"], status["canary"]) == (2, 0)
     assert status["decision"]["decision"] == "reject"
     now = made.registry().catalogue("cart")
     assert [one.model_no for one in now.history] == [1, 2]
-    assert "mean return 500 over 30 episodes" in now.history[-1].why
-    assert now.aliases["canary"].why.startswith("reject: mean return 4")
+    assert now.history[-1].why.startswith("better: mean return 500 over ")
+    assert "players: 1, and below 10 lies are not defended against" in now.history[-1].why
+    assert now.aliases["canary"].why.startswith("reject: worse: mean return 4")
     assert now.models[3].lineage.parent == 2
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.simulation.recordings import GAME, Recording, chunks_of, episodes, person, recording
@@ -11,6 +12,7 @@ from understudy.backends.data import DataFolder
 from understudy.core.names import new_session
 from understudy.experience.chunk import By, Chunk, split_chunk
 from understudy.experience.game import game_spec
+from understudy.release import store_stats
 from understudy.release.store_stats import StoreStats
 from understudy.testing.clock import START_S
 from understudy.training.follower import StoreFollower
@@ -86,6 +88,49 @@ def test_an_episode_in_which_a_person_decided_does_not_count(made: Recording):
     by[7] = By.PERSON
     made.store([replace(chunk, columns={**chunk.columns, "by": by})])
     assert returns(made) == []
+
+
+def test_an_episode_that_a_person_began_before_the_model_was_named_does_not_count(made: Recording):
+    first, second = split_chunk(bot_chunk(40))
+    by = np.full_like(first.columns["by"], By.PERSON)
+    made.store([named(replace(first, columns={**first.columns, "by": by}), None), second])
+    assert returns(made) == []
+
+
+def test_a_model_of_another_game_does_not_count(made: Recording):
+    made.store([named(bot_chunk(40), "pong/3")])
+    stats = stats_of(made)
+    assert stats.returns("pong/3", since_s=0.0) == []
+    stats.close()
+
+
+def test_an_episode_is_known_by_its_player_and_its_place_in_the_chunk(made: Recording):
+    made.store([bot_chunk(40)], player=b"a" * 16)
+    made.store([bot_chunk(20, number=2)], player=b"b" * 16)
+    made.store([bot_chunk(30, number=3)], player=b"a" * 16)
+    stats = stats_of(made)
+    players = [one.player for one in stats.returns(MODEL, since_s=0.0)]
+    assert players[0] == players[2] != players[1]
+    assert "61" * 8 not in json.dumps(stats.state()), "only a hash of the player is saved"
+    stats.close()
+
+
+def test_returns_of_people_are_known_by_schema(made: Recording):
+    made.play(person(), 3, max_steps=50)
+    made.store([bot_chunk(40, number=9)])
+    stats = stats_of(made)
+    assert [one.return_ <= 50 for one in stats.people(GAME.schema)] == [True] * 3
+    assert stats.people("another") == ()
+    stats.close()
+
+
+def test_the_first_episodes_of_a_model_are_never_dropped(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_stats, "_MAX_EPISODES", 4)
+    monkeypatch.setattr(store_stats, "_FIRST_EPISODES", 2)
+    made.store([bot_chunk(10 + number, number=number) for number in range(1, 7)])
+    assert returns(made) == [11.0, 12.0, 15.0, 16.0]
 
 
 def test_only_episodes_that_began_since_then_are_compared(made: Recording):

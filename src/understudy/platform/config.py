@@ -195,22 +195,16 @@ class GateSection:
     min_episodes: int = setting(
         _BOUNDS.min_episodes,
         2,
-        description="Episodes that canary and champion each need before they are compared.",
+        description="Episodes that canary and champion each need before a decision.",
     )
     max_episodes: int = setting(
         _BOUNDS.max_episodes, 2, description="Episodes after which an undecided canary is rejected."
-    )
-    worse_by: float = setting(
-        _BOUNDS.worse_by,
-        0,
-        0.999,
-        "How much lower a canary's mean return may be, as a share of the champion's.",
     )
     error: float = setting(
         _BOUNDS.error,
         1e-9,
         0.499,
-        "Highest probability that a canary which is worse than that passes.",
+        "Highest probability that a canary which is not better is promoted.",
     )
 
 
@@ -354,7 +348,7 @@ def _check_sections(config: Config) -> None:
     if least > most:
         raise ConfigError(
             f"gate.min_episodes is {least}, more than gate.max_episodes, {most}; pass increasing "
-            "numbers, such as 30 and 480"
+            "numbers, such as 30 and 1000"
         )
     for section, part in (("learner", "schedule"), ("gate", "bounds")):
         try:

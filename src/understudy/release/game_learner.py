@@ -31,7 +31,7 @@ from understudy.experience.chunk import CONSENTS
 from understudy.experience.game import GameSpec
 from understudy.learn.learner import Learner
 from understudy.models.catalogue import Catalogue
-from understudy.models.gate import Bounds, GateDecision
+from understudy.models.gate import Bounds, GateDecision, Played
 from understudy.models.manifest import Lineage, model_name
 from understudy.models.registry import Registry
 from understudy.release.gatekeeper import Gatekeeper, champion_for_schema, held_out_play
@@ -44,7 +44,7 @@ from understudy.release.schedule import (
     next_action,
     schedule_text,
 )
-from understudy.release.store_stats import Played, StoreStats
+from understudy.release.store_stats import StoreStats
 from understudy.training.events import Event, Guarded, Update
 from understudy.training.follower import StoreFollower
 from understudy.training.from_store import FromStore
@@ -368,7 +368,8 @@ class GameLearner:
 
     def _judge_canary(self) -> bool:
         """Compare the canary, if any, with the champion; return whether it was decided."""
-        canary = self._context.registry.catalogue(self.game).model_of("canary")
+        catalogue = self._context.registry.catalogue(self.game)
+        canary = catalogue.model_of("canary")
         if not canary:
             return False
         now_s = self._context.clock.monotonic()
@@ -376,7 +377,11 @@ class GameLearner:
         if reads_file:
             self._read_canary_s = now_s + _READ_CANARY_EVERY_S
         decision = self._context.keeper.judge(
-            self.game, self._returns, epoch=self.epoch, reads_file=reads_file
+            self.game,
+            self._returns,
+            epoch=self.epoch,
+            people=self._context.store_stats.people(catalogue.models[canary].schema),
+            reads_file=reads_file,
         )
         if decision is None or decision.decision == "wait":
             return False

@@ -25,12 +25,11 @@ from understudy.core.tensors import Array
 from understudy.experience.game import GameSpec
 from understudy.models import gate
 from understudy.models.catalogue import Catalogue
-from understudy.models.gate import Bounds, Evidence, GateDecision, ModelCheck
+from understudy.models.gate import Bounds, GateDecision, ModelCheck, Played
 from understudy.models.manifest import Lineage, Manifest, make_manifest, model_name
 from understudy.models.registry import Registry
 from understudy.nn.policy import Policy
 from understudy.release.model_check import Budget, check_in_subprocess
-from understudy.release.store_stats import Played
 from understudy.training.folder import RunFolder
 
 _log = structlog.get_logger("understudy.learner")
@@ -42,6 +41,9 @@ Returns = Callable[[str, float], Sequence[Played]]
 
 Play = Callable[[Policy, int], Array]
 """Returns of a policy over this many held-out episodes, the same ones for every policy."""
+
+MAX_EARLIER = 1_024
+"""First episodes of a champion that tell the range of returns; StoreStats keeps as many."""
 
 
 class Gatekeeper:
@@ -59,6 +61,8 @@ class Gatekeeper:
         self._check = check
         self.bounds = bounds or Bounds()
         self._budget = budget or Budget()
+        self._waiting: dict[str, tuple[int, ...]] = {}
+        """The models and numbers of episodes of each game's last undecided comparison."""
 
     def admit(
         self, game: str, model_no: int, *, epoch: int, play: Play | None = None
@@ -73,36 +77,40 @@ class Gatekeeper:
         champion = (
             champion_for_schema(now, now.models[model_no].schema) if model_no in now.models else 0
         )
-        decision = gate.decision(Evidence(checks=checks, has_champion=champion > 0), self.bounds)
+        decision = gate.decide_by_checks(checks, has_champion=champion > 0)
         if decision.decision == "wait" and play is not None:
-            policies = (self._registry.policy(game, number) for number in (model_no, champion))
-            candidate_returns, champion_returns = (
-                play(policy, self.bounds.max_episodes) for policy in policies
-            )
-            decision = gate.decision(
-                Evidence(
-                    checks=(),
-                    has_champion=True,
-                    candidate=candidate_returns,
-                    champion=champion_returns,
-                ),
-                self.bounds,
-            )
+            policies = [self._registry.policy(game, number) for number in (model_no, champion)]
+            for n_episodes in (self.bounds.max_episodes // 8, self.bounds.max_episodes):
+                # In turn, as if one player had played them all.
+                candidate_episodes, champion_episodes = (
+                    [
+                        Played(2 * at + bot, 0.0, return_)
+                        for at, return_ in enumerate(play(policy, n_episodes).tolist())
+                    ]
+                    for bot, policy in enumerate(policies)
+                )
+                decision = gate.compare(candidate_episodes, champion_episodes, self.bounds)
+                if decision.decision != "wait":
+                    break
         if decision.decision == "promote":
             self._registry.set_alias(game, "champion", model_no, why=decision.why, epoch=epoch)
         elif decision.decision == "wait":
-            decision = GateDecision(
-                "wait", f"passed {len(checks)} checks; as canary it plays a share of the episodes"
-            )
             self._registry.set_alias(game, "canary", model_no, why=decision.why, epoch=epoch)
         return decision
 
     def judge(
-        self, game: str, returns: Returns, *, epoch: int, reads_file: bool = True
+        self,
+        game: str,
+        returns: Returns,
+        *,
+        epoch: int,
+        people: Sequence[Played] = (),
+        reads_file: bool = True,
     ) -> GateDecision | None:
         """Compare the returns of canary and champion since the canary started.
 
-        If that is conclusive, the canary is promoted or rejected, and the alias cleared. With
+        If that is conclusive, the canary is promoted or rejected, and the alias cleared. Returns
+        are clipped to the range of those of `people` and of the champion before that time. With
         `reads_file`, a canary whose file is damaged is rejected at once: games cannot play it.
         Returns None without a canary to compare.
         """
@@ -126,7 +134,21 @@ class Gatekeeper:
         canary_episodes, champion_episodes = (
             returns(model_name(game, number), canary.at_s) for number in (canary.model_no, champion)
         )
-        decision = compare(canary_episodes, champion_episodes, self.bounds)
+        compared = (canary.number, champion, len(canary_episodes), len(champion_episodes))
+        if self._waiting.get(game) == compared:
+            decision = GateDecision("wait", "no new episode")
+        else:
+            first = returns(model_name(game, champion), 0.0)[:MAX_EARLIER]
+            decision = gate.compare(
+                canary_episodes,
+                champion_episodes,
+                self.bounds,
+                earlier=[
+                    episode for episode in (*people, *first) if episode.started_s < int(canary.at_s)
+                ],
+            )
+            if decision.decision == "wait":
+                self._waiting[game] = compared
         if decision.decision == "promote" or reads_file:
             # The file may have been damaged since it was checked.
             try:
@@ -167,36 +189,6 @@ def champion_for_schema(now: Catalogue, schema: str) -> int:
     """The number of the champion if it has this schema; 0 otherwise."""
     champion = now.models.get(now.model_of("champion"))
     return champion.model_no if champion is not None and champion.schema == schema else 0
-
-
-def compare(canary: Sequence[Played], champion: Sequence[Played], bounds: Bounds) -> GateDecision:
-    """The first conclusive decision at the episode counts of `gate.looks`; wait if there is none.
-
-    The comparison at a count uses only episodes that were known once both models had that many. So
-    the decision is the same however often and however late it is computed.
-    """
-    for n_episodes in gate.looks(bounds):
-        if min(len(canary), len(champion)) < n_episodes:
-            return GateDecision(
-                "wait",
-                f"{len(canary)} episodes of the canary, {len(champion)} of the champion; compared "
-                f"once each has {n_episodes}",
-            )
-        last_arrival_no = max(
-            canary[n_episodes - 1].arrival_no, champion[n_episodes - 1].arrival_no
-        )
-        evidence = Evidence(
-            checks=(),
-            has_champion=True,
-            candidate=[episode.return_ for episode in canary[:n_episodes]],
-            champion=[
-                episode.return_ for episode in champion if episode.arrival_no <= last_arrival_no
-            ],
-        )
-        decision = gate.decision(evidence, bounds)
-        if decision.decision != "wait":
-            return decision
-    raise AssertionError("the last look decides")
 
 
 @contextlib.contextmanager
@@ -300,7 +292,7 @@ def release_run(deployment: Deployment, run: Path, *, which: str = "best") -> Re
             f"the outputs of {run} for test observations are not finite; train it again",
         )
     checks = check_in_subprocess(manifest, raw, Budget())
-    decision = gate.decision(Evidence(checks=checks, has_champion=False), Bounds())
+    decision = gate.decide_by_checks(checks, has_champion=False)
     if decision.decision == "reject":
         raise Refused("not_released", f"{run} failed a check: {decision.why}")
     registry.register(policy.game)

@@ -1,36 +1,31 @@
-"""StoreStats: statistics of a growing store: schemas played, steps by consent, returns of bots.
+"""StoreStats: statistics of a growing store: schemas played, steps by consent, returns.
 
 The position in the store is saved with the statistics, so nothing is counted twice. An episode
-counts for a model if the episode's note names the model, if the episode is complete from its first
-step to its end, and if no person or script decided in it.
+counts if it is complete from its first step to its end: for a model if the episode's note names the
+model and no person or script decided in it, for people if they made every decision.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from understudy.experience.chunk import By, Chunk, RowKind
 from understudy.experience.frame import FrameKind
+from understudy.experience.session import tombstone_of
+from understudy.models.gate import Played
 from understudy.ports import Forgotten, Stored
 from understudy.training.follower import ReaderPosition, StoreFollower, position_from_json
 
-_MAX_EPISODES = 4_096
+_MAX_EPISODES = 8_192
 """Episodes kept per model, many more than the gate needs to decide."""
+_FIRST_EPISODES = 1_024
+"""The first episodes of a model, and of people, which are never dropped."""
 _MAX_MODELS = 64
 _SILENT_S = 86_400.0
 """An open episode is dropped after this long without a chunk."""
-
-
-class Played(NamedTuple):
-    """An episode that a model played to its end."""
-
-    arrival_no: int
-    """Arrival number of the episode's last chunk: the order in which episodes became known."""
-    started_s: float
-    return_: float
 
 
 @dataclass(slots=True)
@@ -43,7 +38,11 @@ class _Open:
     total: float
     model: str | None
     is_whole: bool
-    """Whether one model has played all of it so far, and no chunk is missing."""
+    """Whether no chunk is missing, and no second model has played."""
+    is_bots: bool = True
+    """Whether no person or script has decided so far."""
+    is_persons: bool = True
+    """Whether people have made every decision so far."""
 
 
 @dataclass(slots=True)
@@ -62,7 +61,9 @@ class StoreStats:
         self._follower = follower
         self.position = ReaderPosition()
         self._open: dict[str, _Open] = {}
-        self._played: dict[str, deque[Played]] = {}
+        self._played: dict[str, list[Played]] = {}
+        self._people: dict[str, list[Played]] = {}
+        """First episodes of people, by schema."""
         self.schemas: dict[str, dict[str, Recorded]] = {}
         """By game and schema."""
         follower.join(self)
@@ -87,6 +88,10 @@ class StoreStats:
         """
         played = self._played.get(model, ())
         return [episode for episode in played if episode.started_s >= int(since_s)]
+
+    def people(self, schema: str) -> Sequence[Played]:
+        """The first episodes of people with this schema."""
+        return self._people.get(schema, ())
 
     def schema(self, game: str, *, min_steps: int) -> str | None:
         """The current schema: the newest with `min_steps` steps, else that with the most steps."""
@@ -125,11 +130,12 @@ class StoreStats:
             if running.model is not None and note.model != running.model:
                 running.is_whole = False
             running.model = note.model or running.model
-            if by is not None and np.isin(by[rows][is_step], (By.PERSON, By.SCRIPT)).any():
-                running.is_whole = False
+            deciders = set() if by is None else set(by[rows][is_step].tolist())
+            running.is_bots &= not deciders & {By.PERSON, By.SCRIPT}
+            running.is_persons &= deciders == {By.PERSON}
             has_ended = bool(columns["row"][end - 1] == RowKind.FINAL)
             if has_ended:
-                self._count(item.arrival_no, running)
+                self._count(item, chunk, running, row=note.row)
             running.next_chunk = meta.chunk_no + 1
             running.received_s = received_s
         # Only unfinished episodes are kept; silent ones are dropped.
@@ -139,14 +145,26 @@ class StoreStats:
             if self._open[oldest].received_s < received_s - _SILENT_S:
                 del self._open[oldest]
 
-    def _count(self, arrival_no: int, ended: _Open) -> None:
-        if not ended.is_whole or ended.model is None:
+    def _count(self, item: Stored, chunk: Chunk, ended: _Open, *, row: int) -> None:
+        if not ended.is_whole:
+            return
+        # A hash of the player, so that this file need not be searched for forgotten players.
+        player = tombstone_of(item.frame.player).hex()[:16]
+        played = Played(item.arrival_no, ended.started_s, ended.total, player, row)
+        if ended.model is None:
+            first = self._people.setdefault(chunk.meta.schema, [])
+            if ended.is_persons and len(first) < _FIRST_EPISODES:
+                first.append(played)
+            return
+        if not ended.is_bots or not ended.model.startswith(f"{chunk.meta.game}/"):
             return
         if ended.model not in self._played:
             while len(self._played) >= _MAX_MODELS:
                 del self._played[next(iter(self._played))]
-            self._played[ended.model] = deque(maxlen=_MAX_EPISODES)
-        self._played[ended.model].append(Played(arrival_no, ended.started_s, ended.total))
+        episodes = self._played.setdefault(ended.model, [])
+        episodes.append(played)
+        if len(episodes) > _MAX_EPISODES:
+            del episodes[_FIRST_EPISODES]
 
     # --- Checkpoints ------------------------------------------------------------------------------
 
@@ -156,6 +174,7 @@ class StoreStats:
             "position": self.position.to_json(),
             "open": {session: list(astuple(episode)) for session, episode in self._open.items()},
             "played": {model: list(played) for model, played in self._played.items()},
+            "people": {schema: list(played) for schema, played in self._people.items()},
             "schemas": {
                 game: {
                     name: [stored.first_arrival, dict(stored.steps)]
@@ -169,10 +188,10 @@ class StoreStats:
         """Resume from what `state` returned."""
         self.position = position_from_json(state["position"])
         self._open = {name: _Open(*fields) for name, fields in state["open"].items()}
-        self._played = {
-            model: deque((Played(*fields) for fields in played), maxlen=_MAX_EPISODES)
-            for model, played in state["played"].items()
-        }
+        self._played, self._people = (
+            {name: [Played(*fields) for fields in played] for name, played in state[kind].items()}
+            for kind in ("played", "people")
+        )
         self.schemas = {
             game: {
                 name: Recorded(first, Counter(steps)) for name, (first, steps) in schemas.items()
