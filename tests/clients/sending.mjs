@@ -259,6 +259,7 @@ const scenarios = {
     const before = frameNames(stored).length;
     clock.ms += 30 * 86_400_000;
     const game = await opened(log, how(2));
+    await game.flush();
     return done(game, log, { before, after: frameNames(stored).length });
   },
   /** The platform puts off all frames of an earlier page; those of this one are sent nevertheless. */
