@@ -308,8 +308,8 @@ def test_a_log_that_cannot_be_opened_now_is_neither_deleted_nor_lost(tmp_path, m
         spool.close()
         again = Spool(tmp_path)
         assert list(again.adopt()) == []
-        assert list(again.unreadable) == [folder]
-    _, one, (entry,) = adopt(tmp_path)
+        assert folder.exists()
+    ((one, (entry,)),) = again.adopt()
     assert one.read(entry) is not None
 
 
@@ -399,8 +399,8 @@ def test_old_sessions_that_the_platform_puts_off_do_not_stop_new_steps(tmp_path)
     ep = game.episode(player="ben")
     for _ in range(10):
         ep.acted(np.zeros(2, np.float32), 1)
-    clock.advance(60)
-    game.pump()
+    clock.advance(2)
+    assert game.pump() > 0, "what was put off is not sent again at once"
     assert game.stats().acked_steps == 9
     game.close()
     assert logs(old.folder.path) != []

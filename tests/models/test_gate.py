@@ -308,7 +308,10 @@ def test_a_verdict_says_what_was_compared_and_whether_lies_are_defended_against(
     few = Trial(two_peaks, 0.3, 3).decide(rng).why
     assert few.startswith("better: mean return 0.")
     assert "the champion's 0." in few
-    assert "with 98% confidence); players: 3, and below 10 lies are not defended against" in few
+    assert (
+        "with 98% confidence); players: 3, fewer than 10, so false returns are not guarded against"
+        in few
+    )
     many = Trial(two_peaks, 0.3, 30).decide(rng).why
     assert many.endswith("players: 30, of whom any 3 may lie")
     assert "players" not in judge(np.ones(400), np.zeros(400)).why.split("confidence")[1]

@@ -208,7 +208,9 @@ def test_a_dqn_candidate_becomes_canary_and_live_play_promotes_or_rejects_it(mad
     now = made.registry().catalogue("cart")
     assert [one.model_no for one in now.history] == [1, 2]
     assert now.history[-1].why.startswith("better: mean return 500 over ")
-    assert "players: 1, and below 10 lies are not defended against" in now.history[-1].why
+    assert (
+        "players: 1, fewer than 10, so false returns are not guarded against" in now.history[-1].why
+    )
     assert now.aliases["canary"].why.startswith("reject: worse: mean return 4")
     assert now.models[3].lineage.parent == 2
 

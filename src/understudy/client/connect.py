@@ -208,7 +208,8 @@ class Game:
         """
         name = self._player if player is None else player_name(player)
         n_ended = 0 if name is None else self._sessions.end_player(name)
-        self._sender.wake.set()
+        if n_ended:
+            self._sender.wake.set()
         return n_ended > 0
 
     def wait_for_bot(self, timeout_s: float = 5.0) -> bool:
@@ -267,7 +268,7 @@ class Game:
             )
             self._closer.start()
         if self._closer is not None:
-            self._closer.join(timeout_s + _JOIN_S)
+            self._closer.join(timeout_s + 4 * _JOIN_S)  # `_close` joins up to three times
             if self._closer.is_alive():
                 self._sender.warn(
                     "interrupted",
@@ -584,16 +585,16 @@ def _close_all() -> None:
 
 
 def _interrupts_call() -> bool:
-    """Whether `close` runs in a signal handler, while another call of this package is running."""
+    """Whether `close` interrupted another call on a game or an episode, as in a signal handler."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_globals.get("__name__") in _CALLS and frame.f_code not in _CLOSING:
+        if frame.f_globals.get("__name__") in _CALL_MODULES and frame.f_code not in _CLOSING:
             return True
         frame = frame.f_back
     return False
 
 
-_CALLS = (__name__, Episode.__module__)
+_CALL_MODULES = (__name__, Episode.__module__)
 _CLOSING = (Game.__exit__.__code__, _close_all.__code__)
 
 

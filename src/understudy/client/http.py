@@ -264,7 +264,7 @@ class _Connection:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         # Otherwise that request drops the connection when it ends.
-        if self._lock.acquire(blocking=False):
+        if self._lock.acquire(timeout=0.1):
             self._drop()
             self._lock.release()
 

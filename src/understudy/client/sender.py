@@ -41,7 +41,8 @@ _CHECK_BYTES = 1024 * 1024
 _WRITE_BYTES = 256 * 1024
 """Encoded frames are written to the spool together, up to this much at once."""
 _BUSY_S = 0.05
-"""How long to wait for a call on a session; only one that a signal interrupted takes longer."""
+"""How long to wait for a call on a session. It takes longer only if a signal interrupted it, or if
+many threads compete."""
 _CHUNK_S = 0.0005
 """Each open session adds this to the linger, so that at most 2,000 chunks a second are encoded."""
 
@@ -252,7 +253,7 @@ class Sender:
         self.spool()
         send_wait_s = self.send()
         with self._work:
-            return min(send_wait_s, self._spool_wait_s())
+            return send_wait_s if self._is_released else min(send_wait_s, self._spool_wait_s())
 
     def spool(self) -> float:
         """Spool recorded steps; returns seconds until the next call is due."""
@@ -322,7 +323,8 @@ class Sender:
     def _send_wait_s(self) -> float:
         due_s = [self._config.adopt_every_s]
         if self._waiting or self._fresh:
-            due_s.append(self._backoff.remaining_s)
+            wait_s = 0.0 if self._fresh else self._waiting.wait_s(self._clock.monotonic())
+            due_s.append(max(wait_s, self._backoff.remaining_s))
         if self._recording_rate.unreported_steps:
             report_s = self._report_at_s - self._clock.monotonic()
             due_s.append(max(report_s, self._backoff.remaining_s))
@@ -359,7 +361,9 @@ class Sender:
                 f"read them: {reason}; start the version that recorded them, or delete the folder",
             )
 
-    def _collect(self) -> None:
+    def _collect(self) -> bool:
+        """Spool the steps that are due; returns whether no session was busy."""
+        is_complete = True
         self._sessions.release_abandoned()
         now_s = self._clock.monotonic()
         for queue in self._queues:
@@ -368,11 +372,13 @@ class Sender:
                     break
                 session, _ = queue.popleft()
                 if not session.submit_due(_BUSY_S):
+                    is_complete = False
                     queue.append((session, now_s))
                 self._drain()
         self._sessions.retire(idle_s=self._config.session_idle_s)
         self._end_sessions()
         self._write()
+        return is_complete
 
     @property
     def _linger_s(self) -> float:
@@ -500,7 +506,10 @@ class Sender:
             return []
         batch: list[tuple[SpooledFrame, Frame]] = []
         left_bytes = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
+        now_s = self._clock.monotonic()
         for entry in self._waiting:
+            if entry.retry_at_s > now_s:
+                continue
             left_bytes -= entry.size_bytes
             if batch and (left_bytes < 0 or len(batch) == MAX_FRAMES_PER_SEND):
                 break
@@ -518,14 +527,15 @@ class Sender:
         players: dict[uuid.UUID, PlayerName] = {
             entry.spool.session: entry.spool.player for entry, _ in batch
         }
-        skipped = self._recording_rate.unreported_steps
+        with self._work:
+            skipped = self._recording_rate.unreported_steps
+            self._recording_rate.reported_steps += skipped
         try:
             for spec in {entry.spool.spec.schema: entry.spool.spec for entry, _ in batch}.values():
                 if spec.schema not in self._registered:
                     self._link.register(spec)
                     self._registered.add(spec.schema)
             acks = self._link.send([frame for _, frame in batch], players, skipped_steps=skipped)
-            self._recording_rate.reported_steps += skipped
             self._recording_rate.value = self._link.recording_rate
             self._report_at_s = self._clock.monotonic() + _REPORT_EVERY_S
             if len(acks) == len(batch):
@@ -535,6 +545,7 @@ class Sender:
             # The next response may come from another or a new gateway, which does not know the
             # game.
             self._registered.clear()
+            self._unreport(skipped)
             if not self._is_released:
                 where = "in memory" if self._spool.error else "saved on this machine"
                 self.warn(
@@ -544,13 +555,19 @@ class Sender:
             return [ack] * len(batch), str(failed)
         except Exception as error:
             # The request may have succeeded nevertheless; the platform discards duplicates.
+            self._unreport(skipped)
             return (), repr(error)[:300]
+
+    def _unreport(self, skipped_steps: int) -> None:
+        with self._work:
+            self._recording_rate.reported_steps -= skipped_steps
 
     def _settle(
         self, batch: Sequence[tuple[SpooledFrame, Frame]], acks: Sequence[Ack], error: str
     ) -> None:
         self.counts.sent_frames += len(batch)
         again = len(batch) - len(acks)
+        has_failed = bool(error)
         retry_after_s = 0.0
         if self._receipts is not None:
             acked = [frame for (_, frame), ack in zip(batch, acks, strict=False) if ack.accepted]
@@ -564,6 +581,10 @@ class Sender:
                 self._waiting.finish(entry, arrived=True)
             elif ack.refused is not None:
                 self._refuse(entry, ack.refused)
+            elif entry.is_adopted and not has_failed:
+                # The platform puts off this frame, such as for its age; others need not wait.
+                entry.retry_at_s = self._clock.monotonic() + ack.retry_after_s
+                self.counts.last_error = ack.error or self.counts.last_error
             else:
                 again += 1
                 retry_after_s = max(retry_after_s, ack.retry_after_s)
@@ -602,11 +623,13 @@ class Sender:
         """
         with self._work:
             self._hurry = True
-            self._collect()
-            self._hurry = False
+            try:
+                is_complete = self._collect()
+            finally:
+                self._hurry = False
             waiting = list(self._waiting)
         wait_for = self._pump_until if pumps else self._wait_for
-        return wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s)
+        return wait_for(lambda: all(entry.is_done for entry in waiting), timeout_s) and is_complete
 
     def finish(self, sessions: Iterable[Session], timeout_s: float) -> bool:
         """End, spool, send and close these sessions until the timeout; the rest stays spooled."""

@@ -244,7 +244,10 @@ class Session:
             self.submit()
 
     def submit_due(self, timeout_s: float) -> bool:
-        """Submit the rows of a session in the queue `due`; False if a call runs on for longer."""
+        """Submit the rows of a session in the queue `due`.
+
+        Returns False if another call holds the session for longer than `timeout_s`.
+        """
         if not self.lock.acquire(timeout=timeout_s):
             return False
         try:
@@ -257,7 +260,7 @@ class Session:
     def end(self, timeout_s: float = -1) -> bool:
         """Cut the episode and submit all rows; nothing is recorded afterwards.
 
-        Returns False, and does nothing, if a call on the session runs on for longer.
+        Returns False, and changes nothing, if another call holds it for longer than `timeout_s`.
         """
         if not self.lock.acquire(timeout=timeout_s):
             return False
@@ -431,7 +434,7 @@ class Sessions:
     def end(self, session: Session, *, timeout_s: float = -1) -> bool:
         """End a session that was removed from `live`; the sender closes it.
 
-        Returns False, and does nothing, if a call on the session runs on for longer.
+        Returns False, and changes nothing, if another call holds it for longer than `timeout_s`.
         """
         has_ended = session.end(timeout_s)
         if has_ended:

@@ -18,6 +18,7 @@ otherwise its frames are sent again, and the platform discards duplicates.
 
 import contextlib
 import errno
+import math
 import os
 import struct
 import uuid
@@ -183,10 +184,12 @@ class SpooledFrame:
         "chunk_no",
         "file",
         "frame",
+        "is_adopted",
         "is_done",
         "kind",
         "n_steps",
         "offset",
+        "retry_at_s",
         "size_bytes",
         "spool",
         "start",
@@ -212,6 +215,10 @@ class SpooledFrame:
         """Where it starts in its group."""
         self.tried = False
         """Sent at least once, so it may have arrived."""
+        self.retry_at_s = 0.0
+        """Not sent again before this monotonic time: the platform put it off."""
+        self.is_adopted = False
+        """Spooled by another process."""
         self.is_done = False
 
     @property
@@ -951,7 +958,11 @@ class Spool:
                 spec = read_game(path).spec()
                 folder = SpoolFolder(path, spec, lock=lock, roll_bytes=self._roll_bytes)
                 sessions = folder.load()
-            except (Corrupt, SpecError, OSError) as error:
+            except OSError:
+                # Such as too many open files: the next `adopt` tries again.
+                lock.close()
+                continue
+            except (Corrupt, SpecError) as error:
                 lock.close()
                 if _logs(path):
                     self.unreadable[path] = str(error)
@@ -1085,7 +1096,18 @@ class UnackedFrames:
 
     def adopt(self, entries: Iterable[SpooledFrame]) -> None:
         """Append entries that another process spooled; their frames are only on disk."""
-        self._adopted.extend(entries)
+        for entry in entries:
+            entry.is_adopted = True
+            self._adopted.append(entry)
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until an entry may be sent; 0 if one may be sent now."""
+        wait_s = math.inf
+        for entry in self:
+            wait_s = min(wait_s, max(0.0, entry.retry_at_s - now_s))
+            if not wait_s:
+                break
+        return wait_s
 
     def finish(self, entry: SpooledFrame, *, arrived: bool) -> None:
         """Mark an entry as acknowledged, rejected or dropped."""

@@ -31,10 +31,10 @@ among them, since the best one depends on the unknown difference."""
 _MAX_BET = 0.9
 _MIN_EARLIER = 20
 """Earlier episodes that are enough to tell the range of returns."""
-_DEFENDED = 10
+_MIN_PLAYERS_FOR_DEFENCE = 10
 """The number of players from which on a tenth of them may lie."""
-_LIED_ERROR = 0.05
-"""Highest probability of a wrong proof if that many lie, together and in the worst way."""
+_ERROR_WITH_LIARS = 0.05
+"""Highest probability of a wrong proof if a tenth of the players lie together, in the worst way."""
 
 
 class Played(NamedTuple):
@@ -109,7 +109,7 @@ def compare(
     *,
     earlier: Sequence[Played] = (),
 ) -> GateDecision:
-    """The first decision that the episodes allow, looked at after each of them; wait without one.
+    """Return the first decision that the episodes support, checked after each; wait if none.
 
     `earlier`: episodes of people and of the champion from before the trial. Returns are clipped to
     their range; if they are too few, the first episodes tell the range and are not compared.
@@ -177,13 +177,13 @@ def compare(
         why += f"; players: {n_players}, " + (
             f"of whom any {n_liars} may lie"
             if n_liars
-            else f"and below {_DEFENDED} lies are not defended against"
+            else f"fewer than {_MIN_PLAYERS_FOR_DEFENCE}, so false returns are not guarded against"
         )
     return GateDecision(decision, why)
 
 
 def _range(earlier: Sequence[Played]) -> tuple[float, float]:
-    """The middle nine tenths of players' returns, without the tenth of the players that differs."""
+    """The players' 5 % and 95 % quantiles, without the most extreme tenth of the players."""
     by_player: dict[str, list[float]] = {}
     for episode in earlier:
         by_player.setdefault(episode.player, []).append(episode.return_)
@@ -198,8 +198,8 @@ def _range(earlier: Sequence[Played]) -> tuple[float, float]:
 
 
 def _n_liars(n_players: int) -> int:
-    """How many of the players may lie: a tenth, rounded up, since some are not known yet."""
-    return math.ceil(n_players / 10) if n_players >= _DEFENDED else 0
+    """How many players may lie: a tenth of them, rounded up; none below ten players."""
+    return math.ceil(n_players / 10) if n_players >= _MIN_PLAYERS_FOR_DEFENCE else 0
 
 
 class _Blocks(NamedTuple):
@@ -303,7 +303,7 @@ class _Bet:
             np.add.at(by_player, self._player[: at + 1], growth[: at + 1])
             highest = np.sort(by_player, axis=0)[len(by_player) - n_liars :]
             honest = by_player.sum(axis=0) - np.maximum(highest, 0).sum(axis=0)
-            if not n_liars or _capital(honest) >= math.log(1 / _LIED_ERROR):
+            if not n_liars or _capital(honest) >= math.log(1 / _ERROR_WITH_LIARS):
                 return int(at)
         return len(self._gain)
 

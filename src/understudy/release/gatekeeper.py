@@ -80,7 +80,8 @@ class Gatekeeper:
         decision = gate.decide_by_checks(checks, has_champion=champion > 0)
         if decision.decision == "wait" and play is not None:
             policies = [self._registry.policy(game, number) for number in (model_no, champion)]
-            for n_episodes in (self.bounds.max_episodes // 8, self.bounds.max_episodes):
+            first = max(self.bounds.min_episodes, self.bounds.max_episodes // 8)
+            for n_episodes in (first, self.bounds.max_episodes):
                 # In turn, as if one player had played them all.
                 candidate_episodes, champion_episodes = (
                     [

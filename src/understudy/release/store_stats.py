@@ -132,7 +132,8 @@ class StoreStats:
             running.model = note.model or running.model
             deciders = set() if by is None else set(by[rows][is_step].tolist())
             running.is_bots &= not deciders & {By.PERSON, By.SCRIPT}
-            running.is_persons &= deciders == {By.PERSON}
+            # A chunk may hold only the last row of an episode, and no step.
+            running.is_persons &= by is not None and deciders <= {By.PERSON}
             has_ended = bool(columns["row"][end - 1] == RowKind.FINAL)
             if has_ended:
                 self._count(item, chunk, running, row=note.row)

@@ -93,8 +93,10 @@ CREATE INDEX quarantine_by_key ON quarantine (session, chunk_no);
 # are erased from sessions, bodies, quarantine and erasures; only a digest of each id is left.
 # quarantine.replayed is 0 for a frame that waits or expired, else REPLAYED or EVICTED.
 
-REPLAYED, EVICTED = 1, 2
-"""Column `replayed` of a quarantined frame: stored after all, or deleted to make room."""
+REPLAYED = 1
+"""Column `replayed` of a quarantined frame: stored after all."""
+EVICTED = 2
+"""Column `replayed` of a quarantined frame: deleted because the quarantine was full."""
 
 IS_REPLAYABLE = (
     "(parked = 1 OR detail = '' OR reason IN "

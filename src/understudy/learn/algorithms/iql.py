@@ -2,7 +2,7 @@
 
     recorded steps ─► Q ─► V, an expectile of Q ─► advantage Q - V ─► weighted cloning ─► policy
 
-Q and V are learned from recorded actions only, so that no action is valued that nobody tried. The
+Q and V are learned from recorded actions only, so untried actions get no value. The
 policy clones the recorded actions, those with a higher advantage more. With an expectile of 0.5,
 this is advantage-weighted cloning: V is then the value of the average player.
 """
@@ -27,7 +27,7 @@ from understudy.nn.network import Dense, Input, Layer, NetworkSpec
 from understudy.nn.policy import Policy
 
 MAX_ERROR = 1e12
-"""Rows with a larger reward, TD error or |log probability|, or NaN, are invalid."""
+"""Rows with a larger |reward|, |TD error|, |advantage| or |log probability| are invalid."""
 MIN_SCALE = 1e-6
 """Rewards and advantages are divided by at least this."""
 
@@ -245,12 +245,12 @@ class Iql:
         policy, value, q = weights
         v = networks.apply(self.value_network, value, batch.obs)["value"][:, 0]
         next_v = networks.apply(self.value_network, value, batch.next_obs)["value"][:, 0]
-        wanted = jax.lax.stop_gradient(batch.reward + batch.discount * next_v)
+        td_target = jax.lax.stop_gradient(batch.reward + batch.discount * next_v)
         q_of = jax.vmap(partial(self._q, batch=batch))
-        error = wanted - q_of(q)  # float32[2, batch]
+        error = td_target - q_of(q)  # float32[2, batch]
         advantage = q_of(target).min(0) - v
-        tilt = jnp.where(advantage > 0, knobs["expectile"], 1.0 - knobs["expectile"])
-        critic_loss = jnp.square(error).sum(0) + tilt * jnp.square(advantage)
+        expectile_weight = jnp.where(advantage > 0, knobs["expectile"], 1.0 - knobs["expectile"])
+        critic_loss = jnp.square(error).sum(0) + expectile_weight * jnp.square(advantage)
 
         advantage = jax.lax.stop_gradient(advantage)
         size = jnp.abs(advantage)
