@@ -12,6 +12,7 @@ from understudy.core.names import new_session
 from understudy.core.signed import Signer
 from understudy.experience.chunk import By, Chunk, ChunkMeta, EpisodeNote, RowKind
 from understudy.experience.game import GameSpec, game_spec
+from understudy.experience.intake import deployment_key
 from understudy.experience.spaces import Box
 from understudy.games import cartpole
 from understudy.ingest.specs import SpecFolder
@@ -178,7 +179,8 @@ class Recording:
 
 
 def recording(data: DataFolder, *specs: GameSpec) -> Recording:
-    """A data folder in which these games are registered."""
+    """A data folder with a key, in which these games are registered."""
+    deployment_key(data.root)
     made = Recording(data)
     for spec in specs or (GAME,):
         made.registry().register(spec)

@@ -218,6 +218,13 @@ class Sender:
             first_s=self._config.retry_first_s,
             cap_s=self._config.retry_cap_s,
         )
+        self._adopted_backoff = Backoff(
+            clock,
+            random.Random() if rng is None else rng,
+            first_s=self._config.retry_first_s,
+            cap_s=self._config.retry_cap_s,
+        )
+        """Of frames that another process spooled, which the platform may put off for long."""
         self._work = threading.RLock()
         self._settled = threading.Condition(self._work)
         self._never = threading.Event()
@@ -323,8 +330,10 @@ class Sender:
     def _send_wait_s(self) -> float:
         due_s = [self._config.adopt_every_s]
         if self._waiting or self._fresh:
-            wait_s = 0.0 if self._fresh else self._waiting.wait_s(self._clock.monotonic())
-            due_s.append(max(wait_s, self._backoff.remaining_s))
+            first = next(iter(self._waiting), None)
+            is_adopted = not self._fresh and first is not None and first.is_adopted
+            put_off_s = self._adopted_backoff.remaining_s if is_adopted else 0.0
+            due_s.append(max(put_off_s, self._backoff.remaining_s))
         if self._recording_rate.unreported_steps:
             report_s = self._report_at_s - self._clock.monotonic()
             due_s.append(max(report_s, self._backoff.remaining_s))
@@ -506,10 +515,9 @@ class Sender:
             return []
         batch: list[tuple[SpooledFrame, Frame]] = []
         left_bytes = min(_MAX_BATCH_BYTES, self._spool.cap_bytes // 4)
-        now_s = self._clock.monotonic()
         for entry in self._waiting:
-            if entry.retry_at_s > now_s:
-                continue
+            if entry.is_adopted and self._adopted_backoff.remaining_s > 0:
+                break  # those of this process come first
             left_bytes -= entry.size_bytes
             if batch and (left_bytes < 0 or len(batch) == MAX_FRAMES_PER_SEND):
                 break
@@ -568,6 +576,8 @@ class Sender:
         self.counts.sent_frames += len(batch)
         again = len(batch) - len(acks)
         has_failed = bool(error)
+        n_put_off = 0
+        put_off_s = 0.0
         retry_after_s = 0.0
         if self._receipts is not None:
             acked = [frame for (_, frame), ack in zip(batch, acks, strict=False) if ack.accepted]
@@ -582,9 +592,10 @@ class Sender:
             elif ack.refused is not None:
                 self._refuse(entry, ack.refused)
             elif entry.is_adopted and not has_failed:
-                # The platform puts off this frame, such as for its age; others need not wait.
-                entry.retry_at_s = self._clock.monotonic() + ack.retry_after_s
-                self.counts.last_error = ack.error or self.counts.last_error
+                # Put off, such as for its age: the frames of this process need not wait for it.
+                n_put_off += 1
+                put_off_s = max(put_off_s, ack.retry_after_s)
+                error = ack.error or error
             else:
                 again += 1
                 retry_after_s = max(retry_after_s, ack.retry_after_s)
@@ -595,9 +606,12 @@ class Sender:
         self.counts.spooled_steps += self._spool.tidy()
         if self._spool.can_adopt_more:
             self.wake.set()
-        if again or error:
+        if n_put_off:
+            self._adopted_backoff.failed(wholly=n_put_off == len(batch), retry_after_s=put_off_s)
+        if again or n_put_off or error:
             self.counts.failed_sends += 1
             self.counts.last_error = error or self.counts.last_error
+        if again or has_failed:
             self._backoff.failed(wholly=again == len(batch), retry_after_s=retry_after_s)
         else:
             self._backoff.succeeded()

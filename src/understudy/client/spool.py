@@ -18,7 +18,6 @@ otherwise its frames are sent again, and the platform discards duplicates.
 
 import contextlib
 import errno
-import math
 import os
 import struct
 import uuid
@@ -189,7 +188,6 @@ class SpooledFrame:
         "kind",
         "n_steps",
         "offset",
-        "retry_at_s",
         "size_bytes",
         "spool",
         "start",
@@ -215,8 +213,6 @@ class SpooledFrame:
         """Where it starts in its group."""
         self.tried = False
         """Sent at least once, so it may have arrived."""
-        self.retry_at_s = 0.0
-        """Not sent again before this monotonic time: the platform put it off."""
         self.is_adopted = False
         """Spooled by another process."""
         self.is_done = False
@@ -1099,15 +1095,6 @@ class UnackedFrames:
         for entry in entries:
             entry.is_adopted = True
             self._adopted.append(entry)
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until an entry may be sent; 0 if one may be sent now."""
-        wait_s = math.inf
-        for entry in self:
-            wait_s = min(wait_s, max(0.0, entry.retry_at_s - now_s))
-            if not wait_s:
-                break
-        return wait_s
 
     def finish(self, entry: SpooledFrame, *, arrived: bool) -> None:
         """Mark an entry as acknowledged, rejected or dropped."""
