@@ -253,6 +253,19 @@ def test_foreign_records_are_records_and_do_not_affect_partitions(topic: Topic):
         ) == [b"", b"no frame"]
 
 
+def test_a_partition_that_ends_without_a_record_is_opened_and_read(topic: Topic):
+    """The marker at the end of a transaction has an offset and no record."""
+    writer = kafka_config(topic.location()).client() | {"transactional.id": topic.name}
+    producer = Producer(writer)
+    producer.init_transactions(WAIT_TIMEOUT_S)
+    producer.begin_transaction()
+    producer.produce(topic.name, value=b"in a transaction", partition=0)
+    producer.commit_transaction(WAIT_TIMEOUT_S)
+    with topic.open() as stream:
+        found = [record.raw for records in read_all(stream).values() for record in records]
+    assert found == [b"in a transaction"]
+
+
 # --- who may not come in --------------------------------------------------------------------------
 
 

@@ -245,7 +245,9 @@ def _newest_counts(
         consumer.assign(list(unread.values()))
         for _ in range(max(1, round(config.open_timeout_s / _POLL_SLICE_S))):
             message = consumer.poll(_POLL_SLICE_S)
-            if message is not None and message.error() in (None, kafka.KafkaError._PARTITION_EOF):
+            error = message.error() if message is not None else None
+            # The last offsets of a partition may have no record.
+            if message is not None and (error is None or error.name() == "_PARTITION_EOF"):
                 unread.pop(message.partition(), None)
                 headers = message.headers() or ()
                 counts |= {
