@@ -18,14 +18,12 @@ from understudy.client.connect import spool_tag
 from understudy.client.sender import send_unsent_frames
 from understudy.client.spool import (
     MAX_ADOPTED,
-    SessionSpool,
     Spool,
-    SpooledFrame,
     count_spooled,
     forget_spooled,
-    read_game,
     unreadable_spools,
 )
+from understudy.client.spool_folder import SessionSpool, SpooledFrame, read_game
 from understudy.core.errors import Corrupt, Locked, SpecError
 from understudy.core.log import FileLock, LogFile
 from understudy.core.names import new_session, player_name
@@ -302,7 +300,7 @@ def test_a_log_that_cannot_be_opened_now_is_neither_deleted_nor_lost(tmp_path, m
     folder = left_by(tmp_path, "anna")
     spool, one, (entry,) = adopt(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("understudy.client.spool.LogReader", no_files)
+        patch.setattr("understudy.client.spool_folder.LogReader", no_files)
         with pytest.raises(OSError, match="Too many"):
             one.read(entry)
         spool.close()
@@ -646,7 +644,7 @@ def test_frames_of_a_forgotten_players_finished_session_are_deleted(tmp_path):
 def test_forgetting_says_if_a_file_could_not_be_deleted(tmp_path, monkeypatch):
     finished_beside(tmp_path / "tag").close()
     with monkeypatch.context() as patch:
-        patch.setattr("understudy.client.spool.remove", no_room)
+        patch.setattr("understudy.client.spool_folder.remove", no_room)
         n_deleted, left = forget_spooled(tmp_path, "anna", ["my-game"])
     (reason,) = left.values()
     assert (n_deleted, "could not be changed or deleted" in reason) == (0, True)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from understudy.client.receipts import Receipts
 from understudy.client.session import RecordingWarning, Session, Sessions
-from understudy.client.spool import SessionSpool, Spool, SpooledFrame, UnackedFrames, read_game
+from understudy.client.spool import Spool, UnackedFrames
+from understudy.client.spool_folder import SessionSpool, SpooledFrame, read_game
 from understudy.core.clock import Clock, SystemClock
 from understudy.core.errors import ConfigError, Corrupt, LinkFailed, SpecError
 from understudy.core.names import PlayerName
