@@ -309,6 +309,9 @@ def test_a_role_has_more_time_for_its_first_report(watched):
     assert (status.state, status.restarts, status.why_killed) == ("starting", 0, "")
     listen(one, clock, lambda: status.restarts == 1)
     assert status.last_error == "reported nothing for 120 s and was killed"
+    # A process that never came up was not steady, however long it took.
+    listen(one, clock, lambda: status.restarts == 2)
+    assert one.told[-1][1].endswith("restart 2 in 0.2 s")
 
 
 def test_a_stopped_role_does_not_delay_the_end(watched):

@@ -50,7 +50,7 @@ _WRITE_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 15.0
 _STEADY_S = 20.0
-"""After this time without a crash, a role's crash count restarts at 0."""
+"""After it has run for this time, a role's crash count restarts at 0."""
 _SILENT_S = 5.0
 """After this time without a report, a role is shown as silent."""
 _HUNG_S = 12.0
@@ -99,7 +99,8 @@ class RoleStatus:
     since_s: float = 0.0
     restarts: int = 0
     last_error: str = ""
-    started_s: float = 0.0
+    running_s: float = 0.0
+    """When its process first reported, which ends its start."""
     due_s: float = 0.0
     pause_s: float = 0.0
     """The delay before its last restart."""
@@ -226,7 +227,6 @@ class Supervisor:
                 name = status.role.name
                 on_log = None if self._log is None else partial(self._log, name)
                 status.child = Child(name, status.role.command(status.report), on_log=on_log)
-                status.started_s = self._clock.monotonic()
                 status.samples.clear()
                 status.heartbeats = 0
                 status.silent_s = 0.0
@@ -236,9 +236,10 @@ class Supervisor:
         elif not status.is_alive:
             self._ended(status, now_s)
         elif status.state == "starting" and status.child.latest:
+            status.running_s = now_s
             self._set_state(status, "running", f"runs (process {status.child.pid})")
         else:
-            if status.crashes and now_s - status.started_s > _STEADY_S:
+            if status.state != "starting" and now_s - status.running_s > _STEADY_S:
                 status.crashes = 0
             self._listen(status, passed_s)
 
