@@ -13,7 +13,7 @@ from understudy.ports import Position
 from understudy.streams.kafka import KafkaStream, create_kafka, open_kafka
 from understudy.streams.kafka_client import kafka_config
 
-WAIT_TIMEOUT_S = 20.0
+WAIT_TIMEOUT_S = 60.0
 
 
 class Topic:

@@ -12,7 +12,7 @@ from understudy.core.location import Location
 from understudy.dev.servers import aws_location
 from understudy.streams.kinesis import KinesisStream, open_kinesis
 
-WAIT_TIMEOUT_S = 20.0
+WAIT_TIMEOUT_S = 60.0
 
 
 class KinesisHarness:
@@ -27,7 +27,7 @@ class KinesisHarness:
         self._wait()
 
     def location(self, *, url: str = "", **options: float) -> Location:
-        given = {"poll_s": 0.02, "append_s": WAIT_TIMEOUT_S, **options}
+        given = {"poll_s": 0.02, "append_s": WAIT_TIMEOUT_S, "timeout_s": 20.0, **options}
         more = {name: str(value) for name, value in given.items()}
         return aws_location(
             self.server, "kinesis", self.name, **{"endpoint": url or self.url, **more}

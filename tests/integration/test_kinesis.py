@@ -46,12 +46,6 @@ class TestKinesisLocal(_OnAServer):
         yield from _run(self, kinesis_server)
 
 
-class TestKinesalite(_OnAServer):
-    @pytest.fixture(autouse=True)
-    def on_a_server(self, kinesalite_server: Any) -> Iterator[None]:
-        yield from _run(self, kinesalite_server)
-
-
 class _BehindAProxy(_OnAServer):
     """Trimmed by the proxy: no local server forgets anything within a day."""
 
@@ -64,7 +58,9 @@ class _BehindAProxy(_OnAServer):
         return self.harness.open()
 
 
-class TestBehindAProxyThatDoesNothing(_BehindAProxy):
+class TestKinesalite(_BehindAProxy):
+    """The proxy passes everything on, except for the records that a test has trimmed."""
+
     @pytest.fixture(autouse=True)
     def on_a_server(self, kinesalite_server: Any) -> Iterator[None]:
         with FaultProxy(kinesalite_server.url) as self.proxy:

@@ -6,6 +6,7 @@ with its credential chain, and endpoint checks.
 """
 
 import difflib
+import functools
 import ipaddress
 import os
 import re
@@ -176,6 +177,9 @@ def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region
             f"{scheme}:// needs the package boto3 ({error}); pip install 'understudy[aws]'"
         ) from None
     session = botocore.session.Session(profile=profile or ("default" if credentials else None))
+    session.register_component(
+        "data_loader", _service_models(session.get_config_variable("data_path"))
+    )
     if credentials:
         path = str(Path(credentials).expanduser())
         session.set_config_variable("credentials_file", path)
@@ -198,6 +202,14 @@ def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region
         f"{source_of_keys(credentials=credentials, profile=profile)} has no AWS keys: {reason}; it "
         "needs aws_access_key_id and aws_secret_access_key, or a source of them such as role_arn"
     )
+
+
+@functools.cache
+def _service_models(folders: str | None) -> Any:
+    """Botocore's descriptions of services, which it would else parse again for every session."""
+    from botocore.loaders import create_loader
+
+    return create_loader(folders)
 
 
 def source_of_keys(*, credentials: str, profile: str) -> str:
