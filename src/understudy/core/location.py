@@ -177,9 +177,6 @@ def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region
             f"{scheme}:// needs the package boto3 ({error}); pip install 'understudy[aws]'"
         ) from None
     session = botocore.session.Session(profile=profile or ("default" if credentials else None))
-    session.register_component(
-        "data_loader", _service_models(session.get_config_variable("data_path"))
-    )
     if credentials:
         path = str(Path(credentials).expanduser())
         session.set_config_variable("credentials_file", path)
@@ -188,6 +185,8 @@ def aws_session(scheme: str, *, credentials: str = "", profile: str = "", region
         session.set_config_variable("region", region or os.environ["AWS_REGION"])
     reason = "it names no source of keys"
     try:
+        models = _service_models(session.get_config_variable("data_path"))
+        session.register_component("data_loader", models)
         chain = session.get_component("credential_provider")
         machine = [provider for provider in chain.providers if provider.METHOD in _FROM_THE_NETWORK]
         chain.providers = [provider for provider in chain.providers if provider not in machine]
