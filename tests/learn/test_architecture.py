@@ -88,8 +88,26 @@ def test_a_small_image_gets_small_convolutions() -> None:
 
 
 @pytest.mark.parametrize(
+    ("space", "stack", "encoding"),
+    [
+        (Box((7, 7, 6), U8, 0, 1), 1, (Channels((2,)),)),
+        (Box((4, 10, 10), U8), 1, (ScaleImage(), Channels((0,)))),
+        (MultiBinary((10, 10, 4)), 2, (Channels((0, 3)),)),
+        (MultiDiscrete((9,) * 54, (6, 9)), 1, (OneHot(9), Channels((2,)))),
+        (MultiDiscrete((3,) * 16, (4, 4)), 3, (OneHot(3), Channels((0, 3)))),
+    ],
+)
+def test_a_grid_of_cells_gets_a_convolution(space: Space, stack: int, encoding: Any) -> None:
+    layers = layers_of(space, stack=stack)
+    assert layers == (*encoding, Conv(16, 3, 1), Activation("relu"), Flatten())
+
+
+@pytest.mark.parametrize(
     ("space", "layers"),
     [
+        (MultiDiscrete((3,) * 9, (3, 3)), (OneHot(3), Flatten())),
+        (Box((3, 3, 2), F32), (Flatten(),)),
+        (Box((84, 84, 3), F32), (Flatten(),)),
         (Discrete(5, 2), (OneHot(5, 2), Flatten())),
         (MultiDiscrete((3, 7), (2,)), (OneHot(7), Flatten())),
         (MultiBinary((3,)), (Flatten(),)),

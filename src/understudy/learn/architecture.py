@@ -32,8 +32,12 @@ MAX_CHANNELS = 16
 MAX_CHOICES = 4096
 """Discrete spaces with more values than this are treated as numbers, not one-hot encoded."""
 
+GRID_SIDES = range(4, 25)
+"""Arrays with channels, or of discrete cells, are grids if two sides have such a length."""
+
 LARGE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1))
 SMALL = (Conv(16, 4, 2), Conv(32, 3, 2))
+GRID = (Conv(16, 3, 1),)
 
 
 def policy_outputs(head: Head) -> dict[str, tuple[Layer, ...]]:
@@ -56,7 +60,7 @@ def network_for(
     layer_norm: bool = False,
     observation_norm: bool = False,
 ) -> NetworkSpec:
-    """A network with convolutions for images, one-hot for discrete values, and dense layers.
+    """A network: convolutions for images and grids, one-hot for discrete values, dense layers.
 
     `activation` and `layer_norm` apply to each dense layer (convolutions use relu);
     `observation_norm` applies to inputs that are neither images nor discrete.
@@ -83,15 +87,20 @@ def _layers(space: Space, *, stack: int, observation_norm: bool) -> tuple[Layer,
         return _image_layers(space.shape, channels, stack=stack)
     if isinstance(space, Discrete) and space.n <= MAX_CHOICES:
         return (OneHot(space.n, space.start), Flatten())
+    encoding: list[Layer] = []
+    channel = grid_channel(space)
     if isinstance(space, MultiDiscrete) and max(space.counts) <= MAX_CHOICES:
-        return (OneHot(max(space.counts)), Flatten())
-    # uint8 without bounds, such as a console's memory, ranges from 0 to 255.
-    is_bytes = isinstance(space, Box) and space.dtype == np.uint8 and space.high is None
-    return (
-        *([ScaleImage()] if is_bytes else []),
-        *([ObservationNorm()] if observation_norm else []),
-        Flatten(),
-    )
+        encoding.append(OneHot(max(space.counts)))
+    else:
+        # uint8 without bounds, such as a console's memory, ranges from 0 to 255.
+        if isinstance(space, Box) and space.dtype == np.uint8 and space.high is None:
+            encoding.append(ScaleImage())
+        if observation_norm:
+            encoding.append(ObservationNorm())
+    if channel is not None:
+        axes = (0, channel + 1) if stack > 1 else (channel,)
+        encoding += [Channels(axes), *_with_relu(GRID)]
+    return (*encoding, Flatten())
 
 
 def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, ...]:
@@ -99,8 +108,26 @@ def _image_layers(shape: Shape, channels: Shape, *, stack: int) -> tuple[Layer, 
     axes = (0, *(axis + 1 for axis in channels)) if stack > 1 else channels
     sides = [size for axis, size in enumerate(shape) if axis not in channels]
     convs = LARGE if min(sides) >= LARGE_SIDE else SMALL
-    acts = (layer for conv in convs for layer in (conv, Activation("relu")))
-    return (ScaleImage(), Channels(axes), *acts, Flatten())
+    return (ScaleImage(), Channels(axes), *_with_relu(convs), Flatten())
+
+
+def _with_relu(convs: Sequence[Conv]) -> list[Layer]:
+    return [layer for conv in convs for layer in (conv, Activation("relu"))]
+
+
+def grid_channel(space: Space) -> int | None:
+    """The channel axis of a grid of cells, once they are encoded; None if the space is no grid."""
+    sides = shape = space.shape
+    channel = 2
+    if isinstance(space, MultiDiscrete):
+        has_channels = len(shape) == 2 and max(space.counts) <= MAX_CHOICES
+    else:
+        has_channels = len(shape) == 3 and min(shape[0], shape[2]) <= MAX_CHANNELS
+        if has_channels:
+            channel = 0 if shape[0] < shape[2] else 2
+            sides = shape[1:] if channel == 0 else shape[:2]
+    is_grid = has_channels and all(side in GRID_SIDES for side in sides)
+    return channel if is_grid else None
 
 
 def image_channels(space: Space) -> Shape | None:
