@@ -341,7 +341,6 @@ class Loop:
             at = self._n_episodes
             is_bots = bool(self._live[0]) and bool(self._chances.random() < BOT_SHARE)
             rng = np.random.default_rng([self._seed, _PLAYING, at])
-            # Both draws of an episode are the same whoever plays it.
             person = at % len(self._people)
             outcome = play(
                 env,
@@ -435,6 +434,7 @@ def run_loop(
     game: PeopleGame, *, steps: int, seed: int, episodes: int, folder: Path, show: Show
 ) -> dict[str, Any]:
     """Play one game to this many steps of people, and measure every bot that was champion."""
+    code = commit()
     began_s = time.monotonic()
     began_cpu_s = _processor_s()
     loop = Loop(game, seed=seed, folder=folder, show=show)
@@ -466,7 +466,7 @@ def run_loop(
         "seed": seed,
         "steps": steps,
         "episodes": episodes,
-        "commit": commit(),
+        "commit": code,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "champion": next((bot for bot in promotions if bot["model"] == champion), None),
         "random_on_scale": scale.place(scale.random),
