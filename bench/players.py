@@ -433,7 +433,7 @@ class Loop:
 def run_loop(
     game: PeopleGame, *, steps: int, seed: int, episodes: int, folder: Path, show: Show
 ) -> dict[str, Any]:
-    """Play one game to this many steps of people, and measure every bot that was champion."""
+    """Play one game to this many steps of people; measure each champion, and the last canary."""
     code = commit()
     began_s = time.monotonic()
     began_cpu_s = _processor_s()
@@ -444,22 +444,23 @@ def run_loop(
     scale = scale_of(game.name)
     registry = loop.registry
     catalogue = registry.catalogue(game.name)
-    promotions = []
-    for number in dict.fromkeys(alias.model_no for alias in catalogue.history if alias.model_no):
+
+    def measured(number: int) -> dict[str, Any]:
         show(loop.people_steps, f"measuring {model_name(game.name, number)}")
-        returns = np.array(
-            true_returns(game, registry.policy(game.name, number), episodes=episodes)
-        )
-        promotions.append(
-            {
-                "model": number,
-                "algorithm": catalogue.models[number].lineage.algorithm,
-                "people_steps": loop.promoted_after.get(number),
-                "mean": round(float(returns.mean()), 4),
-                "standard_error": round(float(returns.std(ddof=1) / np.sqrt(episodes)), 4),
-                "on_scale": scale.place(float(returns.mean())),
-            }
-        )
+        policy = registry.policy(game.name, number)
+        returns = np.array(true_returns(game, policy, episodes=episodes))
+        return {
+            "model": number,
+            "algorithm": catalogue.models[number].lineage.algorithm,
+            "people_steps": loop.promoted_after.get(number),
+            "mean": round(float(returns.mean()), 4),
+            "standard_error": round(float(returns.std(ddof=1) / np.sqrt(episodes)), 4),
+            "on_scale": scale.place(float(returns.mean())),
+        }
+
+    champions = dict.fromkeys(alias.model_no for alias in catalogue.history if alias.model_no)
+    promotions = [measured(number) for number in champions]
+    canary = catalogue.model_of("canary")
     champion = catalogue.model_of("champion")
     row: dict[str, Any] = {
         "game": game.name,
@@ -471,6 +472,7 @@ def run_loop(
         "champion": next((bot for bot in promotions if bot["model"] == champion), None),
         "random_on_scale": scale.place(scale.random),
         "promotions": promotions,
+        "canary": measured(canary) if canary else None,
         "candidates": len(catalogue.models),
         "decisions": loop.decisions,
         "people_steps": loop.people_steps,
