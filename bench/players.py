@@ -87,9 +87,10 @@ TRUE_EPISODES = 1_000
 QUICK_TRUE_EPISODES = 50
 WAIT_EVERY_STEPS = 1_000
 """Steps, of people and bots, after which people wait for the learner."""
-_PLAYING = 2
+_PLAYING = 1
+_SHARING = 2
 _TRUTH = 3
-"""Parts of the seeds of the loop; those of `people` have other lengths."""
+"""The last parts of the loop's seeds; those of `people` have none, which is the same as 0."""
 _TICK_S = 0.05
 _QUIET_S = 3.0
 """How long the learner must have had nothing to do before a run ends: while it checks a candidate,
@@ -275,7 +276,7 @@ def true_returns(game: PeopleGame, policy: Policy, *, episodes: int) -> list[flo
     bot = Bot(policy)
     try:
         return [
-            play(env, bot, np.random.default_rng([0, _TRUTH, number])).total
+            play(env, bot, np.random.default_rng([0, number, _TRUTH])).total
             for number in range(episodes)
         ]
     finally:
@@ -304,7 +305,7 @@ class Loop:
         self._show = show
         self._config = Config(data=str(folder), gateway=GatewaySection(port=0))
         self._people = [Person(game, skill) for skill in game.people]
-        self._chances = np.random.default_rng([seed, _PLAYING])
+        self._chances = np.random.default_rng([seed, 0, _SHARING])
         self._n_episodes = 0
         self._live = (0, 0)
         """The champion and the canary when people last waited for the learner."""
@@ -340,7 +341,7 @@ class Loop:
         while self.people_steps < steps:
             at = self._n_episodes
             is_bots = bool(self._live[0]) and bool(self._chances.random() < BOT_SHARE)
-            rng = np.random.default_rng([self._seed, _PLAYING, at])
+            rng = np.random.default_rng([self._seed, at, _PLAYING])
             person = at % len(self._people)
             outcome = play(
                 env,
