@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -421,6 +421,16 @@ GAMES: Mapping[str, PeopleGame] = {
 seeds than those of the result in bench/results."""
 
 
+class Player(Protocol):
+    """Decides in an episode: a person, or a bot outside the platform."""
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        ...
+
+    def act(self, obs: Any, rng: np.random.Generator, *, action_mask: Any = None) -> Any: ...
+
+
 class Person:
     """A scripted player of a game; with the same chances it plays the same."""
 
@@ -454,7 +464,7 @@ class Played(NamedTuple):
 
 
 def play(
-    env: Env, person: Person | None, rng: np.random.Generator, *, episode: Episode | None = None
+    env: Env, person: Player | None, rng: np.random.Generator, *, episode: Episode | None = None
 ) -> Played:
     """Play one episode in `env`, to its end, and return its outcome; `rng` draws all chances.
 

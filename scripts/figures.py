@@ -155,6 +155,7 @@ def figures() -> str:
         for result in _results("backends.json")
     ]
     parts += [_learning(learning[0]) if learning else NOT_LEARNED]
+    parts += [_players(result) for result in _results("players.json")]
     parts += [_learner(learner)] if learner else []
     return "\n\n".join(parts)
 
@@ -288,6 +289,45 @@ def _learning(result: dict[str, Any]) -> str:
         middle = "none judged" if row["iqm"] is None else f"{row['iqm']:.1f}{interval}"
         rows.append(f"| {row['task']} | {goal} | {solved} | {middle} | {steps} | {updates} |")
     return "\n".join(rows)
+
+
+def _players(result: dict[str, Any]) -> str:
+    """A line for each game and number of steps, with all of its seeds."""
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        runs.setdefault((row["game"], row["steps"]), []).append(row)
+    days, commits = (
+        ", ".join(sorted({row[key][:size] for row in result["rows"]})) for key, size in _ORIGIN
+    )
+    lines = [
+        f"Bots from people's play (`bench/players.py loop`, {days}, commits {commits}; scripted",
+        "people, the whole platform; average person = 0, best person = 1; each bot plays 1,000",
+        "episodes in the game itself, as clients play it; goals: a champion at 0 or above after",
+        "30,000 steps of people, at 0.8 after 300,000, and no promoted bot below random play):",
+        "",
+        (
+            "| game | steps of people | champions, by seed | random play | lowest promoted "
+            "| promoted | candidates | minutes a run |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (game, steps), rows in runs.items():
+        champions = ", ".join(_champion(row) for row in rows)
+        lowest = min((bot["on_scale"] for row in rows for bot in row["promotions"]), default=None)
+        promoted = ", ".join(str(len(row["promotions"])) for row in rows)
+        candidates = ", ".join(str(row["candidates"]) for row in rows)
+        minutes = statistics.mean(row["minutes"] for row in rows)
+        lines.append(
+            f"| {game} | {steps:,} | {champions} | {rows[0]['random_on_scale']:.2f} "
+            f"| {'' if lowest is None else f'{lowest:.2f}'} | {promoted} | {candidates} "
+            f"| {minutes:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _champion(row: dict[str, Any]) -> str:
+    place = "none" if row["champion"] is None else f"{row['champion']['on_scale']:.2f}"
+    return f"{place} **missed**" if row["missed"] else place
 
 
 def _learner(results: list[dict[str, Any]]) -> str:

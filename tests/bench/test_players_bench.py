@@ -1,4 +1,4 @@
-"""The nine games and their scripted people: spaces, masks, seeds, skills, and a quick run."""
+"""The nine games and their scripted people, and bots that learn from them through a platform."""
 
 import dataclasses
 import json
@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 
 import understudy
+from bench import players
 from bench.people import GAMES, RANDOM, PeopleGame, Person, play
 from bench.people_games import FOLD, Breakout, Courier, Poker, Vault
-from bench.players import EPISODES, RESULT, measure
+from bench.players import EPISODES, LOOPS, RESULT, STEPS, measure, misses, run_loop, scale_of
+from understudy.act.evaluate import evaluate
+from understudy.act.vector import make_envs
+from understudy.backends.data import DataFolder
+from understudy.backends.deployment import open_deployment
+from understudy.core.errors import UnderstudyError
 
 ROOT = Path(__file__).resolve().parents[2]
 MASKED = [game for game in GAMES.values() if game.has_action_mask]
@@ -204,3 +210,143 @@ def test_a_quick_run_writes_a_result_and_repeats_its_figures(tmp_path: Path) -> 
     assert {"date", "commit", "machine", "seed", "calibration_seed", "minutes"} <= result.keys()
     again = measure(GAMES["poker"], episodes=20, seed=result["seed"], each=lambda: None)
     assert json.loads(json.dumps(again)) == result["games"]["poker"]
+
+
+# --- The loop -------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("poker", 1_500),
+        ("vault", 1_500),
+        pytest.param("poker", STEPS, marks=pytest.mark.slow),
+        pytest.param(
+            "vault",
+            STEPS,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.xfail(
+                    reason="the champion is still the clone of the first 1,026 steps, at -0.86: "
+                    "the first candidate is undecided to the end, and no other is released"
+                ),
+            ],
+        ),
+    ],
+)
+def test_people_play_through_a_platform_and_its_champion_is_measured(
+    name: str, steps: int, tmp_path: Path
+) -> None:
+    game = GAMES[name]
+    folder = tmp_path / "data"
+    row = run_loop(game, steps=steps, seed=0, episodes=300, folder=folder, show=lambda *_: None)
+    assert row["people_steps"] >= steps
+    assert row["stored_steps"] == row["people_steps"] + row["bot_steps"]
+    assert (row["lost_steps"], row["duplicate_steps"]) == (0, 0)
+    first, *_ = row["promotions"]
+    assert (first["model"], first["algorithm"]) == (1, "bc")
+    assert first["people_steps"] < 1_200, "people waited for the first bot"
+    assert row["bot_episodes"] > 0
+    assert row["decisions"][0] == {
+        "model": f"{name}/1",
+        "decision": "promote",
+        "why": "the first bot, which passed every check",
+    }
+    champion = row["champion"]
+    assert champion in row["promotions"]
+    policy = open_deployment(DataFolder(folder)).registry.policy(name, champion["model"])
+    envs = make_envs(game.make, 20)
+    direct = evaluate(policy, envs, seeds=range(300), deterministic=False).returns
+    error = np.hypot(champion["standard_error"], direct.std(ddof=1) / np.sqrt(300))
+    assert abs(champion["mean"] - direct.mean()) < 4 * error
+    assert not [bot for bot in row["promotions"] if bot["on_scale"] < row["random_on_scale"]]
+    if steps >= STEPS:
+        assert row["missed"] == []
+
+
+def row_of(**changes: Any) -> dict[str, Any]:
+    scale = scale_of("poker")
+    bot = {"model": 1, "algorithm": "bc", "people_steps": 1_000, "standard_error": 1.0}
+    bot |= {"mean": scale.best, "on_scale": 1.0}
+    row = {
+        "game": "poker",
+        "seed": 0,
+        "steps": STEPS,
+        "episodes": 1_000,
+        "commit": "an earlier one",
+    }
+    row |= {"champion": bot, "promotions": [bot], "random_on_scale": -1.0, "candidates": 3}
+    row |= {"lost_steps": 0, "duplicate_steps": 0, "minutes": 2.5, "play_cpu_minutes": 1.5}
+    row |= {"missed": [], "people_steps": STEPS}
+    return row | changes
+
+
+def test_a_run_misses_its_goals_by_its_champion_its_promotions_or_its_steps() -> None:
+    def at(place: float) -> dict[str, Any]:
+        return {"model": 2, "on_scale": place}
+
+    assert misses(row_of()) == []
+    assert misses(row_of(champion=None, promotions=[])) == ["no champion"]
+    assert misses(row_of(champion=at(-0.01))) == ["champion below 0"]
+    assert misses(row_of(champion=at(0.79), steps=300_000)) == ["champion below 0.8"]
+    assert misses(row_of(promotions=[at(-1.01), at(1.0)])) == ["promoted below random play"]
+    assert misses(row_of(lost_steps=1)) == ["steps were lost or stored twice"]
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["players.py", "loop", "--game", "poker", *arguments])
+    return players.main()
+
+
+def test_runs_in_the_result_file_are_kept_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "players.json"
+    out.write_text(json.dumps({"rows": [row_of(), row_of(seed=1, missed=["champion below 0"])]}))
+    before = out.read_text()
+    kept = ("--keep", "--out", str(out))
+    assert run_main(monkeypatch, "--seeds", "1", *kept) == 0
+    assert run_main(monkeypatch, "--seeds", "2", *kept) == 1
+    shown = capsys.readouterr()
+    assert "poker seed 0: kept" in shown.err
+    assert "champion below" in shown.out
+    assert "5.0 minutes" in shown.out
+    assert out.read_text() == before
+
+
+def test_a_run_of_another_commit_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "players.json"
+    out.write_text(json.dumps({"rows": [row_of(), row_of(seed=1)]}))
+    again = row_of(commit="this one", candidates=9)
+    monkeypatch.setattr(players, "run_loop", lambda *_, **__: again)
+    assert run_main(monkeypatch, "--seeds", "1", "--out", str(out)) == 0
+    assert json.loads(out.read_text())["rows"] == [again, row_of(seed=1)]
+
+
+def test_wrong_arguments_and_result_files_are_rejected_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, "--steps", "10")
+    assert "--steps is 10; pass a number of at least 1000" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, "--seeds", "0")
+    assert "--seeds is 0; pass a number of at least 1" in capsys.readouterr().err
+    out = tmp_path / "players.json"
+    out.write_text('{"rows": [{}]}')
+    with pytest.raises(UnderstudyError, match="move it away, or pass another --out"):
+        run_main(monkeypatch, "--out", str(out))
+
+
+def test_the_committed_runs_are_placed_on_the_scale_of_the_people() -> None:
+    for row in json.loads(LOOPS.read_text())["rows"]:
+        scale = scale_of(row["game"])
+        assert row["random_on_scale"] == scale.place(scale.random)
+        for bot in row["promotions"]:
+            assert bot["on_scale"] == pytest.approx(scale.place(bot["mean"]), abs=1e-3)
+        assert row["champion"] in [None, *row["promotions"]]
+        assert row["stored_steps"] == row["people_steps"] + row["bot_steps"]
+        assert row["missed"] == misses(row)

@@ -142,10 +142,11 @@ def test_a_thousand_steps_with_consent_train_a_bot_that_plays_like_people(made: 
 
 def test_steps_without_consent_or_by_bots_train_no_first_bot(made: Recording):
     unknown = made.play(person(0.5), 20, consent="unknown")
-    made.play(person(0.5), 20, consent="denied")
-    made.play(bot(balancing_policy(spin=0.3)), 10, model="cart/9")
+    denied = made.play(person(0.5), 20, consent="denied")
+    by_bots = made.play(bot(balancing_policy(spin=0.3)), 10, model="cart/9")
     with role_of(made) as role:
         status = until_idle(role)
+        assert role.status()["read_steps"] == unknown + denied + by_bots
     assert (status["champion"], status["usable_steps"]) == (0, 0)
     assert status["consent_unknown_steps"] == unknown
     advice = f"{unknown} steps are not learned from: consent unknown; next: "

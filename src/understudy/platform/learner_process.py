@@ -139,6 +139,8 @@ class LearnerRole:
         self._status = {
             "owner": self._owner,
             "games": games,
+            # Every step of the store that `games` took into account.
+            "read_steps": 0 if self._stats is None else self._stats.n_steps,
             "storage_error": self._storage_error,
             **sums,
         }

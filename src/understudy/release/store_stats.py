@@ -81,6 +81,15 @@ class StoreStats:
         elif item.frame.kind is FrameKind.CLOSE:
             self._open.pop(str(item.frame.session), None)
 
+    @property
+    def n_steps(self) -> int:
+        """Steps of all games that were read so far, including those erased later."""
+        return sum(
+            recorded.steps.total()
+            for schemas in self.schemas.values()
+            for recorded in schemas.values()
+        )
+
     def returns(self, model: str, *, since_s: float) -> list[Played]:
         """Episodes of a model that started at `since_s` or later, in the order they became known.
 
