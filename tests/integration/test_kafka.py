@@ -225,7 +225,7 @@ def test_close_ends_a_waiting_read(topic: Topic):
         stream.close()
         with contextlib.suppress(Closed):  # when it was closed before it began
             assert not waiting.result(WAIT_TIMEOUT_S).records
-    assert time.monotonic() - began_s < WAIT_TIMEOUT_S
+    assert time.monotonic() - began_s < 20.0, "long before its 60 s are over"
 
 
 def test_a_topic_deleted_mid_run_is_reported_and_nothing_is_acknowledged(topic: Topic):

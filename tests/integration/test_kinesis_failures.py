@@ -57,7 +57,7 @@ def test_a_server_that_is_down_at_the_start_is_reported_quickly(kinesalite_serve
     begun = time.monotonic()
     with pytest.raises(Unreachable, match=r"Unreachable: .*server runs, or correct endpoint="):
         open_kinesis(table.location(url=gone, retry_s=1.0))
-    assert time.monotonic() - begun < WAIT_TIMEOUT_S
+    assert time.monotonic() - begun < 20.0
 
 
 def test_wrong_credentials_are_reported_with_their_source_and_never_shown(
